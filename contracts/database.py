@@ -1,0 +1,103 @@
+"""The database: one unit of work per message or request, real migrations, and the two statements SQLAlchemy lacks.
+
+SQLite: WAL, fsync on commit, every write transaction takes the lock at its start (BEGIN IMMEDIATE), so that it waits
+instead of failing half-way.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, Table, event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import OperationalError
+
+from contracts.errors import Unavailable
+
+_MIGRATIONS = Path(__file__).parent.parent / "migrations"
+
+
+class Database:
+    """Connections to one database.
+
+    Args:
+        url: SQLAlchemy URL, for example `sqlite:////home/app/millrace.db`.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        if url.startswith("sqlite"):
+            self._engine = sqlalchemy.create_engine(url, connect_args={"timeout": 30.0})
+            event.listen(self._engine, "connect", _prepare_sqlite)
+            event.listen(self._engine, "begin", _begin_sqlite)
+        else:
+            self._engine = sqlalchemy.create_engine(url, pool_pre_ping=True)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """All or nothing; the only way to write.
+
+        Raises:
+            Unavailable: the database cannot be written (full disk, server gone); nothing was changed.
+        """
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except OperationalError as error:
+            raise Unavailable(f"the database cannot be used ({error.orig}); free disk space or start it") from error
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A consistent view for reading; never waits for a writer."""
+        try:
+            with self._engine.connect().execution_options(read_only=True) as connection:
+                yield connection
+        except OperationalError as error:
+            raise Unavailable(f"the database cannot be read ({error.orig})") from error
+
+    def migrate(self) -> None:
+        """Bring the schema to the newest migration."""
+        config = Config()
+        config.set_main_option("script_location", str(_MIGRATIONS))
+        with self.transaction() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._engine.dispose()
+
+
+def insert_new(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
+    """Insert a row unless its primary key is taken; True if it was inserted."""
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    statement = dialect.insert(table).values(**row).on_conflict_do_nothing()
+    return connection.execute(statement).rowcount == 1
+
+
+def insert_or_update(connection: Connection, table: Table, row: Mapping[str, Any], update: Sequence[str]) -> None:
+    """Insert a row, or set the `update` columns of the one with its primary key."""
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    statement = dialect.insert(table).values(**row)
+    keys = [column.name for column in table.primary_key]
+    connection.execute(
+        statement.on_conflict_do_update(index_elements=keys, set_={name: statement.excluded[name] for name in update})
+    )
+
+
+def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
+    connection.isolation_level = None  # transactions are begun by _begin_sqlite
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    read_only = connection.get_execution_options().get("read_only", False)
+    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")

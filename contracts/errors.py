@@ -1,0 +1,119 @@
+"""Every expected failure, one tree. Each carries facts, an HTTP status and a machine-readable code.
+
+MillraceError
+├── InvalidRequest (400)         the caller can mend it; `param` says which field
+│   ├── UnknownModel (404)
+│   ├── NotFound (404)
+│   ├── InvalidValue (422)       well-formed, but not what the task declares
+│   └── Conflict (409)           same idempotency key, other content
+├── Unauthorized (401)
+├── Forbidden (403)
+├── Unavailable (503)            try again: storage full, engine restarting
+├── VersionNotResident (404)     the engine does not hold the version asked for
+├── InvalidRecord                a log record we cannot read; goes to the dead letters
+│   └── NewerSchema              written by a newer Millrace: upgrade this process
+├── InvalidTask                  a task file with a mistake, named by file and line
+├── InvalidSettings
+├── WeightsRefused               a delta or checkpoint that fails a check; nothing was changed
+├── StaleWrite                   somebody else moved the position, pointer or epoch first
+└── TooManyDeadLetters           a stream this bad means a bad deploy: stop and ask
+"""
+
+from __future__ import annotations
+
+
+class MillraceError(Exception):
+    """Base of all expected failures. `facts` are shown to operators and logged as fields."""
+
+    status = 500
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, **facts: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.facts = facts
+
+    def as_openai(self) -> dict[str, object]:
+        """The error object of the OpenAI API."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"  # noqa: PLR2004 the HTTP class boundary
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+class InvalidRequest(MillraceError):
+    status = 400
+    code = "invalid_request"
+
+
+class UnknownModel(InvalidRequest):
+    status = 404
+    code = "model_not_found"
+
+
+class NotFound(InvalidRequest):
+    status = 404
+    code = "not_found"
+
+
+class InvalidValue(InvalidRequest):
+    status = 422
+    code = "invalid_value"
+
+
+class Conflict(InvalidRequest):
+    status = 409
+    code = "conflict"
+
+
+class Unauthorized(MillraceError):
+    status = 401
+    code = "invalid_api_key"
+
+
+class Forbidden(MillraceError):
+    status = 403
+    code = "operator_key_required"
+
+
+class Unavailable(MillraceError):
+    status = 503
+    code = "unavailable"
+
+
+class VersionNotResident(MillraceError):
+    status = 404
+    code = "version_not_resident"
+
+
+class InvalidRecord(MillraceError):
+    code = "invalid_record"
+
+
+class NewerSchema(InvalidRecord):
+    code = "newer_schema"
+
+
+class InvalidTask(MillraceError):
+    code = "invalid_task"
+
+
+class InvalidSettings(MillraceError):
+    code = "invalid_settings"
+
+
+class WeightsRefused(MillraceError):
+    """`code` names the check that failed, for example `wrong_base` or `payload_hash`."""
+
+    def __init__(self, code: str, message: str, **facts: object) -> None:
+        super().__init__(message)
+        self.code = code
+        self.facts = facts
+
+
+class StaleWrite(MillraceError):
+    status = 409
+    code = "stale_write"
+
+
+class TooManyDeadLetters(MillraceError):
+    code = "too_many_dead_letters"

@@ -1,0 +1,59 @@
+"""Identifiers that carry their route.
+
+A completion id is `chatcmpl-<uuidv7>` (RFC 9562 §5.7). The twelve bits after the version nibble hold the route: the
+hash of the session, or random. The route chooses the partition on every topic, so a signal needs only the completion
+id to meet its generation.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import time
+import uuid
+
+from contracts.errors import InvalidRequest
+
+NUM_ROUTES = 4096
+_PREFIX = "chatcmpl-"
+_UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+
+
+def new_completion_id(session_id: str | None = None) -> str:
+    """A fresh completion id; completions of one session share a route."""
+    route = route_of_text(session_id) if session_id else secrets.randbelow(NUM_ROUTES)
+    milliseconds = time.time_ns() // 1_000_000
+    value = (milliseconds & (2**48 - 1)) << 80 | 0x7 << 76 | route << 64 | 0b10 << 62 | secrets.randbits(62)
+    return f"{_PREFIX}{uuid.UUID(int=value)}"
+
+
+def route_of(completion_id: str) -> int:
+    """The route inside a completion id.
+
+    Raises:
+        InvalidRequest: the text is not one of our completion ids.
+    """
+    prefix, value = completion_id[: len(_PREFIX)], completion_id[len(_PREFIX) :]
+    if prefix != _PREFIX or not _UUID7.fullmatch(value):
+        raise InvalidRequest(
+            f"{completion_id!r} is not a completion id; send the `id` of the completion as it was received",
+            param="completion_id",
+        )
+    return (uuid.UUID(value).int >> 64) & (NUM_ROUTES - 1)
+
+
+def route_of_text(text: str) -> int:
+    """The route of any other key, such as a session id."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=2).digest()) % NUM_ROUTES
+
+
+def sample_key(completion_id: str, choice: int) -> str:
+    """The natural key of one generation, and of the one base sample made of it."""
+    return f"{completion_id}:{choice}"
+
+
+def parse_sample_key(key: str) -> tuple[str, int]:
+    """Invert `sample_key`."""
+    completion_id, _, choice = key.rpartition(":")
+    return completion_id, int(choice)

@@ -1,0 +1,276 @@
+"""What travels on the log: five records, frozen and versioned, msgpack on the wire.
+
+    inference ─▶ Generation ─┐
+    feedback  ─▶ Signal ─────┴▶ episodes ─▶ Episode ─▶ rewards ─▶ Experience ─▶ training
+    every worker that decides a fate ─▶ Outcome ─▶ episodes (the ledger)
+
+Each record has a small clear head and, where people's words are in it, a compressed body. Unknown fields are ignored
+and removed ones are never reused; a record of a newer `schema` is refused by name. Times are UTC epoch seconds.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import numpy as np
+import zstandard
+
+from contracts.errors import InvalidRecord, NewerSchema
+from contracts.ids import sample_key
+
+SCHEMA = 1
+
+Purpose = Literal["user", "rollout", "sentinel", "shadow"]
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+Fault = Literal["none", "model", "infra", "user"]
+ScoreStatus = Literal["scored", "unlabelled", "unscored"]
+State = Literal[
+    "trained", "unlabelled", "filtered", "unscored", "stale", "off_support", "quarantined", "cancelled", "erased",
+    "late", "epoch_started",
+]  # fmt: skip
+Scalar = bool | int | float | str
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all records: the schema number comes first."""
+
+    schema: int = SCHEMA
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Tokens from `start` (inclusive) to the next span's start were sampled by `version`."""
+
+    start: int
+    version: int
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """The distribution actually sampled from. `temperature` 0 is greedy."""
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int
+
+    @property
+    def on_support(self) -> bool:
+        """True if log-probs describe the whole distribution: neither greedy nor truncated."""
+        return self.temperature > 0 and self.top_p >= 1.0 and self.top_k == 0
+
+
+class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
+    """What was said. Packed arrays are little-endian: ids int32 [T], log-probs float32 [T]."""
+
+    messages: list[dict[str, Any]]
+    text: str
+    prompt_ids: bytes
+    completion_ids: bytes
+    logprobs: bytes
+    metadata: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Generation(Record, frozen=True, kw_only=True):
+    """One choice of one completion, with full provenance. Key: (completion id, choice)."""
+
+    completion_id: str
+    choice: int
+    tenant: str
+    policy: str
+    task: str
+    task_hash: str
+    purpose: Purpose
+    arm: str
+    arm_probability: float
+    spans: tuple[Span, ...]
+    sampling: Sampling
+    finish_reason: FinishReason
+    created_at: float
+    finished_at: float
+    engine: str
+    dtype: str
+    session_id: str | None = None
+    person: str | None = None
+    seal: Literal["none"] = "none"
+    body: bytes
+
+    @property
+    def key(self) -> str:
+        """The sample key."""
+        return sample_key(self.completion_id, self.choice)
+
+    def open(self) -> GenerationBody:
+        """Decompress the body."""
+        return open_body(GenerationBody, self.body)
+
+
+class Submitter(msgspec.Struct, frozen=True, kw_only=True):
+    """Who judged."""
+
+    id: str
+    kind: Literal["user", "judge", "code", "operator"] = "user"
+
+
+class Signal(Record, frozen=True, kw_only=True):
+    """One thing a user did about one choice. `id` is the idempotency key.
+
+    A retraction is a second record with the same id and `retracted` set.
+    """
+
+    id: str
+    completion_id: str
+    choice: int
+    name: str
+    value: Scalar
+    correction: str | None = None
+    at: float
+    received_at: float
+    tenant: str
+    submitter: Submitter
+    retracted: bool = False
+
+    @property
+    def key(self) -> str:
+        """The sample key of the generation it is about."""
+        return sample_key(self.completion_id, self.choice)
+
+
+class Episode(Record, frozen=True, kw_only=True):
+    """Turns and the signals about them. Key: the first turn's sample key; later evidence raises `revision`."""
+
+    key: str
+    revision: int
+    reason: Literal["decisive", "window", "session_end"]
+    turns: tuple[Generation, ...]
+    signals: tuple[Signal, ...]
+    closed_at: float
+
+
+class Score(msgspec.Struct, frozen=True, kw_only=True):
+    """One component of a reward. `value` is None unless `status` is scored."""
+
+    name: str
+    grader: str
+    """Kind and version of the verifier, judge or signal mapping, and the task hash: `json_exact/1#ab12`."""
+    value: float | None
+    weight: float = 1.0
+    status: ScoreStatus = "scored"
+    fault: Fault = "none"
+    reason: str = ""
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of tokens: ids int32 [T], loss mask uint8 [T], behaviour log-probs float32 [T] (0 where masked)."""
+
+    token_ids: bytes
+    loss_mask: bytes
+    logprobs: bytes
+    spans: tuple[Span, ...]
+    """Starts count completion tokens, that is positions where the loss mask is 1."""
+    sampling: Sampling
+
+
+class Experience(Record, frozen=True, kw_only=True):
+    """A scored episode, ready to learn from. `reward` None means there is nothing to learn: see `status`."""
+
+    key: str
+    revision: int
+    policy: str
+    task: str
+    task_hash: str
+    tenant: str
+    purpose: Purpose
+    baseline_key: str
+    segments: tuple[Segment, ...]
+    scores: tuple[Score, ...]
+    reward: float | None
+    weight: float = 1.0
+    status: ScoreStatus
+    fault: Fault = "none"
+    generated_at: float
+    scored_at: float
+    engine: str
+    dtype: str
+
+
+class Outcome(Record, frozen=True, kw_only=True):
+    """The fate of one revision of one sample. Idempotent by (key, revision, epoch, state)."""
+
+    key: str
+    revision: int
+    epoch: int
+    state: State
+    reason: str = ""
+    version: int | None = None
+    """The first policy version whose weights contain the sample, if trained."""
+    writer: Literal["episodes", "rewards", "training"]
+    at: float
+
+
+RecordType = TypeVar("RecordType", bound=Record)
+BodyType = TypeVar("BodyType")
+
+
+class _Head(msgspec.Struct):
+    schema: int
+
+
+def encode(record: Record) -> bytes:
+    """The wire form of a record."""
+    return msgspec.msgpack.encode(record)
+
+
+def decode(kind: type[RecordType], wire: bytes) -> RecordType:
+    """Read a record.
+
+    Raises:
+        NewerSchema: written by a newer Millrace than this one.
+        InvalidRecord: not such a record; the message says which field.
+    """
+    try:
+        schema = msgspec.msgpack.decode(wire, type=_Head).schema
+        if schema > SCHEMA:
+            raise NewerSchema(
+                f"{kind.__name__} has schema {schema}, this process reads up to {SCHEMA}: upgrade it",
+                schema=schema,
+            )
+        return msgspec.msgpack.decode(wire, type=kind)
+    except msgspec.MsgspecError as error:
+        raise InvalidRecord(f"not a {kind.__name__}: {error}") from error
+
+
+def seal_body(body: msgspec.Struct) -> bytes:
+    """Compress a body."""
+    return zstandard.compress(msgspec.msgpack.encode(body), 3)
+
+
+def open_body(kind: type[BodyType], sealed: bytes) -> BodyType:
+    """Invert `seal_body`.
+
+    Raises:
+        InvalidRecord: the bytes are damaged.
+    """
+    try:
+        return msgspec.msgpack.decode(zstandard.decompress(sealed), type=kind)
+    except (msgspec.MsgspecError, zstandard.ZstdError) as error:
+        raise InvalidRecord(f"damaged {kind.__name__}: {error}") from error
+
+
+def pack_ids(ids: list[int]) -> bytes:
+    """Token ids as little-endian int32."""
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def unpack_ids(packed: bytes) -> list[int]:
+    """Invert `pack_ids`."""
+    return [int(value) for value in np.frombuffer(packed, dtype="<i4")]
+
+
+def pack_floats(values: list[float]) -> bytes:
+    """Log-probs as little-endian float32."""
+    return np.asarray(values, dtype="<f4").tobytes()
+
+
+def unpack_floats(packed: bytes) -> list[float]:
+    """Invert `pack_floats`."""
+    return [float(value) for value in np.frombuffer(packed, dtype="<f4")]

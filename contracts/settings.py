@@ -1,0 +1,133 @@
+"""One home folder, one file of settings. `millrace up` writes it; every process reads it.
+
+<home>/millrace.toml     these settings; each process has a section of its own beside [millrace]
+<home>/millrace.db       tables, positions, outboxes
+<home>/log/<topic>.db    the embedded log
+<home>/weights/          the weight store
+<home>/checkpoints/      the trainer's truth
+<home>/logs/             what the processes print
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from contracts.database import Database
+from contracts.errors import InvalidSettings
+from contracts.local_log import LocalLog
+
+SectionType = TypeVar("SectionType", bound="Section")
+
+
+class Section(BaseModel):
+    """Base of all settings: frozen, no extras, documented by the line under each field."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Settings(Section):
+    """What every process must agree on: the section [millrace]."""
+
+    home: Path
+    """The folder that holds everything."""
+    run: str
+    """Name of this run; versions of different runs never mix."""
+    policy: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    """Name under which apps ask for the policy: the `model` of a request."""
+    base: str
+    """Folder or hub id of the base policy."""
+    tasks: tuple[Path, ...] = Field(min_length=1)
+    """Task files; the first is the default task."""
+    web_host: str = "127.0.0.1"
+    """Address that the HTTP endpoint binds."""
+    web_port: int = Field(default=8400, ge=1, le=65535)
+    """Port of inference, feedback and dashboard."""
+    engine_host: str = "127.0.0.1"
+    """Address that the engine binds."""
+    engine_port: int = Field(default=8401, ge=1, le=65535)
+    """Port of the engine."""
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    """Where engine and trainer compute: cpu, cuda or cuda:N."""
+
+    @property
+    def web_url(self) -> str:
+        """Where apps point their client, without `/v1`."""
+        return f"http://{self.web_host}:{self.web_port}"
+
+    @property
+    def engine_url(self) -> str:
+        """Where inference finds the engine."""
+        return f"http://{self.engine_host}:{self.engine_port}"
+
+    @property
+    def weights(self) -> Path:
+        """The folder of the weight store."""
+        return self.home / "weights"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the trainer's checkpoints."""
+        return self.home / "checkpoints"
+
+    def database(self) -> Database:
+        """The database of this home."""
+        return Database(f"sqlite:///{self.home / 'millrace.db'}")
+
+    def event_log(self) -> LocalLog:
+        """The log of this home."""
+        return LocalLog(self.home / "log")
+
+
+def load_settings(home: Path) -> Settings:
+    """Read the section [millrace].
+
+    Raises:
+        InvalidSettings: the file is missing or wrong; the message names file and field.
+    """
+    return load_section(home, "millrace", Settings)
+
+
+def load_section(home: Path, name: str, kind: type[SectionType]) -> SectionType:
+    """Read a process's own section; a missing one means its defaults."""
+    path = home / "millrace.toml"
+    try:
+        content = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise InvalidSettings(f"{path} does not exist; start Millrace once with: millrace up --home {home}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidSettings(f"{path}: {error}") from error
+    try:
+        return kind.model_validate(content.get(name, {}))
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise InvalidSettings(f"{path}: [{name}] {field}: {first['msg']}") from error
+
+
+def write_settings(settings: Settings, sections: dict[str, Section]) -> Path:
+    """Write the file that every process of this home reads; returns its path."""
+    lines = _toml_section("millrace", settings.model_dump(mode="json"))
+    for name, section in sections.items():
+        lines += ["", *_toml_section(name, section.model_dump(mode="json"))]
+    settings.home.mkdir(parents=True, exist_ok=True)
+    path = settings.home / "millrace.toml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _toml_section(name: str, values: dict[str, Any]) -> list[str]:
+    return [f"[{name}]", *(f"{key} = {_toml_value(value)}" for key, value in values.items() if value is not None)]
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    return str(value)

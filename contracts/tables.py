@@ -1,0 +1,245 @@
+"""Every table. Owners: one process writes a table's rows, others only read them (docs/decisions/0001).
+
+position, outbox, dead_letter   every worker, its own rows
+received_signal, signal_count   feedback
+generation, signal, outcome     episodes (the join and the ledger)
+score                           rewards
+training_step                   training
+verdict                         release
+swap                            engine
+assignment, assignment_change   training (candidate), release and operators, by compare-and-set
+api_key                         the command line
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+_BIG_SERIAL = BigInteger().with_variant(Integer, "sqlite")  # only INTEGER PRIMARY KEY counts up by itself in SQLite
+
+position = Table(
+    "position",
+    metadata,
+    Column("consumer_group", String(64), nullable=False),
+    Column("topic", String(64), nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("next_offset", BigInteger, nullable=False),
+    PrimaryKeyConstraint("consumer_group", "topic", "partition"),
+)
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("id", _BIG_SERIAL, primary_key=True, autoincrement=True),
+    Column("process", String(64), nullable=False, index=True),
+    Column("topic", String(64), nullable=False),
+    Column("route", Integer, nullable=False),
+    Column("key", String(128), nullable=False),
+    Column("value", LargeBinary, nullable=False),
+)
+
+dead_letter = Table(
+    "dead_letter",
+    metadata,
+    Column("consumer_group", String(64), nullable=False),
+    Column("topic", String(64), nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("value", LargeBinary, nullable=False),
+    Column("at", Float, nullable=False),
+    PrimaryKeyConstraint("consumer_group", "topic", "partition", "offset"),
+)
+
+received_signal = Table(
+    "received_signal",
+    metadata,
+    Column("id", String(128), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("body_hash", String(64), nullable=False),
+    Column("received_at", Float, nullable=False),
+    Column("retracted_at", Float),
+    Column("record", LargeBinary, nullable=False),
+)
+
+signal_count = Table(
+    "signal_count",
+    metadata,
+    Column("state", String(32), primary_key=True),
+    Column("count", BigInteger, nullable=False),
+)
+
+generation = Table(
+    "generation",
+    metadata,
+    Column("completion_id", String(64), nullable=False),
+    Column("choice", Integer, nullable=False),
+    Column("policy", String(64), nullable=False),
+    Column("task", String(64), nullable=False),
+    Column("purpose", String(16), nullable=False),
+    Column("arm", String(16), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("joined_at", Float, nullable=False),
+    Column("closes_at", Float),
+    Column("revision", Integer, nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("state_reason", String(128), nullable=False),
+    Column("state_writer", String(16), nullable=False),
+    Column("state_epoch", Integer, nullable=False),
+    Column("state_revision", Integer, nullable=False),
+    Column("state_version", Integer),
+    Column("record", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("completion_id", "choice"),
+    Index("ix_generation_closes_at", "closes_at"),
+    Index("ix_generation_created_at", "created_at"),
+    Index("ix_generation_state", "state", "version"),
+)
+
+signal = Table(
+    "signal",
+    metadata,
+    Column("id", String(128), primary_key=True),
+    Column("completion_id", String(64), nullable=False),
+    Column("choice", Integer, nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("submitter", String(128), nullable=False),
+    Column("at", Float, nullable=False),
+    Column("received_at", Float, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("reason", String(128), nullable=False),
+    Column("revision", Integer),
+    Column("record", LargeBinary, nullable=False),
+    Index("ix_signal_completion_id", "completion_id", "choice"),
+    Index("ix_signal_received_at", "received_at"),
+)
+
+outcome = Table(
+    "outcome",
+    metadata,
+    Column("key", String(128), nullable=False),
+    Column("revision", Integer, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("reason", String(128), nullable=False),
+    Column("version", Integer),
+    Column("writer", String(16), nullable=False),
+    Column("at", Float, nullable=False),
+    PrimaryKeyConstraint("key", "revision", "epoch", "state"),
+    Index("ix_outcome_epoch", "epoch"),
+)
+
+score = Table(
+    "score",
+    metadata,
+    Column("key", String(128), nullable=False),
+    Column("revision", Integer, nullable=False),
+    Column("task", String(64), nullable=False),
+    Column("purpose", String(16), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("reward", Float),
+    Column("status", String(16), nullable=False),
+    Column("fault", String(16), nullable=False),
+    Column("components", JSON, nullable=False),
+    Column("at", Float, nullable=False),
+    PrimaryKeyConstraint("key", "revision"),
+    Index("ix_score_at", "at"),
+)
+
+training_step = Table(
+    "training_step",
+    metadata,
+    Column("epoch", Integer, nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("metrics", JSON, nullable=False),
+    PrimaryKeyConstraint("epoch", "step"),
+)
+
+verdict = Table(
+    "verdict",
+    metadata,
+    Column("policy", String(64), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("accepted", Boolean, nullable=False),
+    Column("accuracy", Float),
+    Column("best_accuracy", Float),
+    Column("reason", Text, nullable=False),
+    Column("details", JSON, nullable=False),
+    Column("at", Float, nullable=False),
+    PrimaryKeyConstraint("policy", "version"),
+)
+
+swap = Table(
+    "swap",
+    metadata,
+    Column("id", _BIG_SERIAL, primary_key=True, autoincrement=True),
+    Column("policy", String(64), nullable=False),
+    Column("arm", String(16), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("stage_seconds", Float, nullable=False),
+    Column("pause_seconds", Float, nullable=False),
+    Column("gap_seconds", Float),
+)
+
+assignment = Table(
+    "assignment",
+    metadata,
+    Column("policy", String(64), nullable=False),
+    Column("arm", String(16), nullable=False),
+    Column("version", Integer),
+    Column("share", Float, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("writer", String(32), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at", Float, nullable=False),
+    PrimaryKeyConstraint("policy", "arm"),
+)
+
+assignment_change = Table(
+    "assignment_change",
+    metadata,
+    Column("policy", String(64), nullable=False),
+    Column("arm", String(16), nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("version", Integer),
+    Column("share", Float, nullable=False),
+    Column("writer", String(32), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at", Float, nullable=False),
+    PrimaryKeyConstraint("policy", "arm", "epoch"),
+)
+
+api_key = Table(
+    "api_key",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("secret_hash", String(64), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("tenant", String(64), nullable=False),
+    Column("created_at", Float, nullable=False),
+)

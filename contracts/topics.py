@@ -1,0 +1,19 @@
+"""The five topics: what each carries, and for how long. All have the same number of partitions and the same key."""
+
+from __future__ import annotations
+
+from contracts.ids import parse_sample_key, route_of
+
+GENERATIONS = "generations"
+SIGNALS = "signals"
+EPISODES = "episodes"
+EXPERIENCES = "experiences"
+OUTCOMES = "outcomes"
+
+TOPICS = (GENERATIONS, SIGNALS, EPISODES, EXPERIENCES, OUTCOMES)
+RETENTION_DAYS = {GENERATIONS: 30, SIGNALS: 30, EPISODES: 7, EXPERIENCES: 7, OUTCOMES: 30}
+
+
+def route_of_key(key: str) -> int:
+    """The route of a record key: that of its completion; the empty key of a control record has route 0."""
+    return route_of(parse_sample_key(key)[0]) if key else 0

@@ -1,0 +1,144 @@
+"""A worker: poll, handle, commit.
+
+In: records of its topics, from the positions stored in the database. Out: its state, its outgoing messages and its new
+positions, in one transaction; then the outbox is relayed. Waits: for records, at most one tick.
+
+A worker that lost its partition fails its compare-and-set, changes nothing, and reads the stored positions again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import structlog
+from sqlalchemy import ColumnElement, Connection, func, insert, select, update
+
+from contracts.database import Database, insert_new
+from contracts.errors import InvalidRecord, StaleWrite, TooManyDeadLetters
+from contracts.event_log import EventLog, LogRecord, Message
+from contracts.faults import FaultPoint, no_fault
+from contracts.outbox import Relay, put
+from contracts.tables import dead_letter, position
+
+BATCH = 200
+TICK_SECONDS = 0.25
+MAX_DEAD_LETTERS = 100
+
+log = structlog.get_logger()
+
+
+class Handler(Protocol):
+    """What a worker does, given a transaction. It never touches the log."""
+
+    name: str
+    topics: tuple[str, ...]
+
+    def handle(self, connection: Connection, record: LogRecord) -> list[Message]:
+        """Apply one record once; return what to send. Raises InvalidRecord for what cannot be read."""
+
+    def tick(self, connection: Connection, now: float) -> list[Message]:
+        """Apply the passing of time."""
+
+
+class Worker:
+    """Drives a handler. One process runs one worker."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        database: Database,
+        event_log: EventLog,
+        *,
+        clock: Callable[[], float] = time.time,
+        fault: FaultPoint = no_fault,
+    ) -> None:
+        self._handler = handler
+        self._database = database
+        self._clock = clock
+        self._fault = fault
+        self._relay = Relay(handler.name, database, event_log, fault)
+        self._positions: dict[tuple[str, int], int] = {}
+        self._consumer = event_log.consumer(handler.name, handler.topics, self._load_position)
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until `stop` is set."""
+        self._relay.flush()
+        while not stop.is_set():
+            try:
+                self.step(TICK_SECONDS)
+            except StaleWrite as error:
+                log.warning("partition lost", process=self._handler.name, reason=error.message)
+                self._positions.clear()
+                self._consumer.seek_to_stored()
+        self._consumer.close()
+
+    def step(self, timeout: float = 0.0) -> int:
+        """One poll, one transaction, one relay; returns how many records were handled."""
+        records = self._consumer.poll(timeout, BATCH)
+        self._fault("worker: polled")
+        with self._database.transaction() as connection:
+            messages = [message for record in records for message in self._apply(connection, record)]
+            messages += self._handler.tick(connection, self._clock())
+            self._advance(connection, records)
+            put(connection, self._handler.name, messages)
+            self._fault("worker: before commit")
+        self._fault("worker: committed")
+        self._relay.flush()
+        return len(records)
+
+    def _apply(self, connection: Connection, record: LogRecord) -> list[Message]:
+        try:
+            return self._handler.handle(connection, record)
+        except InvalidRecord as error:
+            self._bury(connection, record, error)
+            return []
+
+    def _bury(self, connection: Connection, record: LogRecord, error: InvalidRecord) -> None:
+        group = self._handler.name
+        row = {"topic": record.topic, "partition": record.partition, "offset": record.offset, "value": record.value}
+        insert_new(
+            connection,
+            dead_letter,
+            {"consumer_group": group, "reason": error.message, "at": self._clock(), **row},
+        )
+        log.error("dead letter", process=group, topic=record.topic, offset=record.offset, reason=error.message)
+        statement = select(func.count()).select_from(dead_letter).where(dead_letter.c.consumer_group == group)
+        if (count := connection.execute(statement).scalar_one()) > MAX_DEAD_LETTERS:
+            raise TooManyDeadLetters(
+                f"{group} could not read {count} records, the last because: {error.message}. Nothing was skipped beyond "
+                f"those; mend the producer or this process, clear the table dead_letter, and start again",
+            )
+
+    def _load_position(self, topic: str, partition: int) -> int:
+        statement = select(position.c.next_offset).where(*self._is(topic, partition))
+        with self._database.snapshot() as connection:
+            stored = connection.execute(statement).scalar_one_or_none()
+        if stored is None:
+            row = {"consumer_group": self._handler.name, "topic": topic, "partition": partition, "next_offset": 0}
+            with self._database.transaction() as connection:
+                connection.execute(insert(position).values(**row))
+            stored = 0
+        self._positions[topic, partition] = stored
+        return stored
+
+    def _advance(self, connection: Connection, records: Sequence[LogRecord]) -> None:
+        for place, next_offset in {(r.topic, r.partition): r.offset + 1 for r in records}.items():
+            statement = (
+                update(position)
+                .where(*self._is(*place), position.c.next_offset == self._positions[place])
+                .values(next_offset=next_offset)
+            )
+            if connection.execute(statement).rowcount != 1:
+                raise StaleWrite(f"another worker moved {place[0]}/{place[1]}", topic=place[0], partition=place[1])
+        for record in records:
+            self._positions[record.topic, record.partition] = record.offset + 1
+
+    def _is(self, topic: str, partition: int) -> tuple[ColumnElement[bool], ...]:
+        return (
+            position.c.consumer_group == self._handler.name,
+            position.c.topic == topic,
+            position.c.partition == partition,
+        )

@@ -1,0 +1,1 @@
+"""What consumes the log."""

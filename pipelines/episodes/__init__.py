@@ -1,0 +1,1 @@
+"""Generation and signals become episodes; outcomes become the ledger."""

@@ -1,0 +1,1 @@
+"""Gate, canary, live, or back."""

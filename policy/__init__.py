@@ -1,0 +1,1 @@
+"""The model itself: loading, names, log-probs."""

@@ -1,0 +1,1 @@
+"""What turns behaviour into a number."""

@@ -1,0 +1,1 @@
+"""What users did, as numbers."""

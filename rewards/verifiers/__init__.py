@@ -1,0 +1,1 @@
+"""Checks of what was said, one small file per kind."""
