@@ -65,9 +65,9 @@ class SignalRule(_Part):
 
     def check(self, name: str, value: Scalar) -> None:
         """Raises InvalidValue if `value` is not what this signal carries."""
-        wanted = {"bool": bool, "number": (int, float), "label": str, "text": str}[self.type]
+        kinds: dict[str, tuple[type, ...]] = {"bool": (bool,), "number": (int, float), "label": (str,), "text": (str,)}
         wrong_bool = isinstance(value, bool) and self.type != "bool"
-        if wrong_bool or not isinstance(value, wanted):
+        if wrong_bool or not isinstance(value, kinds[self.type]):
             raise InvalidValue(
                 f"signal {name!r} takes a {self.type}, not {type(value).__name__} {value!r}", param="value"
             )

@@ -33,8 +33,13 @@ log = structlog.get_logger()
 class Handler(Protocol):
     """What a worker does, given a transaction. It never touches the log."""
 
-    name: str
-    topics: tuple[str, ...]
+    @property
+    def name(self) -> str:
+        """The process, and so the consumer group."""
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What it reads."""
 
     def handle(self, connection: Connection, record: LogRecord) -> list[Message]:
         """Apply one record once; return what to send. Raises InvalidRecord for what cannot be read."""

@@ -1,0 +1,62 @@
+"""The two identities that must always hold, as the ledger sees them (docs/decisions/0001).
+
+generations: logged   = pending + trained + unlabelled + filtered + unscored + stale + off_support + quarantined
+                        + cancelled + erased
+signals:     received = joined + pending + late + duplicate + conflict + retracted + rejected
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, ScalarSelect, and_, case, func, literal, select
+
+from contracts.tables import generation, outcome, received_signal, signal, signal_count
+
+PENDING = "pending"
+
+
+class Counts(NamedTuple):
+    """One identity: `total` on the left, `states` on the right."""
+
+    total: int
+    states: dict[str, int]
+
+    @property
+    def unexplained(self) -> int:
+        """0 if the identity holds."""
+        return self.total - sum(self.states.values())
+
+
+def training_epoch() -> ScalarSelect[int]:
+    """The trainer's newest epoch; what it said in an older one and did not repeat is void."""
+    return select(func.coalesce(func.max(outcome.c.epoch), 0)).where(outcome.c.writer == "training").scalar_subquery()
+
+
+def effective_state() -> ColumnElement[str]:
+    """The state of a row of `generation`: what a crashed trainer took back counts as pending."""
+    void = and_(generation.c.state_writer == "training", generation.c.state_epoch < training_epoch())
+    return case((void, literal(PENDING)), else_=generation.c.state)
+
+
+def generation_counts(connection: Connection) -> Counts:
+    """Every generation by its effective state."""
+    state = effective_state().label("state")
+    rows = connection.execute(select(state, func.count()).select_from(generation).group_by(state))
+    states = {name: count for name, count in rows}  # noqa: C416 a row is not a tuple for dict()
+    total = connection.execute(select(func.count()).select_from(generation)).scalar_one()
+    return Counts(total, states)
+
+
+def signal_counts(connection: Connection) -> Counts:
+    """Every signal that reached us; accepted ones that the join has not seen yet are pending."""
+    states: dict[str, int] = dict.fromkeys(("duplicate", "conflict", "rejected"), 0)
+    states |= {row.state: row.count for row in connection.execute(select(signal_count))}
+    accepted = connection.execute(select(func.count()).select_from(received_signal)).scalar_one()
+    total = accepted + sum(states.values())
+    seen = 0
+    for name, count in connection.execute(select(signal.c.state, func.count()).group_by(signal.c.state)):
+        states[name] = states.get(name, 0) + count
+        seen += count
+    states[PENDING] = states.get(PENDING, 0) + accepted - seen
+    return Counts(total, states)

@@ -1,0 +1,1 @@
+"""Versions of a policy as bytes: format, codec, store."""

@@ -1,0 +1,207 @@
+"""What a version of a policy is: named tensors as bit patterns, and the manifest that vouches for them.
+
+A tensor here is its bytes; no float is ever computed, so NaN payloads and negative zeros travel unharmed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+from safetensors import SafetensorError, deserialize
+
+from contracts.errors import NotFound, WeightsRefused
+from contracts.weights.files import write_durably
+
+SCHEMA = 1
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+Encoding = Literal["unchanged", "sparse", "dense", "raw"]
+
+
+class Tensor(NamedTuple):
+    """One tensor as bits."""
+
+    dtype: str
+    """In safetensors' spelling: `BF16`, `F32`, `I8`."""
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8]
+    """uint8 [bytes], contiguous; elements little-endian, row-major."""
+
+
+Tensors = dict[str, Tensor]
+
+
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one tensor of the target lies in the payload, and the blake3 of its decoded bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    encoding: Encoding
+    offset: int
+    length: int
+    blake3: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a receiver checks before it touches a weight. JSON on disk; sizes in bytes, times UTC epoch seconds."""
+
+    schema: int = SCHEMA
+    policy: str
+    run: str
+    version: int
+    parent: int | None
+    kind: Literal["full", "delta"]
+    base_root: str | None
+    """Root of the tensors the payload is a change of; None for a full version."""
+    target_root: str
+    codec: str
+    tensors: tuple[TensorEntry, ...]
+    payload_blake3: str
+    payload_bytes: int
+    full_bytes: int
+    num_changed: int
+    num_weights: int
+    created_at: float
+    step: int
+    """The trainer's optimizer step."""
+    epoch: int
+    num_samples: int
+    """Samples learned since the parent."""
+    seal: Literal["none"] = "none"
+    signature: str | None = None
+
+    @property
+    def density(self) -> float:
+        """The fraction of weights whose bits changed since the parent."""
+        return self.num_changed / max(self.num_weights, 1)
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller the payload is than the full weights."""
+        return self.full_bytes / max(self.payload_bytes, 1)
+
+
+class _Head(msgspec.Struct):
+    schema: int
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def parse_manifest(text: bytes) -> Manifest:
+    """Read a manifest's JSON.
+
+    Raises:
+        WeightsRefused: `newer_schema`, or `corrupt_manifest` naming the field.
+    """
+    try:
+        check_schema(msgspec.json.decode(text, type=_Head).schema)
+        return msgspec.json.decode(text, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise WeightsRefused("corrupt_manifest", f"not a manifest: {error}") from error
+
+
+def check_schema(schema: int) -> None:
+    """Refuse (`newer_schema`) what a newer Millrace wrote."""
+    if schema > SCHEMA:
+        raise WeightsRefused(
+            "newer_schema", f"the manifest has schema {schema}, this process reads up to {SCHEMA}: upgrade it"
+        )
+
+
+def digest_of(tensor: Tensor) -> str:
+    """blake3 of the tensor's bytes, hex."""
+    return blake3(tensor.data.data).hexdigest()
+
+
+def root_of(tensors: Tensors) -> str:
+    """The identity of a whole policy: blake3 over the sorted (name, dtype, shape, blake3 of data), hex."""
+    return root_of_leaves((name, tensor.dtype, tensor.shape, digest_of(tensor)) for name, tensor in tensors.items())
+
+
+def root_of_leaves(leaves: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
+    """`root_of` for tensors whose digests are known already."""
+    return blake3(msgspec.json.encode(sorted(leaves))).hexdigest()
+
+
+def element_width(tensor: Tensor) -> int:
+    """Bytes per element: 1, 2, 4 or 8; 1 for packed and exotic types, which are then handled byte by byte."""
+    width, rest = divmod(tensor.data.size, max(math.prod(tensor.shape), 1))
+    return width if rest == 0 and width in {2, 4, 8} else 1
+
+
+def read_safetensors(path: Path) -> Tensors:
+    """Tensors of one file, or of a folder with `model.safetensors` or an index and its shards.
+
+    Raises:
+        NotFound: there is no such file, or no weights in the folder.
+        WeightsRefused: `truncated` (bytes or shards are missing) or `not_safetensors`.
+    """
+    if not path.is_dir():
+        return _read_file(path)
+    if (path / SINGLE_FILE).is_file():
+        return _read_file(path / SINGLE_FILE)
+    if (path / INDEX_FILE).is_file():
+        return _read_shards(path / INDEX_FILE)
+    raise NotFound(f"{path} holds neither {SINGLE_FILE} nor {INDEX_FILE}", path=str(path))
+
+
+def write_safetensors(path: Path, tensors: Tensors) -> None:
+    """Write one file durably; transformers and torch can load it.
+
+    Raises:
+        Unavailable: the disk is full; what stood at `path` before is untouched.
+    """
+    # Widest elements first, so that every tensor is aligned to its own element size.
+    ordered = sorted(tensors.items(), key=lambda item: (-element_width(item[1]), item[0]))
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.data.size
+        header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (start, end)}
+    text = msgspec.json.encode(header)
+    text += b" " * (-len(text) % 8)
+    write_durably(path, [len(text).to_bytes(8, "little"), text, *(tensor.data.data for _, tensor in ordered)])
+
+
+def _read_shards(index: Path) -> Tensors:
+    try:
+        shard_of = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+    except msgspec.MsgspecError as error:
+        raise WeightsRefused("not_safetensors", f"{index} is not an index of shards: {error}") from error
+    tensors: Tensors = {}
+    for shard in sorted(set(shard_of.values())):
+        if Path(shard).name != shard or not (index.parent / shard).is_file():
+            raise WeightsRefused("truncated", f"{index} names {shard!r}, which is not beside it: fetch it again")
+        tensors |= _read_file(index.parent / shard)
+    if missing := sorted(shard_of.keys() - tensors.keys()):
+        raise WeightsRefused("truncated", f"the shards of {index} lack {len(missing)} tensors, first {missing[0]!r}")
+    return tensors
+
+
+# What safetensors says when bytes are missing rather than wrong.
+_SHORT = ("header too small", "invalid header length", "file not fully covered")
+
+
+def _read_file(path: Path) -> Tensors:
+    try:
+        items = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]  # its stub carries no types
+    except FileNotFoundError as error:
+        raise NotFound(f"there is no weight file {path}", path=str(path)) from error
+    except SafetensorError as error:
+        code = "truncated" if str(error).endswith(_SHORT) else "not_safetensors"
+        raise WeightsRefused(code, f"{path} cannot be used: {error}; fetch it again") from error
+    return {
+        name: Tensor(view["dtype"], tuple(view["shape"]), np.frombuffer(view["data"], dtype=np.uint8))
+        for name, view in items
+    }

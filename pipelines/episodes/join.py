@@ -1,0 +1,65 @@
+"""The rules of the join, without I/O: which signals count, when an episode closes, what a state gives way to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from contracts.records import Generation, Outcome, Signal
+from contracts.tasks import Task
+
+SignalState = Literal["joined", "late"]
+
+
+class Standing(NamedTuple):
+    """What the ledger holds about one generation: who wrote its state, in which epoch, about which revision."""
+
+    writer: str
+    epoch: int
+    revision: int
+
+
+def deadline(generation: Generation, task: Task) -> float:
+    """Signals received after it are late."""
+    return generation.finished_at + task.window_seconds
+
+
+def state_on_arrival(signal: Signal, closes_at: float) -> SignalState:
+    """Judged by when feedback received it, so that a slow join never makes a signal late."""
+    return "late" if signal.received_at > closes_at else "joined"
+
+
+def superseded(signals: Iterable[Signal]) -> set[str]:
+    """Ids that lost a conflict: the same submitter said another value under the same name later.
+
+    Ties in time are broken by id, so that the result does not depend on the order of arrival.
+    """
+    newest: dict[tuple[str, str], Signal] = {}
+    lost: set[str] = set()
+    for signal in sorted(signals, key=lambda item: (item.at, item.id)):
+        place = (signal.submitter.id, signal.name)
+        if place in newest and (newest[place].value, newest[place].correction) != (signal.value, signal.correction):
+            lost.add(newest[place].id)
+        newest[place] = signal
+    return lost
+
+
+def is_decisive(task: Task, signals: Sequence[Signal]) -> bool:
+    """True if the episode need not wait for its window."""
+    return any(task.signals[signal.name].decisive for signal in signals)
+
+
+def replaces(outcome: Outcome, standing: Standing, current_revision: int) -> bool:
+    """Whether an outcome becomes the state of its generation.
+
+    The trainer's word is final and its highest epoch wins; other writers speak only about the newest revision.
+    """
+    if outcome.state == "late":
+        return False
+    if outcome.writer == "training":
+        return (True, outcome.epoch, outcome.revision) >= (
+            standing.writer == "training",
+            standing.epoch,
+            standing.revision,
+        )
+    return standing.writer != "training" and outcome.revision >= current_revision

@@ -1,0 +1,18 @@
+"""The process `rewards`."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from contracts.settings import load_settings
+from contracts.tasks import load_tasks
+from contracts.worker import Worker
+from rewards.worker import RewardsHandler
+
+
+def main(home: Path, stop: threading.Event) -> None:
+    """Score until `stop` is set."""
+    settings = load_settings(home)
+    handler = RewardsHandler(load_tasks(settings.tasks))
+    Worker(handler, settings.database(), settings.event_log()).run(stop)
