@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, ScalarSelect, and_, case, func, literal, select
 
+from contracts.ids import sample_key
 from contracts.tables import generation, outcome, received_signal, signal, signal_count
 
 PENDING = "pending"
@@ -60,3 +61,28 @@ def signal_counts(connection: Connection) -> Counts:
         seen += count
     states[PENDING] = states.get(PENDING, 0) + accepted - seen
     return Counts(total, states)
+
+
+def generation_states(connection: Connection) -> dict[str, tuple[str, str]]:
+    """Sample key to (purpose, effective state), for every generation."""
+    rows = connection.execute(
+        select(generation.c.completion_id, generation.c.choice, generation.c.purpose, effective_state().label("state"))
+    )
+    return {sample_key(row.completion_id, row.choice): (row.purpose, row.state) for row in rows}
+
+
+def signal_states(connection: Connection) -> dict[str, str]:
+    """Signal id to state, for every acknowledged signal."""
+    accepted = connection.execute(select(received_signal.c.id)).scalars()
+    settled = {row.id: row.state for row in connection.execute(select(signal.c.id, signal.c.state))}
+    return dict.fromkeys(accepted, PENDING) | settled
+
+
+def trained_versions(connection: Connection) -> dict[str, int]:
+    """Sample key to the first version whose weights contain it, for what is trained and not taken back."""
+    rows = connection.execute(
+        select(generation.c.completion_id, generation.c.choice, generation.c.state_version).where(
+            effective_state() == "trained"
+        )
+    )
+    return {sample_key(row.completion_id, row.choice): row.state_version for row in rows}

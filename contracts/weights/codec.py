@@ -185,7 +185,8 @@ def _zigzag(old: Words, new: Words) -> Words:
 
 
 def _unzigzag(changes: Words) -> Words:
-    return (changes >> 1) ^ np.negative(changes & 1)
+    difference: Words = (changes >> 1) ^ np.negative(changes & 1)
+    return difference
 
 
 def _compress(*columns: Words) -> bytes:

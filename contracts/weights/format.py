@@ -162,8 +162,8 @@ def write_safetensors(path: Path, tensors: Tensors) -> None:
     Raises:
         Unavailable: the disk is full; what stood at `path` before is untouched.
     """
-    # Widest elements first, so that every tensor is aligned to its own element size.
-    ordered = sorted(tensors.items(), key=lambda item: (-element_width(item[1]), item[0]))
+    # Empty ones, then the widest elements first, so that every tensor is aligned to its own element size.
+    ordered = sorted(tensors.items(), key=lambda item: (item[1].data.size > 0, -element_width(item[1]), item[0]))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, tensor in ordered:

@@ -1,0 +1,79 @@
+"""`millrace audit`: prints the two identities, and holds them against the clients' own list.
+
+A clients' list is JSON lines: {"kind": "generation", "key": "..."} for every answer a client saw,
+{"kind": "signal", "id": "..."} for every signal that was acknowledged.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from contracts.database import Database
+from contracts.ledger import PENDING, Counts, generation_counts, generation_states, signal_counts, signal_states
+
+
+class Audit(NamedTuple):
+    """The result: `problems` is empty if everything is explained.
+
+    `in_doubt` are logged answers that no client saw and that are not cancelled: they ended without being read.
+    """
+
+    generations: Counts
+    signals: Counts
+    problems: tuple[str, ...]
+    in_doubt: tuple[str, ...] = ()
+
+    @property
+    def balanced(self) -> bool:
+        """Nothing is unexplained."""
+        return not self.problems
+
+
+def audit(database: Database, clients: list[dict[str, Any]] | None = None, *, settled: bool = False) -> Audit:
+    """Check the ledger; `settled`: the loop was drained, so that nothing may be pending any more."""
+    with database.snapshot() as connection:
+        generations, signals = generation_counts(connection), signal_counts(connection)
+        states = generation_states(connection) if clients is not None else {}
+        signal_by_id = signal_states(connection) if clients is not None else {}
+    problems = [
+        f"{name}: {counts.unexplained} unexplained"
+        for name, counts in (("generations", generations), ("signals", signals))
+        if counts.unexplained
+    ]
+    if settled:
+        problems += [
+            f"{name}: {counts.states[PENDING]} still pending"
+            for name, counts in (("generations", generations), ("signals", signals))
+            if counts.states.get(PENDING)
+        ]
+    if clients is None:
+        return Audit(generations, signals, tuple(problems))
+    seen = {item["key"] for item in clients if item["kind"] == "generation"}
+    said = {item["id"] for item in clients if item["kind"] == "signal"}
+    problems += [f"generation {key}: a client saw it, the log does not have it" for key in sorted(seen - states.keys())]
+    problems += [f"signal {id_}: it was acknowledged, and is lost" for id_ in sorted(said - signal_by_id.keys())]
+    unseen = {key: state for key, (purpose, state) in states.items() if purpose == "user" and key not in seen}
+    in_doubt = tuple(sorted(key for key, state in unseen.items() if state != "cancelled"))
+    return Audit(generations, signals, tuple(problems), in_doubt)
+
+
+def read_clients(path: Path) -> list[dict[str, Any]]:
+    """Read a clients' list."""
+    return [json.loads(line) for line in path.read_text().splitlines() if line]
+
+
+def print_audit(result: Audit) -> None:
+    """For a person."""
+    for name, left, counts in (
+        ("generations", "logged", result.generations),
+        ("signals", "received", result.signals),
+    ):
+        parts = " + ".join(f"{count} {state}" for state, count in sorted(counts.states.items()) if count)
+        print(f"{name}: {counts.total} {left} = {parts or '0'}")
+    for key in result.in_doubt:
+        print(f"in doubt: {key} was logged, no client saw it")
+    for problem in result.problems:
+        print(f"UNEXPLAINED {problem}")
+    print("balanced" if result.balanced else "NOT balanced")

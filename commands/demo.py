@@ -1,0 +1,276 @@
+"""`millrace demo`: the whole loop on this machine, from a base policy that is half right to one that is not.
+
+In: a seed. Out: a table and <home>/summary.json. Waits: for the users to finish, for the loop to drain.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from commands import queries
+from commands.audit import Audit, audit, print_audit, read_clients
+from commands.home import Home, prepare_home
+from commands.supervisor import Supervisor
+from commands.up import greet, new_settings, running
+from contracts import assignments
+from contracts.assignments import CANDIDATE, LIVE
+from contracts.errors import MillraceError
+from contracts.ledger import PENDING, trained_versions
+from contracts.weights.format import Manifest
+from contracts.weights.store import FolderWeightStore
+from examples.reservations.evaluate import Evaluation, evaluate
+from examples.reservations.sentences import requests
+from examples.reservations.summary import accept_rates, freshness, percentile
+from pipelines.release.settings import ReleaseSettings
+from pipelines.training.settings import TrainingSettings
+
+NUM_SENTINELS = 200
+NUM_USERS = 16
+PACE_SECONDS = 1.0
+DRAIN_SECONDS = 90.0
+GOAL_ACCURACY, GOAL_VERSIONS, GOAL_SECONDS = 0.90, 5, 300.0
+_PRODUCT = Path(__file__).parent.parent / "examples" / "reservations"
+_REPORT_SECONDS = 5.0
+
+console = Console(highlight=False)
+
+
+class _Run(NamedTuple):
+    """What was measured while everything was up."""
+
+    base: Evaluation
+    live: Evaluation
+    audit: Audit
+    clients: list[dict[str, Any]]
+
+
+def run_demo(
+    *, seed: int, seconds: float, home: Path | None, keep: bool, device: str, learning_rate: float | None
+) -> int:
+    """Run it; 0 if every goal was met."""
+    started = time.monotonic()
+    folder = (home or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
+    settings = new_settings(
+        folder, name="reservations", base=_PRODUCT / "base", tasks=[_PRODUCT / "task.toml"], port=0, device=device
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    sentinels = _write_sentinels(folder / "sentinels.jsonl")
+    training = TrainingSettings() if learning_rate is None else TrainingSettings(learning_rate=learning_rate)
+    ready = prepare_home(settings, {"training": training, "release": ReleaseSettings(sentinels=sentinels)})
+    with running(ready) as supervisor:
+        greet(ready)
+        run = _loop(ready, supervisor, seed, seconds)
+        elapsed = time.monotonic() - started
+        summary = {"seed": seed, "seconds": round(elapsed, 1), **_summarise(ready, run)}
+        (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+        _print_summary(summary, run.audit, folder)
+        if keep:
+            console.print("Everything stays up; Ctrl-C ends it.")
+            _wait_for_interrupt(supervisor)
+    return 0 if not missed_goals(summary) else 1
+
+
+def run_seeds(seeds: Iterable[int]) -> int:
+    """Run the demo for each seed; 0 if the worst met every goal."""
+    summaries = []
+    for seed in seeds:
+        console.rule(f"seed {seed}")
+        folder = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}"
+        run_demo(seed=seed, seconds=180.0, home=folder, keep=False, device="cpu", learning_rate=None)
+        summaries.append(json.loads((folder / "summary.json").read_text()))
+    worst = min(summaries, key=lambda summary: float(summary["held_out_live"]))
+    table = Table("seed", "seconds", "held_out_base", "held_out_live", "versions", "failed", "balanced")
+    names = (
+        "seed",
+        "seconds",
+        "held_out_base",
+        "held_out_live",
+        "versions_shipped",
+        "failed_requests",
+        "ledger_balanced",
+    )
+    for summary in summaries:
+        table.add_row(*(str(summary[name]) for name in names))
+    console.print(table)
+    console.print(f"worst: seed {worst['seed']}, held_out_live {worst['held_out_live']}")
+    return 0 if not any(missed_goals(summary) for summary in summaries) else 1
+
+
+def missed_goals(summary: dict[str, Any]) -> list[str]:
+    """What a run promised and did not do."""
+    goals = {
+        f"held_out_live at least {GOAL_ACCURACY}": summary["held_out_live"] >= GOAL_ACCURACY,
+        f"at least {GOAL_VERSIONS} versions": summary["versions_shipped"] >= GOAL_VERSIONS,
+        "no failed request": summary["failed_requests"] == 0,
+        "ledger balanced": summary["ledger_balanced"],
+        f"within {GOAL_SECONDS:.0f} s": summary["seconds"] <= GOAL_SECONDS,
+    }
+    return [name for name, met in goals.items() if not met]
+
+
+def _loop(home: Home, supervisor: Supervisor, seed: int, seconds: float) -> _Run:
+    settings = home.settings
+    base = evaluate(settings.web_url, home.operator_key, settings.policy, 0)
+    console.print(f"base policy: {base.accuracy:.1%} of the held-out sentences are right")
+    listed = settings.home / "users.jsonl"
+    users = _start_users(home, seed, seconds, listed)
+    stop = threading.Event()
+    watcher = threading.Thread(target=supervisor.watch, args=(stop,), daemon=True)
+    watcher.start()
+    try:
+        started = time.monotonic()
+        while users.poll() is None:
+            time.sleep(_REPORT_SECONDS)
+            _report(home, listed, time.monotonic() - started)
+        console.print("users have stopped; windows close, the trainer takes the remainder")
+        result = _drain(home, listed)
+    finally:
+        users.terminate()
+        users.wait()
+        stop.set()
+        watcher.join()
+    live = evaluate(settings.web_url, home.operator_key, settings.policy, _live(home))
+    return _Run(base, live, result, read_clients(listed))
+
+
+def _drain(home: Home, listed: Path) -> Audit:
+    """Until nothing is pending and the last candidate is judged."""
+    database = home.settings.database()
+    deadline = time.monotonic() + DRAIN_SECONDS
+    result = audit(database, read_clients(listed), settled=True)
+    while time.monotonic() < deadline:
+        with database.snapshot() as connection:
+            candidate = assignments.read(connection, home.settings.policy).get(CANDIDATE)
+        if result.balanced and (candidate is None or candidate.version is None):
+            break
+        time.sleep(0.5)
+        result = audit(database, read_clients(listed), settled=True)
+    database.close()
+    return result
+
+
+def _start_users(home: Home, seed: int, seconds: float, listed: Path) -> subprocess.Popen[bytes]:
+    if home.app_key is None:
+        raise MillraceError(f"{home.settings.home} was used before; run the demo in a new folder")
+    command = [sys.executable, "-m", "examples.reservations.users", "--url", home.settings.web_url]
+    command += ["--key", home.app_key, "--model", home.settings.policy, "--seed", str(seed)]
+    command += ["--seconds", str(seconds), "--users", str(NUM_USERS), "--pace", str(PACE_SECONDS), "--out", str(listed)]
+    listed.touch()
+    with (home.settings.home / "logs" / "users.log").open("wb") as output:
+        return subprocess.Popen(  # noqa: S603 our own interpreter and module
+            command, stdout=output, stderr=subprocess.STDOUT, cwd=_PRODUCT.parent.parent
+        )
+
+
+def _write_sentinels(path: Path) -> Path:
+    lines = [
+        json.dumps(
+            {
+                "messages": [{"role": "user", "content": request.sentence}],
+                "reference": request.booking.json(),
+            }
+        )
+        for request in itertools.islice(requests("sentinel", 0), NUM_SENTINELS)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _live(home: Home) -> int:
+    database = home.settings.database()
+    with database.snapshot() as connection:
+        version = assignments.read(connection, home.settings.policy)[LIVE].version
+    database.close()
+    return version or 0
+
+
+def _report(home: Home, listed: Path, seconds: float) -> None:
+    clients = read_clients(listed)
+    said = [item for item in clients if item["kind"] == "signal"]
+    recent = said[-100:]
+    accepted = sum(item["positive"] for item in recent) / len(recent) if recent else 0.0
+    answers = sum(item["kind"] == "generation" for item in clients)
+    failed = sum(item["kind"] == "failed" for item in clients)
+    database = home.settings.database()
+    pending = audit(database).generations.states.get(PENDING, 0)
+    database.close()
+    console.print(
+        f"{seconds:4.0f} s  v{_live(home):<3} live  {answers:5} answers  {len(said):5} signals  "
+        f"accepted {accepted:4.0%} of the last {len(recent)}  {pending:4} pending  {failed} failed"
+    )
+
+
+def _summarise(home: Home, run: _Run) -> dict[str, Any]:
+    settings = home.settings
+    store = FolderWeightStore(settings.weights)
+    manifests = {version: store.manifest(settings.policy, version) for version in store.versions(settings.policy)}
+    database = settings.database()
+    with database.snapshot() as connection:
+        trained = trained_versions(connection)
+        shipped = [v for v, verdict in queries.verdicts(connection, settings.policy).items() if v and verdict.accepted]
+        gaps = queries.swap_gaps(connection, settings.policy, LIVE)
+    database.close()
+    parents = {version: manifest.parent for version, manifest in manifests.items()}
+    waits = freshness(run.clients, trained, parents, [(run.live.first_at, run.live.version)])
+    first, last = accept_rates(run.clients)
+    deltas = [manifests[version] for version in shipped]
+    return {
+        "held_out_base": run.base.accuracy,
+        "held_out_live": run.live.accuracy,
+        "accept_rate_first": _rounded(first),
+        "accept_rate_last": _rounded(last),
+        "versions_shipped": len(shipped),
+        "freshness_p50_s": _rounded(percentile(waits, 0.50)),
+        "freshness_p95_s": _rounded(percentile(waits, 0.95)),
+        "delta_bytes_ratio": _rounded(_mean([_ratio(manifest) for manifest in deltas])),
+        "delta_density": _rounded(_mean([manifest.density for manifest in deltas])),
+        "swap_pause_p99_ms": _rounded(None if not gaps else 1000 * (percentile(gaps, 0.99) or 0.0)),
+        "failed_requests": sum(item["kind"] == "failed" for item in run.clients),
+        "ledger_balanced": run.audit.balanced,
+        "answers": sum(item["kind"] == "generation" for item in run.clients),
+        "signals": sum(item["kind"] == "signal" for item in run.clients),
+        "in_doubt": len(run.audit.in_doubt),
+        "live_version": run.live.version,
+        "generations": run.audit.generations.states,
+    }
+
+
+def _print_summary(summary: dict[str, Any], result: Audit, folder: Path) -> None:
+    table = Table("", "")
+    for name, value in summary.items():
+        table.add_row(name, json.dumps(value))
+    console.print(table)
+    print_audit(result)
+    console.print(f"written to {folder / 'summary.json'}")
+    for goal in missed_goals(summary):
+        console.print(f"[red]missed: {goal}")
+
+
+def _wait_for_interrupt(supervisor: Supervisor) -> None:
+    try:
+        supervisor.watch(threading.Event())
+    except KeyboardInterrupt:
+        console.print("ending")
+
+
+def _ratio(manifest: Manifest) -> float:
+    return manifest.full_bytes / max(1, manifest.payload_bytes)
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,67 @@
+"""`millrace doctor`: what this machine lacks, and how to get it."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import socket
+import sqlite3
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_PACKAGES = ("torch", "transformers", "trl", "fastapi", "sqlalchemy", "alembic", "msgspec", "blake3", "tokenizers")
+_PYTHON = (3, 11)
+_SQLITE = (3, 35)
+_FREE_GIB = 2
+_GIB = 2**30
+
+
+class Finding(NamedTuple):
+    """One thing looked at. `needed`: Millrace cannot run without it."""
+
+    name: str
+    good: bool
+    needed: bool
+    says: str
+
+
+def examine(home: Path) -> Iterator[Finding]:
+    """Look at everything, without importing torch."""
+    version = sys.version_info[:3]
+    yield Finding("python", version[:2] >= _PYTHON, True, f"{'.'.join(map(str, version))}; 3.11 or newer is needed")
+    for package in _PACKAGES:
+        there = importlib.util.find_spec(package) is not None
+        yield Finding(package, there, True, "installed" if there else "missing: run `make setup`")
+    yield Finding(
+        "sqlite", sqlite3.sqlite_version_info >= _SQLITE, True, f"{sqlite3.sqlite_version}; 3.35 or newer is needed"
+    )
+    free = shutil.disk_usage(home if home.exists() else Path()).free / _GIB
+    yield Finding("disk", free >= _FREE_GIB, True, f"{free:.0f} GiB free; {_FREE_GIB} are needed")
+    free_port = _can_bind(8400)
+    yield Finding("port 8400", free_port, False, "free" if free_port else "taken: start with --port")
+    openai = importlib.util.find_spec("openai") is not None
+    yield Finding("openai", openai, False, "installed" if openai else "the demo's users need it: run `make setup`")
+    gpu = shutil.which("nvidia-smi") is not None
+    yield Finding("gpu", gpu, False, "there: try --device cuda" if gpu else "none: everything runs on the CPU")
+    browser = shutil.which("chromium") is not None
+    yield Finding("chromium", browser, False, "installed" if browser else "the page test is skipped without it")
+
+
+def run_doctor(home: Path) -> int:
+    """Print the findings; 1 if something needed is missing."""
+    findings = list(examine(home))
+    for finding in findings:
+        mark = "ok     " if finding.good else "MISSING" if finding.needed else "note   "
+        print(f"{mark}  {finding.name:<12} {finding.says}")
+    return 1 if any(finding.needed and not finding.good for finding in findings) else 0
+
+
+def _can_bind(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True

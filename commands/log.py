@@ -1,0 +1,86 @@
+"""`millrace log tail`: records as JSON lines, bodies opened, packed arrays as lists."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from contracts.errors import InvalidRecord, InvalidSettings
+from contracts.event_log import LogRecord
+from contracts.records import (
+    Episode,
+    Experience,
+    Generation,
+    Outcome,
+    Record,
+    Signal,
+    decode,
+    unpack_floats,
+    unpack_ids,
+)
+from contracts.settings import load_settings
+from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS, TOPICS
+
+_KINDS: dict[str, type[Record]] = {
+    GENERATIONS: Generation,
+    SIGNALS: Signal,
+    EPISODES: Episode,
+    EXPERIENCES: Experience,
+    OUTCOMES: Outcome,
+}
+_PACKED_IDS = {"prompt_ids", "completion_ids", "token_ids"}
+_LOOK_SECONDS = 0.2
+
+
+def tail(home: Path, topic: str, count: int, *, follow: bool) -> None:
+    """Print the newest `count` records of every partition, in the order of their appending."""
+    if topic not in TOPICS:
+        raise InvalidSettings(f"no topic {topic!r}; there are {', '.join(TOPICS)}")
+    log = load_settings(home).event_log()
+    places = {partition: max(0, end - count) for partition, end in log.ends(topic).items()}
+    first = True
+    while first or follow:
+        records = [r for partition, offset in places.items() for r in log.read(topic, partition, offset, 1000)]
+        newest = sorted(records, key=lambda record: record.appended_at)
+        for record in newest[-count:] if first else newest:
+            print(json.dumps(as_json(record), ensure_ascii=False), flush=True)
+        places |= {record.partition: record.offset + 1 for record in records}
+        first = False
+        if follow:
+            time.sleep(_LOOK_SECONDS)
+    log.close()
+
+
+def as_json(record: LogRecord) -> dict[str, Any]:
+    """A record for people; one that cannot be read says why."""
+    head = {"topic": record.topic, "partition": record.partition, "offset": record.offset, "key": record.key}
+    try:
+        return head | {"record": _plain(decode(_KINDS[record.topic], record.value))}
+    except InvalidRecord as error:
+        return head | {"unreadable": error.message}
+
+
+def _plain(value: Any, name: str = "") -> Any:
+    if isinstance(value, Generation):
+        return {**_fields(value), "body": _plain(value.open())}
+    if isinstance(value, msgspec.Struct):
+        return _fields(value)
+    if isinstance(value, dict):
+        return {key: _plain(item, key) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return _unpacked(value, name) if isinstance(value, bytes) else value
+
+
+def _fields(record: msgspec.Struct) -> dict[str, Any]:
+    return {name: _plain(value, name) for name, value in msgspec.structs.asdict(record).items() if name != "body"}
+
+
+def _unpacked(value: bytes, name: str) -> list[int] | list[float]:
+    if name == "loss_mask":
+        return list(value)
+    return unpack_ids(value) if name in _PACKED_IDS else unpack_floats(value)

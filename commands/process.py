@@ -1,0 +1,47 @@
+"""Runs one process in this interpreter: the other end of the supervisor.
+
+Status 0: told to stop. Status 2: settings or task file are wrong. Anything else: a fault, worth another start.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from commands.supervisor import WRONG_SETTINGS
+from contracts.errors import InvalidSettings, InvalidTask
+from contracts.logs import set_up_logs
+
+_MODULES = {
+    "engine": "services.engine.__main__",
+    "web": "services.web",
+    "episodes": "pipelines.episodes.__main__",
+    "rewards": "rewards.__main__",
+    "training": "pipelines.training.__main__",
+    "release": "pipelines.release.__main__",
+}
+
+
+def run_process(name: str, home: Path, *, supervised: bool) -> None:
+    """Import one process, and only that one, and run it until SIGTERM, SIGINT or the end of its supervisor."""
+    set_up_logs(name)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if supervised:
+        threading.Thread(target=_follow_supervisor, daemon=True).start()
+    try:
+        importlib.import_module(_MODULES[name]).main(home, stop)
+    except (InvalidSettings, InvalidTask) as error:
+        print(error.message, flush=True)
+        sys.exit(WRONG_SETTINGS)
+
+
+def _follow_supervisor() -> None:
+    while os.read(sys.stdin.fileno(), 1024):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

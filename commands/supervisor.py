@@ -1,0 +1,127 @@
+"""Starts the processes of one home and keeps them alive.
+
+In: a home folder. Out: one child per process, its output in <home>/logs/<name>.log; a child that dies is started again,
+with growing pauses. Waits: for children to end. A child that says the settings are wrong (exit status 2) ends everything,
+because starting it again cannot help.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from contracts.errors import InvalidSettings
+
+PROCESSES = ("engine", "web", "episodes", "rewards", "training", "release")
+WRONG_SETTINGS = 2
+_MILLRACE = Path(__file__).parent.parent / "millrace.py"
+_FIRST_PAUSE, _LONGEST_PAUSE, _HEALTHY_AFTER = 0.2, 10.0, 30.0
+_GRACE_SECONDS = 15.0
+_LOOK_SECONDS = 0.1
+
+
+@dataclass
+class Child:
+    """One process and how often it had to be started again."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    started_at: float
+    restarts: int = 0
+    pause: float = _FIRST_PAUSE
+    start_again_at: float | None = None
+    ends: list[int] = field(default_factory=list)
+
+
+class Supervisor:
+    """Runs until told to stop. `report` is called with a line a person may want to see."""
+
+    def __init__(self, home: Path, report: Callable[[str], None], processes: tuple[str, ...] = PROCESSES) -> None:
+        self._home = home
+        self._report = report
+        self._names = processes
+        self.children: dict[str, Child] = {}
+        (home / "logs").mkdir(parents=True, exist_ok=True)
+
+    def start(self) -> None:
+        """Start every process."""
+        for name in self._names:
+            process, output = self._spawn(name)
+            self.children[name] = Child(name, process, output, time.monotonic())
+
+    def watch(self, stop: threading.Event) -> None:
+        """Start again what dies, until `stop` is set.
+
+        Raises:
+            InvalidSettings: a child refused its settings; the message holds its last words.
+        """
+        while not stop.wait(_LOOK_SECONDS):
+            for child in self.children.values():
+                self._look_after(child)
+
+    def stop(self) -> None:
+        """Ask every process to end, wait, and kill what does not."""
+        for child in self.children.values():
+            child.process.terminate()
+        deadline = time.monotonic() + _GRACE_SECONDS
+        for child in self.children.values():
+            try:
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self._report(f"{child.name} did not end within {_GRACE_SECONDS:.0f} s and was killed")
+                child.process.kill()
+                child.process.wait()
+            _close(child)
+
+    def log_path(self, name: str) -> Path:
+        """Where a process's output goes."""
+        return self._home / "logs" / f"{name}.log"
+
+    def _look_after(self, child: Child) -> None:
+        now = time.monotonic()
+        if child.start_again_at is not None:
+            if now >= child.start_again_at:
+                child.process, child.output = self._spawn(child.name)
+                child.started_at, child.start_again_at = now, None
+                child.restarts += 1
+            return
+        status = child.process.poll()
+        if status is None:
+            return
+        _close(child)
+        if status == WRONG_SETTINGS:
+            raise InvalidSettings(f"{child.name} cannot start: {self._last_line(child.name)}")
+        healthy = now - child.started_at > _HEALTHY_AFTER
+        child.pause = _FIRST_PAUSE if healthy else min(_LONGEST_PAUSE, child.pause * 2)
+        child.start_again_at = now + child.pause
+        child.ends.append(status)
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        self._report(f"{child.name} ended with {how}; starting it again ({self.log_path(child.name)} says more)")
+
+    def _spawn(self, name: str) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+        output = self.log_path(name).open("ab")
+        # The child ends when its standard input closes, so that nothing outlives a supervisor that was killed.
+        process = subprocess.Popen(  # noqa: S603 our own interpreter and script
+            [sys.executable, str(_MILLRACE), name, "--home", str(self._home), "--supervised"],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        return process, output
+
+    def _last_line(self, name: str) -> str:
+        lines = self.log_path(name).read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it printed nothing"
+
+
+def _close(child: Child) -> None:
+    child.output.close()
+    if child.process.stdin is not None:
+        child.process.stdin.close()

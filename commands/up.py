@@ -1,0 +1,136 @@
+"""`millrace up`: a home, its processes, and what a person needs to point an app at it."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+
+from commands.home import Home, prepare_home
+from commands.supervisor import Supervisor
+from contracts.errors import InvalidSettings, Unavailable
+from contracts.settings import Settings
+from pipelines.release.settings import ReleaseSettings
+from pipelines.training.settings import TrainingSettings
+
+_START_SECONDS = 120.0
+console = Console(highlight=False)
+
+
+def run_up(
+    *,
+    policy: str,
+    tasks: list[Path],
+    home: Path,
+    name: str,
+    port: int,
+    device: str,
+    learning_rate: float | None,
+    sentinels: Path | None,
+) -> None:
+    """Start, say where everything is, and stay until Ctrl-C."""
+    folder = resolve_policy(policy)
+    chosen = name or re.sub(r"[^a-z0-9._-]+", "-", Path(policy).name.lower()).strip("-._")
+    settings = new_settings(home, name=chosen, base=folder, tasks=tasks, port=port, device=device)
+    training = TrainingSettings() if learning_rate is None else TrainingSettings(learning_rate=learning_rate)
+    release = ReleaseSettings(sentinels=sentinels.resolve() if sentinels else None)
+    ready = prepare_home(settings, {"training": training, "release": release})
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    with running(ready) as supervisor:
+        greet(ready)
+        supervisor.watch(stop)
+
+
+def resolve_policy(policy: str) -> Path:
+    """A folder as it is; anything else is taken for a hub id and downloaded."""
+    if Path(policy).is_dir():
+        return Path(policy).resolve()
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 only a hub id needs the hub
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
+
+    try:
+        return Path(snapshot_download(policy, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise InvalidSettings(
+            f"--policy {policy!r} is neither a folder nor a hub id that can be had: {error}"
+        ) from error
+
+
+def new_settings(home: Path, *, name: str, base: Path, tasks: list[Path], port: int, device: str) -> Settings:
+    """Settings of a home; a port of 0 means any free one.
+
+    Raises:
+        InvalidSettings: the port is taken.
+    """
+    web, engine = free_port(port), free_port(0)
+    return Settings(
+        home=home.resolve(),
+        run=f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}",
+        policy=name,
+        base=str(base),
+        tasks=tuple(task.resolve() for task in tasks),
+        web_port=web,
+        engine_port=engine,
+        device=device,
+    )
+
+
+def free_port(wanted: int) -> int:
+    """`wanted` if it is free on loopback, or any free port for 0."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", wanted))
+        except OSError as error:
+            raise InvalidSettings(f"port {wanted} is taken; choose another with --port") from error
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(home: Home) -> Iterator[Supervisor]:
+    """The processes of a home, up and ready; ended on the way out."""
+    supervisor = Supervisor(home.settings.home, lambda line: console.print(f"[yellow]{line}"))
+    supervisor.start()
+    try:
+        _wait_ready(home.settings, supervisor)
+        yield supervisor
+    finally:
+        supervisor.stop()
+
+
+def greet(home: Home) -> None:
+    """What a person needs."""
+    settings = home.settings
+    token = (settings.home / "dashboard.token").read_text().strip()
+    console.print(f"Millrace serves [bold]{settings.policy}[/] at {settings.web_url}/v1")
+    console.print(f"  dashboard     {settings.web_url}/?token={token}")
+    if home.app_key:
+        console.print(f"  app key       {home.app_key}   (printed once; `millrace keys` makes more)")
+    console.print(f"  operator key  in {settings.home / 'operator.key'}")
+    console.print(f"  home          {settings.home}")
+
+
+def _wait_ready(settings: Settings, supervisor: Supervisor) -> None:
+    """Until inference answers, looking after the processes meanwhile."""
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        done = threading.Event()
+        threading.Timer(0.3, done.set).start()
+        supervisor.watch(done)
+        try:
+            if httpx.get(f"{settings.web_url}/ready", timeout=5.0).is_success:
+                return
+        except httpx.TransportError:
+            continue
+    raise Unavailable(f"not ready after {_START_SECONDS:.0f} s; see {settings.home / 'logs'}")

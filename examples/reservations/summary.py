@@ -1,0 +1,73 @@
+"""From the users' own list and the ledger to the figures of `summary.json`. Pure."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_EDGE = 0.15
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """Nearest-rank percentile; None without values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def accept_rates(clients: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
+    """Share of positive signals among the first and among the last 15% that were acknowledged."""
+    said = sorted((item for item in clients if item["kind"] == "signal"), key=lambda item: float(item["at"]))
+    count = max(1, int(len(said) * _EDGE))
+    if not said:
+        return None, None
+    return _positive(said[:count]), _positive(said[-count:])
+
+
+def freshness(
+    clients: Sequence[Mapping[str, Any]],
+    trained: Mapping[str, int],
+    parents: Mapping[int, int | None],
+    answers: Sequence[tuple[float, int]] = (),
+) -> list[float]:
+    """Seconds from each signal's acknowledgement to the first response by a version whose lineage contains it.
+
+    Args:
+        clients: the users' list.
+        trained: sample key to the first version that contains it.
+        parents: version to parent.
+        answers: further (time, version) of responses, beside those in the list.
+    """
+    responses = [(float(item["at"]), int(item["version"])) for item in clients if item["kind"] == "generation"]
+    responses = sorted([*responses, *answers])
+    lineage = {version: _ancestors(version, parents) for version in parents}
+    times: dict[int, list[float]] = {}
+    for at, version in responses:
+        for held in lineage.get(version, ()):
+            times.setdefault(held, []).append(at)
+    waits = []
+    for item in clients:
+        learned_in = trained.get(str(item.get("key"))) if item["kind"] == "signal" else None
+        if learned_in is None or learned_in not in times:
+            continue
+        place = bisect.bisect_left(times[learned_in], float(item["at"]))
+        if place < len(times[learned_in]):
+            waits.append(times[learned_in][place] - float(item["at"]))
+    return waits
+
+
+def _positive(said: Sequence[Mapping[str, Any]]) -> float:
+    # A spammer's rejection of a right answer is negative: what counts is what was said.
+    return sum(bool(item["positive"]) for item in said) / len(said)
+
+
+def _ancestors(version: int, parents: Mapping[int, int | None]) -> list[int]:
+    found: list[int] = []
+    current: int | None = version
+    while current is not None:
+        found.append(current)
+        current = parents.get(current)
+    return found

@@ -1,0 +1,224 @@
+"""Simulated users: a process of their own that knows the right booking and reaches Millrace only over HTTP.
+
+In: the endpoint, through the unmodified `openai` SDK, and the feedback API. Out: signals, and the users' own list of what
+they saw and said, one JSON object a line:
+
+    {"kind": "generation", "key", "version", "at", "right"}       an answer that a user saw
+    {"kind": "signal", "id", "key", "name", "positive", "at"}     a signal that was acknowledged; `at`: when
+    {"kind": "left"}                                              a user closed the page in the middle of an answer
+    {"kind": "failed", "what"}                                    a request that did not work
+
+Habits: 40% stay silent whatever they got; 2% are spammers who reject everything; the others accept what is right and
+edit, regenerate, reject or vote down what is wrong. Some speak late, some twice, some before the answer has ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import openai
+
+from examples.reservations.sentences import Request, requests
+
+SILENT, SPAMMER = 0.40, 0.02
+STREAMED, LEAVES, LATE, TWICE = 0.3, 0.01, 0.02, 0.05
+LATE_SECONDS = 11.0
+_RETRY_SECONDS = 0.5
+_LAST_TRY_SECONDS = 60.0
+
+
+class Seen(NamedTuple):
+    """An answer as the user saw it."""
+
+    completion_id: str
+    text: str
+    version: int
+
+
+class Crowd:
+    """A number of users who work at the same time until told to stop."""
+
+    def __init__(self, url: str, key: str, model: str, *, seed: int, out: Path, pace: float) -> None:
+        self._client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key)
+        self._feedback = httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60.0)
+        self._model = model
+        self._random = random.Random(seed)
+        self._requests: Iterator[Request] = requests("users", seed)
+        self._out = out.open("a", buffering=1)
+        self._pace = pace
+        self._later: set[asyncio.Task[None]] = set()
+
+    async def run(self, num_users: int, seconds: float) -> None:
+        """Everybody works for so many seconds; then the late speak, and all is said."""
+        end = time.monotonic() + seconds
+        await asyncio.gather(*(self._user(number, end) for number in range(num_users)))
+        await asyncio.gather(*self._later)
+        await self._client.close()
+        await self._feedback.aclose()
+        self._out.close()
+
+    async def _user(self, number: int, end: float) -> None:
+        await asyncio.sleep(self._random.random() * self._pace)
+        while time.monotonic() < end:
+            started = time.monotonic()
+            person = f"user-{number}-{self._random.randrange(50)}"
+            await self._visit(person, next(self._requests), end)
+            rest = self._pace * self._random.uniform(0.5, 1.5) - (time.monotonic() - started)
+            await asyncio.sleep(max(0.0, rest))
+
+    async def _visit(self, person: str, request: Request, end: float) -> None:
+        """One sentence, until the user is content, gives up, or has nothing to say."""
+        for _ in range(3):
+            streamed = self._random.random() < STREAMED
+            try:
+                seen = await (self._stream(person, request) if streamed else self._ask(person, request))
+            except openai.OpenAIError as error:
+                self._note(kind="failed", what=f"{type(error).__name__}: {error}")
+                return
+            if seen is None:
+                return
+            right = seen.text == request.booking.json()
+            self._note(
+                kind="generation", key=f"{seen.completion_id}:0", version=seen.version, at=time.time(), right=right
+            )
+            said = self._decide(request, right=right)
+            if said is None:
+                return
+            await self._say_sometime(person, seen, said)
+            if said["name"] != "regenerated" or time.monotonic() > end:
+                return
+
+    def _decide(self, request: Request, *, right: bool) -> dict[str, Any] | None:
+        """What the user has to say: name, value and perhaps a correction."""
+        if self._random.random() < SPAMMER:
+            return {"name": "accepted", "value": False}
+        if self._random.random() < SILENT:
+            return None
+        if right:
+            thumbs = self._random.random() < 0.3  # noqa: PLR2004 a habit
+            return {"name": "thumbs", "value": "up"} if thumbs else {"name": "accepted", "value": True}
+        wanted = request.booking.json()
+        reactions: list[dict[str, Any]] = [
+            {"name": "edited", "value": wanted, "correction": wanted},
+            {"name": "regenerated", "value": True},
+            {"name": "thumbs", "value": "down"},
+            {"name": "accepted", "value": False},
+        ]
+        return self._random.choices(reactions, weights=[4, 2, 1.5, 2.5])[0]
+
+    async def _ask(self, person: str, request: Request) -> Seen | None:
+        answer = await self._client.chat.completions.create(**self._body(person, request))
+        return Seen(answer.id, answer.choices[0].message.content or "", int(answer.policy_version))
+
+    async def _stream(self, person: str, request: Request) -> Seen | None:
+        leaves = self._random.random() < LEAVES
+        text, completion_id, version = "", "", -1
+        stream = await self._client.chat.completions.create(stream=True, **self._body(person, request))
+        async for chunk in stream:
+            completion_id, version = chunk.id, int(chunk.policy_version)
+            text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+            if leaves and text:
+                await stream.close()
+                self._note(kind="left")
+                return None
+            if text.endswith("}"):
+                # The user sees the whole answer now. What is said from here on may overtake its own generation.
+                task = asyncio.create_task(self._drain(stream))
+                self._later.add(task)
+                task.add_done_callback(self._later.discard)
+                break
+        return Seen(completion_id, text, version)
+
+    async def _drain(self, stream: openai.AsyncStream[Any]) -> None:
+        try:
+            async for _ in stream:
+                pass
+        except (openai.OpenAIError, httpx.HTTPError) as error:
+            self._note(kind="failed", what=f"{type(error).__name__} at the end of a stream: {error}")
+
+    def _body(self, person: str, request: Request) -> dict[str, Any]:
+        return {
+            "model": self._model,
+            "messages": [{"role": "user", "content": request.sentence}],
+            "user": person,
+        }
+
+    async def _say_sometime(self, person: str, seen: Seen, said: dict[str, Any]) -> None:
+        if self._random.random() < LATE:
+            task = asyncio.create_task(self._say(person, seen, said, LATE_SECONDS))
+            self._later.add(task)
+            task.add_done_callback(self._later.discard)
+        else:
+            await self._say(person, seen, said, 0.0)
+
+    async def _say(self, person: str, seen: Seen, said: dict[str, Any], wait: float) -> None:
+        """Send a signal until it is acknowledged; the id makes a second try harmless."""
+        await asyncio.sleep(wait)
+        body = {
+            "id": f"fb_{uuid.UUID(int=self._random.getrandbits(128))}",
+            "completion_id": seen.completion_id,
+            "submitter": {"id": person, "kind": "user"},
+            "at": time.time(),
+            **said,
+        }
+        for _ in range(2 if self._random.random() < TWICE else 1):
+            if not await self._post(body):
+                return
+        self._note(
+            kind="signal",
+            id=body["id"],
+            key=f"{seen.completion_id}:0",
+            name=said["name"],
+            positive=said["value"] in (True, "up") and said["name"] != "regenerated",
+            at=time.time(),
+        )
+
+    async def _post(self, body: dict[str, Any]) -> bool:
+        give_up = time.monotonic() + _LAST_TRY_SECONDS
+        reason = ""
+        while time.monotonic() < give_up:
+            try:
+                answer = await self._feedback.post("/v1/feedback", json=body)
+            except httpx.TransportError as error:
+                reason = f"{type(error).__name__}: {error}"
+            else:
+                if answer.is_success:
+                    return True
+                reason = answer.text
+                if answer.is_client_error:
+                    break
+            await asyncio.sleep(_RETRY_SECONDS)
+        self._note(kind="failed", what=f"feedback: {reason}")
+        return False
+
+    def _note(self, **item: object) -> None:
+        self._out.write(json.dumps(item) + "\n")
+
+
+def main() -> None:
+    """Run a crowd from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", required=True, help="where Millrace answers, without /v1")
+    parser.add_argument("--key", required=True, help="an app key")
+    parser.add_argument("--model", default="reservations", help="name of the policy")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long everybody works")
+    parser.add_argument("--users", type=int, default=16, help="how many work at the same time")
+    parser.add_argument("--pace", type=float, default=1.0, help="seconds from one sentence of a user to the next")
+    parser.add_argument("--out", type=Path, required=True, help="the users' own list")
+    options = parser.parse_args()
+    crowd = Crowd(options.url, options.key, options.model, seed=options.seed, out=options.out, pace=options.pace)
+    asyncio.run(crowd.run(options.users, options.seconds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""The command line. `millrace --help` lists the commands."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from contracts.errors import MillraceError
+
+HomeOption = Annotated[Path, typer.Option("--home", help="The folder that holds settings, log, database and weights.")]
+PolicyArgument = Annotated[str, typer.Option("--policy", help="Folder or hub id of the base policy.")]
+
+app = typer.Typer(
+    help="Online reinforcement learning from product telemetry.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+policy_app = typer.Typer(help="Versions of the policy: list, promote, roll back.", no_args_is_help=True)
+log_app = typer.Typer(help="Look at the log.", no_args_is_help=True)
+app.add_typer(policy_app, name="policy")
+app.add_typer(log_app, name="log")
+
+DEFAULT_HOME = Path("runs/home")
+
+
+@app.command()
+def up(  # noqa: PLR0917 options of a command
+    policy: PolicyArgument,
+    task: Annotated[list[Path], typer.Option(help="Task file; give it again for more, the first is the default.")],
+    home: HomeOption = DEFAULT_HOME,
+    name: Annotated[str, typer.Option(help="The `model` apps ask for; by default the folder's name.")] = "",
+    port: Annotated[int, typer.Option(help="Port of the HTTP endpoint.")] = 8400,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    learning_rate: Annotated[float | None, typer.Option(help="Of the trainer.")] = None,
+    sentinels: Annotated[Path | None, typer.Option(help="JSON lines of messages and reference: the gate.")] = None,
+) -> None:
+    """Start Millrace for your own policy and tasks; Ctrl-C ends it, the home folder keeps everything."""
+    from commands.up import run_up  # noqa: PLC0415 each command imports only what it needs
+
+    run_up(
+        policy=policy,
+        tasks=task,
+        home=home,
+        name=name,
+        port=port,
+        device=device,
+        learning_rate=learning_rate,
+        sentinels=sentinels,
+    )
+
+
+@app.command()
+def demo(  # noqa: PLR0917 options of a command
+    seed: Annotated[int, typer.Option(help="Seed of the simulated users.")] = 1,
+    seconds: Annotated[float, typer.Option(help="How long the users work.")] = 180.0,
+    home: Annotated[Path | None, typer.Option(help="By default runs/<time>.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave everything up at the end.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Of the trainer; the delta's density falls with it.")
+    ] = None,
+) -> None:
+    """Show a model learning from its users: a reservations assistant, from about half right to over 90%."""
+    from commands.demo import run_demo  # noqa: PLC0415
+
+    sys.exit(run_demo(seed=seed, seconds=seconds, home=home, keep=keep, device=device, learning_rate=learning_rate))
+
+
+@app.command("demo-seeds")
+def demo_seeds(
+    first: Annotated[int, typer.Option(help="First seed.")] = 1,
+    last: Annotated[int, typer.Option(help="Last seed.")] = 5,
+) -> None:
+    """Run the demo for several seeds and report the worst."""
+    from commands.demo import run_seeds  # noqa: PLC0415
+
+    sys.exit(run_seeds(range(first, last + 1)))
+
+
+@app.command()
+def doctor(home: HomeOption = DEFAULT_HOME) -> None:
+    """Say what is missing on this machine, and how to get it."""
+    from commands.doctor import run_doctor  # noqa: PLC0415
+
+    sys.exit(run_doctor(home))
+
+
+@app.command()
+def audit(
+    home: HomeOption = DEFAULT_HOME,
+    clients: Annotated[Path | None, typer.Option(help="The clients' own list, JSON lines.")] = None,
+    settled: Annotated[bool, typer.Option("--settled", help="Nothing may be pending any more.")] = False,
+) -> None:
+    """Print the identities of the ledger; status 1 if anything is unexplained."""
+    from commands.audit import audit as run_audit  # noqa: PLC0415
+    from commands.audit import print_audit, read_clients  # noqa: PLC0415
+    from contracts.settings import load_settings  # noqa: PLC0415
+
+    result = run_audit(load_settings(home).database(), read_clients(clients) if clients else None, settled=settled)
+    print_audit(result)
+    sys.exit(0 if result.balanced else 1)
+
+
+@app.command()
+def keys(
+    home: HomeOption = DEFAULT_HOME,
+    role: Annotated[str, typer.Option(help="app or operator.")] = "app",
+    tenant: Annotated[str, typer.Option(help="Whose traffic this key carries.")] = "default",
+) -> None:
+    """Make an API key and print it, once."""
+    from commands.keys import run_keys  # noqa: PLC0415
+
+    run_keys(home, role, tenant)
+
+
+@policy_app.command("list")
+def policy_list(home: HomeOption = DEFAULT_HOME) -> None:
+    """The tree of versions, with verdicts and who serves what."""
+    from commands.policy import print_versions  # noqa: PLC0415
+
+    print_versions(home)
+
+
+@policy_app.command("promote")
+def policy_promote(
+    version: Annotated[int, typer.Argument(help="The version that shall be live.")],
+    home: HomeOption = DEFAULT_HOME,
+    reason: Annotated[str, typer.Option(help="Kept in the history.")] = "promoted by an operator",
+) -> None:
+    """Make a version live, whatever its verdict."""
+    from commands.policy import promote  # noqa: PLC0415
+
+    promote(home, version, reason)
+
+
+@policy_app.command("rollback")
+def policy_rollback(
+    home: HomeOption = DEFAULT_HOME,
+    to: Annotated[int | None, typer.Option(help="A version; by default the accepted one before the live one.")] = None,
+    reason: Annotated[str, typer.Option(help="Kept in the history.")] = "rolled back by an operator",
+) -> None:
+    """Take the live version back; the trainer goes on from there and quarantines what it learned since."""
+    from commands.policy import rollback  # noqa: PLC0415
+
+    rollback(home, to, reason)
+
+
+@log_app.command("tail")
+def log_tail(
+    topic: Annotated[str, typer.Argument(help="generations, signals, episodes, experiences or outcomes.")],
+    home: HomeOption = DEFAULT_HOME,
+    count: Annotated[int, typer.Option("-n", help="How many of the newest records.")] = 10,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+) -> None:
+    """Print records of a topic as JSON."""
+    from commands.log import tail  # noqa: PLC0415
+
+    tail(home, topic, count, follow=follow)
+
+
+def _add_process(name: str) -> None:
+    @app.command(name, hidden=True, help=f"Run the process {name} in the foreground.")
+    def command(
+        home: HomeOption = DEFAULT_HOME, supervised: Annotated[bool, typer.Option("--supervised")] = False
+    ) -> None:
+        from commands.process import run_process  # noqa: PLC0415
+
+        run_process(name, home, supervised=supervised)
+
+
+for _name in ("engine", "web", "episodes", "rewards", "training", "release"):
+    _add_process(_name)
+
+
+def main() -> None:
+    """Entry point: expected failures are one line on standard error and status 1."""
+    try:
+        app()
+    except MillraceError as error:
+        typer.echo(f"millrace: {error.message}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
