@@ -25,7 +25,7 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
     except (OSError, Unavailable):
         temporary.unlink(missing_ok=True)
         raise
@@ -37,12 +37,12 @@ def make_folder_durably(folder: Path) -> None:
     Raises:
         Unavailable: the disk is full.
     """
-    if folder.is_dir():
-        return
-    make_folder_durably(folder.parent)
-    with full_disk_named(folder):
-        folder.mkdir(exist_ok=True)
-    _sync_folder(folder.parent)
+    if not folder.is_dir():
+        make_folder_durably(folder.parent)
+        with full_disk_named(folder):
+            folder.mkdir(exist_ok=True)
+    # Also when it exists: whoever made it may have died before this line.
+    sync_folder(folder.parent)
 
 
 @contextmanager
@@ -60,7 +60,8 @@ def full_disk_named(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

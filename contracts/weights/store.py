@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from contracts.errors import Conflict, InvalidValue, NotFound, Unavailable, WeightsRefused
 from contracts.weights.codec import CODEC, check_payload, decode, encode
-from contracts.weights.files import make_folder_durably, write_durably
+from contracts.weights.files import make_folder_durably, sync_folder, write_durably
 from contracts.weights.format import Manifest, Tensors, parse_manifest, root_of
 
 MAX_CHAIN = 20
@@ -103,10 +103,12 @@ class FolderWeightStore(WeightStore):
             raise InvalidValue(f"version {manifest.version} cannot descend from {manifest.parent}", param="parent")
         folder = self._folder(manifest.policy, manifest.version)
         with self._turn(manifest.policy):
+            make_folder_durably(folder)
             if (folder / "manifest.json").exists():
                 _check_same(self.manifest(manifest.policy, manifest.version), manifest)
+                # A publisher killed right after its rename has not made the name durable.
+                sync_folder(folder)
                 return
-            make_folder_durably(folder)
             try:
                 write_durably(folder / "payload.bin", [payload])
                 write_durably(folder / "manifest.json", [msgspec.json.format(msgspec.json.encode(manifest))])

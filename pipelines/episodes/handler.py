@@ -87,31 +87,44 @@ class EpisodesHandler:
         key = (record.completion_id, record.choice)
         held = repository.find_generation(connection, key)
         if record.retracted:
-            before = repository.set_signal_state(connection, record.id, "retracted")
-            if before is None:
-                repository.add_signal(connection, record, "retracted")
-            counted = before in {"joined", "late"}
-            return self._emit_again(connection, key, held) if counted else []
+            return self._retraction(connection, record, key, held)
         if not repository.add_signal(connection, record, "pending") or held is None:
             return []
-        if self._settle(connection, record, held.record, self._tasks.get(held.record.task)) == "rejected":
+        if not self._settle(connection, record, held.record, self._tasks.get(held.record.task)):
             return []
         if held.revision == 0:
             return self._emit_if_decisive(connection, key, held)
         return self._emit_again(connection, key, held)
 
-    def _settle(self, connection: Connection, record: Signal, about: Generation, task: Task | None) -> str:
-        """Give a signal whose generation is known its state."""
+    def _retraction(self, connection: Connection, record: Signal, key: Key, held: Joined | None) -> list[Message]:
+        before = repository.set_signal_state(connection, record.id, "retracted")
+        if before is None:
+            repository.add_signal(connection, record, "retracted")
+        if held is None or before not in {"joined", "late"}:
+            return []
+        self._resolve(connection, held.record, self._tasks[held.record.task])
+        return self._emit_again(connection, key, held)
+
+    def _settle(self, connection: Connection, record: Signal, about: Generation, task: Task | None) -> bool:
+        """Give a signal whose generation is known its state; False if the task does not know it."""
         if task is None or record.name not in task.signals:
-            state, reason = "rejected", "undeclared_signal"
-        else:
-            state, reason = join.state_on_arrival(record, join.deadline(about, task)), ""
-        repository.set_signal_state(connection, record.id, state, reason)
-        if state != "rejected":
-            counting = repository.signals_of(connection, (record.completion_id, record.choice), "joined", "late")
-            for lost in join.superseded(counting):
-                repository.set_signal_state(connection, lost, "conflict", "superseded")
-        return state
+            repository.set_signal_state(connection, record.id, "rejected", "undeclared_signal")
+            return False
+        repository.set_signal_state(connection, record.id, "joined")
+        self._resolve(connection, about, task)
+        return True
+
+    def _resolve(self, connection: Connection, about: Generation, task: Task) -> None:
+        """Judge all signals of a sample anew, so that the result does not depend on the order of arrival."""
+        key = (about.completion_id, about.choice)
+        heard = repository.signals_of(connection, key, "joined", "late", "conflict")
+        lost = join.superseded(heard)
+        for signal in heard:
+            if signal.id in lost:
+                repository.set_signal_state(connection, signal.id, "conflict", "superseded")
+            else:
+                state = join.state_on_arrival(signal, join.deadline(about, task))
+                repository.set_signal_state(connection, signal.id, state)
 
     def _emit_if_decisive(self, connection: Connection, key: Key, held: Joined) -> list[Message]:
         task = self._tasks[held.record.task]
@@ -119,14 +132,15 @@ class EpisodesHandler:
             return []
         return self._emit(connection, key, held, "decisive")
 
-    def _emit_again(self, connection: Connection, key: Key, held: Joined | None) -> list[Message]:
+    def _emit_again(self, connection: Connection, key: Key, held: Joined) -> list[Message]:
         """Later evidence makes a new revision of what was emitted, never a rewrite."""
-        if held is None or held.revision == 0 or held.record.purpose != "user":
+        if held.revision == 0 or held.record.purpose != "user":
             return []
         return self._emit(connection, key, held, "decisive")
 
     def _emit(self, connection: Connection, key: Key, held: Joined, reason: Reason) -> list[Message]:
-        signals = self._counting(connection, key)
+        # Only a user's generation is judged by signals; the others are scored by what they say alone.
+        signals = self._counting(connection, key) if held.record.purpose == "user" else []
         revision = repository.next_revision(connection, key)
         repository.set_signal_revision(connection, [signal.id for signal in signals], revision)
         episode = Episode(

@@ -1,0 +1,38 @@
+PYTHON ?= python3
+BIN := .venv/bin
+SEED ?= 1
+
+.PHONY: help setup demo demo-seeds test check browser bench clean
+
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+setup: $(BIN)/.ready  ## Make .venv from the pinned dependencies, once
+
+$(BIN)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,demo]'
+	touch $@
+
+demo: setup  ## Show a model learning from its users (SEED=1)
+	$(BIN)/millrace demo --seed $(SEED)
+
+demo-seeds: setup  ## Run the demo for seeds 1 to 5 and report the worst
+	$(BIN)/millrace demo-seeds
+
+test: setup  ## Run the tests that need no server, no GPU and no browser
+	$(BIN)/pytest -m "not services and not gpu and not browser"
+	@echo "not run here: tests marked services, gpu, browser"
+
+browser: setup  ## Run the page test; it is skipped without Chromium
+	$(BIN)/pytest -m browser -rs
+
+check: setup  ## Format, lint, types and layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy .
+	$(BIN)/lint-imports
+
+clean:  ## Remove the environment and all runs
+	rm -rf .venv runs

@@ -1,0 +1,37 @@
+"""What every test may use: a migrated database and a log of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contracts.database import Database
+from contracts.local_log import LocalLog
+
+
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database file built by the real migrations, once."""
+    path = tmp_path_factory.mktemp("migrated") / "millrace.db"
+    database = Database(f"sqlite:///{path}")
+    database.migrate()
+    database.close()
+    return path
+
+
+@pytest.fixture
+def database(migrated: Path, tmp_path: Path) -> Iterator[Database]:
+    path = tmp_path / "millrace.db"
+    path.write_bytes(migrated.read_bytes())
+    opened = Database(f"sqlite:///{path}")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def event_log(tmp_path: Path) -> Iterator[LocalLog]:
+    log = LocalLog(tmp_path / "log")
+    yield log
+    log.close()

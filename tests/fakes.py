@@ -1,0 +1,124 @@
+"""Stand-ins behind ports, and records made with sensible defaults."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from contracts.errors import Unavailable
+from contracts.event_log import LoadPosition, LogRecord, Message
+from contracts.ids import new_completion_id
+from contracts.local_log import LocalConsumer, LocalLog
+from contracts.records import (
+    Generation,
+    GenerationBody,
+    Sampling,
+    Signal,
+    Span,
+    Submitter,
+    pack_floats,
+    pack_ids,
+    seal_body,
+)
+from contracts.tasks import Task
+
+BOOKING_TASK = Task.model_validate(
+    {
+        "name": "booking",
+        "window_seconds": 10,
+        "signals": {
+            "edited": {"type": "text", "reward": 0.0},
+            "accepted": {"type": "bool", "labels": {"true": 1.0, "false": 0.0}},
+            "comment": {"type": "text", "decisive": False},
+            "stars": {"type": "number", "minimum": 1, "maximum": 5, "decisive": False},
+        },
+        "verifiers": [
+            {"name": "shape", "kind": "json_schema", "config": {"schema": {"type": "object", "required": ["party"]}}},
+            {"name": "exact", "kind": "json_exact", "role": "watch"},
+        ],
+    }
+)
+
+_numbers = itertools.count()
+
+
+class Crash(BaseException):
+    """A process dies here. Not an Exception, so that nothing in between can swallow it."""
+
+
+class FullLog:
+    """An `EventLog` whose disk is full."""
+
+    # ruff: noqa: ARG002 a port's methods keep their parameters
+
+    num_partitions = 4
+
+    def append(self, messages: Sequence[Message]) -> None:
+        raise Unavailable("the log cannot be written (database or disk is full)")
+
+    def consumer(self, group: str, topics: Sequence[str], load_position: LoadPosition) -> LocalConsumer:
+        raise NotImplementedError
+
+    def ends(self, topic: str) -> dict[int, int]:
+        return dict.fromkeys(range(self.num_partitions), 0)
+
+    def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+def a_generation(text: str = '{"party":2}', **changes: Any) -> Generation:
+    """A user's finished generation of version 0."""
+    metadata = changes.pop("metadata", {})
+    body = GenerationBody(
+        messages=[{"role": "user", "content": "a table for two"}],
+        text=text,
+        prompt_ids=pack_ids([1, 2, 3]),
+        completion_ids=pack_ids([4, 5]),
+        logprobs=pack_floats([-0.5, -0.25]),
+        metadata=metadata,
+    )
+    values: dict[str, Any] = {
+        "completion_id": new_completion_id(),
+        "choice": 0,
+        "tenant": "default",
+        "policy": "booking",
+        "task": "booking",
+        "task_hash": BOOKING_TASK.hash,
+        "purpose": "user",
+        "arm": "live",
+        "arm_probability": 1.0,
+        "spans": (Span(0, 0),),
+        "sampling": Sampling(temperature=1.0, max_tokens=16),
+        "finish_reason": "stop",
+        "created_at": 100.0,
+        "finished_at": 101.0,
+        "engine": "test/1",
+        "dtype": "float32",
+        "body": seal_body(body),
+    }
+    return Generation(**(values | changes))
+
+
+def a_signal(about: Generation, name: str = "accepted", value: Any = True, **changes: Any) -> Signal:
+    """A user's signal, received inside the window."""
+    values: dict[str, Any] = {
+        "id": f"fb_{next(_numbers)}",
+        "completion_id": about.completion_id,
+        "choice": about.choice,
+        "name": name,
+        "value": value,
+        "at": 102.0,
+        "received_at": 102.0,
+        "tenant": about.tenant,
+        "submitter": Submitter(id="ann"),
+    }
+    return Signal(**(values | changes))
+
+
+def everything(log: LocalLog, topic: str) -> list[LogRecord]:
+    """Every record of a topic."""
+    return [record for partition in log.ends(topic) for record in log.read(topic, partition, 0, 1_000_000)]

@@ -1,0 +1,85 @@
+"""Tiny policies and experiences for the trainer's tests."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from contracts.ids import new_completion_id, sample_key
+from contracts.records import Experience, Sampling, Score, Segment, Span, pack_floats, pack_ids
+
+VOCABULARY = 48
+
+
+def tiny_model(seed: int = 0, *, tied: bool = True) -> Any:
+    """A random float32 Llama that holds bfloat16 values, as a policy loaded from its published bits does."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
+    )
+    model = LlamaForCausalLM(config).eval().requires_grad_(requires_grad=False)
+    # Parameters only: casting the whole module would also round the rotary frequencies, which are not weights.
+    for parameter in model.parameters():
+        parameter.copy_(parameter.to(torch.bfloat16))
+    return model
+
+
+def segment(
+    prompt: list[int],
+    completion: list[int],
+    log_probs: list[float],
+    *,
+    spans: tuple[Span, ...] = (Span(0, 0),),
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+) -> Segment:
+    return Segment(
+        token_ids=pack_ids([*prompt, *completion]),
+        loss_mask=bytes([0] * len(prompt) + [1] * len(completion)),
+        logprobs=pack_floats([0.0] * len(prompt) + log_probs),
+        spans=spans,
+        sampling=Sampling(temperature=temperature, top_p=top_p, max_tokens=32),
+    )
+
+
+def experience(*segments: Segment, key: str | None = None, revision: int = 0, **changes: Any) -> Experience:
+    fields: dict[str, Any] = {
+        "key": key or sample_key(new_completion_id(), 0),
+        "revision": revision,
+        "policy": "tiny",
+        "task": "task",
+        "task_hash": "hash",
+        "tenant": "default",
+        "purpose": "user",
+        "baseline_key": "task",
+        "segments": segments,
+        "scores": (Score(name="accepted", grader="signal/1#hash", value=1.0),),
+        "reward": 1.0,
+        "status": "scored",
+        "generated_at": 1000.0,
+        "scored_at": 1001.0,
+        "engine": "ours",
+        "dtype": "float32",
+    }
+    return Experience(**(fields | changes))
+
+
+def random_experience(random: np.random.Generator, *, temperature: float = 1.0, **changes: Any) -> Experience:
+    """Random tokens with plausible random log-probs."""
+    prompt = random.integers(1, VOCABULARY, random.integers(2, 8)).tolist()
+    completion = random.integers(1, VOCABULARY, random.integers(1, 9)).tolist()
+    log_probs = (-random.exponential(3.0, len(completion))).tolist()
+    spans = changes.pop("spans", (Span(0, 0),))
+    return experience(
+        segment(prompt, completion, log_probs, temperature=temperature, spans=spans),
+        **({"reward": float(random.integers(0, 2))} | changes),
+    )

@@ -1,0 +1,94 @@
+"""Dies between any two durable effects: nothing is lost, nothing is learned twice, the weights are the same bits."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipelines.training.worker import Trainer
+from tests.unit.pipelines.training.world import CrashAt, World, survive, weights_of
+
+NUM_SAMPLES = 8
+NUM_TURNS = 4
+# Two steps make a version, and a smaller third one follows it.
+RHYTHM = {"batch_size": 3, "publish_samples": 6}
+
+Ledger = dict[str, tuple[str, str, int | None]]
+Straight = tuple[dict[str, torch.Tensor], Ledger, int]
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("template") / "home"
+    world = World.new(home)
+    world.add_random(NUM_SAMPLES)
+    world.close()
+    return home
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Straight:
+    home = shutil.copytree(template, tmp_path_factory.mktemp("straight") / "home")
+    world, counter = World(home, **RHYTHM), CrashAt(10**9)
+    trainer = world.start(counter)
+    finish(world, trainer)
+    weights, ledger = weights_of(trainer), world.ledger()
+    world.close()
+    return weights, ledger, 10**9 - counter.left
+
+
+def finish(world: World, trainer: Trainer) -> None:
+    world.turns(trainer, NUM_TURNS)
+    trainer._checkpoint(None)
+
+
+def trained(*versions: int) -> list[tuple[str, str, int]]:
+    return [("trained", "", version) for version in versions]
+
+
+def test_the_uninterrupted_run_trains_everything_once(uninterrupted: Straight) -> None:
+    _, ledger, _ = uninterrupted
+    assert sorted(ledger.values()) == trained(1, 1, 1, 1, 1, 1, 2, 2)
+
+
+def test_a_crash_anywhere_changes_nothing(template: Path, tmp_path: Path, uninterrupted: Straight) -> None:
+    weights, ledger, num_places = uninterrupted
+    places = set()
+    for number in range(1, num_places + 1):
+        home = shutil.copytree(template, tmp_path / str(number))
+        world, fault = World(home, **RHYTHM), CrashAt(number)
+        trainer = survive(world, lambda trainer, world=world: finish(world, trainer), fault)  # type: ignore[misc]
+        places.add(fault.place)
+
+        assert world.ledger() == ledger, fault.place
+        assert world.store.versions("tiny") == [0, 1], fault.place
+        assert world.arm("live") == 1, fault.place
+        for name, value in weights_of(trainer).items():
+            assert torch.equal(value, weights[name]), (fault.place, name)
+        world.close()
+    assert places == {
+        "checkpoint: before weights.safetensors", "checkpoint: before optimizer.safetensors",
+        "checkpoint: before state.json", "checkpoint: before MANIFEST.json", "checkpoint: durable",
+        "training: step taken", "training: outcomes told", "training: bytes published", "training: candidate assigned",
+    }  # fmt: skip
+
+
+def test_a_truncated_checkpoint_is_refused_and_its_samples_are_pending_again(template: Path, tmp_path: Path) -> None:
+    world = World(shutil.copytree(template, tmp_path / "home"), batch_size=3, publish_samples=3)
+    world.turns(world.start(), 2)
+    assert sorted(world.ledger().values()) == trained(1, 1, 1, 2, 2, 2)
+    newest = max(world.settings.checkpoints.iterdir())
+    file = newest / "weights.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+
+    restarted = world.start()
+
+    assert restarted.state.version == 1
+    assert sorted(world.ledger().values()) == trained(1, 1, 1)
+    world.turns(restarted, NUM_TURNS)
+    restarted._checkpoint(None)
+    # Version 2 was published from what is lost: its number is never given to other weights.
+    assert sorted(world.ledger().values()) == trained(1, 1, 1, 3, 3, 3, 4, 4)
+    assert world.store.manifest("tiny", 3).parent == 1
+    world.close()

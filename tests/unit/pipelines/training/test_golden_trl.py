@@ -1,0 +1,118 @@
+"""Our loss and gradient against trl's own `GRPOTrainer._compute_loss`, on the same samples."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset  # type: ignore[import-untyped]  # needed by trl, without types
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer
+
+from contracts.records import Experience
+from pipelines.training.batch import micro_batches, num_tokens
+from pipelines.training.loss import Objective, policy_loss
+from policy.logprobs import TokenScorer
+from tests.unit.pipelines.training.builders import VOCABULARY, random_experience, tiny_model
+
+BOUND = 3.0
+
+
+def trainer_of_trl(model: Any, folder: Path, beta: float, temperature: float) -> Any:
+    vocabulary = {f"t{index}": index for index in range(VOCABULARY)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="t0")),  # noqa: S106 a token of text
+        pad_token="t0",  # noqa: S106 as above
+        eos_token="t1",  # noqa: S106 as above
+    )
+    arguments = GRPOConfig(
+        output_dir=str(folder), use_cpu=True, bf16=False, report_to=[], per_device_train_batch_size=2, beta=beta,
+        num_generations=2, loss_type="cispo", epsilon_high=BOUND, use_bias_correction_kl=False, temperature=temperature,
+        activation_checkpointing=False, disable_dropout=True,
+    )  # fmt: skip
+    return GRPOTrainer(
+        model=model,
+        args=arguments,
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        train_dataset=Dataset.from_dict({"prompt": ["t2", "t3"]}),
+        processing_class=tokenizer,
+    )
+
+
+def inputs_of_trl(batch: list[Experience], advantages: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Prompts padded left, completions right: trl's layout, built without any of our code."""
+    width_prompt, width_completion = (
+        max(segment.loss_mask.count(value) for item in batch for segment in item.segments) for value in (0, 1)
+    )
+    shape_prompt, shape_completion = (len(batch), width_prompt), (len(batch), width_completion)
+    inputs = {
+        "prompt_ids": torch.zeros(shape_prompt, dtype=torch.long),
+        "prompt_mask": torch.zeros(shape_prompt, dtype=torch.long),
+        "completion_ids": torch.zeros(shape_completion, dtype=torch.long),
+        "completion_mask": torch.zeros(shape_completion, dtype=torch.long),
+        "old_per_token_logps": torch.zeros(shape_completion),
+        "advantages": advantages,
+    }
+    for row, item in enumerate(batch):
+        tokens = np.frombuffer(item.segments[0].token_ids, "<i4").tolist()
+        log_probs = np.frombuffer(item.segments[0].logprobs, "<f4").tolist()
+        start = item.segments[0].loss_mask.index(1)
+        length = len(tokens) - start
+        inputs["prompt_ids"][row, width_prompt - start :] = torch.tensor(tokens[:start])
+        inputs["prompt_mask"][row, width_prompt - start :] = 1
+        inputs["completion_ids"][row, :length] = torch.tensor(tokens[start:])
+        inputs["completion_mask"][row, :length] = 1
+        inputs["old_per_token_logps"][row, :length] = torch.tensor(log_probs[start:])
+    inputs["num_items_in_batch"] = inputs["completion_mask"].sum()
+    return inputs
+
+
+@pytest.mark.parametrize(("beta", "temperature"), [(0.0, 1.0), (0.02, 1.0), (0.02, 0.8)])
+def test_loss_and_gradient_equal_trl(tmp_path: Path, beta: float, temperature: float) -> None:
+    random = np.random.default_rng(7)
+    batch = [random_experience(random, temperature=temperature) for _ in range(6)]
+    advantages = torch.tensor(random.normal(size=6), dtype=torch.float32)
+    mine, anchor = tiny_model(1), tiny_model(2)
+    mine.save_pretrained(tmp_path)  # with beta, trl loads a reference model from where the policy came from
+    theirs = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    for model in (theirs, mine):
+        model.requires_grad_(requires_grad=True)
+
+    inputs = inputs_of_trl(batch, advantages)
+    trl_trainer = trainer_of_trl(theirs, tmp_path, beta, temperature)
+    trl_trainer.current_gradient_accumulation_steps = 1
+    if beta:
+        scorer = TokenScorer(anchor)
+        input_ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+        mask = torch.cat([torch.zeros_like(inputs["prompt_mask"]), inputs["completion_mask"]], 1)[:, 1:].bool()
+        scores = scorer(input_ids, attention, mask, temperature)
+        inputs["ref_per_token_logps"] = scores.log_probs_BT[:, -inputs["completion_ids"].shape[1] :].detach()
+    expected = trl_trainer._compute_loss(trl_trainer.model, inputs)
+    expected.backward()
+
+    total, clipped = 0.0, 0.0
+    scorer, anchor_scorer = TokenScorer(mine), TokenScorer(anchor)
+    for micro in micro_batches(batch, max_tokens=40):
+        place = (micro.input_ids_BL, micro.attention_mask_BL, micro.mask_BT, micro.temperature)
+        loss, sums = policy_loss(
+            scorer(*place),
+            micro.behaviour_BT,
+            anchor_scorer(*place).log_probs_BT.detach() if beta else None,
+            advantages[micro.sample_B],
+            micro.mask_BT,
+            num_tokens=num_tokens(batch),
+            objective=Objective(ratio_bound=BOUND, kl_coefficient=beta),
+        )
+        torch.autograd.backward(loss)
+        total += sums.loss
+        clipped += sums.clipped
+
+    assert clipped > 0, "the batch must exercise the bound"
+    assert total == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    for name, parameter in mine.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name], atol=2e-5, rtol=1e-4)

@@ -1,0 +1,89 @@
+import math
+
+import pytest
+import torch
+
+from pipelines.training.loss import LossSums, Objective, policy_loss
+from policy.logprobs import TokenScores
+
+OBJECTIVE = Objective(ratio_bound=3.0, kl_coefficient=0.02)
+ONE = torch.ones(1, 1, dtype=torch.bool)
+
+
+def loss_of(
+    current: float, behaviour: float, advantage: float, anchor: float | None = None
+) -> tuple[float, float, LossSums]:
+    """Loss and d loss / d log-prob of one token."""
+    log_probs = torch.tensor([[current]], requires_grad=True)
+    loss, sums = policy_loss(
+        TokenScores(log_probs, torch.tensor([[1.5]])),
+        torch.tensor([[behaviour]]),
+        None if anchor is None else torch.tensor([[anchor]]),
+        torch.tensor([advantage]),
+        ONE,
+        num_tokens=1,
+        objective=OBJECTIVE,
+    )
+    torch.autograd.backward(loss)
+    assert log_probs.grad is not None
+    return loss.item(), log_probs.grad.item(), sums
+
+
+def test_on_policy_it_is_plain_policy_gradient() -> None:
+    _, gradient, sums = loss_of(-1.0, -1.0, 0.7)
+    assert gradient == pytest.approx(-0.7)
+    assert sums.metrics() == pytest.approx(
+        {
+            "loss": 0.7, "ess": 1.0, "ratio_mean": 1.0, "ratio_max": 1.0, "k1": 0.0, "k3": 0.0, "chi2": 0.0,
+            "clip_fraction": 0.0, "entropy": 1.5, "anchor_kl": 0.0,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_the_gradient_is_bounded_for_both_signs_of_the_advantage(advantage: float) -> None:
+    _, gradient, sums = loss_of(-0.1, -0.1 - math.log(500), advantage)
+    assert gradient == pytest.approx(-3.0 * advantage)
+    assert sums.metrics()["clip_fraction"] == 1.0
+    assert sums.ratio_max == pytest.approx(500, rel=1e-4)
+
+
+def test_the_leash_pulls_towards_the_anchor() -> None:
+    _, gradient, sums = loss_of(-1.0, -1.0, 0.0, anchor=-0.5)
+    assert gradient == pytest.approx(0.02 * (1 - math.exp(0.5)))
+    assert sums.metrics()["anchor_kl"] == pytest.approx(math.exp(0.5) - 0.5 - 1)
+
+
+def test_figures_do_not_depend_on_how_a_batch_is_cut() -> None:
+    generator = torch.Generator().manual_seed(0)
+    log_probs, behaviour = -torch.rand(4, 6, generator=generator), -torch.rand(4, 6, generator=generator)
+    mask = torch.rand(4, 6, generator=generator) > 0.4
+    advantage = torch.randn(4, generator=generator)
+
+    def sums_of(rows: slice) -> LossSums:
+        scores = TokenScores(log_probs[rows] * mask[rows], log_probs[rows].square())
+        return policy_loss(
+            scores, behaviour[rows] * mask[rows], None, advantage[rows], mask[rows],
+            num_tokens=int(mask.sum()), objective=OBJECTIVE,
+        )[1]  # fmt: skip
+
+    whole, parts = sums_of(slice(0, 4)), LossSums()
+    for rows in (slice(0, 1), slice(1, 4)):
+        parts.add(sums_of(rows))
+    assert parts.metrics() == pytest.approx(whole.metrics(), rel=1e-5)
+    ratio = torch.exp(log_probs - behaviour)[mask].double()
+    assert whole.metrics()["ess"] == pytest.approx((ratio.sum() ** 2 / ratio.square().sum() / ratio.numel()).item())
+    assert whole.metrics()["k3"] == pytest.approx((ratio - 1 - ratio.log()).mean().item(), rel=1e-4)
+    assert whole.metrics()["chi2"] == pytest.approx((ratio.square().mean() - 1).item(), rel=1e-4)
+
+
+def test_masked_tokens_have_no_say_whatever_they_hold() -> None:
+    log_probs = torch.tensor([[-1.0, -1.0]], requires_grad=True)
+    loss, sums = policy_loss(
+        TokenScores(log_probs, torch.zeros(1, 2)), torch.tensor([[-1.0, -300.0]]), None, torch.tensor([1.0]),
+        torch.tensor([[True, False]]), num_tokens=1, objective=OBJECTIVE,
+    )  # fmt: skip
+    torch.autograd.backward(loss)
+    assert log_probs.grad is not None
+    assert log_probs.grad.tolist() == [[-1.0, 0.0]]
+    assert sums.ratio_max == 1.0
