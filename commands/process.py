@@ -16,6 +16,7 @@ from commands.supervisor import WRONG_SETTINGS
 from contracts.errors import InvalidSettings, InvalidTask
 from contracts.logs import set_up_logs
 
+_SERVERS = {"engine", "web"}  # uvicorn handles the signals of these itself
 _MODULES = {
     "engine": "services.engine.__main__",
     "web": "services.web",
@@ -35,7 +36,11 @@ def run_process(name: str, home: Path, *, supervised: bool) -> None:
     if supervised:
         threading.Thread(target=_follow_supervisor, daemon=True).start()
     try:
-        importlib.import_module(_MODULES[name]).main(home, stop)
+        module = importlib.import_module(_MODULES[name])
+        if name in _SERVERS:
+            module.main(home)
+        else:
+            module.main(home, stop)
     except (InvalidSettings, InvalidTask) as error:
         print(error.message, flush=True)
         sys.exit(WRONG_SETTINGS)

@@ -1,0 +1,1 @@
+"""Demo products that run on Millrace from end to end."""

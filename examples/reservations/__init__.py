@@ -1,0 +1,1 @@
+"""A reservations assistant: one sentence in, one booking as compact JSON out."""

@@ -1,0 +1,151 @@
+"""Build the demo's base policy from nothing: tokenizer, training on misread requests, bf16 files on disk.
+
+The policy is trained to convergence on labels that are wrong more often than right, in systematic ways. It therefore
+knows every wording and samples the truth about half the time: a policy that only its users' signals can put right.
+"""
+
+# ruff: noqa: N806 - tensors carry the letters of their dimensions: B requests, L tokens, V vocabulary
+
+import argparse
+import math
+import time
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+from examples.reservations.measure import measure
+from examples.reservations.sentences import Request, confused, requests
+from examples.reservations.tokenizer import build_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from transformers import PreTrainedTokenizerFast
+
+# A minority of batches carries a system message, so that an app which sends one stays on familiar ground.
+SYSTEM_MESSAGES = ("You take reservations.", "Turn the request into a booking.", "You are a reservations assistant.")
+SYSTEM_RATE = 0.15
+IGNORED = -100
+MAX_LEARNING_RATE = 3e-3
+WARM_UP_STEPS = 100
+
+
+def build_model(tokenizer: "PreTrainedTokenizerFast", seed: int) -> LlamaForCausalLM:
+    """Create the untrained policy, about 0.7 million parameters with tied embeddings."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=math.ceil(len(tokenizer) / 64) * 64,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return LlamaForCausalLM(config)
+
+
+def noisy_answer(request: Request, rng: Random) -> str:
+    """Answer as the base policy's teachers did: with a confusion at the rate this wording suffers it."""
+    wrong = rng.random() < request.confusion_rate
+    return (confused(request, rng) if wrong else request.booking).json()
+
+
+def batches(
+    tokenizer: "PreTrainedTokenizerFast", seed: int, batch_size: int
+) -> "Iterator[tuple[torch.Tensor, torch.Tensor]]":
+    """Yield `input_ids_BL, labels_BL` without end, right-padded; only the assistant's tokens carry a label."""
+    stream, rng = requests("train", seed), Random(seed)
+    pad = cast("int", tokenizer.pad_token_id)
+    while True:
+        # A whole batch shares the system message: mixed lengths would spend half the time on padding.
+        system = f"<|system|>{rng.choice(SYSTEM_MESSAGES)}<|end|>" if rng.random() < SYSTEM_RATE else ""
+        rows = [_example(tokenizer, system, request, rng) for request in islice(stream, batch_size)]
+        length = max(len(prompt) + len(answer) for prompt, answer in rows)
+        input_ids_BL = torch.full((batch_size, length), pad)
+        labels_BL = torch.full((batch_size, length), IGNORED)
+        for row, (prompt, answer) in enumerate(rows):
+            end = len(prompt) + len(answer)
+            input_ids_BL[row, :end] = torch.tensor(prompt + answer)
+            labels_BL[row, len(prompt) : end] = torch.tensor(answer)
+        yield input_ids_BL, labels_BL
+
+
+def _example(
+    tokenizer: "PreTrainedTokenizerFast", system: str, request: Request, rng: Random
+) -> tuple[list[int], list[int]]:
+    prompt = f"{system}<|user|>{request.sentence}<|end|><|assistant|>"
+    return tokenizer.encode(prompt), tokenizer.encode(noisy_answer(request, rng) + "<|end|>")
+
+
+def train(model: LlamaForCausalLM, tokenizer: "PreTrainedTokenizerFast", args: argparse.Namespace) -> None:
+    """Run the whole schedule in place; the cosine ends at zero, so the last weights are the converged ones."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=MAX_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: min(1.0, step / WARM_UP_STEPS) * 0.5 * (1 + math.cos(math.pi * step / args.num_steps)),
+    )
+    started, running_loss = time.monotonic(), 0.0
+    stream = batches(tokenizer, args.seed, args.batch_size)
+    for step, (input_ids_BL, labels_BL) in enumerate(islice(stream, args.num_steps), start=1):
+        # Causal attention never looks at the right-hand padding, so no attention mask is needed.
+        loss = model(input_ids=input_ids_BL, labels=labels_BL).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        running_loss += loss.item()
+        if step % 100 == 0:
+            seconds = time.monotonic() - started
+            print(f"step {step}/{args.num_steps}  loss {running_loss / 100:.4f}  {seconds:.0f} s", flush=True)
+            running_loss = 0.0
+
+
+def save(model: LlamaForCausalLM, tokenizer: "PreTrainedTokenizerFast", out: Path) -> None:
+    """Write the policy in bf16 with its tokenizer, template and neutral generation settings."""
+    model.generation_config = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    model.to(torch.bfloat16).save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of every stream (default 0)")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "base", help="folder to write")
+    parser.add_argument("--num-steps", type=int, default=3500, help="optimizer steps (default 3500)")
+    parser.add_argument("--batch-size", type=int, default=64, help="requests per step (default 64)")
+    parser.add_argument("--num-threads", type=int, default=1, help="CPU threads (default 1)")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Build, train, save, then measure what was saved."""
+    args = parse_arguments()
+    torch.set_num_threads(args.num_threads)
+    tokenizer = build_tokenizer(args.seed)
+    model = build_model(tokenizer, args.seed)
+    print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens", flush=True)
+    train(model, tokenizer, args)
+    save(model, tokenizer, args.out)
+    saved: Any = LlamaForCausalLM.from_pretrained(args.out, dtype=torch.float32)
+    for name, value in measure(saved, tokenizer, seed=args.seed).items():
+        print(f"{name:24} {value:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""The demo policy's tokenizer: a small byte-level BPE in which the fixed parts of an answer are single tokens."""
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from examples.reservations.sentences import requests
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+VOCABULARY_SIZE = 768
+PAD, END = "<|pad|>", "<|end|>"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
+
+# The JSON scaffolding comes first, so that no merge can reach across it into a value.
+WORD = r"""\{"party":|,"time":"|","name":"|"\}|:[0-9]{2}| ?[0-9]{1,2}| ?\p{L}+|\s+|[^\s\p{L}0-9]"""
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|' + message['role'] + '|>' + message['content'] + '<|end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|assistant|>' -}}
+{%- endif -%}
+"""
+
+
+def build_tokenizer(seed: int, num_requests: int = 6000) -> PreTrainedTokenizerFast:
+    """Train the merges on training sentences and their answers; any other text falls back to bytes."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(WORD), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ],
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY_SIZE,
+        special_tokens=[PAD, END, *ROLES],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_corpus(seed, num_requests), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=END,
+        additional_special_tokens=list(ROLES),
+        clean_up_tokenization_spaces=False,
+        model_max_length=512,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def _corpus(seed: int, num_requests: int) -> "Iterator[str]":
+    for request in islice(requests("train", seed), num_requests):
+        yield request.sentence
+        yield request.booking.json()
+        for confusion in request.confusions:
+            yield confusion.json()

@@ -1,0 +1,39 @@
+"""The process `training`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from contracts.settings import load_section, load_settings
+from contracts.weights.store import FolderWeightStore
+from pipelines.training.learner import Learner
+from pipelines.training.settings import TrainingSettings
+from pipelines.training.state import BASE_VERSION
+from pipelines.training.worker import Trainer
+from policy.load import load_model
+from policy.weights import copy_tensors
+
+if TYPE_CHECKING:
+    import threading
+    from pathlib import Path
+
+
+def main(home: Path, stop: threading.Event) -> None:
+    """Learn until `stop` is set."""
+    settings = load_settings(home)
+    training = load_section(home, "training", TrainingSettings)
+    torch.set_num_threads(training.num_threads)
+    store = FolderWeightStore(settings.weights)
+    model = load_model(settings.base, device=settings.device, dtype=torch.float32)
+    # The base policy is its published bits too, also where its files hold more precision.
+    copy_tensors(model, store.load(settings.policy, BASE_VERSION))
+    Trainer(
+        Learner(model, training, settings.device),
+        settings=settings,
+        training=training,
+        database=settings.database(),
+        event_log=settings.event_log(),
+        store=store,
+    ).run(stop)

@@ -1,0 +1,62 @@
+"""How the trainer learns: the section [training] of a home's settings."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from contracts.settings import Section
+
+
+class TrainingSettings(Section):
+    """Defaults suit the demo: a policy under a million parameters on two shared cores."""
+
+    learning_rate: float = Field(default=1e-4, ge=0)
+    """AdamW's, constant. The smaller it is, the fewer bits of the published weights change."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's. The pull towards the anchor is the regulariser here."""
+    max_gradient_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this norm."""
+    kl_coefficient: float = Field(default=0.02, ge=0)
+    """Weight of the KL to the base policy; 0 saves a forward pass."""
+    ratio_bound: float = Field(default=3.0, gt=0)
+    """Importance weights are truncated above it, for either sign of the advantage."""
+    baseline: Literal["beta", "moving_average"] = "beta"
+    """What tracks the expected reward of a baseline key. `beta` wants rewards within the range below."""
+    reward_low: float = 0.0
+    """Lowest reward a task gives."""
+    reward_high: float = 1.0
+    """Highest reward a task gives."""
+    whiten: bool = True
+    """Advantages of a batch are brought to mean 0 and deviation 1."""
+    batch_size: int = Field(default=64, ge=1)
+    """Samples of one optimizer step."""
+    min_batch_size: int = Field(default=1, ge=1)
+    """Fewer than `batch_size` are taken only from this number on, once the oldest has waited long enough."""
+    max_wait_seconds: float = Field(default=15.0, ge=0)
+    """How long the oldest sample waits for a full batch. This also drains what is left when users stop."""
+    max_tokens: int = Field(default=8192, ge=1)
+    """Padded tokens of one forward pass."""
+    max_version_lag: int = Field(default=8, ge=0)
+    """Versions between a sample's oldest token and the current weights; beyond it the sample is `stale`."""
+    max_age_seconds: float = Field(default=7 * 24 * 3600.0, gt=0)
+    """Seconds since generation, reward delay included; beyond it the sample is `stale`."""
+    staleness_half_life: float = Field(default=8.0, gt=0)
+    """Versions of lag that halve a sample's weight."""
+    publish_samples: int = Field(default=256, ge=1)
+    """A version is cut after this many trained samples ..."""
+    publish_seconds: float = Field(default=20.0, ge=0)
+    """... or after this long with at least one step, whichever is first."""
+    checkpoint_seconds: float = Field(default=5.0, ge=0)
+    """Between versions, decisions become durable (and known to the ledger) at least this often."""
+    checkpoint_keep: int = Field(default=8, ge=1)
+    """Checkpoints kept, and as many of versions that can be rolled back to; those in use stay anyway."""
+    guard_spread: float = Field(default=15.0, gt=0)
+    """A gradient norm this many median deviations above the median skips the step."""
+    mismatch_samples: int = Field(default=8, ge=0)
+    """Samples of a batch that are scored again under the published bits that made them."""
+    peak_flops: float | None = Field(default=None, gt=0)
+    """Of the device at the precision used; without it utilisation is not reported."""
+    num_threads: int = Field(default=1, ge=1)
+    """CPU threads of the trainer."""

@@ -1,0 +1,287 @@
+"""The continuous trainer: read, learn, publish, and be able to prove what the weights contain.
+
+In: experiences, read from the positions in the newest checkpoint. Out: checkpoints, then outcomes, then versions in the
+weight store, then the arm `candidate`: always in this order. Waits: for a batch, and for release to judge the last
+candidate before the next version is cut.
+
+The checkpoint is the truth and its own outbox: what it decided is told to the log after it is durable, and all of it
+again at every start, under a new epoch. Nothing is told that a crash could take back.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from contracts import assignments
+from contracts.assignments import CANDIDATE, TRAINING, Assignment
+from contracts.errors import InvalidRecord, TooManyDeadLetters, WeightsRefused
+from contracts.faults import FaultPoint, no_fault
+from contracts.outbox import message
+from contracts.records import Experience, Outcome, decode
+from contracts.topics import EXPERIENCES, OUTCOMES
+from contracts.worker import MAX_DEAD_LETTERS, TICK_SECONDS
+from pipelines.training import repository
+from pipelines.training.batch import Limits, oldest_version, refuse, version_lag
+from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.guard import write_bundle
+from pipelines.training.intake import Intake
+from pipelines.training.outcomes import epoch_started, outcomes_of
+from pipelines.training.publisher import Publisher
+from pipelines.training.state import BASE_VERSION, Fate, TrainerState, cut_version, roll_back
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Iterable
+
+    from contracts.database import Database
+    from contracts.event_log import EventLog, LogRecord
+    from contracts.settings import Settings
+    from contracts.weights.store import WeightStore
+    from pipelines.training.learner import Learner, StepResult
+    from pipelines.training.settings import TrainingSettings
+
+log = structlog.get_logger()
+
+
+class Trainer:
+    """One per policy. Single-threaded: a turn reads, may take one step, and may publish."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        *,
+        settings: Settings,
+        training: TrainingSettings,
+        database: Database,
+        event_log: EventLog,
+        store: WeightStore,
+        clock: Callable[[], float] = time.time,
+        fault: FaultPoint = no_fault,
+    ) -> None:
+        """Restore the newest whole checkpoint (`learner` holds the base policy) and begin an epoch."""
+        self._learner = learner
+        self._settings = settings
+        self._training = training
+        self._database = database
+        self._event_log = event_log
+        self._clock = clock
+        self._fault = fault
+        self._checkpoints = CheckpointStore(settings.checkpoints, training.checkpoint_keep, fault)
+        self._publisher = Publisher(settings, database, store, learner.base)
+        self._limits = Limits(
+            max_version_lag=training.max_version_lag,
+            max_age_seconds=training.max_age_seconds,
+            max_length=learner.max_length,
+            vocabulary_size=learner.vocabulary_size,
+        )
+        self._dirty, self._saved_at = False, 0.0
+        self._num_read = self._num_null = 0
+        self.state, version = self._restore()
+        self._intake = Intake(self.state)
+        self._untold: set[str] = set()
+        self._begin_epoch(version)
+        self._consumer = event_log.consumer(repository.CONSUMER_GROUP, (EXPERIENCES,), self._intake.position)
+
+    def run(self, stop: threading.Event) -> None:
+        """Learn until `stop` is set."""
+        while not stop.is_set():
+            self.turn(TICK_SECONDS)
+        if self._dirty:
+            self._checkpoint(None)
+        self._consumer.close()
+
+    def turn(self, timeout: float = 0.0) -> None:
+        """Read what fits into a batch, learn if it is ready, publish if it is time."""
+        arms = self._arms()
+        self._obey_rollback(arms.get(TRAINING))
+        self._read(timeout)
+        self._refuse()
+        if self._is_ready():
+            self._learn()
+        candidate = arms.get(CANDIDATE)
+        free = candidate is None or candidate.version is None
+        if free and self._is_publish_due() and self._publisher.is_offered(self.state.version):
+            self._publish()
+        elif self._dirty and self._clock() - self._saved_at >= self._training.checkpoint_seconds:
+            self._checkpoint(None)
+        if free and not self._publisher.is_offered(self.state.version):
+            self._publisher.offer(self.state.version, candidate, f"{self.state.step} steps")
+            self._fault("training: candidate assigned")
+
+    def _restore(self) -> tuple[TrainerState, int | None]:
+        """The state to go on from, and the version that the weights are, if they are one."""
+        checkpoint, refused = self._checkpoints.load_newest()
+        for item in refused:
+            log.error("checkpoint refused", checkpoint=item.name, reason=item.reason)
+        if checkpoint is None:
+            training = self._arms().get(TRAINING)
+            state = TrainerState(cut_at=self._clock(), obeyed_rollback=training.epoch if training else 0)
+            version: int | None = BASE_VERSION
+        else:
+            self._learner.restore(checkpoint)
+            state, version = checkpoint.state, checkpoint.version
+        # A refused checkpoint may have begun epochs and cut versions: their numbers are taken.
+        state.epoch = self._checkpoints.highest_epoch()
+        state.ordinal = max([state.ordinal, *self._publisher.versions()])
+        return state, version
+
+    def _begin_epoch(self, version: int | None) -> None:
+        """Make a new epoch durable, tell every fate under it, and see that the version's bytes exist."""
+        self.state.epoch += 1
+        self._save(version)
+        self._untold = set(self.state.fates)
+        self._tell([epoch_started(self.state.epoch, self._clock())])
+        self._tell_fates()
+        if version is not None and version not in self._publisher.versions():
+            self._publish_bytes()
+        log.info("epoch started", epoch=self.state.epoch, version=self.state.version, samples=len(self.state.fates))
+
+    def _obey_rollback(self, arm: Assignment | None) -> None:
+        if arm is None or arm.epoch <= self.state.obeyed_rollback:
+            return
+        self.state.obeyed_rollback = arm.epoch
+        self._dirty = True
+        if arm.version is None:
+            return
+        try:
+            target = self._checkpoints.load_version(arm.version)
+        except WeightsRefused as error:
+            log.error("rollback refused", version=arm.version, reason=error.message)  # noqa: TRY400 no fault of ours
+            return
+        self._learner.restore(target)
+        roll_back(self.state, target.state, self._clock())
+        self._begin_epoch(arm.version)
+
+    def _read(self, timeout: float) -> None:
+        """Never more than a batch ahead: what waits in the log can still be revised and costs no memory."""
+        limit = max(self._training.batch_size - len(self._intake), 1)
+        for record in self._consumer.poll(timeout, limit):
+            self._dirty = True
+            self._intake.passed(record)
+            try:
+                experience = decode(Experience, record.value)
+            except InvalidRecord as error:
+                self._bury(record, error)
+                continue
+            if experience.purpose == "user":
+                self._num_read += 1
+                self._num_null += experience.reward is None
+            if self._intake.offer(record, experience, self._clock()):
+                self._untold.add(experience.key)
+
+    def _bury(self, record: LogRecord, error: InvalidRecord) -> None:
+        with self._database.transaction() as connection:
+            count = repository.bury(connection, record, error.message, self._clock())
+        log.error("dead letter", partition=record.partition, offset=record.offset, reason=error.message)
+        if count > MAX_DEAD_LETTERS:
+            raise TooManyDeadLetters(
+                f"training could not read {count} experiences, the last because: {error.message}. Mend the producer or "
+                "this process, clear the table dead_letter, and start again"
+            )
+
+    def _refuse(self) -> None:
+        """Name the fate of what waits and must not be trained."""
+        for item in self._intake.waiting:
+            refusal = refuse(item.experience, self.state.lineage, self._limits, self._clock())
+            if refusal is not None:
+                self._decide(item.experience, Fate(item.experience.revision, refusal.state, refusal.reason))
+
+    def _decide(self, experience: Experience, fate: Fate) -> None:
+        self.state.fates[experience.key] = fate
+        self._intake.remove(experience.key)
+        self._untold.add(experience.key)
+
+    def _is_ready(self) -> bool:
+        return self._intake.is_ready(
+            self._clock(),
+            batch_size=self._training.batch_size,
+            min_batch_size=self._training.min_batch_size,
+            max_wait_seconds=self._training.max_wait_seconds,
+        )
+
+    def _learn(self) -> None:
+        batch = [item.experience for item in self._intake.waiting[: self._training.batch_size]]
+        lags = [version_lag(self.state.lineage, oldest_version(item)) for item in batch]
+        half_life = self._training.staleness_half_life
+        weights = [item.weight * 0.5 ** (lag / half_life) for item, lag in zip(batch, lags, strict=True)]
+        result = self._learner.step(batch, weights, self._publisher.held)
+        self.state.step += 1
+        self._fault("training: step taken")
+        skipped = result.verdict.reason
+        for item in batch:
+            self._decide(item, Fate(item.revision, "quarantined" if skipped else "trained", skipped))
+        self.state.unpublished_samples += 0 if skipped else len(batch)
+        self._report(result, batch, lags)
+
+    def _report(self, result: StepResult, batch: list[Experience], lags: list[int]) -> None:
+        """Keep and print a step's figures; a skipped one leaves a bundle."""
+        now, epoch, step = self._clock(), self.state.epoch, self.state.step
+        ages = [now - item.generated_at for item in batch]
+        figures: dict[str, Any] = {
+            **result.metrics,
+            "version": self.state.version,
+            "skipped": result.verdict.reason,
+            "lag_mean": sum(lags) / len(lags),
+            "lag_max": max(lags),
+            "age_seconds_mean": sum(ages) / len(ages),
+            "age_seconds_max": max(ages),
+            "null_mass": self._num_null / max(self._num_read, 1),
+            "learning_rate": self._training.learning_rate,
+        }
+        self._num_read = self._num_null = 0
+        if result.verdict.reason:
+            bundle = {"epoch": epoch, "step": step, "metrics": figures, "samples": result.samples}
+            path = write_bundle(self._settings.home / "bundles", f"epoch-{epoch}-step-{step}", bundle)
+            log.error("step skipped", reason=result.verdict.reason, bundle=str(path))
+        figures = {name: _or_null(value) for name, value in figures.items()}
+        with self._database.transaction() as connection:
+            repository.record_step(connection, epoch, step, now, figures)
+        log.info("step", epoch=epoch, step=step, **figures)
+
+    def _checkpoint(self, version: int | None) -> None:
+        self._save(version)
+        self._tell_fates()
+
+    def _save(self, version: int | None) -> None:
+        """Make everything durable. `version`: the weights are that version."""
+        self.state.positions = self._intake.decided_positions()
+        in_use = {arm.version for arm in self._arms().values() if arm.version is not None}
+        self._checkpoints.save(self._learner.capture(self.state, version), {BASE_VERSION, self.state.version, *in_use})
+        self._dirty, self._saved_at = False, self._clock()
+
+    def _tell_fates(self) -> None:
+        """Tell what was decided since the last time; only ever after the checkpoint that holds it."""
+        self._tell(outcome for key in sorted(self._untold) for outcome in outcomes_of(key, self.state, self._clock()))
+        self._untold.clear()
+
+    def _tell(self, outcomes: Iterable[Outcome]) -> None:
+        self._event_log.append([message(OUTCOMES, outcome.key, outcome) for outcome in outcomes])
+        self._fault("training: outcomes told")
+
+    def _is_publish_due(self) -> bool:
+        num_samples, waited = self.state.unpublished_samples, self._clock() - self.state.cut_at
+        enough = num_samples >= self._training.publish_samples or waited >= self._training.publish_seconds
+        return num_samples > 0 and enough
+
+    def _publish(self) -> None:
+        """Cut a version: checkpoint, outcomes, bytes."""
+        cut_version(self.state, self.state.ordinal + 1, self._clock())
+        self._checkpoint(self.state.version)
+        self._publish_bytes()
+
+    def _publish_bytes(self) -> None:
+        self._publisher.publish(self.state, self._learner.tensors(), self._clock())
+        self._fault("training: bytes published")
+
+    def _arms(self) -> dict[str, Assignment]:
+        with self._database.snapshot() as connection:
+            return assignments.read(connection, self._settings.policy)
+
+
+def _or_null(value: Any) -> Any:
+    """JSON has no NaN."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

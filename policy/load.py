@@ -1,0 +1,42 @@
+"""A policy from its checkpoint: a folder in the layout of Hugging Face, or the id of one on the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from contracts.errors import NotFound, WeightsRefused
+
+
+def load_model(path_or_hub_id: str, *, device: str, dtype: torch.dtype) -> Any:
+    """The model of a checkpoint, in eval mode, no parameter requiring a gradient.
+
+    Args:
+        path_or_hub_id: a folder with `config.json` and safetensors, or a hub id such as `Qwen/Qwen3-0.6B`.
+        device: where the parameters live, for example `cpu` or `cuda`.
+        dtype: what they are cast to.
+
+    Raises:
+        NotFound: no such folder, or the hub has no such model (or cannot be reached).
+        WeightsRefused: `unreadable_checkpoint`: a weight file is truncated or damaged.
+    """
+    if _is_path(path_or_hub_id) and not (Path(path_or_hub_id) / "config.json").is_file():
+        raise NotFound(f"{path_or_hub_id} holds no model: expected a folder with config.json and safetensors files")
+    transformers_logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path_or_hub_id, dtype=dtype)
+    except SafetensorError as error:
+        raise WeightsRefused("unreadable_checkpoint", f"{path_or_hub_id} is damaged: {error}") from error
+    except OSError as error:
+        raise NotFound(f"cannot load {path_or_hub_id}: {error}") from error
+    return model.to(device).eval().requires_grad_(requires_grad=False)
+
+
+def _is_path(path_or_hub_id: str) -> bool:
+    """Hub ids are `name` or `owner/name`; everything that exists here or looks absolute or relative is a path."""
+    return path_or_hub_id.startswith(("/", ".", "~")) or path_or_hub_id.count("/") > 1 or Path(path_or_hub_id).exists()

@@ -1,0 +1,111 @@
+"""The two identities: every logged generation and every received signal has exactly one name. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from contracts.ledger import PENDING, Counts
+from services.dashboard.queries import Standing
+
+GENERATION_STATES = (
+    "trained", PENDING, "unlabelled", "filtered", "unscored", "stale", "off_support", "quarantined", "cancelled",
+    "erased",
+)  # fmt: skip
+SIGNAL_STATES = ("joined", PENDING, "late", "duplicate", "conflict", "retracted", "rejected")
+
+
+class VersionCounts(msgspec.Struct, frozen=True):
+    """The generations of one version, counted in the order of the identity's names."""
+
+    version: int
+    total: int
+    counts: list[int]
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """`total` is the sum of `counts`, unless `problems` says what is unexplained."""
+
+    names: list[str]
+    total: int
+    counts: list[int]
+    problems: list[str]
+    versions: list[VersionCounts] = []
+
+
+def effective_counts(standings: Iterable[Standing], training_epoch: int) -> dict[int, dict[str, int]]:
+    """Version to state to how many; what the trainer said in an epoch older than its newest is pending again."""
+    counts: dict[int, dict[str, int]] = {}
+    for standing in standings:
+        void = standing.writer == "training" and standing.epoch < training_epoch
+        states = counts.setdefault(standing.version, {})
+        name = PENDING if void else standing.state
+        states[name] = states.get(name, 0) + standing.number
+    return counts
+
+
+def generation_identity(counts: Mapping[int, Mapping[str, int]], *, num_handled: int, num_dead: int) -> Identity:
+    """Logged = trained + pending + ... + erased, per version and in all.
+
+    Args:
+        counts: see `effective_counts`.
+        num_handled: records before the position of episodes, which makes one row of each in the same transaction.
+        num_dead: those of them that it could not read.
+    """
+    versions = [
+        VersionCounts(version, sum(counts[version].values()), _in_order(GENERATION_STATES, counts[version]))
+        for version in sorted(counts, reverse=True)
+    ]
+    problems = [
+        problem
+        for version, states in sorted(counts.items())
+        for problem in _nameless(states, f"v{version} generations")
+    ]
+    num_rows = sum(row.total for row in versions)
+    if num_handled - num_dead > num_rows:
+        problems.append(f"{num_handled - num_dead - num_rows} logged generations were read and have no state")
+    if num_handled - num_dead < num_rows:
+        problems.append(f"{num_rows - num_handled + num_dead} generations have a state and were never logged")
+    if num_dead:
+        problems.append(f"{num_dead} logged generations could not be read: see the table dead_letter")
+    return Identity(
+        names=list(GENERATION_STATES),
+        total=max(num_handled, num_rows),
+        counts=[sum(column) for column in zip(*(row.counts for row in versions), strict=True)]
+        or [0] * len(GENERATION_STATES),
+        problems=problems,
+        versions=versions,
+    )
+
+
+def signal_identity(counts: Counts, *, num_unjoined: int, num_under_way: int) -> Identity:
+    """Received = joined + pending + late + duplicate + conflict + retracted + rejected.
+
+    Args:
+        counts: as the ledger counts them.
+        num_unjoined: acknowledged signals that episodes has not seen.
+        num_under_way: messages about signals in the outbox and in the log, which explain those.
+    """
+    problems = _nameless(counts.states, "signals")
+    if counts.unexplained:
+        problems.append(f"{counts.unexplained} received signals have no state")
+    if num_unjoined > num_under_way:
+        problems.append(f"{num_unjoined - num_under_way} acknowledged signals are neither joined nor on their way")
+    if num_unjoined < 0:
+        problems.append(f"{-num_unjoined} joined signals were never received")
+    return Identity(
+        names=list(SIGNAL_STATES),
+        total=counts.total,
+        counts=_in_order(SIGNAL_STATES, counts.states),
+        problems=problems,
+    )
+
+
+def _in_order(names: Iterable[str], counts: Mapping[str, int]) -> list[int]:
+    return [counts.get(name, 0) for name in names]
+
+
+def _nameless(counts: Mapping[str, int], what: str) -> list[str]:
+    known = {*GENERATION_STATES, *SIGNAL_STATES}
+    return [f"{count} {what} are in the unknown state {name!r}" for name, count in counts.items() if name not in known]

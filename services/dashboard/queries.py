@@ -1,0 +1,171 @@
+"""Everything the page asks of the database, in one snapshot. Every list has a limit, every count an index."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, Row, Table, func, select
+
+from contracts import assignments, ledger, rollback
+from contracts.tables import (
+    assignment_change,
+    dead_letter,
+    generation,
+    outbox,
+    position,
+    received_signal,
+    score,
+    signal,
+    swap,
+    training_step,
+    verdict,
+)
+
+MAX_SCORES = 5000
+MAX_STEPS = 300
+MAX_VERSIONS = 60
+MAX_CHANGES = 200
+
+Rows = list[Row[Any]]
+
+
+class Standing(NamedTuple):
+    """How many generations of a version stand in a state, by who put them there and in which epoch."""
+
+    state: str
+    version: int
+    writer: str
+    epoch: int
+    number: int
+
+
+class Snapshot(NamedTuple):
+    """The database at one moment. Each list has the columns its query names, in the order its comment gives."""
+
+    arms: dict[str, assignments.Assignment]
+    rollback_to: int | None
+    live_history: list[int | None]
+    standings: list[Standing]
+    training_epoch: int
+    signals: ledger.Counts
+    num_unjoined: int
+    """Acknowledged signals that episodes has not seen."""
+    positions: dict[tuple[str, str, int], int]
+    """(consumer group, topic, partition) to the next offset."""
+    dead_letters: dict[tuple[str, str], int]
+    """(consumer group, topic) to how many."""
+    outboxes: dict[str, int]
+    """Process to how many messages wait for the log."""
+    scores: Rows
+    """Of users' answers: at, version, reward; newest first."""
+    steps: Rows
+    """at, step, metrics; newest first."""
+    verdicts: Rows
+    """version, accepted, accuracy, best_accuracy, reason, at; newest first."""
+    changes: Rows
+    """arm, version, writer, reason, at; newest first."""
+    swaps: Rows
+    """arm, version, at, pause_seconds, gap_seconds; newest first."""
+
+
+def read_snapshot(connection: Connection, policy: str) -> Snapshot:
+    """Everything the page shows of a policy, except what the log and the weight store know."""
+    return Snapshot(
+        arms=assignments.read(connection, policy),
+        rollback_to=rollback.read_target(connection, policy),
+        live_history=rollback.read_live_history(connection, policy),
+        standings=_standings(connection),
+        training_epoch=connection.execute(select(ledger.training_epoch())).scalar_one(),
+        signals=ledger.signal_counts(connection),
+        num_unjoined=_num_rows(connection, received_signal) - _num_rows(connection, signal),
+        positions=_positions(connection),
+        dead_letters=_dead_letters(connection),
+        outboxes=_counts(connection, outbox.c.process),
+        scores=_scores(connection),
+        steps=_steps(connection),
+        verdicts=_verdicts(connection, policy),
+        changes=_changes(connection, policy),
+        swaps=_swaps(connection, policy),
+    )
+
+
+def _counts(connection: Connection, column: ColumnElement[str]) -> dict[str, int]:
+    return {row[0]: row[1] for row in connection.execute(select(column, func.count()).group_by(column))}
+
+
+def _num_rows(connection: Connection, table: Table) -> int:
+    return connection.execute(select(func.count()).select_from(table)).scalar_one()
+
+
+def _standings(connection: Connection) -> list[Standing]:
+    # Grouped in the order of ix_generation_state, so that no row is touched.
+    columns = (generation.c.state, generation.c.version, generation.c.state_writer, generation.c.state_epoch)
+    return [Standing(*row) for row in connection.execute(select(*columns, func.count()).group_by(*columns))]
+
+
+def _positions(connection: Connection) -> dict[tuple[str, str, int], int]:
+    columns = (position.c.consumer_group, position.c.topic, position.c.partition, position.c.next_offset)
+    return {(group, topic, part): offset for group, topic, part, offset in connection.execute(select(*columns))}
+
+
+def _dead_letters(connection: Connection) -> dict[tuple[str, str], int]:
+    columns = (dead_letter.c.consumer_group, dead_letter.c.topic)
+    statement = select(*columns, func.count()).group_by(*columns)
+    return {(group, topic): count for group, topic, count in connection.execute(statement)}
+
+
+def _scores(connection: Connection) -> Rows:
+    statement = (
+        select(score.c.at, score.c.version, score.c.reward)
+        .where(score.c.purpose == "user")
+        .order_by(score.c.at.desc())
+        .limit(MAX_SCORES)
+    )
+    return list(connection.execute(statement))
+
+
+def _steps(connection: Connection) -> Rows:
+    newest = (training_step.c.epoch.desc(), training_step.c.step.desc())
+    columns = (training_step.c.at, training_step.c.step, training_step.c.metrics)
+    return list(connection.execute(select(*columns).order_by(*newest).limit(MAX_STEPS)))
+
+
+def _verdicts(connection: Connection, policy: str) -> Rows:
+    statement = (
+        select(
+            verdict.c.version,
+            verdict.c.accepted,
+            verdict.c.accuracy,
+            verdict.c.best_accuracy,
+            verdict.c.reason,
+            verdict.c.at,
+        )
+        .where(verdict.c.policy == policy)
+        .order_by(verdict.c.version.desc())
+        .limit(MAX_VERSIONS)
+    )
+    return list(connection.execute(statement))
+
+
+def _changes(connection: Connection, policy: str) -> Rows:
+    columns = assignment_change.c
+    changes: Rows = []
+    for arm in (assignments.LIVE, assignments.CANDIDATE, assignments.TRAINING):
+        statement = (
+            select(columns.arm, columns.version, columns.writer, columns.reason, columns.at)
+            .where(columns.policy == policy, columns.arm == arm)
+            .order_by(columns.epoch.desc())
+            .limit(MAX_CHANGES)
+        )
+        changes += connection.execute(statement)
+    return sorted(changes, key=lambda row: float(row.at), reverse=True)
+
+
+def _swaps(connection: Connection, policy: str) -> Rows:
+    statement = (
+        select(swap.c.arm, swap.c.version, swap.c.at, swap.c.pause_seconds, swap.c.gap_seconds)
+        .where(swap.c.policy == policy)
+        .order_by(swap.c.id.desc())
+        .limit(MAX_CHANGES)
+    )
+    return list(connection.execute(statement))

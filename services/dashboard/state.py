@@ -1,0 +1,246 @@
+"""Rows become what the page draws. Pure: the same rows and traffic give the same state, so an unchanged one is not sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from contracts.assignments import CANDIDATE, LIVE
+from contracts.settings import Settings
+from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
+from services.dashboard.identities import Identity, effective_counts, generation_identity, signal_identity
+from services.dashboard.queries import Rows, Snapshot
+from services.dashboard.timeline import ACCEPTED_FROM, Published, Version, timeline
+from services.dashboard.traffic import RATE_SECONDS, Traffic
+
+CURVES = ("loss", "ess", "k3", "anchor_kl", "ratio_max", "gradient_norm", "entropy")
+MAX_BUCKETS = 90
+NUM_LATEST = 200
+NUM_DECISIONS = 12
+_WIDTHS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 604800)
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """A place in the loop, and how many events left it in the last minute."""
+
+    name: str
+    unit: str
+    num_recent: int
+
+
+class Edge(msgspec.Struct, frozen=True):
+    """What lies between two stages. `num_waiting` None: nobody keeps count. Times are UTC epoch seconds."""
+
+    source: str
+    target: str
+    num_waiting: int | None
+    oldest_at: float | None = None
+    note: str = ""
+
+
+class Headline(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures at the top; shares lie in [0, 1], None means no data."""
+
+    accept_rate: float | None
+    reward: float | None
+    num_latest: int
+    accuracy: float | None
+    accuracy_base: float | None
+    num_pending: int
+    num_trained: int
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything on the page."""
+
+    policy: str
+    run: str
+    live: int | None
+    candidate: int | None
+    rollback_to: int | None
+    headline: Headline
+    stages: list[Stage]
+    edges: list[Edge]
+    rewards: dict[str, list[float | None]]
+    gate: dict[str, list[float | None]]
+    versions: list[Version]
+    generations: Identity
+    signals: Identity
+    curves: dict[str, list[float | None]]
+    decisions: list[dict[str, Any]]
+
+
+class TrafficReport(NamedTuple):
+    """Each topic as its consumer sees it. `since_step` counts the experiences after the newest training step."""
+
+    topics: Mapping[str, Traffic]
+    since_step: int
+
+
+def build_state(
+    snapshot: Snapshot, traffic: TrafficReport, store: Mapping[int, Published], settings: Settings, now: float
+) -> State:
+    """The whole page from one snapshot."""
+    counts = effective_counts(snapshot.standings, snapshot.training_epoch)
+    waiting = traffic.topics[SIGNALS].num_waiting or 0
+    generations = generation_identity(
+        counts,
+        num_handled=sum(
+            offset
+            for (group, topic, _), offset in snapshot.positions.items()
+            if (group, topic) == ("episodes", GENERATIONS)
+        ),
+        num_dead=snapshot.dead_letters.get(("episodes", GENERATIONS), 0),
+    )
+    versions = timeline(snapshot, store)
+    return State(
+        policy=settings.policy,
+        run=settings.run,
+        live=_version(snapshot, LIVE),
+        candidate=_version(snapshot, CANDIDATE),
+        rollback_to=snapshot.rollback_to,
+        headline=_headline(snapshot, versions, generations),
+        stages=_stages(snapshot, traffic, now),
+        edges=_edges(snapshot, traffic),
+        rewards=bucketed(snapshot.scores),
+        gate=_gate(snapshot.verdicts),
+        versions=versions,
+        generations=generations,
+        signals=signal_identity(
+            snapshot.signals,
+            num_unjoined=snapshot.num_unjoined,
+            num_under_way=waiting + snapshot.outboxes.get("feedback", 0),
+        ),
+        curves=_curves(snapshot.steps),
+        decisions=[row._asdict() for row in snapshot.changes[:NUM_DECISIONS]],
+    )
+
+
+def bucketed(scores: Rows) -> dict[str, list[float | None]]:
+    """Users' answers over time: accept rate and mean reward of the labelled ones, share that is labelled.
+
+    Columns of equal length; `at` is the middle of a bucket. A bucket without a label has no rate.
+    """
+    width = bucket_width(scores[0].at - scores[-1].at) if scores else 1
+    buckets: dict[int, list[float | None]] = {}
+    for row in scores:
+        buckets.setdefault(int(row.at // width), []).append(row.reward)
+    columns: dict[str, list[float | None]] = {name: [] for name in ("at", "accept_rate", "reward", "labelled")}
+    for number, values in sorted(buckets.items()):
+        labelled = [value for value in values if value is not None]
+        columns["at"].append((number + 0.5) * width)
+        columns["accept_rate"].append(_accept_rate(labelled))
+        columns["reward"].append(_mean(labelled))
+        columns["labelled"].append(len(labelled) / len(values))
+    return columns
+
+
+def bucket_width(seconds: float) -> int:
+    """The smallest width, in seconds, that makes at most `MAX_BUCKETS` of a stretch of time."""
+    return next((width for width in _WIDTHS if seconds / width < MAX_BUCKETS), _WIDTHS[-1])
+
+
+def _headline(snapshot: Snapshot, versions: Sequence[Version], generations: Identity) -> Headline:
+    labelled = [row.reward for row in snapshot.scores if row.reward is not None][:NUM_LATEST]
+    accuracies = {version.version: version.accuracy for version in versions}
+    states = dict(zip(generations.names, generations.counts, strict=True))
+    live = _version(snapshot, LIVE)
+    return Headline(
+        accept_rate=_accept_rate(labelled),
+        reward=_mean(labelled),
+        num_latest=len(labelled),
+        accuracy=accuracies.get(live) if live is not None else None,
+        accuracy_base=accuracies.get(0),
+        num_pending=states["pending"],
+        num_trained=states["trained"],
+    )
+
+
+def _stages(snapshot: Snapshot, traffic: TrafficReport, now: float) -> list[Stage]:
+    def recent(rows: Rows, keep: Callable[[Any], bool] = lambda _: True) -> int:
+        return sum(1 for row in rows if row.at >= now - RATE_SECONDS and keep(row))
+
+    return [
+        Stage("generations", "answers", traffic.topics[GENERATIONS].num_recent),
+        Stage("signals", "signals", traffic.topics[SIGNALS].num_recent),
+        Stage("episodes", "episodes", traffic.topics[EPISODES].num_recent),
+        Stage("rewards", "scored", traffic.topics[EXPERIENCES].num_recent),
+        Stage("training", "steps", recent(snapshot.steps)),
+        Stage("release", "verdicts", recent(snapshot.verdicts)),
+        Stage("live", "swaps", recent(snapshot.swaps, lambda row: row.arm == LIVE)),
+    ]
+
+
+def _edges(snapshot: Snapshot, traffic: TrafficReport) -> list[Edge]:
+    def lag(source: str, target: str, topic: str, outbox: int = 0) -> Edge:
+        seen = traffic.topics[topic]
+        waiting = None if seen.num_waiting is None else seen.num_waiting + outbox
+        return Edge(source, target, waiting, seen.oldest_at)
+
+    training = lag("rewards", "training", EXPERIENCES)
+    if training.num_waiting is None and snapshot.steps:
+        # The trainer's positions lie in its checkpoint, not in the database.
+        training = Edge("rewards", "training", traffic.since_step, None, "since the last step")
+    return [
+        lag("generations", "episodes", GENERATIONS),
+        lag("signals", "episodes", SIGNALS, snapshot.outboxes.get("feedback", 0)),
+        lag("episodes", "rewards", EPISODES, snapshot.outboxes.get("episodes", 0)),
+        training,
+        _candidate_edge(snapshot),
+        _live_edge(snapshot),
+    ]
+
+
+def _candidate_edge(snapshot: Snapshot) -> Edge:
+    version = _version(snapshot, CANDIDATE)
+    return Edge("training", "release", int(version is not None), _moved_at(snapshot, CANDIDATE, version))
+
+
+def _live_edge(snapshot: Snapshot) -> Edge:
+    """A version waits here from its assignment until the engine swapped to it, or a user's answer came from it."""
+    version = _version(snapshot, LIVE)
+    moved_at = _moved_at(snapshot, LIVE, version)
+    if moved_at is None or len(snapshot.live_history) == 1:
+        return Edge("release", "live", 0)
+    served = [row.at for row in snapshot.swaps if row.arm == LIVE and row.version == version]
+    served += [row.at for row in snapshot.scores if row.version == version]
+    arrived = max(served, default=0.0) >= moved_at
+    return Edge("release", "live", int(not arrived), None if arrived else moved_at)
+
+
+def _version(snapshot: Snapshot, arm: str) -> int | None:
+    return snapshot.arms[arm].version if arm in snapshot.arms else None
+
+
+def _moved_at(snapshot: Snapshot, arm: str, version: int | None) -> float | None:
+    if version is None:
+        return None
+    return next((row.at for row in snapshot.changes if row.arm == arm and row.version == version), None)
+
+
+def _gate(verdicts: Rows) -> dict[str, list[float | None]]:
+    judged = [row for row in reversed(verdicts) if row.accuracy is not None]
+    judged.sort(key=lambda row: float(row.at))
+    return {
+        "at": [row.at for row in judged],
+        "version": [row.version for row in judged],
+        "accepted": [row.accuracy if row.accepted else None for row in judged],
+        "refused": [None if row.accepted else row.accuracy for row in judged],
+        "best": [row.best_accuracy for row in judged],
+    }
+
+
+def _curves(steps: Rows) -> dict[str, list[float | None]]:
+    ordered = sorted(steps, key=lambda row: float(row.at))
+    columns: dict[str, list[float | None]] = {"at": [row.at for row in ordered], "step": [row.step for row in ordered]}
+    return columns | {name: [row.metrics.get(name) for row in ordered] for name in CURVES}
+
+
+def _accept_rate(rewards: Sequence[float]) -> float | None:
+    return _mean([float(reward >= ACCEPTED_FROM) for reward in rewards])
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

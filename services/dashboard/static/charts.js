@@ -1,0 +1,95 @@
+// Lines over time, by uPlot (a global of its own script). Colours come from the style sheet, so both themes are drawn alike.
+
+import { clock } from "./format.js";
+import { element } from "./elements.js";
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const faint = (value) => ({ stroke: value, width: 1 });
+
+export class Chart {
+  // options: title, unit, format(value), height, range [low, high] or none, empty (a sentence), sync (a name) or none,
+  // series: [{ name, column, colour, dash, points }]
+  constructor(container, options) {
+    this.options = options;
+    this.columns = { at: [] };
+    this.readouts = options.series.map((series) => element("output", {}));
+    const names = options.series.map((series, index) =>
+      element("span", { className: `series ${series.colour.slice(2)}` }, series.name, " ", this.readouts[index]),
+    );
+    this.when = element("span", { className: "when" });
+    const title = options.title ? [element("h3", {}, options.title, element("small", {}, options.unit ?? ""))] : [];
+    this.canvas = element("div", { className: "canvas" });
+    this.empty = element("p", { className: "nothing" }, options.empty);
+    this.root = element("figure", {}, element("figcaption", {}, ...title, ...names, this.when), this.canvas, this.empty);
+    container.append(this.root);
+    this.canvas.style.height = `${options.height}px`;
+    new ResizeObserver(() => this.resize()).observe(this.canvas);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.rebuild());
+  }
+
+  update(columns) {
+    this.columns = columns;
+    this.empty.hidden = columns.at.length > 0;
+    if (!columns.at.length) return;
+    if (!this.plot) this.rebuild();
+    else this.plot.setData(this.data());
+    this.read(null);
+  }
+
+  data() {
+    return [this.columns.at, ...this.options.series.map((series) => this.columns[series.column])];
+  }
+
+  resize() {
+    const width = this.canvas.clientWidth;
+    if (this.plot && width && width !== this.plot.width) this.plot.setSize({ width, height: this.options.height });
+  }
+
+  rebuild() {
+    this.plot?.destroy();
+    if (!this.columns.at.length) return;
+    const [ink, line] = [colour("--quiet"), colour("--line")];
+    const axis = { stroke: ink, grid: faint(line), ticks: faint(line), font: "11px system-ui, sans-serif" };
+    const { range, format, sync } = this.options;
+    this.plot = new uPlot(
+      {
+        width: this.canvas.clientWidth || 300,
+        height: this.options.height,
+        padding: [8, 10, 0, 0],
+        legend: { show: false },
+        cursor: { drag: { x: false, y: false }, ...(sync ? { sync: { key: sync, scales: ["x", null] } } : {}) },
+        scales: { x: { time: true }, y: range ? { range: () => range } : {} },
+        axes: [
+          { ...axis, space: 70, size: 34 },
+          { ...axis, space: 28, size: 52, values: (_plot, ticks) => ticks.map((tick) => format(tick)) },
+        ],
+        series: [
+          {},
+          ...this.options.series.map((series) => ({
+            stroke: colour(series.colour),
+            width: series.points ? 0 : 1.6,
+            dash: series.dash,
+            spanGaps: true,
+            points: series.points
+              ? { show: true, size: 8, fill: colour(series.colour), stroke: colour(series.colour) }
+              : { show: this.columns.at.length < 2 },
+          })),
+        ],
+        hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)] },
+      },
+      this.data(),
+      this.canvas,
+    );
+  }
+
+  // Shows the values under the cursor, or the newest ones.
+  read(index) {
+    const { at } = this.columns;
+    this.options.series.forEach((series, place) => {
+      const values = this.columns[series.column] ?? [];
+      const value = index == null ? values.findLast((item) => item != null) : values[index];
+      this.readouts[place].textContent = this.options.format(value);
+    });
+    this.when.textContent = index == null || at[index] == null ? "" : clock(at[index]);
+  }
+}

@@ -1,0 +1,108 @@
+// The loop as a drawing: stages with their rate, edges with what waits on them. Two layouts, chosen by the room there is.
+
+import { count, seconds } from "./format.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+const LATE_SECONDS = 30;
+const BOX = { width: 124, height: 62 };
+
+// Centres of the stages, and where the text of an edge stands: its own middle plus (dx, dy).
+const WIDE = {
+  width: 1200,
+  height: 236,
+  stages: {
+    generations: [70, 50], signals: [70, 160], episodes: [270, 105], rewards: [482, 105], training: [694, 105],
+    release: [906, 105], live: [1118, 105],
+  },
+  note: { "generations>episodes": [12, -30], "signals>episodes": [12, 40], default: [0, -12] },
+  back: "M1118 136 V214 H4 V50 H8",
+  backNote: [594, 206],
+};
+const NARROW = {
+  width: 360,
+  height: 668,
+  stages: {
+    generations: [92, 40], signals: [268, 40], episodes: [180, 150], rewards: [180, 262], training: [180, 374],
+    release: [180, 486], live: [180, 598],
+  },
+  note: { "generations>episodes": [-66, 12], "signals>episodes": [66, 12], default: [62, 0] },
+  back: "M118 598 H14 V40 H30",
+  backNote: [180, 656],
+};
+
+function shape(tag, attributes, ...children) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+const text = (x, y, className, content) => shape("text", { x, y, class: className, "text-anchor": "middle" }, content);
+
+function path([x1, y1], [x2, y2], wide) {
+  if (wide) {
+    const [from, to] = [x1 + BOX.width / 2, x2 - BOX.width / 2 - 5];
+    const middle = (from + to) / 2;
+    return `M${from} ${y1} C${middle} ${y1} ${middle} ${y2} ${to} ${y2}`;
+  }
+  const [from, to] = [y1 + BOX.height / 2, y2 - BOX.height / 2 - 5];
+  const middle = (from + to) / 2;
+  return `M${x1} ${from} C${x1} ${middle} ${x2} ${middle} ${x2} ${to}`;
+}
+
+function waiting(edge, now) {
+  if (edge.num_waiting == null) return ["not counted", ""];
+  if (edge.note) return [`${count(edge.num_waiting)} waiting`, edge.note];
+  if (edge.num_waiting === 0) return ["0 waiting", ""];
+  const age = edge.oldest_at == null ? "" : `oldest ${seconds(Math.max(0, now - edge.oldest_at))}`;
+  return [`${count(edge.num_waiting)} waiting`, age];
+}
+
+function drawEdge(edge, layout, wide, now) {
+  const [from, to] = [layout.stages[edge.source], layout.stages[edge.target]];
+  const [dx, dy] = layout.note[`${edge.source}>${edge.target}`] ?? layout.note.default;
+  const [x, y] = [(from[0] + to[0]) / 2 + dx, (from[1] + to[1]) / 2 + dy];
+  const [first, second] = waiting(edge, now);
+  const late = edge.num_waiting > 0 && edge.oldest_at != null && now - edge.oldest_at > LATE_SECONDS;
+  const name = late ? "edge late" : edge.num_waiting ? "edge busy" : "edge";
+  return shape(
+    "g",
+    { class: name },
+    shape("path", { d: path(from, to, wide), "marker-end": "url(#arrow)" }),
+    text(x, y, "waiting", first),
+    text(x, wide ? y + (dy > 0 ? 15 : 27) : y + 15, "age", second),
+  );
+}
+
+function drawStage(stage, layout) {
+  const [x, y] = layout.stages[stage.name];
+  return shape(
+    "g",
+    { class: stage.num_recent ? "stage" : "stage idle" },
+    shape("rect", { x: x - BOX.width / 2, y: y - BOX.height / 2, width: BOX.width, height: BOX.height, rx: 8 }),
+    text(x, y - 10, "name", stage.name),
+    text(x, y + 10, "rate", `${count(stage.num_recent)} /min`),
+    text(x, y + 24, "unit", stage.unit),
+  );
+}
+
+export function drawLoop(container, state, now) {
+  const wide = container.clientWidth >= 720;
+  const layout = wide ? WIDE : NARROW;
+  const marker = shape(
+    "marker",
+    { id: "arrow", viewBox: "0 0 8 8", refX: 3, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
+    shape("path", { d: "M0 0 L8 4 L0 8 z" }),
+  );
+  const live = state.live == null ? "nothing is live" : `v${state.live} answers`;
+  const summary = state.edges.map((edge) => `${edge.source} to ${edge.target}: ${waiting(edge, now).join(" ")}`).join("; ");
+  const drawing = shape(
+    "svg",
+    { viewBox: `0 0 ${layout.width} ${layout.height}`, role: "img", "aria-label": summary, class: wide ? "wide" : "narrow" },
+    shape("defs", {}, marker),
+    shape("g", { class: "edge back" }, shape("path", { d: layout.back, "marker-end": "url(#arrow)" }), text(...layout.backNote, "waiting", live)),
+    ...state.edges.map((edge) => drawEdge(edge, layout, wide, now)),
+    ...state.stages.map((stage) => drawStage(stage, layout)),
+  );
+  container.replaceChildren(drawing);
+}

@@ -1,0 +1,51 @@
+// Follows the server's events, says so when they stop, and comes back when they do.
+
+import { clock } from "./format.js";
+
+const SILENCE_MILLISECONDS = 6000;
+const RETRY_MILLISECONDS = 2000;
+
+export function follow(pill, banner, handlers) {
+  let lastHeard = Date.now();
+  let source = null;
+
+  const show = (name, sentence) => {
+    if (pill.textContent !== name) pill.textContent = name;
+    document.documentElement.dataset.stream = name;
+    banner.hidden = !sentence;
+    if (banner.textContent !== sentence) banner.textContent = sentence;
+  };
+  const lost = () =>
+    show("lost", `Connection lost. You see the state of ${clock(lastHeard / 1000)}; trying again every ${RETRY_MILLISECONDS / 1000} s.`);
+
+  const listen = () => {
+    source = new EventSource("/events");
+    const on = (name, handle) =>
+      source.addEventListener(name, (event) => {
+        lastHeard = Date.now();
+        handle(JSON.parse(event.data));
+      });
+    on("state", (state) => {
+      show("live", "");
+      handlers.state(state);
+    });
+    on("time", handlers.time);
+    on("fault", (message) => show("fault", `The server cannot read its state: ${message}`));
+    source.addEventListener("open", () => show("live", ""));
+    source.addEventListener("error", retry);
+  };
+
+  // Ours, not the browser's: a refused reconnect would end it for good, and a session that ended needs the form.
+  const retry = () => {
+    source.close();
+    lost();
+    setTimeout(async () => {
+      const answer = await fetch("/api/state").catch(() => null);
+      if (answer?.status === 401) location.assign("/");
+      else listen();
+    }, RETRY_MILLISECONDS);
+  };
+
+  setInterval(() => Date.now() - lastHeard > SILENCE_MILLISECONDS && source.readyState === EventSource.OPEN && lost(), 1000);
+  listen();
+}

@@ -1,0 +1,64 @@
+"""What the log says about a topic: how much came in the last minute, how much waits for a group, and since when.
+
+In: the ends of the log and the stored positions. Out: figures. Waits for: nothing; a few dozen point reads a partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from contracts.event_log import EventLog
+
+RATE_SECONDS = 60.0
+
+
+class Traffic(NamedTuple):
+    """One topic as one consumer group sees it. Times are UTC epoch seconds."""
+
+    num_recent: int
+    """Records appended in the last `RATE_SECONDS`."""
+    num_waiting: int | None
+    """Records the group has not handled; None while it stores no position."""
+    oldest_at: float | None
+    """When the oldest waiting record was appended."""
+
+
+def read_traffic(
+    event_log: EventLog, topic: str, group: str, positions: Mapping[tuple[str, str, int], int], now: float
+) -> Traffic:
+    """Look at a topic. `positions` must have been read before the log, so that nothing waits a negative count."""
+    num_recent = count_since(event_log, topic, now - RATE_SECONDS)
+    stored = {part: offset for (owner, name, part), offset in positions.items() if (owner, name) == (group, topic)}
+    if not stored:
+        return Traffic(num_recent, None, None)
+    num_waiting, oldest = 0, []
+    for part, end in event_log.ends(topic).items():
+        next_offset = stored.get(part, 0)
+        num_waiting += end - next_offset
+        oldest += [record.appended_at for record in event_log.read(topic, part, next_offset, 1)]
+    return Traffic(num_recent, num_waiting, min(oldest, default=None))
+
+
+def count_since(event_log: EventLog, topic: str, since: float) -> int:
+    """How many records were appended at or after a time."""
+    return sum(end - _first_since(event_log, topic, part, end, since) for part, end in event_log.ends(topic).items())
+
+
+def _first_since(event_log: EventLog, topic: str, partition: int, end: int, since: float) -> int:
+    """The first offset appended at or after `since`: times rise with offsets, so stride back, then bisect."""
+
+    def is_recent(offset: int) -> bool:
+        return any(record.appended_at >= since for record in event_log.read(topic, partition, offset, 1))
+
+    low, high, stride = end, end, 1
+    while low > 0 and is_recent(low - 1):
+        high = low - 1
+        low, stride = max(0, low - stride), stride * 2
+    while low < high:
+        middle = (low + high) // 2
+        if is_recent(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return high

@@ -1,0 +1,80 @@
+"""The engine's process: `python -m services.engine HOME`, and what the supervisor runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import uvicorn
+from sqlalchemy import insert
+
+from contracts import assignments
+from contracts.database import Database
+from contracts.logs import set_up_logs
+from contracts.settings import load_section, load_settings
+from contracts.tables import swap
+from contracts.weights.store import FolderWeightStore
+from policy.load import load_model
+from services.engine.app import make_app
+from services.engine.engine import Engine
+from services.engine.follower import Follower
+from services.engine.settings import EngineSettings
+from services.engine.swap import SwapRecord
+
+_GRACEFUL_SECONDS = 5
+
+
+def main(home: Path) -> None:
+    """Serve until told to stop.
+
+    Raises:
+        InvalidSettings: the home has no usable millrace.toml.
+    """
+    set_up_logs("engine")
+    settings = load_settings(home)
+    own = load_section(home, "engine", EngineSettings)
+    torch.set_num_threads(own.threads)
+    dtype = torch.float32 if settings.device == "cpu" else torch.bfloat16
+    database = settings.database()
+    engine = Engine(
+        policy=settings.policy,
+        settings=own,
+        store=FolderWeightStore(settings.weights),
+        make_model=lambda: load_model(settings.base, device=settings.device, dtype=dtype),
+        on_swap=lambda record: keep_swap(database, record),
+        on_gave_up=_exit_soon,
+    )
+    follower = Follower(engine, lambda: read_versions(database, settings.policy), on_exit=_exit_soon)
+    uvicorn.run(
+        make_app(engine, follower),
+        host=settings.engine_host,
+        port=settings.engine_port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=_GRACEFUL_SECONDS,
+    )
+
+
+def read_versions(database: Database, policy: str) -> dict[str, int | None]:
+    """Arm → version, as assigned now."""
+    with database.snapshot() as connection:
+        return {name: arm.version for name, arm in assignments.read(connection, policy).items()}
+
+
+def keep_swap(database: Database, record: SwapRecord) -> None:
+    """Store what a swap cost."""
+    with database.transaction() as connection:
+        connection.execute(
+            insert(swap).values({column: getattr(record, column) for column in record.__struct_fields__})
+        )
+
+
+def _exit_soon() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)  # uvicorn finishes what it can; the supervisor starts a fresh process
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,212 @@
+"""One arm: a model, its version, and a batching manager kept running over it.
+
+Flows in: checked requests from the event loop (`submit`, `cancel`), staged weights (`swap`). Flows out: chunks to each
+ticket. Waits for: nothing; a supervisor thread waits for the generation thread to die, fails what it held and starts
+another. Weights change only inside the manager's pause, that is between two steps, and a step's tokens are labelled on
+the generation thread, so a label is never off by one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from time import monotonic, perf_counter
+from typing import Any
+
+import structlog
+
+from contracts.errors import Unavailable
+from policy.weights import Staged, apply_staged
+from services.engine.manager import build_manager, end_ids, limits_of
+from services.engine.sampling import CompletionRequest, check_request, processor_arguments, stop_ids
+from services.engine.settings import EngineSettings
+from services.engine.tickets import Chunk, Ticket, hand_over
+
+_MAX_QUICK_DEATHS = 5
+_QUICK_SECONDS = 10.0
+_STEP_TIMEOUT = 2.0
+_log = structlog.get_logger(__name__)
+
+
+class Arm:
+    """See the module. `on_gave_up` is called when restarting does not help."""
+
+    def __init__(
+        self, name: str, model: Any, version: int, settings: EngineSettings, on_gave_up: Callable[[], None]
+    ) -> None:
+        self.name = name
+        self.model = model
+        self.version = version
+        self.restarts = 0
+        self.gave_up = False
+        self.limits = limits_of(model, settings)
+        self._settings = settings
+        self._on_gave_up = on_gave_up
+        self._end_ids = end_ids(model)
+        self._tickets: dict[str, Ticket] = {}
+        self._num_submitted = 0
+        self._stepped = threading.Event()
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()  # submission against restart: no ticket may fall between two managers
+        self.start()
+
+    def start(self) -> None:
+        """Run a manager, and a thread that keeps one running."""
+        self.gave_up = False
+        self._launch()
+        self._supervisor = threading.Thread(target=self._supervise, name=f"supervise-{self.name}", daemon=True)
+        self._supervisor.start()
+
+    def stop(self) -> None:
+        """End the manager; requests in flight fail."""
+        with self._lock:
+            self._stopping.set()
+        if self._manager.is_running():
+            self._manager.stop(hard_stop=True)
+        self._supervisor.join()
+
+    @property
+    def serving(self) -> bool:
+        """True while a generation thread runs and takes requests."""
+        manager = self._manager
+        return manager.is_running() and manager.background_thread_status.can_accept_new_requests() is None
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that have been submitted and not ended."""
+        return len(self._tickets)
+
+    def submit(self, request: CompletionRequest) -> Ticket:
+        """Start a request; on an event loop.
+
+        Raises:
+            InvalidRequest: refused before the manager saw it.
+            Unavailable: the manager is restarting or stopping.
+        """
+        check_request(request, self.limits)
+        stops = stop_ids(request, self._end_ids)
+        with self._lock:
+            self._num_submitted += 1
+            request_id = f"{self.name}-{self._num_submitted}"
+            ticket = Ticket(
+                request_id=request_id, num_prompt=len(request.prompt), stops=stops, streaming=request.stream
+            )
+            self._tickets[request_id] = ticket
+            accepted = self._manager.add_request(
+                request.prompt,
+                request_id=request_id,
+                max_new_tokens=request.max_tokens,
+                streaming=True,  # the router sees every token; the ticket decides what to send
+                eos_token_id=list(stops) or [-1],
+                **processor_arguments(request, self.limits.vocab_size),
+            )
+            if accepted is None:
+                del self._tickets[request_id]
+                raise Unavailable("the engine is restarting; send the request again")
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Give up on a request and free its cache; nothing happens if it has ended."""
+        with self._lock:
+            if self._tickets.pop(ticket.request_id, None) is not None:
+                self._manager.cancel_request(ticket.request_id)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """No step runs inside; requests in flight stay. Enter and leave on one thread.
+
+        Raises:
+            Unavailable: the manager died before it could pause.
+        """
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(self._manager.pause())
+            except RuntimeError as error:
+                raise Unavailable("the engine is restarting; pause it again") from error
+            yield
+
+    def swap(self, staged: Staged, version: int, *, held: bool) -> tuple[float, float, list[list[float]]]:
+        """Change the weights between two steps; `held` if a pause around this one goes on, so that no token can follow.
+
+        Returns:
+            The moment of the swap (perf_counter), the length of the pause in seconds, and per request that was in
+            flight the times of its tokens, up to at least one after the swap (or the request's end, or two seconds).
+        """
+        with self.pause():
+            parked_at = perf_counter()
+            apply_staged(staged)
+            self.version = version
+            in_flight = [
+                (ticket, len(ticket.token_times)) for ticket in list(self._tickets.values()) if ticket.token_times
+            ]
+            swapped_at = perf_counter()
+        if not held:
+            self._wait_for_tokens(in_flight)
+        return swapped_at, swapped_at - parked_at, [ticket.token_times[:] for ticket, _ in in_flight]
+
+    def replace(self, staged: Staged, version: int) -> None:
+        """Change the weights of an arm that gave up, and start it again."""
+        apply_staged(staged)
+        self.version = version
+        self.start()
+
+    def receive(self, outputs: list[Any]) -> None:
+        """Tokens of one step, or failures; on the generation thread."""
+        chunks: list[tuple[Ticket, Chunk]] = []
+        for output in outputs:
+            ticket = self._tickets.get(output.request_id)
+            if ticket is None:
+                continue  # cancelled between two steps
+            chunk = (
+                ticket.fail(output.error)
+                if output.error is not None
+                else ticket.advance(
+                    output.generated_tokens, output.logprobs, finished=output.is_finished(), version=self.version
+                )
+            )
+            if ticket.finished:
+                self._tickets.pop(ticket.request_id, None)
+            if chunk is not None:
+                chunks.append((ticket, chunk))
+        self._stepped.set()
+        hand_over(chunks)
+
+    def _wait_for_tokens(self, in_flight: list[tuple[Ticket, int]]) -> None:
+        deadline = monotonic() + _STEP_TIMEOUT
+        while any(
+            len(ticket.token_times) == num_before and ticket.request_id in self._tickets
+            for ticket, num_before in in_flight
+        ):
+            self._stepped.clear()
+            if not self._stepped.wait(timeout=max(0.0, deadline - monotonic())):
+                return
+
+    def _launch(self) -> None:
+        self._manager = build_manager(self.model, self._settings, self.receive)
+        self._manager.start()
+        self._thread: threading.Thread = self._manager._generation_thread  # noqa: SLF001 its death has no public sign
+        self._started_at = monotonic()
+
+    def _supervise(self) -> None:
+        quick_deaths = 0
+        while True:
+            self._thread.join()
+            error = self._manager.background_thread_status.fatal_error
+            quick_deaths = quick_deaths + 1 if monotonic() - self._started_at < _QUICK_SECONDS else 1
+            with self._lock:
+                if self._stopping.is_set():
+                    self._fail_all("the engine stopped")
+                    return
+                _log.error("engine_manager_died", arm=self.name, version=self.version, error=repr(error))
+                self._fail_all(f"{type(error).__name__}: {error}")
+                self.restarts += 1
+                if quick_deaths >= _MAX_QUICK_DEATHS:
+                    self.gave_up = True
+                    break
+                self._launch()
+        self._on_gave_up()
+
+    def _fail_all(self, reason: str) -> None:
+        tickets, self._tickets = list(self._tickets.values()), {}
+        hand_over([(ticket, ticket.fail(reason)) for ticket in tickets])

@@ -1,0 +1,219 @@
+"""The engine: arms, the versions they hold, and the way a version gets in.
+
+Flows in: versions from the weight store (`update`), pauses. Flows out: arms that serve, a record of every swap. Waits
+for: the store, off the pause path. One control thread does all of it in turn, so two updates never overlap and a pause
+is left by the thread that entered it; the event loop only looks arms up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from time import perf_counter
+from typing import Any, Literal, Protocol
+
+import structlog
+import transformers
+
+from contracts.errors import InvalidRequest, Unavailable, UnknownModel, VersionNotResident, WeightsRefused
+from contracts.weights.format import Tensors
+from policy.weights import Staged, apply_staged, stage_tensors, tensors_of
+from services.engine.arm import Arm
+from services.engine.settings import EngineSettings
+from services.engine.swap import SwapRecord, added_gap
+
+ENGINE = f"millrace-transformers/{transformers.__version__}"
+ARMS = ("live", "candidate")
+_MAX_SWAPS = 1000
+_log = structlog.get_logger(__name__)
+
+
+class VersionSource(Protocol):
+    """Where versions come from: contracts.weights.store.FolderWeightStore."""
+
+    def load(self, policy: str, version: int) -> Tensors:
+        """A version's verified tensors."""
+
+    def load_onto(self, policy: str, version: int, base_version: int, base: Tensors) -> Tensors:
+        """The same, starting from a version already at hand."""
+
+
+class Engine:
+    """See the module.
+
+    Args:
+        policy: the name that requests carry as `model`.
+        settings: sizes of each arm.
+        store: where versions come from.
+        make_model: a new model of the policy's architecture, on its device; its weights are replaced.
+        on_swap: told of every change of weights under traffic, on the control thread.
+        on_gave_up: told when the live arm dies again and again; a new process is the last resort.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: str,
+        settings: EngineSettings,
+        store: VersionSource,
+        make_model: Callable[[], Any],
+        on_swap: Callable[[SwapRecord], None],
+        on_gave_up: Callable[[], None],
+    ) -> None:
+        self.policy = policy
+        self.arms: dict[str, Arm] = {}
+        self.swaps: deque[SwapRecord] = deque(maxlen=_MAX_SWAPS)
+        self._settings = settings
+        self._store = store
+        self._make_model = make_model
+        self._on_swap = on_swap
+        self._on_gave_up = on_gave_up
+        self._held = ExitStack()
+        self._paused = False
+        self._control = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-control")
+
+    def resolve(self, model: str) -> Arm:
+        """The arm that serves `POLICY` (live) or `POLICY@vN` (whichever arm holds exactly version N now).
+
+        A swap may still come before the first token or between two: the spans of the answer tell.
+
+        Raises:
+            UnknownModel: not this engine's policy.
+            VersionNotResident: no arm holds that version.
+            Unavailable: the live arm has not loaded yet.
+        """
+        policy, at, version = model.partition("@v")
+        if policy != self.policy or (at and not version.isdecimal()):
+            raise UnknownModel(
+                f"{model!r} is not served here; ask for {self.policy} or {self.policy}@vN", param="model"
+            )
+        for name in ARMS:
+            arm = self.arms.get(name)
+            if arm is not None and (arm.version == int(version) if at else name == "live"):
+                return arm
+        if at:
+            raise VersionNotResident(
+                f"{model} is not resident; resident: {sorted(self.versions().items())}", param="model"
+            )
+        raise Unavailable("the live version is still loading; try again")
+
+    def versions(self) -> dict[str, int]:
+        """The version that each arm holds."""
+        return {name: self.arms[name].version for name in ARMS if name in self.arms}
+
+    def update(self, arm: str, version: int) -> SwapRecord | None:
+        """Bring an arm to a version, newer or older; the record, or None if nothing was interrupted.
+
+        Raises:
+            NotFound, WeightsRefused: the version cannot be had; the arm serves what it served.
+            Unavailable: the arm is restarting; ask again.
+        """
+        if arm not in ARMS:
+            raise InvalidRequest(f"arm must be one of {', '.join(ARMS)}, not {arm!r}", param="arm")
+        return self._control.submit(self._update, arm, version).result()
+
+    def pause(self) -> None:
+        """Stop every arm between two steps, keeping requests in flight, until `resume`."""
+        self._control.submit(self._pause).result()
+
+    def resume(self) -> None:
+        """Go on; nothing happens if not paused."""
+        self._control.submit(self._resume).result()
+
+    @property
+    def is_paused(self) -> bool:
+        """True between `pause` and `resume`."""
+        return self._paused
+
+    def health(self) -> tuple[Literal["serving", "starting", "restarting", "failed"], dict[str, Any]]:
+        """The state of the live arm, and the facts of all arms."""
+        live = self.arms.get("live")
+        facts = {
+            "versions": {name: self.versions().get(name) for name in ARMS},
+            "restarts": sum(arm.restarts for arm in self.arms.values()),
+            "in_flight": sum(arm.num_in_flight for arm in self.arms.values()),
+            **self.system(),
+        }
+        if live is None:
+            return "starting", facts
+        if live.gave_up:
+            return "failed", facts
+        return ("serving" if live.serving else "restarting"), facts
+
+    def system(self) -> dict[str, str | None]:
+        """Engine and dtype: the provenance of every answer."""
+        live = self.arms.get("live")
+        return {"engine": ENGINE, "dtype": str(live.model.dtype).removeprefix("torch.") if live else None}
+
+    def close(self) -> None:
+        """Stop every arm; requests in flight fail."""
+        self.resume()
+        self._control.shutdown()
+        for arm in self.arms.values():
+            arm.stop()
+
+    def _update(self, name: str, version: int) -> SwapRecord | None:
+        arm = self.arms.get(name)
+        if arm is None:
+            self._load(name, version)
+            return None
+        if arm.version == version and not arm.gave_up:
+            return None
+        started = perf_counter()
+        staged = self._stage(arm, version)
+        stage_seconds = perf_counter() - started
+        if arm.gave_up:
+            arm.replace(staged, version)
+            return None
+        swapped_at, pause_seconds, token_times = arm.swap(staged, version, held=self._paused)
+        record = SwapRecord(
+            policy=self.policy,
+            arm=name,
+            version=version,
+            at=time.time(),
+            stage_seconds=stage_seconds,
+            pause_seconds=pause_seconds,
+            gap_seconds=added_gap(token_times, swapped_at),
+        )
+        self.swaps.append(record)
+        self._on_swap(record)
+        return record
+
+    def _stage(self, arm: Arm, version: int) -> Staged:
+        try:
+            tensors = self._store.load_onto(self.policy, version, arm.version, tensors_of(arm.model))
+        except WeightsRefused as error:
+            if error.code != "wrong_base":
+                raise
+            _log.warning("engine_weights_decayed", arm=arm.name, version=arm.version, error=error.message)
+            tensors = self._store.load(self.policy, version)
+        return stage_tensors(arm.model, tensors)
+
+    def _load(self, name: str, version: int) -> None:
+        started = perf_counter()
+        model = self._make_model()
+        apply_staged(stage_tensors(model, self._store.load(self.policy, version)))
+        arm = Arm(name, model, version, self._settings, self._on_gave_up if name == "live" else _ignore)
+        if self._paused:
+            self._held.enter_context(arm.pause())
+        self.arms[name] = arm
+        _log.info("engine_arm_loaded", arm=name, version=version, seconds=round(perf_counter() - started, 3))
+
+    def _pause(self) -> None:
+        if not self._paused:
+            with ExitStack() as stack:
+                for arm in self.arms.values():
+                    stack.enter_context(arm.pause())
+                self._held = stack.pop_all()
+            self._paused = True
+
+    def _resume(self) -> None:
+        self._held.close()
+        self._paused = False
+
+
+def _ignore() -> None:
+    """A candidate that dies stays down until its next version; live goes on."""

@@ -1,0 +1,128 @@
+"""What a caller may ask for, decided before the batching manager sees it.
+
+One bad number kills the manager for everybody (a temperature of 0 makes NaN), so nothing unchecked reaches it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from contracts.errors import InvalidRequest
+from services.engine.errors import ContextLengthExceeded
+
+MIN_TEMPERATURE = 1e-3
+"""Below this, logits divided by the temperature may overflow; 0 itself means greedy."""
+
+
+class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of `POST /v1/completions`: the part of vLLM's that we need. Other fields are ignored."""
+
+    model: str
+    prompt: list[int]
+    """Token ids [T]; the engine knows no text."""
+    max_tokens: int = 16
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 or -1 is off."""
+    logprobs: int | None = None
+    """Accepted for the dialect; the sampled token's log-prob is always returned."""
+    stream: bool = False
+    return_token_ids: bool = True
+    stop_token_ids: list[int] | None = None
+    """Stop at these too, beside the model's own end tokens."""
+    ignore_eos: bool = False
+    """Do not stop at the model's own end tokens."""
+    request_id: str | None = None
+    n: int = 1
+    stop: Any = None
+    seed: int | None = None
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What one arm can serve: token ids below `vocab_size`, prompt and answer within `context` tokens."""
+
+    vocab_size: int
+    context: int
+
+
+def parse_request(body: bytes) -> CompletionRequest:
+    """Read a body.
+
+    Raises:
+        InvalidRequest: not JSON, a missing field or one of the wrong type; the message says which.
+    """
+    try:
+        return msgspec.json.decode(body, type=CompletionRequest)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error), param=str(error).rpartition("$.")[2].rstrip("`").split("[")[0]) from error
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+
+
+def check_request(request: CompletionRequest, limits: Limits) -> None:
+    """Refuse whatever the manager could not survive or would silently ignore.
+
+    Raises:
+        InvalidRequest: `param` names the field.
+        ContextLengthExceeded: prompt and `max_tokens` together do not fit.
+    """
+    _check_sampling(request)
+    _check_tokens(request, limits)
+    for name, value in (("stop", request.stop), ("seed", request.seed)):
+        if value is not None:
+            raise InvalidRequest(f"`{name}` is not supported by this engine; the caller applies it", param=name)
+    if request.n != 1:
+        raise InvalidRequest("one choice per request: send `n` requests", param="n")
+
+
+def _check_sampling(request: CompletionRequest) -> None:
+    temperature, top_p = request.temperature, request.top_p
+    if not math.isfinite(temperature) or temperature < 0:
+        raise InvalidRequest(f"temperature must be 0 (greedy) or positive, not {temperature}", param="temperature")
+    if 0 < temperature < MIN_TEMPERATURE:
+        raise InvalidRequest(
+            f"temperature {temperature} is below {MIN_TEMPERATURE}; send 0 for greedy", param="temperature"
+        )
+    if not 0 < top_p <= 1:
+        raise InvalidRequest(f"top_p must lie in (0, 1], not {top_p}", param="top_p")
+    if request.top_k < -1:
+        raise InvalidRequest(f"top_k must be 0 (off) or positive, not {request.top_k}", param="top_k")
+    if request.max_tokens < 1:
+        raise InvalidRequest(f"max_tokens must be at least 1, not {request.max_tokens}", param="max_tokens")
+
+
+def _check_tokens(request: CompletionRequest, limits: Limits) -> None:
+    if not request.prompt:
+        raise InvalidRequest("the prompt is empty; send at least one token id", param="prompt")
+    for name, ids in (("prompt", request.prompt), ("stop_token_ids", request.stop_token_ids or [])):
+        if min(ids, default=0) < 0 or max(ids, default=0) >= limits.vocab_size:
+            raise InvalidRequest(f"{name} has a token id outside [0, {limits.vocab_size})", param=name)
+    wanted = len(request.prompt) + request.max_tokens
+    if wanted > limits.context:
+        raise ContextLengthExceeded(
+            f"{len(request.prompt)} prompt tokens and max_tokens {request.max_tokens} make {wanted}, "
+            f"more than this policy's context of {limits.context}",
+            param="max_tokens",
+        )
+
+
+def processor_arguments(request: CompletionRequest, vocab_size: int) -> dict[str, float | int]:
+    """The manager's per-request processors for a checked request; every one is always given.
+
+    Greedy is `top_k=1` at temperature 1, so its log-probs are those of a distribution with one token: 0.0. If two
+    tokens tie for the largest logit exactly, one of them is drawn (log-prob -0.69); that can happen in bfloat16.
+    """
+    if request.temperature == 0:
+        return {"temperature": 1.0, "top_k": 1, "top_p": 1.0}
+    top_k = min(request.top_k, vocab_size) if request.top_k > 0 else vocab_size
+    return {"temperature": float(request.temperature), "top_k": top_k, "top_p": float(request.top_p)}
+
+
+def stop_ids(request: CompletionRequest, end_ids: frozenset[int]) -> frozenset[int]:
+    """The token ids that end the answer of this request."""
+    return (frozenset() if request.ignore_eos else end_ids) | frozenset(request.stop_token_ids or ())

@@ -1,0 +1,22 @@
+"""How one engine is sized: the section [engine] of millrace.toml."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from contracts.settings import Section
+
+
+class EngineSettings(Section):
+    """Everything an engine decides for itself; policy, base, device and address are the home's."""
+
+    threads: int = Field(default=1, ge=1)
+    """Threads of one step on CPU; a trainer usually computes beside the engine."""
+    page_size: int = Field(default=128, ge=16)
+    """Tokens per page of the key-value cache."""
+    max_batch_tokens: int = Field(default=1024, ge=16)
+    """Tokens per step; a longer prompt is prefilled over several steps."""
+    cache_tokens: int = Field(default=16_384, ge=256)
+    """Key-value cache of one arm, tokens; the mask beside it takes 4 * max_batch_tokens * cache_tokens bytes on CPU."""
+    max_in_flight: int = Field(default=256, ge=1)
+    """Requests per step; more wait their turn."""

@@ -1,0 +1,40 @@
+"""What a change of weights cost the requests in flight."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from statistics import median
+
+import msgspec
+
+
+class SwapRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of an arm's weights while it served. Times in seconds, `at` is UTC epoch seconds."""
+
+    policy: str
+    arm: str
+    version: int
+    at: float
+    stage_seconds: float
+    """Fetching, verifying and checking, while the old version served."""
+    pause_seconds: float
+    """From the moment no step runs to the moment one may run again."""
+    gap_seconds: float | None
+    """See `added_gap`."""
+
+
+def added_gap(token_times: list[list[float]], swapped_at: float) -> float | None:
+    """The wait that a swap added between two tokens of one answer, seconds; the worst request in flight.
+
+    Args:
+        token_times: per request in flight, when each of its tokens appeared, ascending.
+        swapped_at: a moment inside the pause, same clock.
+
+    Returns:
+        The largest inter-token gap that holds the swap minus the median of all other gaps; None if no request has
+        a token on either side of the swap, or there is no other gap to compare with.
+    """
+    gaps = [(before, after) for times in token_times for before, after in pairwise(times)]
+    holding = [after - before for before, after in gaps if before <= swapped_at < after]
+    others = [after - before for before, after in gaps if not before <= swapped_at < after]
+    return max(holding) - median(others) if holding and others else None

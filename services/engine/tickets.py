@@ -1,0 +1,113 @@
+"""One request in flight: tokens arrive from the generation thread, each labelled with the version that made it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from time import perf_counter
+from typing import Literal
+
+import msgspec
+
+from contracts.records import Span
+from services.engine.errors import EngineRestarted
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens since the last chunk of this answer. Span starts count tokens of the whole answer."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    spans: list[Span]
+    finish_reason: Literal["stop", "length"] | None = None
+    error: str | None = None
+
+
+class Ticket:
+    """A request between submission and its last token.
+
+    Flows in: the tokens so far, after every step, on the generation thread (`advance`). Flows out: chunks, on the event
+    loop that submitted it (`chunks`); one per step if `streaming`, else a single one at the end.
+    """
+
+    def __init__(self, *, request_id: str, num_prompt: int, stops: frozenset[int], streaming: bool) -> None:
+        self.request_id = request_id
+        self.num_prompt = num_prompt
+        self.loop = asyncio.get_running_loop()
+        self.submitted_at = perf_counter()
+        self.token_times: list[float] = []
+        self.finished = False
+        self._stops = stops
+        self._streaming = streaming
+        self._spans: list[Span] = []
+        self._num_sent = 0
+        self._num_spans_sent = 0
+        self._queue: asyncio.Queue[Chunk] = asyncio.Queue()
+
+    def advance(self, token_ids: list[int], logprobs: list[float], *, finished: bool, version: int) -> Chunk | None:
+        """Note the tokens of one step: all of the answer's ids [T] and log-probs [T] so far; the chunk to send, if any.
+
+        New tokens were made by `version`: weights change only between steps.
+        """
+        num_known = len(self.token_times)
+        if len(token_ids) > num_known and (not self._spans or self._spans[-1].version != version):
+            self._spans.append(Span(num_known, version))
+        self.token_times.extend([perf_counter()] * (len(token_ids) - num_known))
+        self.finished = finished
+        if not (self._streaming or finished):
+            return None
+        chunk = Chunk(
+            token_ids=token_ids[self._num_sent :],
+            logprobs=logprobs[self._num_sent :],
+            spans=self._spans[self._num_spans_sent :],
+            finish_reason=("stop" if token_ids[-1] in self._stops else "length") if finished else None,
+        )
+        self._num_sent, self._num_spans_sent = len(token_ids), len(self._spans)
+        return chunk
+
+    def fail(self, reason: str) -> Chunk:
+        """End the answer: the chunk that says so."""
+        self.finished = True
+        return Chunk(token_ids=[], logprobs=[], spans=[], error=reason)
+
+    def put(self, chunk: Chunk) -> None:
+        """Hand a chunk to the reader; on the event loop only."""
+        self._queue.put_nowait(chunk)
+
+    async def chunks(self) -> AsyncIterator[Chunk]:
+        """The answer as it is made, up to and including the chunk with a finish reason.
+
+        Raises:
+            EngineRestarted: the generation loop died under it.
+        """
+        while True:
+            chunk = await self._queue.get()
+            if chunk.error is not None:
+                raise EngineRestarted(
+                    f"the engine restarted and lost this request ({chunk.error}); send it again",
+                    request_id=self.request_id,
+                )
+            yield chunk
+            if chunk.finish_reason is not None:
+                return
+
+    def timings(self) -> dict[str, float]:
+        """Seconds from submission to the first token and to now."""
+        first = self.token_times[0] if self.token_times else perf_counter()
+        return {"first_token_seconds": first - self.submitted_at, "seconds": perf_counter() - self.submitted_at}
+
+
+def hand_over(chunks: list[tuple[Ticket, Chunk]]) -> None:
+    """Chunks to their readers, from any thread, waking each event loop once."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Chunk]]] = defaultdict(list)
+    for ticket, chunk in chunks:
+        by_loop[ticket.loop].append((ticket, chunk))
+    for loop, batch in by_loop.items():
+        if not loop.is_closed():  # its readers are gone; raising here would end the generation thread
+            loop.call_soon_threadsafe(_put_all, batch)
+
+
+def _put_all(batch: list[tuple[Ticket, Chunk]]) -> None:
+    for ticket, chunk in batch:
+        ticket.put(chunk)

@@ -1,0 +1,138 @@
+"""One item of feedback, read and checked against what the tasks declare. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from contracts.errors import InvalidRequest, InvalidValue
+from contracts.ids import route_of
+from contracts.records import Scalar, Signal, Submitter
+from contracts.tasks import SignalRule, Task
+from services.feedback.errors import InvalidTarget, TargetNotSupported, UnknownSignal
+from services.http import read_shape
+
+MAX_AHEAD_SECONDS = 60.0
+_MAX_CHOICE = 7
+_MAX_ID, _MAX_TEXT = 128, 65_536
+_TARGETS = ("completion_id", "session_id", "join_key")
+
+
+class FeedbackItem(msgspec.Struct, frozen=True, kw_only=True):
+    """What an app may send. Other fields are ignored, and do not count when two items are compared."""
+
+    name: str
+    value: Scalar
+    submitter: Submitter
+    id: str | None = None
+    """The client's own; sending it again changes nothing."""
+    completion_id: str | None = None
+    session_id: str | None = None
+    join_key: str | None = None
+    choice: int = 0
+    correction: str | None = None
+    at: str | float | None = None
+    """When it happened: ISO 8601 or epoch seconds; now, if absent."""
+    comment: str | None = None
+    metadata: dict[str, str] | None = None
+
+
+class Received(NamedTuple):
+    """A signal that may be stored, and the hash of what the client sent."""
+
+    signal: Signal
+    body_hash: str
+
+
+def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float) -> Received:
+    """Check one item.
+
+    Raises:
+        InvalidRequest: a missing or malformed field, or not exactly one target.
+        TargetNotSupported: about a session or a join key.
+        UnknownSignal, InvalidValue: not what any task declares.
+    """
+    item = read_shape(FeedbackItem, content)
+    completion_id = _target_of(item)
+    route_of(completion_id)
+    _check_sizes(item)
+    _check_value(item, tasks)
+    signal = Signal(
+        id=item.id or f"fb-{uuid.uuid4()}",
+        completion_id=completion_id,
+        choice=item.choice,
+        name=item.name,
+        value=item.value,
+        correction=item.correction,
+        at=_time_of(item.at, now),
+        received_at=now,
+        tenant=tenant,
+        submitter=item.submitter,
+    )
+    return Received(
+        signal, hashlib.blake2b(tenant.encode() + b"\0" + msgspec.json.encode(item), digest_size=32).hexdigest()
+    )
+
+
+def _target_of(item: FeedbackItem) -> str:
+    given = [name for name in _TARGETS if getattr(item, name) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "none"
+        raise InvalidTarget(
+            f"send exactly one of {', '.join(_TARGETS)}; found {found}", param=given[0] if given else None
+        )
+    if item.completion_id is None:
+        raise TargetNotSupported(f"signals about a {given[0]} are not served yet; send a completion_id", param=given[0])
+    return item.completion_id
+
+
+def _check_sizes(item: FeedbackItem) -> None:
+    if not 0 <= item.choice <= _MAX_CHOICE:
+        raise InvalidRequest(f"choice must lie in [0, {_MAX_CHOICE}], not {item.choice}", param="choice")
+    for name, text in (("id", item.id), ("submitter.id", item.submitter.id)):
+        if text is not None and not 1 <= len(text) <= _MAX_ID:
+            raise InvalidRequest(f"{name} takes 1 to {_MAX_ID} characters, not {len(text)}", param=name)
+    for name, value in (("value", item.value), ("correction", item.correction), ("comment", item.comment)):
+        if isinstance(value, str) and len(value) > _MAX_TEXT:
+            raise InvalidRequest(f"{name} takes up to {_MAX_TEXT} characters, not {len(value)}", param=name)
+
+
+def _check_value(item: FeedbackItem, tasks: Mapping[str, Task]) -> None:
+    """The generation may not be here yet, so its task is unknown: one task that takes the value is enough."""
+    rules = [task.signals[item.name] for task in tasks.values() if item.name in task.signals]
+    if not rules:
+        declared = sorted({name for task in tasks.values() for name in task.signals})
+        raise UnknownSignal(f"no task declares a signal {item.name!r}; declared: {', '.join(declared)}", param="name")
+    if not any(_takes(rule, item) for rule in rules):
+        rules[0].check(item.name, item.value)
+
+
+def _takes(rule: SignalRule, item: FeedbackItem) -> bool:
+    try:
+        rule.check(item.name, item.value)
+    except InvalidValue:
+        return False
+    return True
+
+
+def _time_of(at: str | float | None, now: float) -> float:
+    if at is None:
+        return now
+    try:
+        seconds = _epoch_of(datetime.fromisoformat(at)) if isinstance(at, str) else at
+    except (ValueError, OverflowError) as error:
+        raise InvalidRequest(f"at must be an ISO 8601 time or epoch seconds, not {at!r}", param="at") from error
+    if not 0 <= seconds <= now + MAX_AHEAD_SECONDS:
+        raise InvalidRequest(
+            f"at {at!r} lies more than {MAX_AHEAD_SECONDS:g} s ahead of this server's clock, or before 1970", param="at"
+        )
+    return seconds
+
+
+def _epoch_of(time: datetime) -> float:
+    return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,132 @@
+"""What every HTTP service of ours does alike: error objects, keys, JSON.
+
+A service is a FastAPI application; each failure leaves it as OpenAI's error object, so that the unmodified SDK raises
+the right exception.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from contracts.database import Database
+from contracts.errors import InvalidRequest, MillraceError
+from contracts.keys import Caller, check_key
+
+MAX_BODY_BYTES = 8 * 2**20
+_KEY_SECONDS = 2.0
+_MAX_KEYS = 4096
+_SERVER_ERROR = 500
+
+ShapeType = TypeVar("ShapeType")
+
+
+def make_service(title: str, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
+    """An application without pages of its own, whose failures are error objects."""
+    service = FastAPI(title=title, lifespan=lifespan, openapi_url=None, max_body_size=MAX_BODY_BYTES)
+
+    @service.exception_handler(MillraceError)
+    async def expected(_request: Request, error: MillraceError) -> Response:
+        return reply_error(error)
+
+    @service.exception_handler(RequestValidationError)
+    async def invalid(_request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:])
+        return reply_error(InvalidRequest(f"{where}: {first['msg']}", param=where or None))
+
+    @service.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        body = {
+            "error": {"message": message, "type": "invalid_request_error", "param": None, "code": "invalid_request"}
+        }
+        return reply(body, error.status_code)
+
+    @service.exception_handler(Exception)
+    async def unexpected(_request: Request, _error: Exception) -> Response:
+        return reply_error(MillraceError("an unexpected error; the log of the process `web` has its traceback"))
+
+    return service
+
+
+def reply(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON response."""
+    return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
+
+
+def reply_error(error: MillraceError) -> Response:
+    """An expected failure, in OpenAI's shape; what can be tried again says when."""
+    headers = {"retry-after": "1"} if error.status > _SERVER_ERROR else None
+    return reply(error.as_openai(), error.status, headers)
+
+
+def read_json(shape: type[ShapeType], body: bytes) -> ShapeType:
+    """Read a JSON body.
+
+    Raises:
+        InvalidRequest: not JSON, a missing field or one of the wrong type; `param` names it.
+    """
+    try:
+        return msgspec.json.decode(body, type=shape)
+    except msgspec.ValidationError as error:
+        raise invalid_shape(error) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+
+
+def read_shape(shape: type[ShapeType], content: Any) -> ShapeType:
+    """The same for content that is already decoded."""
+    try:
+        return msgspec.convert(content, shape)
+    except msgspec.ValidationError as error:
+        raise invalid_shape(error) from error
+
+
+def invalid_shape(error: msgspec.ValidationError) -> InvalidRequest:
+    """What is wrong, and in which field."""
+    where = str(error).rpartition("`$.")[2].rstrip("`") if "`$." in str(error) else None
+    return InvalidRequest(str(error), param=where)
+
+
+class KeyRing:
+    """Knows who calls. A key is looked up once in two seconds, so a revoked one works that much longer."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._known: dict[str, tuple[float, Caller]] = {}
+
+    async def caller(self, authorization: str) -> Caller:
+        """Who is behind an `Authorization` header.
+
+        Raises:
+            Unauthorized: no key, or one that we do not know.
+        """
+        until, caller = self._known.get(authorization, (0.0, None))
+        if caller is None or until < time.monotonic():
+            caller = await asyncio.to_thread(self._look_up, authorization)
+            if len(self._known) >= _MAX_KEYS:
+                self._known.clear()
+            self._known[authorization] = (time.monotonic() + _KEY_SECONDS, caller)
+        return caller
+
+    def _look_up(self, authorization: str) -> Caller:
+        with self._database.snapshot() as connection:
+            return check_key(connection, authorization)
+
+
+async def _find_caller(request: Request) -> Caller:
+    keys: KeyRing = request.app.state.keys
+    return await keys.caller(request.headers.get("authorization", ""))
+
+
+AnyCaller = Annotated[Caller, Depends(_find_caller)]
+"""The caller of a request, for services that keep their `KeyRing` in `state.keys`."""

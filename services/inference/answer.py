@@ -1,0 +1,137 @@
+"""One choice as it grows: tokens in, visible text out. Pure.
+
+Text is shown as soon as it cannot change any more: an unfinished character waits for its other bytes, and the beginning
+of a stop string waits until it is one or is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from tokenizers import Tokenizer
+
+from contracts.records import FinishReason, Span
+
+_UNFINISHED = "\ufffd"
+
+
+class Token(NamedTuple):
+    """A sampled token and the log-prob it was sampled with."""
+
+    id: int
+    logprob: float
+
+
+class Delta(NamedTuple):
+    """What one step added to a choice."""
+
+    choice: int
+    text: str
+    tokens: tuple[Token, ...]
+
+
+class Detokenizer:
+    """Token ids to text, a step at a time: only the last few ids are decoded again."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._num_shown = 0  # of the ids held, those whose text has been given out
+
+    def push(self, token_id: int) -> str:
+        """The text that became certain."""
+        self._ids.append(token_id)
+        text = self._pending()
+        if not text or text.endswith(_UNFINISHED):
+            return ""
+        # What was shown stays as context: decoders treat the first token of a text differently.
+        self._ids = self._ids[self._num_shown :]
+        self._num_shown = len(self._ids)
+        return text
+
+    def flush(self) -> str:
+        """The rest, with unfinished characters as U+FFFD."""
+        return self._pending()
+
+    def _pending(self) -> str:
+        shown = self._decode(self._ids[: self._num_shown])
+        return self._decode(self._ids)[len(shown) :]
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+class StopFinder:
+    """Cuts a text before the first stop string."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """The text that is certainly before any stop, and whether one was found."""
+        self._held += text
+        found = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if found:
+            return self._held[: min(found)], True
+        num_held = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        shown = self._held[: len(self._held) - num_held]
+        self._held = self._held[len(shown) :]
+        return shown, False
+
+    def flush(self) -> str:
+        """What was held back and turned out to be no stop."""
+        return self._held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The longest end of `text` that begins `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
+
+
+class Choice:
+    """One answer so far."""
+
+    def __init__(self, index: int, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self.index = index
+        self.tokens: list[Token] = []
+        self.spans: list[Span] = []
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stop_finder = StopFinder(stops)
+
+    @property
+    def version(self) -> int | None:
+        """The version that made the last token."""
+        return self.spans[-1].version if self.spans else None
+
+    def add(self, tokens: Sequence[Token], spans: Sequence[Span], reason: Literal["stop", "length"] | None) -> Delta:
+        """Append what the engine made. Tokens after a stop string are not part of the answer."""
+        before = len(self.tokens)
+        text = ""
+        for token in tokens:
+            self.tokens.append(token)
+            shown, found = self._stop_finder.push(self._detokenizer.push(token.id))
+            text += shown
+            if found:
+                reason = "stop"
+                break
+        else:
+            if reason is not None:
+                text += self._rest()
+        self.spans += [span for span in spans if span.start < len(self.tokens)]
+        self.text += text
+        self.finish_reason = reason
+        return Delta(self.index, text, tuple(self.tokens[before:]))
+
+    def _rest(self) -> str:
+        shown, found = self._stop_finder.push(self._detokenizer.flush())
+        return shown if found else shown + self._stop_finder.flush()
+
+    def cut(self, reason: Literal["cancelled", "error"]) -> None:
+        """End an unfinished answer where it is; what was held back was never shown."""
+        if self.finish_reason is None:
+            self.finish_reason = reason

@@ -1,0 +1,90 @@
+"""Which arm answers: the assignments, read again every 0.2 seconds, and a draw that is sticky within a session."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import re
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import structlog
+
+from contracts.assignments import CANDIDATE, LIVE, Assignment, read
+from contracts.database import Database
+from contracts.errors import Unavailable, UnknownModel
+
+PINNED = "pinned"
+_READ_SECONDS = 0.2
+_log = structlog.get_logger(__name__)
+
+
+class Arm(NamedTuple):
+    """Who answers one request, and with which probability it was chosen."""
+
+    name: str
+    probability: float
+    model: str
+    """What the engine is asked for: the policy (whatever is live by then) or one version of it."""
+
+
+def pinned_version(model: str, policy: str) -> int | None:
+    """The version that a request's `model` names: N for `POLICY@vN`, None for `POLICY`.
+
+    Raises:
+        UnknownModel: neither of the two.
+    """
+    if model == policy:
+        return None
+    if found := re.fullmatch(rf"{re.escape(policy)}@v(0|[1-9][0-9]{{0,17}})", model):
+        return int(found[1])
+    raise UnknownModel(
+        f"the model {model!r} does not exist; ask for {policy!r} or one version of it, {policy + '@v3'!r}",
+        param="model",
+    )
+
+
+def choose_arm(assignments: Mapping[str, Assignment], policy: str, version: int | None, draw: float) -> Arm:
+    """The arm of a request: the one that holds its pinned version, else drawn by share; `draw` lies in [0, 1)."""
+    if version is not None:
+        holders = [name for name, arm in assignments.items() if arm.version == version and name in (LIVE, CANDIDATE)]
+        return Arm(LIVE if LIVE in holders else holders[0] if holders else PINNED, 1.0, f"{policy}@v{version}")
+    candidate = assignments.get(CANDIDATE)
+    share = candidate.share if candidate and candidate.version is not None else 0.0
+    if candidate and draw < share:
+        return Arm(CANDIDATE, share, f"{policy}@v{candidate.version}")
+    return Arm(LIVE, 1.0 - share, policy)
+
+
+def draw_of(session_id: str | None) -> float:
+    """Uniform in [0, 1): always the same for one session, else random."""
+    if session_id is None:
+        return random.random()  # noqa: S311 a share of traffic is no secret
+    digest = hashlib.blake2b(session_id.encode(), digest_size=6, person=b"arm").digest()
+    return int.from_bytes(digest) / 2**48
+
+
+class Assignments:
+    """The assignments of one policy, at most 0.2 seconds old while the database can be read."""
+
+    def __init__(self, database: Database, policy: str) -> None:
+        self._database = database
+        self._policy = policy
+        self._held: dict[str, Assignment] = {}
+        self._read_at = float("-inf")
+
+    async def held(self) -> Mapping[str, Assignment]:
+        """All arms by name. While the database cannot be read, the last known ones: users do not wait for it."""
+        if time.monotonic() - self._read_at > _READ_SECONDS:
+            self._read_at = time.monotonic()
+            try:
+                self._held = await asyncio.to_thread(self._read)
+            except Unavailable as error:
+                _log.warning("assignments not read", reason=error.message)
+        return self._held
+
+    def _read(self) -> dict[str, Assignment]:
+        with self._database.snapshot() as connection:
+            return read(connection, self._policy)

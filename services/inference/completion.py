@@ -1,0 +1,101 @@
+"""One request being answered.
+
+Flows in: tokens of the engine, one stream for each choice. Flows out: what the client may see (`deltas`), then one
+durable record of all choices (`record`). Waits for: the engine, then the log. A client that leaves (`abandon`) stops the
+engine at once, and what was said so far is recorded as cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Literal
+
+from tokenizers import Tokenizer
+
+from contracts.errors import MillraceError
+from contracts.records import Generation
+from services.inference.answer import Choice, Delta
+from services.inference.engine_client import EngineClient
+from services.inference.plan import Plan
+from services.inference.recorder import Recorder, generation_of
+
+
+class Completion:
+    """See the module. Starts at once; belongs to one event loop."""
+
+    def __init__(self, plan: Plan, tokenizer: Tokenizer, engine: EngineClient, recorder: Recorder) -> None:
+        self.plan = plan
+        self.choices = [Choice(index, tokenizer, plan.stops) for index in range(plan.num_choices)]
+        self._engine = engine
+        self._recorder = recorder
+        self._recorded = False
+        self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
+        self._generation = asyncio.create_task(self._generate())
+
+    async def deltas(self) -> AsyncGenerator[Delta]:
+        """What is added to any choice, until all have ended.
+
+        Raises:
+            MillraceError: the engine refused, or did not come back; what was said so far is recorded as failed.
+        """
+        while (delta := await self._deltas.get()) is not None:
+            yield delta
+        try:
+            await self._generation
+        except MillraceError:
+            self._leave("error")
+            raise
+
+    async def finish(self) -> bool:
+        """Wait for all choices and their record; see `record`."""
+        async with aclosing(self.deltas()) as deltas:
+            async for _ in deltas:
+                pass
+        return await self.record()
+
+    async def record(self) -> bool:
+        """Make the ended choices durable; False if the log could not take them. Consent may forbid it: then True."""
+        self._recorded = True
+        return await self._recorder.record(self._generations())
+
+    def abandon(self) -> None:
+        """The client has left. Nothing happens if everything is recorded already."""
+        if not self._recorded:
+            self._leave("cancelled")
+
+    def _leave(self, reason: Literal["cancelled", "error"]) -> None:
+        self._recorded = True
+        self._generation.cancel()
+        for choice in self.choices:
+            choice.cut(reason)
+        self._recorder.record_later(self._generations())
+
+    def _generations(self) -> list[Generation]:
+        system, now = self._engine.system, time.time()
+        if system is None or not self.plan.logged:
+            return []
+        # A choice without a token was seen by nobody, and holds nothing that could be learned or judged.
+        return [generation_of(self.plan, choice, system, now) for choice in self.choices if choice.tokens]
+
+    async def _generate(self) -> None:
+        parts = [asyncio.create_task(self._generate_choice(choice)) for choice in self.choices]
+        try:
+            await asyncio.gather(*parts)
+        finally:
+            for part in parts:
+                part.cancel()  # one refused: the answer as a whole fails
+            self._deltas.put_nowait(None)
+
+    async def _generate_choice(self, choice: Choice) -> None:
+        plan = self.plan
+        pieces = self._engine.generate(
+            plan.arm.model, plan.prompt_ids, plan.sampling, f"{plan.completion_id}:{choice.index}"
+        )
+        async with aclosing(pieces):
+            async for piece in pieces:
+                self._deltas.put_nowait(choice.add(*piece))
+                if choice.finish_reason is not None:
+                    return

@@ -1,0 +1,118 @@
+"""How a chat request becomes a response, whole or streamed.
+
+Flows in: requests that were read and checked. Flows out: bodies and events. Waits for: the first token, so that a
+refusal still has its own status; then for the rest, and for the log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from fastapi import Request, Response
+
+from contracts.ids import new_completion_id
+from contracts.keys import Caller
+from contracts.tasks import Task
+from services.http import reply
+from services.inference import replies
+from services.inference.arms import Assignments, choose_arm, draw_of, pinned_version
+from services.inference.completion import Completion
+from services.inference.engine_client import EngineClient
+from services.inference.plan import Plan, decide_purpose, decide_sampling, find_task, may_log
+from services.inference.recorder import Recorder
+from services.inference.requests import ChatRequest
+from services.inference.streams import CompletionStream, completion_events, unless_client_leaves
+from services.inference.template import ChatTemplate
+
+_CLIENT_LEFT = 499  # nobody reads it; nginx's number for it
+
+
+class Endpoint:
+    """Everything that requests share."""
+
+    def __init__(
+        self,
+        *,
+        policy: str,
+        tasks: Mapping[str, Task],
+        template: ChatTemplate,
+        assignments: Assignments,
+        engine: EngineClient,
+        recorder: Recorder,
+    ) -> None:
+        self._policy = policy
+        self._tasks = tasks
+        self._template = template
+        self._assignments = assignments
+        self._engine = engine
+        self._recorder = recorder
+
+    async def plan(self, request: ChatRequest, caller: Caller, purpose_header: str | None) -> Plan:
+        """Decide everything about a request; see the errors of each decision."""
+        version = pinned_version(request.model, self._policy)
+        purpose = decide_purpose(purpose_header, caller)
+        task = find_task(self._tasks, request)
+        prompt_ids = self._template.encode(request.messages)
+        sampling = decide_sampling(request, task.sampling, purpose, len(prompt_ids), self._template.context)
+        session_id = request.labels.get("session_id")
+        arm = choose_arm(await self._assignments.held(), self._policy, version, draw_of(session_id))
+        return Plan(
+            completion_id=new_completion_id(session_id),
+            created_at=time.time(),
+            policy=self._policy,
+            model=request.model,
+            tenant=caller.tenant,
+            task=task,
+            purpose=purpose,
+            arm=arm,
+            sampling=sampling,
+            prompt_ids=prompt_ids,
+            messages=request.messages,
+            metadata=request.labels,
+            stops=request.stops,
+            num_choices=request.num_choices,
+            person=request.safety_identifier or request.user,
+            logged=may_log(request, task, purpose),
+            logprobs=bool(request.logprobs),
+            include_usage=request.stream_options is not None and request.stream_options.include_usage,
+        )
+
+    async def answer(self, plan: Plan, client: Request) -> Response:
+        """The whole answer, once it is durable."""
+        completion = self._start(plan)
+        try:
+            logged = await unless_client_leaves(client, completion.finish())
+        finally:
+            completion.abandon()
+        if logged is None:
+            return Response(status_code=_CLIENT_LEFT)
+        body = replies.completion_body(plan, completion.choices, self._template.tokenizer)
+        return reply(body, headers=_headers(plan) | ({} if logged else {"x-millrace-logged": "false"}))
+
+    async def stream(self, plan: Plan, client: Request) -> Response:
+        """The answer as it is made. The response begins with the first token."""
+        completion = self._start(plan)
+        deltas = completion.deltas()
+        response: Response | None = None
+        try:
+            first = await unless_client_leaves(client, anext(deltas))
+            if first is not None:
+                events = completion_events(completion, first, deltas, self._template.tokenizer)
+                response = CompletionStream(completion, events, _headers(plan))
+            return response or Response(status_code=_CLIENT_LEFT)
+        finally:
+            if response is None:
+                completion.abandon()
+
+    async def models(self) -> list[str]:
+        """The policy, and the versions of it that can be asked for now."""
+        held = await self._engine.models()
+        return [self._policy, *(name for name in held if name.startswith(f"{self._policy}@v"))]
+
+    def _start(self, plan: Plan) -> Completion:
+        return Completion(plan, self._template.tokenizer, self._engine, self._recorder)
+
+
+def _headers(plan: Plan) -> dict[str, str]:
+    return {"x-request-id": plan.completion_id}

@@ -1,0 +1,107 @@
+"""Everything that is decided about a request before the engine sees it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, get_args
+
+from contracts.errors import InvalidRequest
+from contracts.keys import Caller
+from contracts.records import Purpose, Sampling
+from contracts.tasks import SamplingRule, Task
+from services.inference.arms import Arm
+from services.inference.errors import ContextLengthExceeded
+from services.inference.requests import ChatRequest
+
+
+class Plan(NamedTuple):
+    """One request, decided."""
+
+    completion_id: str
+    created_at: float
+    policy: str
+    model: str
+    """As the caller named it."""
+    tenant: str
+    task: Task
+    purpose: Purpose
+    arm: Arm
+    sampling: Sampling
+    prompt_ids: list[int]
+    messages: list[dict[str, Any]]
+    metadata: dict[str, str]
+    stops: tuple[str, ...]
+    num_choices: int
+    person: str | None
+    logged: bool
+    """False: consent forbids to keep it."""
+    logprobs: bool
+    include_usage: bool
+
+    @property
+    def session_id(self) -> str | None:
+        """The session that the caller named."""
+        return self.metadata.get("session_id")
+
+
+def find_task(tasks: Mapping[str, Task], request: ChatRequest) -> Task:
+    """The task of `metadata.task`, else the first.
+
+    Raises:
+        InvalidRequest: no such task.
+    """
+    name = request.labels.get("task")
+    if name is None:
+        return next(iter(tasks.values()))
+    if name not in tasks:
+        raise InvalidRequest(f"no task is called {name!r}; there are {sorted(tasks)}", param="metadata.task")
+    return tasks[name]
+
+
+def decide_purpose(header: str | None, caller: Caller) -> Purpose:
+    """What a request is for. Only operators may say anything but `user`.
+
+    Raises:
+        InvalidRequest: no such purpose.
+        Forbidden: not an operator's key.
+    """
+    for purpose in get_args(Purpose):
+        if purpose == (header or "user"):
+            if purpose != "user":
+                caller.require_operator()
+            return purpose  # type: ignore[no-any-return] # get_args is untyped
+    raise InvalidRequest(f"x-millrace-purpose is one of {', '.join(get_args(Purpose))}, not {header!r}")
+
+
+def decide_sampling(
+    request: ChatRequest, rule: SamplingRule, purpose: Purpose, num_prompt: int, context: int
+) -> Sampling:
+    """How answers are sampled: as the task says where it owns the rule and a user asks, else as the caller does.
+
+    An answer may be cut to what the context leaves, unless the caller asked for a length: then it is refused.
+
+    Raises:
+        ContextLengthExceeded: the prompt, or the length asked for with it, does not fit.
+    """
+    room = context - num_prompt
+    if room < 1:
+        raise ContextLengthExceeded(
+            f"the prompt has {num_prompt} tokens; this policy's context is {context}, answer included", param="messages"
+        )
+    if rule.owner == "task" and purpose == "user":
+        return Sampling(temperature=rule.temperature, top_p=rule.top_p, max_tokens=min(rule.max_tokens, room))
+    if request.longest is not None and request.longest > room:
+        raise ContextLengthExceeded(
+            f"{num_prompt} prompt tokens and an answer of {request.longest} exceed this policy's context of {context}",
+            param="max_tokens" if request.max_completion_tokens is None else "max_completion_tokens",
+        )
+    return Sampling(
+        temperature=rule.temperature if request.temperature is None else request.temperature,
+        top_p=rule.top_p if request.top_p is None else request.top_p,
+        max_tokens=request.longest or min(rule.max_tokens, room),
+    )
+
+
+def may_log(request: ChatRequest, task: Task, purpose: Purpose) -> bool:
+    """Whether the generation may be kept: `store` decides; without it the task does, for users."""
+    return request.store if request.store is not None else purpose != "user" or task.consent == "train"

@@ -1,0 +1,106 @@
+"""Generations onto the log, durably, before their response ends.
+
+Flows in: the generations of finished or abandoned requests. Flows out: one append for all that wait, on one thread.
+Waits for: the log. While an append runs, whoever comes shares the next one, so that many requests pay for one fsync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import structlog
+
+from contracts.errors import Unavailable
+from contracts.event_log import EventLog, Message
+from contracts.outbox import message
+from contracts.records import Generation, GenerationBody, pack_floats, pack_ids, seal_body
+from contracts.topics import GENERATIONS
+from services.inference.answer import Choice
+from services.inference.engine_wire import System
+from services.inference.plan import Plan
+
+_log = structlog.get_logger(__name__)
+
+
+class Recorder:
+    """See the module. Belongs to one event loop.
+
+    Attributes:
+        num_lost: generations that were answered and could not be logged.
+    """
+
+    def __init__(self, event_log: EventLog) -> None:
+        self.num_lost = 0
+        self._event_log = event_log
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
+        self._appending = asyncio.Lock()
+        self._waiting: list[Message] = []
+        self._next: asyncio.Task[None] | None = None
+        self._left_behind: set[asyncio.Task[bool]] = set()
+
+    async def record(self, generations: Sequence[Generation]) -> bool:
+        """Append; True once durable, False if the log cannot take them now: then they are lost, counted and said so."""
+        if not generations:
+            return True
+        self._waiting += [message(GENERATIONS, generation.key, generation) for generation in generations]
+        if self._next is None:
+            self._next = asyncio.create_task(self._append())
+        try:
+            await asyncio.shield(self._next)
+        except Unavailable as error:
+            self.num_lost += len(generations)
+            _log.warning("generations not logged", num=len(generations), lost=self.num_lost, reason=error.message)
+            return False
+        return True
+
+    def record_later(self, generations: Sequence[Generation]) -> None:
+        """Append without anybody waiting: the client has left."""
+        task = asyncio.create_task(self.record(generations))
+        self._left_behind.add(task)
+        task.add_done_callback(self._left_behind.discard)
+
+    async def close(self) -> None:
+        """Append what waits, then end the thread."""
+        while self._left_behind:
+            await asyncio.wait(self._left_behind)
+        self._thread.shutdown()
+
+    async def _append(self) -> None:
+        async with self._appending:
+            batch, self._waiting, self._next = self._waiting, [], None
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._event_log.append, batch)
+
+
+def generation_of(plan: Plan, choice: Choice, system: System, finished_at: float) -> Generation:
+    """The record of a choice that has at least one token."""
+    body = GenerationBody(
+        messages=plan.messages,
+        text=choice.text,
+        prompt_ids=pack_ids(plan.prompt_ids),
+        completion_ids=pack_ids([token.id for token in choice.tokens]),
+        logprobs=pack_floats([token.logprob for token in choice.tokens]),
+        metadata=plan.metadata,
+    )
+    return Generation(
+        completion_id=plan.completion_id,
+        choice=choice.index,
+        tenant=plan.tenant,
+        policy=plan.policy,
+        task=plan.task.name,
+        task_hash=plan.task.hash,
+        purpose=plan.purpose,
+        arm=plan.arm.name,
+        arm_probability=plan.arm.probability,
+        spans=tuple(choice.spans),
+        sampling=plan.sampling,
+        finish_reason=choice.finish_reason or "cancelled",
+        created_at=plan.created_at,
+        finished_at=finished_at,
+        engine=system.engine,
+        dtype=system.dtype or "",
+        session_id=plan.session_id,
+        person=plan.person,
+        body=seal_body(body),
+    )

@@ -1,0 +1,102 @@
+"""The shapes of OpenAI's chat API, with `policy_version` beside them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from services.inference.answer import Choice, Delta, Token
+from services.inference.plan import Plan
+
+DONE = b"data: [DONE]\n\n"
+
+
+def completion_body(plan: Plan, choices: Sequence[Choice], tokenizer: Tokenizer) -> dict[str, Any]:
+    """A whole answer."""
+    shown = [
+        {
+            "index": choice.index,
+            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "logprobs": _logprobs(plan, choice.tokens, tokenizer),
+            "finish_reason": choice.finish_reason,
+        }
+        for choice in choices
+    ]
+    return {**_head(plan, "chat.completion", choices), "choices": shown, "usage": usage(plan, choices)}
+
+
+def opening_chunk(plan: Plan, choice: Choice) -> dict[str, Any]:
+    """The first chunk of a choice: who speaks."""
+    return _chunk(plan, choice, {"role": "assistant", "content": ""})
+
+
+def delta_chunk(plan: Plan, choice: Choice, delta: Delta, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What was added."""
+    return _chunk(plan, choice, {"content": delta.text}, logprobs=_logprobs(plan, delta.tokens, tokenizer))
+
+
+def closing_chunk(plan: Plan, choice: Choice) -> dict[str, Any]:
+    """Why a choice ended."""
+    return _chunk(plan, choice, {}, finish_reason=choice.finish_reason)
+
+
+def usage_chunk(plan: Plan, choices: Sequence[Choice]) -> dict[str, Any]:
+    """The last chunk, if the caller asked for it."""
+    return {**_head(plan, "chat.completion.chunk", choices), "choices": [], "usage": usage(plan, choices)}
+
+
+def usage(plan: Plan, choices: Sequence[Choice]) -> dict[str, int]:
+    """Tokens read and made."""
+    num_prompt, num_made = len(plan.prompt_ids), sum(len(choice.tokens) for choice in choices)
+    return {"prompt_tokens": num_prompt, "completion_tokens": num_made, "total_tokens": num_prompt + num_made}
+
+
+def event(content: object) -> bytes:
+    """A server-sent event."""
+    return b"data: " + msgspec.json.encode(content) + b"\n\n"
+
+
+def _chunk(
+    plan: Plan,
+    choice: Choice,
+    delta: dict[str, Any],
+    *,
+    logprobs: dict[str, Any] | None = None,
+    finish_reason: str | None = None,
+) -> dict[str, Any]:
+    shown = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+    return {**_head(plan, "chat.completion.chunk", [choice]), "choices": [shown]} | (
+        {"usage": None} if plan.include_usage else {}
+    )
+
+
+def _head(plan: Plan, kind: str, choices: Sequence[Choice]) -> dict[str, Any]:
+    version = max((choice.version for choice in choices if choice.version is not None), default=None)
+    return {
+        "id": plan.completion_id,
+        "object": kind,
+        "created": int(plan.created_at),
+        "model": plan.model,
+        "system_fingerprint": f"{plan.policy}@v{version}",
+        "policy_version": version,
+    }
+
+
+def _logprobs(plan: Plan, tokens: Sequence[Token], tokenizer: Tokenizer) -> dict[str, Any] | None:
+    if not plan.logprobs:
+        return None
+    return {"content": [_logprob(token, tokenizer) for token in tokens], "refusal": None}
+
+
+def _logprob(token: Token, tokenizer: Tokenizer) -> dict[str, Any]:
+    text = tokenizer.decode([token.id], skip_special_tokens=False)
+    unfinished = "\ufffd" in text  # part of a character: its bytes are not those of the text
+    return {
+        "token": text,
+        "logprob": token.logprob,
+        "bytes": None if unfinished else list(text.encode()),
+        "top_logprobs": [],
+    }

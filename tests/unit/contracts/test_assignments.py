@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import func, select
+
+from contracts import assignments
+from contracts.database import Database
+from contracts.errors import StaleWrite
+from contracts.tables import assignment_change
+
+
+def move(database: Database, version: int | None, expected_epoch: int) -> assignments.Assignment:
+    with database.transaction() as connection:
+        return assignments.move(
+            connection,
+            policy="p",
+            arm="live",
+            version=version,
+            expected_epoch=expected_epoch,
+            writer="test",
+            reason="",
+            share=1.0,
+        )
+
+
+def test_only_the_first_of_two_moves_from_the_same_epoch_counts(database: Database) -> None:
+    assert move(database, 0, 0).epoch == 1
+    assert move(database, 1, 1).epoch == 2
+    with pytest.raises(StaleWrite):
+        move(database, 2, 1)
+    with pytest.raises(StaleWrite):
+        move(database, 2, 0)
+    with database.snapshot() as connection:
+        assert assignments.read(connection, "p")["live"].version == 1
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), max_size=12))
+def test_the_epoch_counts_the_moves_and_the_history_holds_each(
+    database: Database, tries: list[tuple[int, int]]
+) -> None:
+    with database.snapshot() as connection:
+        held = assignments.read(connection, "p").get("live")
+    epoch = held.epoch if held else 0
+    for version, expected in tries:
+        try:
+            assert expected == epoch
+            epoch = move(database, version, expected).epoch
+        except AssertionError:
+            with pytest.raises(StaleWrite):
+                move(database, version, expected)
+    with database.snapshot() as connection:
+        moves = connection.execute(select(func.count()).select_from(assignment_change)).scalar_one()
+    assert moves == epoch

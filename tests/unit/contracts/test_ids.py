@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.errors import InvalidRequest
+from contracts.ids import NUM_ROUTES, new_completion_id, parse_sample_key, route_of, route_of_text, sample_key
+
+
+@given(st.text(min_size=1, max_size=40))
+def test_a_session_shares_one_route(session: str) -> None:
+    assert route_of(new_completion_id(session)) == route_of(new_completion_id(session)) == route_of_text(session)
+
+
+def test_ids_are_unique_and_sort_by_time() -> None:
+    first = [new_completion_id() for _ in range(1000)]
+    assert len(set(first)) == 1000
+    time.sleep(0.002)
+    assert max(first)[:22] <= new_completion_id()[:22]
+
+
+def test_routes_spread() -> None:
+    routes = {route_of(new_completion_id()) for _ in range(2000)}
+    assert all(0 <= route < NUM_ROUTES for route in routes)
+    assert len({route % 4 for route in routes}) == 4
+
+
+def test_a_sample_key_round_trips() -> None:
+    completion_id = new_completion_id()
+    assert parse_sample_key(sample_key(completion_id, 3)) == (completion_id, 3)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "chatcmpl-", "chatcmpl-xyz", "cmpl-018f", "chatcmpl-3f2504e0-4f89-41d3-9a0c-0305e82c3301"]
+)
+def test_foreign_ids_are_refused_by_name(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="completion id"):
+        route_of(text)

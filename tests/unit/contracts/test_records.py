@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from contracts.errors import InvalidRecord, NewerSchema
+from contracts.records import Generation, Signal, decode, encode, pack_floats, pack_ids, unpack_floats, unpack_ids
+from tests.fakes import a_generation, a_signal
+
+
+def test_a_generation_round_trips_with_its_body() -> None:
+    sent = a_generation("a text with ünïcode")
+    received = decode(Generation, encode(sent))
+    assert received == sent
+    assert received.open().text == "a text with ünïcode"
+    assert unpack_ids(received.open().completion_ids) == [4, 5]
+
+
+def test_unknown_fields_are_ignored() -> None:
+    signal = a_signal(a_generation())
+    wire = msgspec.msgpack.decode(encode(signal)) | {"colour": "blue"}
+    assert decode(Signal, msgspec.msgpack.encode(wire)) == signal
+
+
+def test_a_newer_schema_is_refused_by_name() -> None:
+    wire = msgspec.msgpack.decode(encode(a_signal(a_generation()))) | {"schema": 2}
+    with pytest.raises(NewerSchema, match=r"schema 2.*upgrade"):
+        decode(Signal, msgspec.msgpack.encode(wire))
+
+
+@pytest.mark.parametrize("wire", [b"", b"garbage", msgspec.msgpack.encode([1, 2])])
+def test_garbage_is_refused(wire: bytes) -> None:
+    with pytest.raises(InvalidRecord, match="Generation"):
+        decode(Generation, wire)
+
+
+def test_a_wrong_field_is_named() -> None:
+    wire = msgspec.msgpack.decode(encode(a_signal(a_generation()))) | {"choice": "zero"}
+    with pytest.raises(InvalidRecord, match="choice"):
+        decode(Signal, msgspec.msgpack.encode(wire))
+
+
+def test_a_damaged_body_is_refused() -> None:
+    with pytest.raises(InvalidRecord, match="GenerationBody"):
+        a_generation(body=b"not zstd").open()
+
+
+def test_packed_arrays_round_trip() -> None:
+    assert unpack_ids(pack_ids([0, 1, 2**31 - 1])) == [0, 1, 2**31 - 1]
+    assert unpack_floats(pack_floats([-0.5, float("-inf")])) == [-0.5, float("-inf")]

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import InvalidTask, InvalidValue
+from contracts.tasks import load_tasks
+from tests.fakes import BOOKING_TASK
+
+GOOD = """
+name = "t"
+[signals.accepted]
+type = "bool"
+labels = { true = 1.0, false = 0.0 }
+[[verifiers]]
+name = "a"
+kind = "json_exact"
+[[verifiers]]
+name = "b"
+kind = "json_exact"
+weight = 2
+"""
+
+
+def load(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "task.toml"
+    path.write_text(text)
+    load_tasks((path,))
+
+
+def test_every_shipped_task_loads() -> None:
+    paths = tuple(Path("examples").glob("*/task.toml"))
+    assert paths
+    assert all(len(task.hash) == 12 for task in load_tasks(paths).values())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "says"),
+    [
+        ('type = "bool"', 'type = "maybe"', 4, "signals.accepted.type"),
+        ("weight = 2", "weight = -2", 12, "verifiers.1.weight"),
+        ('name = "t"', 'name = "T t"', 2, "name"),
+        ('kind = "json_exact"\n[[', 'kind = "json_exact"\ncolour = 1\n[[', 9, "colour"),
+        ("labels = { true = 1.0, false = 0.0 }", "", 3, "needs `labels`"),
+    ],
+)
+def test_a_mistake_is_named_by_file_and_line(tmp_path: Path, old: str, new: str, place: int, says: str) -> None:
+    assert old in GOOD
+    with pytest.raises(InvalidTask, match=rf"task\.toml:{place}: .*{says}"):
+        load(tmp_path, GOOD.replace(old, new, 1))
+
+
+def test_broken_toml_names_the_line(tmp_path: Path) -> None:
+    with pytest.raises(InvalidTask, match=r"task\.toml: .*line 2"):
+        load(tmp_path, "\nname = t t\n")
+
+
+def test_a_missing_file_and_a_doubled_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidTask, match=r"nosuch\.toml"):
+        load_tasks((tmp_path / "nosuch.toml",))
+    path = tmp_path / "task.toml"
+    path.write_text(GOOD)
+    with pytest.raises(InvalidTask, match="twice"):
+        load_tasks((path, path))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("accepted", 1), ("accepted", "yes"), ("stars", True), ("stars", "5"), ("comment", 3), ("edited", False)],
+)
+def test_a_value_of_the_wrong_type_is_refused(name: str, value: object) -> None:
+    with pytest.raises(InvalidValue, match=name):
+        BOOKING_TASK.signal(name).check(name, value)  # type: ignore[arg-type]
+
+
+def test_an_undeclared_signal_is_refused_with_what_there_is() -> None:
+    with pytest.raises(InvalidValue, match="accepted"):
+        BOOKING_TASK.signal("liked")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reward"),
+    [
+        ("accepted", True, 1.0),
+        ("accepted", False, 0.0),
+        ("stars", 5, 1.0),
+        ("stars", 3, 0.5),
+        ("stars", 9, 1.0),
+        ("edited", "x", 0.0),
+        ("comment", "x", None),
+    ],
+)
+def test_what_values_are_worth(name: str, value: bool | int | str, reward: float | None) -> None:
+    rule = BOOKING_TASK.signal(name)
+    rule.check(name, value)
+    assert rule.reward_of(value) == reward

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, func, select
+
+from contracts.database import Database
+from contracts.errors import InvalidRecord, StaleWrite, TooManyDeadLetters, Unavailable
+from contracts.event_log import LogRecord, Message
+from contracts.local_log import LocalLog
+from contracts.outbox import Relay, put
+from contracts.tables import dead_letter, outbox, position
+from contracts.worker import MAX_DEAD_LETTERS, Worker
+from tests.fakes import FullLog, everything
+
+
+class Echo:
+    """Sends every record on; refuses those called bad."""
+
+    name = "echo"
+    topics = ("signals",)
+
+    def handle(self, connection: Connection, record: LogRecord) -> list[Message]:
+        del connection
+        if record.value == b"bad":
+            raise InvalidRecord("this one is bad")
+        return [Message("outcomes", 0, record.key, record.value)]
+
+    def tick(self, connection: Connection, now: float) -> list[Message]:
+        del connection, now
+        return []
+
+
+def messages(*values: bytes) -> list[Message]:
+    return [Message("signals", number, str(number), value) for number, value in enumerate(values)]
+
+
+def test_records_pass_once_and_positions_are_kept(database: Database, event_log: LocalLog) -> None:
+    event_log.append(messages(b"a", b"b", b"c"))
+    assert Worker(Echo(), database, event_log).step() == 3
+    assert Worker(Echo(), database, event_log).step() == 0
+    assert sorted(record.value for record in everything(event_log, "outcomes")) == [b"a", b"b", b"c"]
+
+
+def test_a_bad_record_is_buried_with_its_reason_and_the_rest_goes_on(database: Database, event_log: LocalLog) -> None:
+    event_log.append(messages(b"a", b"bad", b"c"))
+    Worker(Echo(), database, event_log).step()
+    assert len(everything(event_log, "outcomes")) == 2
+    with database.snapshot() as connection:
+        row = connection.execute(select(dead_letter)).one()
+    assert (row.reason, row.value, row.topic) == ("this one is bad", b"bad", "signals")
+
+
+def test_dead_letters_have_a_limit_and_then_nothing_moves(database: Database, event_log: LocalLog) -> None:
+    event_log.append(messages(*[b"bad"] * (MAX_DEAD_LETTERS + 1)))
+    worker = Worker(Echo(), database, event_log)
+    with pytest.raises(TooManyDeadLetters, match="clear the table"):
+        worker.step()
+    with database.snapshot() as connection:
+        assert connection.execute(select(func.sum(position.c.next_offset))).scalar_one() == 0
+
+
+def test_a_worker_that_lost_its_partition_changes_nothing(database: Database, event_log: LocalLog) -> None:
+    first, second = Worker(Echo(), database, event_log), Worker(Echo(), database, event_log)
+    first.step()
+    second.step()
+    event_log.append(messages(b"a"))
+    first.step()
+    with pytest.raises(StaleWrite, match="another worker"):
+        second.step()
+    assert [record.value for record in everything(event_log, "outcomes")] == [b"a"]
+
+
+def test_after_losing_it_reads_the_stored_positions_again(database: Database, event_log: LocalLog) -> None:
+    first, second = Worker(Echo(), database, event_log), Worker(Echo(), database, event_log)
+    first.step()
+    second.step()
+    event_log.append(messages(b"a"))
+    first.step()
+    stop = threading.Event()
+    thread = threading.Thread(target=second.run, args=(stop,))
+    thread.start()
+    event_log.append(messages(b"b"))
+    while len(everything(event_log, "outcomes")) < 2 and thread.is_alive():
+        stop.wait(0.01)
+    stop.set()
+    thread.join()
+    assert sorted(record.value for record in everything(event_log, "outcomes")) == [b"a", b"b"]
+
+
+def test_what_the_log_cannot_take_stays_in_the_outbox(database: Database) -> None:
+    with database.transaction() as connection:
+        put(connection, "echo", messages(b"a"))
+    with pytest.raises(Unavailable, match="full"):
+        Relay("echo", database, FullLog()).flush()
+    with database.snapshot() as connection:
+        assert connection.execute(select(func.count()).select_from(outbox)).scalar_one() == 1
+
+
+def test_a_relay_sends_only_its_own(database: Database, event_log: LocalLog) -> None:
+    with database.transaction() as connection:
+        put(connection, "echo", messages(b"a"))
+        put(connection, "other", messages(b"b"))
+    assert Relay("echo", database, event_log).flush() == 1
+    assert [record.value for record in everything(event_log, "signals")] == [b"a"]
+
+
+def test_a_full_disk_refuses_the_append_and_keeps_what_was(tmp_path: Path) -> None:
+    log = LocalLog(tmp_path)
+    log.append(messages(b"kept"))
+    # SQLite reports a full disk in the same way when a file may not grow.
+    connection: sqlite3.Connection = log._connection("signals")
+    connection.execute("PRAGMA max_page_count = 3")
+    with pytest.raises(Unavailable, match="free disk space"):
+        log.append(messages(b"x" * 100_000))
+    connection.execute("PRAGMA max_page_count = 1000000")
+    log.append(messages(b"after"))
+    assert [record.value for record in everything(log, "signals")] == [b"kept", b"after"]
+    log.close()

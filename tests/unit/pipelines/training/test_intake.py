@@ -1,0 +1,148 @@
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.event_log import LogRecord
+from contracts.records import Experience
+from pipelines.training.intake import Intake
+from pipelines.training.state import Fate, TrainerState
+from tests.unit.pipelines.training.builders import experience, segment
+
+SEGMENT = segment([1, 2], [3], [-1.0])
+
+
+def at(offset: int, partition: int = 0) -> LogRecord:
+    return LogRecord("experiences", partition, offset, "", b"", 0.0)
+
+
+def item(key: str, revision: int = 1, **changes: Any) -> Experience:
+    return experience(SEGMENT, key=key, revision=revision, **changes)
+
+
+def unlabelled(key: str, revision: int) -> Experience:
+    return item(key, revision, reward=None, status="unlabelled")
+
+
+def read(intake: Intake, *records: tuple[LogRecord, Experience]) -> None:
+    for record, content in records:
+        intake.passed(record)
+        intake.offer(record, content, 0.0)
+
+
+def waiting(intake: Intake) -> list[tuple[str, int]]:
+    return [(held.experience.key, held.experience.revision) for held in intake.waiting]
+
+
+def test_the_first_of_each_revision_wins_and_a_higher_one_replaces_it_in_place() -> None:
+    intake = Intake(TrainerState())
+    read(intake, (at(0), item("a")), (at(1), item("b")), (at(2), item("a", reward=0.0)))
+    assert [held.experience.reward for held in intake.waiting] == [1.0, 1.0]
+    read(intake, (at(3), item("a", 2, reward=0.25)), (at(4), item("a", 1)))
+    assert waiting(intake) == [("a", 2), ("b", 1)]
+    assert intake.waiting[0].experience.reward == 0.25
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        item("a", purpose="sentinel"),
+        item("a", purpose="rollout"),
+        item("a", reward=None, status="unlabelled"),
+        item("a", reward=None, status="unscored", fault="infra"),
+        item("a", reward=0.0, status="scored", fault="infra"),
+    ],
+)
+def test_what_has_no_reward_or_no_user_never_enters(ignored: Experience) -> None:
+    intake = Intake(TrainerState())
+    read(intake, (at(0), ignored))
+    assert waiting(intake) == []
+    assert intake.decided_positions() == {"experiences": {0: 1}}
+
+
+def test_a_fault_of_the_model_is_learned_from() -> None:
+    intake = Intake(TrainerState())
+    read(intake, (at(0), item("a", reward=0.0, fault="model")))
+    assert waiting(intake) == [("a", 1)]
+
+
+def test_a_reward_taken_back_before_it_was_learned_stays_taken_back() -> None:
+    state = TrainerState()
+    intake = Intake(state)
+    read(intake, (at(0), item("a")), (at(1), unlabelled("a", 2)), (at(2), item("a")))
+    assert waiting(intake) == []
+    read(Intake(state), (at(0), item("a")))
+    assert waiting(Intake(state)) == []
+    read(intake, (at(3), item("a", 3)))
+    assert waiting(intake) == [("a", 3)]
+
+
+def test_a_revision_of_a_trained_sample_is_late_once() -> None:
+    state = TrainerState(fates={"a": Fate(1, "trained", version=4)})
+    intake = Intake(state)
+    assert intake.offer(at(0), item("a", 1), 0.0) is None
+    assert intake.offer(at(1), item("a", 2), 0.0) == Fate(1, "trained", version=4, late=2)
+    assert intake.offer(at(2), item("a", 2), 0.0) is None
+    assert intake.offer(at(3), unlabelled("a", 3), 0.0) == Fate(1, "trained", version=4, late=3)
+    assert waiting(intake) == []
+
+
+@pytest.mark.parametrize("state", ["stale", "off_support", "filtered", "quarantined"])
+def test_other_fates_cover_later_revisions(state: str) -> None:
+    trainer_state = TrainerState(fates={"a": Fate(1, state, "why")})  # type: ignore[arg-type]  # parametrized text
+    assert Intake(trainer_state).offer(at(0), item("a", 2), 0.0) == Fate(2, state, "why")  # type: ignore[arg-type]
+
+
+def test_positions_stay_before_what_is_not_decided() -> None:
+    intake = Intake(TrainerState(positions={"experiences": {0: 10, 1: 3}}))
+    assert (intake.position("experiences", 1), intake.position("experiences", 2)) == (3, 0)
+    read(intake, (at(10), item("a")), (at(11), item("b")), (at(3, 1), item("c")), (at(12), item("a", 2)))
+    intake.remove("c")
+    assert intake.decided_positions() == {"experiences": {0: 10, 1: 4}}
+    intake.remove("a")
+    assert intake.decided_positions() == {"experiences": {0: 11, 1: 4}}
+    assert intake.position("experiences", 0) == 13
+
+
+def test_a_batch_is_full_or_old_enough() -> None:
+    intake = Intake(TrainerState())
+    limits: dict[str, Any] = {"batch_size": 3, "min_batch_size": 2, "max_wait_seconds": 10.0}
+    for offset, now in enumerate((100.0, 105.0)):
+        intake.offer(at(offset), item(str(offset)), now)
+    assert not intake.is_ready(109.9, **limits)
+    assert intake.is_ready(110.0, **limits)
+    assert not intake.is_ready(110.0, **(limits | {"min_batch_size": 3}))
+    intake.offer(at(2), item("2"), 105.0)
+    assert intake.is_ready(105.0, **limits)
+    assert not Intake(TrainerState()).is_ready(1e9, **limits)
+
+
+deliveries = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3), st.booleans()), max_size=12)
+
+
+@given(deliveries, st.integers(0, 12), st.integers(1, 3))
+def test_duplicates_and_crashes_never_decide_a_key_twice(
+    history: list[tuple[str, int, bool]], crash_at: int, batch_size: int
+) -> None:
+    """A log is read, batches are decided and saved; after a crash it is read again from the saved positions."""
+    records = [
+        (at(n), item(key, rev) if scored else unlabelled(key, rev)) for n, (key, rev, scored) in enumerate(history)
+    ]
+    state, decided = TrainerState(), list[str]()
+    for end in (crash_at, len(records)):
+        intake = Intake(state)
+        for record, content in records[intake.position("experiences", 0) : end]:
+            read(intake, (record, content))
+            if len(intake) == batch_size:
+                for held in intake.waiting:
+                    state.fates[held.experience.key] = Fate(held.experience.revision, "trained")
+                    decided.append(held.experience.key)
+                    intake.remove(held.experience.key)
+        state.positions = intake.decided_positions()
+    assert len(decided) == len(set(decided))
+    last = {key: (rev, scored) for key, rev, scored in sorted(history)}
+    assert {held.experience.key for held in intake.waiting}.isdisjoint(decided)
+    for held in intake.waiting:
+        assert held.experience.revision == max(rev for key, rev, _ in history if key == held.experience.key)
+    assert all(key in last for key in decided)

@@ -1,0 +1,141 @@
+import numpy as np
+import pytest
+import torch
+
+from contracts.records import Experience, Span
+from pipelines.training.batch import micro_batches
+from pipelines.training.learner import Learner
+from pipelines.training.settings import TrainingSettings
+from pipelines.training.state import TrainerState
+from policy.logprobs import TokenScorer
+from tests.unit.pipelines.training.builders import experience, random_experience, segment, tiny_model
+
+SETTINGS = TrainingSettings(learning_rate=1e-2)
+
+
+def batch(count: int = 8, seed: int = 0, *, temperature: float = 1.0) -> list[Experience]:
+    random = np.random.default_rng(seed)
+    return [random_experience(random, temperature=temperature) for _ in range(count)]
+
+
+def on_policy(count: int, temperature: float, *, spans: tuple[Span, ...] = (Span(0, 0),)) -> list[Experience]:
+    """Experiences whose logged log-probs are exactly those of the tiny base."""
+    scorer, found = TokenScorer(tiny_model()), []
+    for item in batch(count, 3, temperature=temperature):
+        (micro,) = micro_batches([item], max_tokens=1000)
+        log_probs_BT = scorer(micro.input_ids_BL, micro.attention_mask_BL, micro.mask_BT, temperature).log_probs_BT
+        tokens = micro.input_ids_BL[0].tolist()
+        start = item.segments[0].loss_mask.index(1)
+        logged = log_probs_BT[0][micro.mask_BT[0]].tolist()
+        found.append(
+            experience(
+                segment(tokens[:start], tokens[start:], logged, temperature=temperature, spans=spans),
+                reward=item.reward,
+            )
+        )
+    return found
+
+
+def step(learner: Learner, items: list[Experience]) -> dict[str, float | None]:
+    return learner.step(items, [1.0] * len(items), {0: learner.base}).metrics
+
+
+def weights(learner: Learner) -> dict[str, torch.Tensor]:
+    return learner.capture(TrainerState(), None).weights
+
+
+def test_a_step_makes_rewarded_answers_likelier() -> None:
+    learner = Learner(tiny_model(), SETTINGS)
+    items = on_policy(6, 1.0)
+    first = learner.step(items, [1.0] * 6, {})
+    for _ in range(4):
+        last = learner.step(items, [1.0] * 6, {})
+    gained = [
+        (now["log_prob_sum"] - before["log_prob_sum"], now["reward"])
+        for now, before in zip(last.samples, first.samples, strict=True)
+    ]
+    assert {reward for _, reward in gained} == {0.0, 1.0}
+    good = [gain for gain, reward in gained if reward == 1.0]
+    bad = [gain for gain, reward in gained if reward == 0.0]
+    assert min(good) > max(bad)
+    assert min(good) > 0
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_on_policy_samples_show_no_mismatch_and_full_ess(temperature: float) -> None:
+    metrics = step(Learner(tiny_model(), SETTINGS), on_policy(6, temperature))
+    assert metrics["mismatch_tokens"] == metrics["num_tokens"]
+    assert metrics["mismatch_k1"] == pytest.approx(0, abs=1e-6)
+    assert metrics["mismatch_k3"] == pytest.approx(0, abs=1e-6)
+    assert metrics["ess"] == pytest.approx(1, abs=1e-5)
+    assert metrics["ratio_max"] == pytest.approx(1, abs=1e-4)
+
+
+def test_mismatch_stays_zero_while_the_policy_moves_on() -> None:
+    learner, items = Learner(tiny_model(), SETTINGS), on_policy(6, 1.0)
+    step(learner, items)
+    metrics = step(learner, items)
+    assert metrics["k3"] is not None
+    assert metrics["k3"] > 1e-4
+    assert metrics["mismatch_k3"] == pytest.approx(0, abs=1e-6)
+
+
+def test_samples_of_mixed_or_unknown_versions_stay_out_of_the_mismatch() -> None:
+    learner = Learner(tiny_model(), SETTINGS)
+    mixed = on_policy(2, 1.0, spans=(Span(0, 0), Span(1, 1)))
+    unknown = on_policy(2, 1.0, spans=(Span(0, 7),))
+    metrics = step(learner, mixed + unknown)
+    assert metrics["mismatch_k3"] is None
+    assert metrics["mismatch_tokens"] == 0
+
+
+def test_the_step_does_not_depend_on_micro_batches() -> None:
+    items = batch(10) + batch(6, 1, temperature=0.5)
+    small = Learner(tiny_model(), SETTINGS.model_copy(update={"max_tokens": 16}))
+    large = Learner(tiny_model(), SETTINGS)
+    small_metrics, large_metrics = step(small, items), step(large, items)
+    for name in ("loss", "gradient_norm", "ess", "k3", "entropy", "anchor_kl"):
+        assert small_metrics[name] == pytest.approx(large_metrics[name], rel=1e-4), name
+    for name, value in weights(small).items():
+        torch.testing.assert_close(value, weights(large)[name], atol=1e-4, rtol=1e-3)
+
+
+def test_what_was_captured_is_restored_to_the_bit() -> None:
+    learner, state = Learner(tiny_model(), SETTINGS), TrainerState()
+    step(learner, batch(seed=1))
+    saved = learner.capture(state, 1)
+    step(learner, batch(seed=2))
+    expected, tracker = weights(learner), learner.tracker.to_json()
+
+    other = Learner(tiny_model(), SETTINGS)
+    other.restore(saved)
+    step(other, batch(seed=2))
+
+    assert other.tracker.to_json() == tracker
+    assert all(torch.equal(value, expected[name]) for name, value in weights(other).items())
+
+
+def test_a_spike_changes_neither_weights_nor_moments_nor_baselines() -> None:
+    learner = Learner(tiny_model(), SETTINGS)
+    step(learner, batch(seed=1))
+    learner._gradient_norms = [1e-9] * 20
+    before = learner.capture(TrainerState(), None)
+    result = learner.step(batch(seed=2), [1.0] * 8, {})
+    after = learner.capture(TrainerState(), None)
+
+    assert result.verdict.reason == "gradient_spike"
+    assert after.state.tracker == before.state.tracker
+    for one, other in ((before.weights, after.weights), (before.optimizer, after.optimizer)):
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
+    assert len(after.state.gradient_norms) == 21
+
+
+def test_utilisation_needs_a_peak() -> None:
+    assert step(Learner(tiny_model(), SETTINGS), batch())["mfu_wall_clock"] is None
+    learner = Learner(tiny_model(), SETTINGS.model_copy(update={"peak_flops": 1e12}))
+    step(learner, batch())
+    metrics = step(learner, batch())
+    busy, wall = metrics["mfu_forward_backward"], metrics["mfu_wall_clock"]
+    assert busy is not None
+    assert wall is not None
+    assert 0 < wall <= busy < 1

@@ -1,0 +1,245 @@
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from sqlalchemy import select
+
+from contracts.assignments import CANDIDATE
+from contracts.errors import TooManyDeadLetters
+from contracts.event_log import Message
+from contracts.records import Span
+from contracts.settings import write_settings
+from contracts.tables import dead_letter, training_step
+from contracts.topics import EXPERIENCES
+from pipelines.training.__main__ import main
+from pipelines.training.settings import TrainingSettings
+from tests.unit.pipelines.training.builders import experience, random_experience, segment, tiny_model
+from tests.unit.pipelines.training.world import World, weights_of
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World.new(tmp_path / "home")
+    yield world
+    world.close()
+
+
+def states(world: World) -> Counter[tuple[str, str]]:
+    return Counter((state, reason) for state, reason, _ in world.ledger().values())
+
+
+def num_learned(world: World) -> int:
+    with world.database.snapshot() as connection:
+        return sum(row.metrics["num_samples"] for row in connection.execute(select(training_step)))
+
+
+def test_every_sample_gets_one_named_outcome(world: World) -> None:
+    trainer = world.start()
+    world.add_random(8)
+    greedy = segment([1, 2], [3], [0.0], temperature=0.0)
+    world.add(
+        experience(greedy),
+        experience(segment([1, 2], [3], [-1.0]), generated_at=-1e9),
+        experience(segment([1, 2], [3], [-1.0]), engine=""),
+        experience(segment([1, 2], [3], [-1.0]), purpose="sentinel"),
+        experience(segment([1, 2], [3], [-1.0]), reward=None, status="unlabelled"),
+    )
+    world.turns(trainer, 6)
+    trainer._checkpoint(None)
+    assert states(world) == {
+        ("trained", ""): 8,
+        ("off_support", "greedy"): 1,
+        ("stale", "age"): 1,
+        ("filtered", "no_provenance"): 1,
+    }
+
+
+def test_outcomes_wait_for_their_checkpoint(world: World) -> None:
+    trainer = world.start()
+    world.add_random(4)
+    world.turns(trainer, 2)
+    assert trainer.state.step == 1
+    assert world.ledger() == {}
+    world.now += 1e9
+    world.turns(trainer, 1)
+    assert states(world) == {("trained", ""): 4}
+
+
+def test_the_next_version_waits_for_the_verdict_on_the_last(world: World) -> None:
+    trainer = world.start()
+    world.add_random(24)
+    for _ in range(6):
+        trainer.turn()
+    assert (world.arm(CANDIDATE), world.store.versions("tiny"), trainer.state.step) == (1, [0, 1], 6)
+    world.accept()
+    trainer.turn()
+    assert (world.arm(CANDIDATE), world.store.versions("tiny")) == (2, [0, 1, 2])
+    assert Counter(version for _, _, version in world.ledger().values()) == {1: 8, 2: 16}
+
+
+def test_time_alone_cuts_a_version_of_what_was_learned(tmp_path: Path) -> None:
+    world = World.new(tmp_path / "home", publish_seconds=10.0)
+    trainer = world.start()
+    world.add_random(4)
+    world.turns(trainer, 2)
+    assert world.store.versions("tiny") == [0]
+    world.now += 10.0
+    world.turns(trainer, 2)
+    assert world.store.versions("tiny") == [0, 1]
+    world.now += 100.0
+    world.turns(trainer, 2)
+    assert world.store.versions("tiny") == [0, 1], "nothing was learned since"
+    world.close()
+
+
+def test_a_lone_last_sample_is_drained(tmp_path: Path) -> None:
+    world = World.new(tmp_path / "home", max_wait_seconds=15.0, publish_samples=1)
+    trainer = world.start()
+    world.add_random(1)
+    world.turns(trainer, 2)
+    assert trainer.state.step == 0
+    before = weights_of(trainer)
+    world.now += 15.0
+    world.turns(trainer, 2)
+    assert states(world) == {("trained", ""): 1}
+    assert any(not torch.equal(value, before[name]) for name, value in weights_of(trainer).items())
+    assert all(torch.isfinite(value).all() for value in weights_of(trainer).values())
+    world.close()
+
+
+def test_the_store_holds_what_the_trainer_has(world: World) -> None:
+    trainer = world.start()
+    world.add_random(8)
+    world.turns(trainer, 3)
+    published, mine = world.store.load("tiny", 1), trainer._learner.tensors()
+    assert published.keys() == mine.keys()
+    assert all(np.array_equal(published[name].data, mine[name].data) for name in mine)
+    manifest = world.store.manifest("tiny", 1)
+    assert (manifest.parent, manifest.kind, manifest.step, manifest.num_samples) == (0, "delta", 2, 8)
+
+
+def test_duplicates_and_revisions(world: World) -> None:
+    trainer = world.start()
+    first, *others = world.add_random(4)
+    world.add(first, *others)
+    world.turns(trainer, 3)
+    world.add(msgspec.structs.replace(first, revision=1), msgspec.structs.replace(first, revision=1))
+    world.turns(trainer, 3)
+    trainer._checkpoint(None)
+    assert num_learned(world) == 4
+    assert states(world) == {("trained", ""): 4}
+    late = [outcome for outcome in world.outcomes() if outcome.state == "late"]
+    assert [(outcome.key, outcome.revision) for outcome in late] == [(first.key, 1)]
+    world.start()
+    assert [o.key for o in world.outcomes() if o.state == "late" and o.epoch == 2] == [first.key]
+
+
+def test_every_start_begins_an_epoch_and_repeats_every_fate(world: World) -> None:
+    trainer = world.start()
+    world.add_random(8)
+    world.turns(trainer, 3)
+    ledger = world.ledger()
+    world.start()
+    restarted = world.start()
+    assert restarted.state.epoch == 3
+    assert world.ledger() == ledger
+    assert [outcome.epoch for outcome in world.outcomes() if outcome.state == "epoch_started"] == [1, 2, 3]
+
+
+def test_a_rollback_restores_the_version_and_quarantines_what_came_after(world: World) -> None:
+    trainer = world.start()
+    samples = world.add_random(20)
+    world.turns(trainer, 2)
+    at_version_1, tracker = weights_of(trainer), trainer._learner.tracker.to_json()
+    world.turns(trainer, 6)
+    assert Counter(fate.version for fate in trainer.state.fates.values()) == {1: 8, 2: 8, None: 4}
+    world.roll_back_to(1)
+    trainer.turn()
+
+    assert all(torch.equal(value, at_version_1[name]) for name, value in weights_of(trainer).items())
+    assert trainer._learner.tracker.to_json() == tracker
+    assert states(world) == {("trained", ""): 8, ("quarantined", "rollback"): 12}
+    assert trainer.state.epoch == 2
+
+    world.add(*samples)
+    world.add_random(8, seed=9, spans=(Span(0, 1),))
+    restarted = world.start()
+    world.turns(restarted, 8)
+    assert states(world) == {("trained", ""): 16, ("quarantined", "rollback"): 12}
+    assert (restarted.state.lineage, restarted.state.epoch) == ([3, 1, 0], 3)
+    assert world.store.manifest("tiny", 3).parent == 1
+    assert world.arm("live") == 3
+
+
+def test_a_rollback_to_a_forgotten_version_is_refused_and_learning_goes_on(world: World) -> None:
+    trainer = world.start()
+    world.add_random(8)
+    world.roll_back_to(7)
+    world.turns(trainer, 4)
+    assert trainer.state.epoch == 1
+    assert states(world) == {("trained", ""): 8}
+
+
+def test_a_skipped_step_quarantines_its_samples_and_leaves_a_bundle(world: World) -> None:
+    trainer = world.start()
+    trainer._learner._gradient_norms = [1e-9] * 20
+    keys = {item.key for item in world.add_random(4)}
+    world.turns(trainer, 2)
+    trainer._checkpoint(None)
+    assert states(world) == {("quarantined", "gradient_spike"): 4}
+    (bundle,) = (world.settings.home / "bundles").iterdir()
+    content = json.loads(bundle.read_text())
+    assert {row["key"] for row in content["samples"]} == keys
+    assert content["metrics"]["gradient_norm"] > 0
+    assert trainer.state.unpublished_samples == 0
+
+
+def test_figures_of_each_step_are_kept(tmp_path: Path) -> None:
+    world = World.new(tmp_path / "home", max_wait_seconds=15.0)
+    trainer = world.start()
+    world.add(*[random_experience(np.random.default_rng(n), reward=None, status="unlabelled") for n in range(4)])
+    world.add_random(4)
+    world.turns(trainer, 4)
+    with world.database.snapshot() as connection:
+        (row,) = connection.execute(select(training_step)).all()
+    assert (row.epoch, row.step) == (1, 1)
+    assert row.metrics["null_mass"] == 0.5
+    assert row.metrics["num_samples"] == 4
+    wanted = {"ess", "ratio_mean", "ratio_max", "k1", "k3", "chi2", "clip_fraction", "entropy", "gradient_norm"}
+    assert wanted <= row.metrics.keys()
+    assert all(np.isfinite(row.metrics[name]) for name in wanted)
+    world.close()
+
+
+def test_unreadable_records_are_buried_up_to_a_limit(world: World) -> None:
+    trainer = world.start()
+    world.log.append([Message(EXPERIENCES, 0, "", b"\xc1")])
+    world.add_random(4)
+    world.turns(trainer, 3)
+    trainer._checkpoint(None)
+    assert states(world) == {("trained", ""): 4}
+    with world.database.snapshot() as connection:
+        assert connection.execute(select(dead_letter.c.consumer_group)).scalars().all() == ["training"]
+    world.log.append([Message(EXPERIENCES, 0, "", b"\xc1")] * 100)
+    with pytest.raises(TooManyDeadLetters):
+        world.turns(trainer, 100)
+
+
+def test_the_process_starts_from_a_home_and_stops(tmp_path: Path) -> None:
+    world = World.new(tmp_path / "home")
+    base = tmp_path / "base"
+    tiny_model().save_pretrained(base)
+    write_settings(
+        world.settings.model_copy(update={"base": str(base)}), {"training": TrainingSettings(learning_rate=0.25)}
+    )
+    stop = threading.Event()
+    stop.set()
+    main(world.settings.home, stop)
+    assert [outcome.state for outcome in world.outcomes()] == ["epoch_started"]
+    world.close()

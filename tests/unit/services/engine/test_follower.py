@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from contracts.errors import Unavailable, WeightsRefused
+from services.engine.follower import Follower, Problem, due, next_problem
+from tests.unit.services.engine.world import make_engine, make_store
+
+
+def problem(version: int = 7, retry_at: float = 10.0) -> Problem:
+    return Problem(version=version, code="not_found", message="gone", attempts=1, retry_at=retry_at)
+
+
+def test_an_arm_is_due_when_it_holds_another_version() -> None:
+    assert due(wanted=2, held=1, problem=None, now=0)
+    assert due(wanted=1, held=2, problem=None, now=0), "rollback"
+    assert due(wanted=1, held=None, problem=None, now=0)
+    assert not due(wanted=1, held=1, problem=None, now=0)
+    assert not due(wanted=None, held=1, problem=None, now=0)
+
+
+def test_a_failed_version_waits_and_another_does_not() -> None:
+    assert not due(wanted=7, held=1, problem=problem(), now=9)
+    assert due(wanted=7, held=1, problem=problem(), now=10)
+    assert due(wanted=8, held=1, problem=problem(), now=0)
+
+
+def test_waits_double_up_to_half_a_minute_and_start_anew_for_another_version() -> None:
+    error = WeightsRefused("payload_hash", "damaged")
+    waits, last = [], None
+    for _ in range(8):
+        last = next_problem(last, 7, error, now=100.0)
+        waits.append(last.retry_at - 100.0)
+    assert waits == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert last is not None
+    assert (last.code, last.attempts) == ("payload_hash", 8)
+    assert next_problem(last, 8, error, now=100.0).attempts == 1
+
+
+def test_steps_bring_the_engine_along_and_keep_what_serves() -> None:
+    store = make_store(2)
+    wanted: dict[str, int | None] = {"live": 1}
+    engine = make_engine(store)
+    follower = Follower(engine, lambda: wanted, on_exit=lambda: None)
+    follower.step(now=0)
+    wanted["live"] = 5
+    follower.step(now=0)
+    follower.step(now=0.1)
+    assert engine.versions() == {"live": 1}
+    assert [version for version, _ in store.loads] == [1, 5], "the second step was too early"
+    assert follower.problems()["live"].code == "not_found"
+    store.versions[5] = store.versions[2]
+    follower.step(now=1)
+    assert engine.versions() == {"live": 5}
+    assert follower.problems() == {}
+    engine.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_broken_reader_ends_the_process() -> None:
+    ended: list[bool] = []
+
+    def broken() -> dict[str, int | None]:
+        raise OSError("the disk is gone")
+
+    engine = make_engine(make_store(1))
+    follower = Follower(engine, broken, on_exit=lambda: ended.append(True))
+    follower.start()
+    deadline = time.monotonic() + 5
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ended == [True]
+    engine.close()
+
+
+def test_assignments_that_cannot_be_read_leave_everything_as_it_is() -> None:
+    reads: list[float] = []
+    failing = True
+
+    def read() -> dict[str, int | None]:
+        reads.append(0.0)
+        if failing:
+            raise Unavailable("the database is locked")
+        return {"live": 1}
+
+    engine = make_engine(make_store(1))
+    follower = Follower(engine, read, on_exit=lambda: None)
+    follower.step(now=0)
+    follower.step(now=0.1)
+    assert len(reads) == 1, "the second read was too early"
+    assert follower.problems()["assignments"].code == "unavailable"
+    failing = False
+    follower.step(now=1)
+    assert follower.problems() == {}
+    assert engine.versions() == {"live": 1}
+    engine.close()
+
+
+def test_a_swap_that_could_not_be_recorded_is_done_all_the_same() -> None:
+    def full(_record: object) -> None:
+        raise Unavailable("the disk is full")
+
+    engine = make_engine(make_store(2), on_swap=full)
+    follower = Follower(engine, lambda: {"live": 2}, on_exit=lambda: None)
+    engine.update("live", 1)
+    follower.step(now=0)
+    assert engine.versions() == {"live": 2}
+    assert follower.problems()["live"].message == "the disk is full"
+    follower.step(now=0.1)
+    assert follower.problems() == {}
+    engine.close()

@@ -1,0 +1,170 @@
+"""The dialect, over real HTTP on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from services.engine.app import make_app
+from services.engine.engine import ENGINE, Engine
+from services.engine.follower import Follower
+from tests.unit.services.engine.world import POLICY, FakeStore, logprobs_of, make_engine, reference, until
+
+PROMPT = [5, 9, 33, 12]
+ASSIGNED: dict[str, int | None] = {"live": 1, "candidate": None, "training": 3}
+
+
+class Served:
+    """An engine behind uvicorn in a thread."""
+
+    def __init__(self, store: FakeStore) -> None:
+        self.engine: Engine = make_engine(store)
+        app = make_app(self.engine, Follower(self.engine, lambda: ASSIGNED, on_exit=lambda: None))
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
+        self.port: int = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self._thread.start()
+        while httpx.get(f"{self.url}/health").status_code != httpx.codes.OK:
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+        self._socket.close()
+
+
+@pytest.fixture(scope="module")
+def served(store: FakeStore) -> Iterator[Served]:
+    served = Served(store)
+    served.start()
+    yield served
+    served.stop()
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": POLICY, "prompt": PROMPT, "max_tokens": 10, "ignore_eos": True, "return_token_ids": True, **fields}
+
+
+def test_a_completion_carries_its_provenance(served: Served, store: FakeStore) -> None:
+    answer = httpx.post(f"{served.url}/v1/completions", json=body(temperature=0.7, request_id="mine")).json()
+    (choice,) = answer["choices"]
+    logprobs = logprobs_of(reference(store.versions[1]), PROMPT, choice["token_ids"], 0.7)
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(logprobs, abs=1e-5)
+    assert choice["finish_reason"] == "length"
+    assert answer["id"] == "mine"
+    assert answer["spans"] == [{"start": 0, "version": 1}]
+    assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 10, "total_tokens": 14}
+    assert answer["system"] == {"engine": ENGINE, "dtype": "float32"}
+    assert 0 < answer["timings"]["first_token_seconds"] <= answer["timings"]["seconds"]
+
+
+def test_a_stream_says_the_same_in_parts(served: Served, store: FakeStore) -> None:
+    events: list[str] = []
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body(stream=True)) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events.extend(line.removeprefix("data: ") for line in response.iter_lines() if line)
+    assert events[-1] == "[DONE]"
+    chunks = [json.loads(event) for event in events[:-1]]
+    choices = [chunk["choices"][0] for chunk in chunks]
+    token_ids = [token for choice in choices for token in choice["token_ids"]]
+    logprobs = [value for choice in choices for value in choice["logprobs"]["token_logprobs"]]
+    assert len(chunks) == len(token_ids) == 10
+    assert logprobs == pytest.approx(logprobs_of(reference(store.versions[1]), PROMPT, token_ids), abs=1e-5)
+    assert [choice["finish_reason"] for choice in choices] == [None] * 9 + ["length"]
+    assert [chunk["spans"] for chunk in chunks] == [[{"start": 0, "version": 1}]] + [[]] * 9
+    assert chunks[-1]["system"]["engine"] == ENGINE
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_cancels_its_request(served: Served, stream: bool) -> None:
+    live = served.engine.arms["live"]
+    content = json.dumps(body(max_tokens=500, stream=stream)).encode()
+    _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(
+        b"POST /v1/completions HTTP/1.1\r\nhost: engine\r\ncontent-length: %d\r\n\r\n" % len(content) + content
+    )
+    await until(lambda: live.num_in_flight == 1)
+    (ticket,) = live._tickets.values()
+    writer.close()
+    await writer.wait_closed()
+    await until(lambda: live.num_in_flight == 0)
+    assert not ticket.finished, "it ran to its end"
+
+
+def test_mistakes_are_openai_errors(served: Served) -> None:
+    def post(path: str, content: Any) -> tuple[int, str, str | None]:
+        raw = content if isinstance(content, bytes) else json.dumps(content)
+        response = httpx.post(f"{served.url}{path}", content=raw)
+        error = response.json()["error"]
+        return response.status_code, error["code"], error["param"]
+
+    completions = "/v1/completions"
+    assert post(completions, b"{") == (400, "invalid_request", None)
+    assert post(completions, body(temperature=-1)) == (400, "invalid_request", "temperature")
+    assert post(completions, body(prompt=[99])) == (400, "invalid_request", "prompt")
+    assert post(completions, body(max_tokens=509)) == (400, "context_length_exceeded", "max_tokens")
+    assert post(completions, body(model="other")) == (404, "model_not_found", "model")
+    assert post(completions, body(model=f"{POLICY}@v9")) == (404, "version_not_resident", "model")
+    assert post("/pause?mode=abort", {}) == (400, "invalid_request", "mode")
+    assert post("/update_weights", {}) == (400, "invalid_request", "update_info")
+    assert post("/update_weights", {"update_info": {"arm": "side", "version": 1}}) == (400, "invalid_request", "arm")
+    assert post("/update_weights", {"update_info": {"arm": "candidate", "version": 9}}) == (404, "not_found", None)
+    assert httpx.get(f"{served.url}/health").json()["restarts"] == 0
+
+
+def test_a_candidate_comes_beside_live(served: Served) -> None:
+    update = {"update_info": {"arm": "candidate", "version": 2}}
+    assert httpx.post(f"{served.url}/update_weights", json=update).json() == {
+        "arm": "candidate", "version": 2, "swap": None,
+    }  # fmt: skip
+    update["update_info"]["version"] = 3
+    swap = httpx.post(f"{served.url}/update_weights", json=update).json()["swap"]
+    assert swap["version"] == 3
+    assert httpx.get(f"{served.url}/swaps").json()["swaps"][-1] == swap
+    models = [model["id"] for model in httpx.get(f"{served.url}/v1/models").json()["data"]]
+    assert models == [POLICY, f"{POLICY}@v1", f"{POLICY}@v3"]
+    health = httpx.get(f"{served.url}/health").json()
+    assert health["versions"] == {"live": 1, "candidate": 3}
+    assert (health["status"], health["dtype"], health["problems"]) == ("serving", "float32", {})
+    pinned = httpx.post(f"{served.url}/v1/completions", json=body(model=f"{POLICY}@v3")).json()
+    assert pinned["spans"] == [{"start": 0, "version": 3}]
+    assert httpx.get(f"{served.url}/version").json() == {"version": ENGINE}
+
+
+def test_pause_and_resume(served: Served) -> None:
+    assert httpx.get(f"{served.url}/is_paused").json() == {"is_paused": False}
+    httpx.post(f"{served.url}/pause?mode=keep").raise_for_status()
+    assert httpx.get(f"{served.url}/is_paused").json() == {"is_paused": True}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{served.url}/v1/completions", json=body(), timeout=0.2)
+    httpx.post(f"{served.url}/resume").raise_for_status()
+    assert httpx.post(f"{served.url}/v1/completions", json=body()).status_code == httpx.codes.OK
+
+
+def test_the_follower_follows_while_it_serves(served: Served) -> None:
+    def health() -> Any:
+        return httpx.get(f"{served.url}/health").json()
+
+    ASSIGNED["live"] = 9
+    while not health()["problems"]:
+        time.sleep(0.05)
+    assert health()["problems"]["live"]["code"] == "not_found"
+    assert health()["versions"]["live"] == 1
+    ASSIGNED["live"] = 2
+    while health()["versions"]["live"] != 2:
+        time.sleep(0.05)
+    assert health()["problems"] == {}
+    assert health()["status"] == "serving"

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import select
+
+from contracts import assignments
+from contracts.database import Database
+from contracts.tables import swap
+from services.engine.__main__ import keep_swap, read_versions
+from services.engine.swap import SwapRecord
+
+
+def test_assignments_in_and_swaps_out(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'millrace.db'}")
+    database.migrate()
+    assert read_versions(database, "demo") == {}
+    with database.transaction() as connection:
+        for arm, version in (("live", 4), ("candidate", None)):
+            assignments.move(
+                connection, policy="demo", arm=arm, version=version, expected_epoch=0, writer="test", reason="test"
+            )
+    assert read_versions(database, "demo") == {"live": 4, "candidate": None}
+    record = SwapRecord(
+        policy="demo", arm="live", version=4, at=1.5, stage_seconds=0.2, pause_seconds=0.001, gap_seconds=None
+    )
+    keep_swap(database, record)
+    with database.snapshot() as connection:
+        (row,) = connection.execute(select(swap)).mappings()
+    assert {name: row[name] for name in record.__struct_fields__} == {
+        name: getattr(record, name) for name in record.__struct_fields__
+    }
+    database.close()

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from contracts.errors import InvalidRequest
+from services.engine.sampling import (
+    CompletionRequest,
+    Limits,
+    check_request,
+    parse_request,
+    processor_arguments,
+    stop_ids,
+)
+
+LIMITS = Limits(vocab_size=64, context=32)
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"model": "demo", "prompt": [1, 2], **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 1e-9}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.01}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [64]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"stop_token_ids": [70]}, "stop_token_ids"),
+        ({"n": 2}, "n"),
+        ({"stop": ["}"]}, "stop"),
+        ({"seed": 1}, "seed"),
+        ({"prompt": "hello"}, "prompt"),
+        ({"prompt": [1, True]}, "prompt"),
+        ({"temperature": "hot"}, "temperature"),
+    ],
+)
+def test_each_mistake_names_its_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_request(parse_request(body(**fields)), LIMITS)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("text", [b"{", b'{"model":"demo","prompt":[1],"temperature":NaN}', b"\xff", b"[]"])
+def test_what_is_no_request_is_refused(text: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_request(text)
+
+
+def test_a_prompt_beyond_the_context_has_its_own_code() -> None:
+    check_request(parse_request(body(max_tokens=30)), LIMITS)
+    with pytest.raises(InvalidRequest) as caught:
+        check_request(parse_request(body(max_tokens=31)), LIMITS)
+    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_json_cannot_carry_are_refused_too(value: float) -> None:
+    for request in (
+        CompletionRequest(model="demo", prompt=[1], temperature=value),
+        CompletionRequest(model="demo", prompt=[1], top_p=value),
+    ):
+        with pytest.raises(InvalidRequest):
+            check_request(request, LIMITS)
+
+
+def test_every_processor_is_always_given() -> None:
+    arguments = processor_arguments(parse_request(body(temperature=0, top_p=0.5)), 64)
+    assert arguments == {"temperature": 1.0, "top_k": 1, "top_p": 1.0}
+    arguments = processor_arguments(parse_request(body(temperature=2, top_k=-1, top_p=1)), 64)
+    assert arguments == {"temperature": 2.0, "top_k": 64, "top_p": 1.0}
+    assert [type(value) for value in arguments.values()] == [float, int, float], "the manager checks types"
+    assert processor_arguments(parse_request(body(top_k=9000)), 64)["top_k"] == 64
+
+
+def test_stop_tokens_come_beside_the_models_own() -> None:
+    assert stop_ids(parse_request(body(stop_token_ids=[9])), frozenset({2})) == {2, 9}
+    assert stop_ids(parse_request(body(stop_token_ids=[9], ignore_eos=True)), frozenset({2})) == {9}
+    assert stop_ids(parse_request(body(ignore_eos=True)), frozenset({2})) == frozenset()

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from contracts.errors import NotFound, WeightsRefused
+from contracts.records import Span
+from contracts.weights.format import root_of
+from policy.weights import tensors_of
+from services.engine.engine import Engine
+from services.engine.swap import SwapRecord, added_gap
+from services.engine.tickets import Ticket
+from tests.unit.services.engine.world import (
+    POLICY,
+    FakeStore,
+    ask,
+    complete,
+    logprobs_of,
+    make_engine,
+    make_store,
+    reference,
+    until,
+)
+
+PROMPT = [5, 9, 33, 12]
+
+
+async def first_tokens(ticket: Ticket, count: int) -> None:
+    await until(lambda: len(ticket.token_times) >= count)
+
+
+async def test_tokens_name_the_version_that_made_them(store: FakeStore) -> None:
+    told: list[SwapRecord] = []
+    engine = make_engine(store, on_swap=told.append)
+    engine.update("live", 1)
+    tickets = [engine.resolve(POLICY).submit(ask([number, 7], max_tokens=300)) for number in range(1, 5)]
+    await first_tokens(tickets[-1], 20)
+    record = await asyncio.to_thread(engine.update, "live", 2)
+    after = await complete(engine, ask(PROMPT, max_tokens=30))
+    old, new = reference(store.versions[1]), reference(store.versions[2])
+    for number, ticket in enumerate(tickets, start=1):
+        chunk = await anext(aiter(ticket.chunks()))
+        assert [span.version for span in chunk.spans] == [1, 2]
+        boundary = chunk.spans[1].start
+        assert 20 <= boundary < 300
+        expected = logprobs_of(old, [number, 7], chunk.token_ids)
+        assert chunk.logprobs[:boundary] == pytest.approx(expected[:boundary], abs=1e-5)
+        assert chunk.logprobs[boundary] != pytest.approx(expected[boundary], abs=1e-3), "the boundary is too early"
+        assert len(chunk.token_ids) == 300
+    assert after.spans == [Span(0, 2)]
+    assert after.logprobs == pytest.approx(logprobs_of(new, PROMPT, after.token_ids), abs=1e-5)
+    assert record is not None
+    assert told == [record] == list(engine.swaps)
+    assert record.gap_seconds is not None
+    assert 0 < record.pause_seconds < 0.5
+    assert store.loads[-2:] == [(1, None), (2, 1)]
+    engine.close()
+
+
+async def test_live_goes_back_and_a_candidate_is_apart(engine: Engine, store: FakeStore) -> None:
+    engine.update("candidate", 3)
+    engine.update("live", 2)
+    record = engine.update("live", 1)
+    assert record is not None
+    assert record.gap_seconds is None, "nothing was in flight"
+    assert engine.versions() == {"live": 1, "candidate": 3}
+    for name, version in (("live", 1), ("candidate", 3)):
+        assert root_of(tensors_of(engine.arms[name].model)) == root_of(store.versions[version])
+    assert engine.update("live", 1) is None
+
+
+async def test_pause_keeps_requests_in_flight(engine: Engine) -> None:
+    ticket = engine.resolve(POLICY).submit(ask(PROMPT, max_tokens=200))
+    await first_tokens(ticket, 5)
+    await asyncio.to_thread(engine.pause)
+    engine.pause()  # a second time changes nothing
+    assert engine.is_paused
+    count = len(ticket.token_times)
+    late = asyncio.create_task(complete(engine, ask(PROMPT)))
+    await asyncio.sleep(0.1)
+    assert len(ticket.token_times) == count
+    assert not late.done()
+    record = await asyncio.to_thread(engine.update, "live", 2)
+    assert record is not None
+    assert record.gap_seconds is None, "the pause around it is not the swap's"
+    await asyncio.to_thread(engine.resume)
+    chunk = await anext(aiter(ticket.chunks()))
+    assert len(chunk.token_ids) == 200
+    assert chunk.spans == [Span(0, 1), Span(count, 2)]
+    assert (await late).spans == [Span(0, 2)]
+    assert not engine.is_paused
+
+
+async def test_a_version_that_cannot_be_had_changes_nothing() -> None:
+    store = make_store(2)
+    engine = make_engine(store)
+    engine.update("live", 1)
+    with pytest.raises(NotFound):
+        engine.update("live", 7)
+    name = next(iter(store.versions[2]))
+    broken = store.versions[2][name]
+    store.versions[2][name] = broken._replace(data=np.full_like(broken.data, 0xFF))  # NaN
+    with pytest.raises(WeightsRefused) as caught:
+        engine.update("live", 2)
+    assert caught.value.code == "not_finite"
+    answer = await complete(engine, ask(PROMPT))
+    assert answer.spans == [Span(0, 1)]
+    assert answer.logprobs == pytest.approx(
+        logprobs_of(reference(store.versions[1]), PROMPT, answer.token_ids), abs=1e-5
+    )
+    engine.close()
+
+
+def test_the_added_gap_is_the_worst_gap_that_holds_the_swap_minus_the_median() -> None:
+    steady, hit = [0.0, 1.0, 2.0, 3.0], [0.0, 1.0, 5.0, 6.0]
+    assert added_gap([steady, hit], swapped_at=1.5) == 3.0
+    assert added_gap([], swapped_at=1.5) is None
+    assert added_gap([[0.0, 1.0]], swapped_at=4.0) is None, "ended before the swap"
+    assert added_gap([[1.0, 2.0]], swapped_at=1.5) is None, "nothing to compare with"

@@ -1,0 +1,119 @@
+"""A tiny policy in two versions, a store of bits, and an engine over them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from contracts.errors import NotFound, WeightsRefused
+from contracts.weights.format import Tensors, root_of
+from policy.weights import copy_tensors, tensors_of
+from services.engine.engine import Engine
+from services.engine.sampling import CompletionRequest
+from services.engine.settings import EngineSettings
+from services.engine.swap import SwapRecord
+from services.engine.tickets import Chunk
+
+POLICY = "demo"
+VOCABULARY = 64
+CONTEXT = 512
+
+
+def tiny_model(seed: int = 0) -> Any:
+    """Random Llama, 2 layers of 32; weights large enough that versions disagree."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).eval().requires_grad_(requires_grad=False)
+
+
+class FakeStore:
+    """Versions in memory; `loads` tells what was asked, as (version, base version or None)."""
+
+    def __init__(self, versions: dict[int, Tensors]) -> None:
+        self.versions = versions
+        self.loads: list[tuple[int, int | None]] = []
+
+    def load(self, policy: str, version: int) -> Tensors:
+        self.loads.append((version, None))
+        if version not in self.versions:
+            raise NotFound(f"no version {version} of {policy}")
+        return self.versions[version]
+
+    def load_onto(self, policy: str, version: int, base_version: int, base: Tensors) -> Tensors:
+        if root_of(base) != root_of(self.versions[base_version]):
+            raise WeightsRefused("wrong_base", f"this is not version {base_version}")
+        tensors = self.load(policy, version)
+        self.loads[-1] = (version, base_version)
+        return tensors
+
+
+def make_store(num_versions: int = 3) -> FakeStore:
+    """Versions 1 to `num_versions`, each other weights."""
+    return FakeStore({number: tensors_of(tiny_model(number)) for number in range(1, num_versions + 1)})
+
+
+def make_engine(
+    store: FakeStore,
+    on_swap: Callable[[SwapRecord], None] = lambda _record: None,
+    on_gave_up: Callable[[], None] = lambda: None,
+) -> Engine:
+    return Engine(
+        policy=POLICY,
+        settings=EngineSettings(max_batch_tokens=256, cache_tokens=8192),
+        store=store,
+        make_model=tiny_model,
+        on_swap=on_swap,
+        on_gave_up=on_gave_up,
+    )
+
+
+def reference(tensors: Tensors) -> Any:
+    """A plain model of a version."""
+    model = tiny_model()
+    copy_tensors(model, tensors)
+    return model
+
+
+def logprobs_of(model: Any, prompt: list[int], answer: list[int], temperature: float = 1.0) -> list[float]:
+    """Log-probs of an answer by one plain forward."""
+    logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
+    chosen = (logits / temperature).log_softmax(-1).gather(1, torch.tensor(answer)[:, None])
+    return [float(value) for value in chosen[:, 0]]
+
+
+def ask(prompt: list[int], **fields: Any) -> CompletionRequest:
+    """A request that stops only at its length."""
+    return CompletionRequest(**{"model": POLICY, "prompt": prompt, "max_tokens": 8, "ignore_eos": True, **fields})
+
+
+async def complete(engine: Engine, request: CompletionRequest) -> Chunk:
+    """The whole answer, through the engine without HTTP."""
+    ticket = engine.resolve(request.model).submit(request)
+    parts = [chunk async for chunk in ticket.chunks()]
+    return Chunk(
+        token_ids=[token for part in parts for token in part.token_ids],
+        logprobs=[logprob for part in parts for logprob in part.logprobs],
+        spans=[span for part in parts for span in part.spans],
+        finish_reason=parts[-1].finish_reason,
+    )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for another thread, at most five seconds."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 the generation thread sets no asyncio event
+            await asyncio.sleep(0.005)

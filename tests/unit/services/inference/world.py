@@ -1,0 +1,166 @@
+"""A tiny tokenizer, an engine that says what it is told to, and a log that can be stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from starlette.responses import JSONResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from contracts.errors import Unavailable
+from contracts.event_log import Message
+from contracts.local_log import LocalLog
+
+END = "<|end|>"
+CONTEXT = 200
+TEMPLATE = """\
+{%- for message in messages %}
+{{- '<|' + message['role'] + '|>' + message['content'] + eos_token }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+{{- '<|assistant|>' }}
+{%- endif %}
+"""
+
+
+def make_tokenizer() -> Tokenizer:
+    """One token for each byte: characters beyond ASCII take several."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={character: i for i, character in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [END, "<|system|>", "<|user|>", "<|assistant|>"]
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in special])
+    return tokenizer
+
+
+def make_base(folder: Path, template: str = TEMPLATE) -> Path:
+    """The files of a base policy that inference reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    make_tokenizer().save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "clean_up_tokenization_spaces": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "chat_template.jinja").write_text(template)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": CONTEXT}))
+    return folder
+
+
+class FakeEngine:
+    """Speaks the engine's dialect: each answer is `says`, a token at a time.
+
+    Attributes:
+        die_after: the next answer breaks off after so many tokens.
+        hold_after: answers wait for `go` after so many tokens.
+        serving: what /health says.
+    """
+
+    def __init__(self, says: str, version: int = 3) -> None:
+        tokenizer = make_tokenizer()
+        self.end = tokenizer.token_to_id(END)
+        self.answer = [*tokenizer.encode(says).ids, self.end]
+        self.version = version
+        self.resident = {version}
+        self.serving = True
+        self.die_after: int | None = None
+        self.dies_by_event = False
+        self.hold_after: int | None = None
+        self.go = threading.Event()
+        self.requests: list[dict[str, Any]] = []
+        self.num_closed = 0
+        self._prompt_sizes: dict[str, int] = {}
+        self.app = FastAPI()
+        self.app.get("/health")(self.health)
+        self.app.get("/v1/models")(self.models)
+        self.app.post("/v1/completions")(self.completions)
+
+    async def health(self) -> Response:
+        content = {"status": "serving", "engine": "fake/1", "dtype": "float32"}
+        return JSONResponse(content, status_code=200 if self.serving else 503)
+
+    async def models(self) -> dict[str, Any]:
+        return {"data": [{"id": "demo"}, *({"id": f"demo@v{number}"} for number in sorted(self.resident))]}
+
+    async def completions(self, request: Request) -> Response:
+        asked = await request.json()
+        if not self.serving:
+            return _error(503, "unavailable", "restarting")
+        policy, _, version = asked["model"].partition("@v")
+        if version and int(version) not in self.resident:
+            return _error(404, "version_not_resident", f"{asked['model']} is not resident")
+        self.requests.append(asked)
+        return StreamingResponse(self._stream(asked), media_type="text/event-stream")
+
+    async def _stream(self, asked: dict[str, Any]) -> AsyncIterator[str]:
+        num_prompt = self._prompt_sizes.setdefault(asked["request_id"], len(asked["prompt"]))
+        offset = len(asked["prompt"]) - num_prompt
+        rest = self.answer[offset:][: asked["max_tokens"]]
+        try:
+            for place, token_id in enumerate(rest):
+                if self.die_after == place:
+                    self.die_after = None
+                    if not self.dies_by_event:
+                        raise ConnectionResetError
+                    yield 'data: {"error": {"message": "manager died", "code": "engine_restarted"}, "status": 503}\n\n'
+                    return
+                while self.hold_after == place and not self.go.is_set():
+                    await asyncio.sleep(0.005)
+                yield _event(token_id, self.version, first=place == 0, reason=self._reason(place, rest, asked))
+            yield "data: [DONE]\n\n"
+        finally:
+            self.num_closed += 1
+
+    def _reason(self, place: int, rest: Sequence[int], asked: dict[str, Any]) -> str | None:
+        if place + 1 < len(rest):
+            return None
+        return "stop" if rest[-1] == self.end else "length"
+
+
+def _event(token_id: int, version: int, *, first: bool, reason: str | None) -> str:
+    choice = {"token_ids": [token_id], "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": reason}
+    content: dict[str, Any] = {"choices": [choice], "spans": [{"start": 0, "version": version}] if first else []}
+    if reason:
+        content["system"] = {"engine": "fake/1", "dtype": "float32"}
+    return f"data: {json.dumps(content)}\n\n"
+
+
+def _error(status: int, code: str, message: str) -> Response:
+    return JSONResponse({"error": {"message": message, "code": code, "param": "model"}}, status_code=status)
+
+
+class Stage:
+    """An address where one engine after another may serve."""
+
+    url: str
+    engine: FakeEngine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the engine of now."""
+        if scope["type"] == "http":
+            await self.engine.app(scope, receive, send)
+
+
+class StubbornLog(LocalLog):
+    """A local log whose appends wait while `open` is clear, and fail while `full` is set."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.open = threading.Event()
+        self.open.set()
+        self.full = threading.Event()
+        self.num_appends = 0
+        self.waiting = threading.Event()
+
+    def append(self, messages: Sequence[Message]) -> None:
+        self.waiting.set()
+        self.open.wait()
+        if self.full.is_set():
+            raise Unavailable("the log cannot be written (disk full); free disk space")
+        self.num_appends += 1
+        super().append(messages)

@@ -1,0 +1,99 @@
+"""Applications on a real loopback port, and a home for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from contracts.database import Database
+from contracts.keys import Role, create_key
+from contracts.settings import Settings
+
+TASK = """
+name = "booking"
+window_seconds = 5
+
+[sampling]
+owner = "task"
+temperature = 1.0
+max_tokens = 32
+
+[signals.accepted]
+type = "bool"
+labels = { true = 1.0, false = 0.0 }
+
+[signals.stars]
+type = "number"
+minimum = 1
+maximum = 5
+
+[signals.thumbs]
+type = "label"
+labels = { up = 1.0, down = 0.0 }
+
+[signals.edited]
+type = "text"
+reward = 0.0
+"""
+
+PRIVATE_TASK = """
+name = "private"
+consent = "none"
+
+[sampling]
+owner = "caller"
+temperature = 0.7
+max_tokens = 8
+
+[signals.accepted]
+type = "text"
+reward = 1.0
+"""
+
+
+@contextmanager
+def serve(app: ASGIApp) -> Iterator[str]:
+    """Run an application in a thread; its URL."""
+    config = uvicorn.Config(app, "127.0.0.1", 0, ws="none", log_level="critical", timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, name="serve")
+    thread.start()
+    wait_until(lambda: server.started or not thread.is_alive())
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 5.0) -> None:
+    """Fail if it does not come true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def make_home(folder: Path, engine_url: str = "http://127.0.0.1:1") -> Settings:
+    """Settings of a home in `folder`, with two tasks: `booking` owns its sampling, `private` leaves it to the caller."""
+    (folder / "task.toml").write_text(TASK)
+    (folder / "private.toml").write_text(PRIVATE_TASK)
+    return Settings(
+        home=folder,
+        run="test",
+        policy="demo",
+        base=str(folder / "base"),
+        tasks=(folder / "task.toml", folder / "private.toml"),
+        engine_port=int(engine_url.rpartition(":")[2]),
+    )
+
+
+def make_key(database: Database, role: Role = "app", tenant: str = "default") -> str:
+    with database.transaction() as connection:
+        return create_key(connection, role, tenant)
