@@ -22,7 +22,7 @@ from commands import queries
 from commands.audit import Audit, audit, print_audit, read_clients
 from commands.home import Home, prepare_home
 from commands.supervisor import Supervisor
-from commands.up import greet, new_settings, running
+from commands.up import greet, listen, new_settings, running
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE
 from contracts.errors import MillraceError
@@ -40,7 +40,7 @@ NUM_USERS = 16
 PACE_SECONDS = 1.0
 DRAIN_SECONDS = 90.0
 GOAL_ACCURACY, GOAL_VERSIONS, GOAL_SECONDS = 0.90, 5, 300.0
-_PRODUCT = Path(__file__).parent.parent / "examples" / "reservations"
+PRODUCT = Path(__file__).parent.parent / "examples" / "reservations"
 _REPORT_SECONDS = 5.0
 
 console = Console(highlight=False)
@@ -61,14 +61,15 @@ def run_demo(
     """Run it; 0 if every goal was met."""
     started = time.monotonic()
     folder = (home or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
+    sockets = listen(0)
     settings = new_settings(
-        folder, name="reservations", base=_PRODUCT / "base", tasks=[_PRODUCT / "task.toml"], port=0, device=device
+        folder, sockets, name="reservations", base=PRODUCT / "base", tasks=[PRODUCT / "task.toml"], device=device
     )
     folder.mkdir(parents=True, exist_ok=True)
-    sentinels = _write_sentinels(folder / "sentinels.jsonl")
+    sentinels = write_sentinels(folder / "sentinels.jsonl")
     training = TrainingSettings() if learning_rate is None else TrainingSettings(learning_rate=learning_rate)
     ready = prepare_home(settings, {"training": training, "release": ReleaseSettings(sentinels=sentinels)})
-    with running(ready) as supervisor:
+    with running(ready, sockets) as supervisor:
         greet(ready)
         run = _loop(ready, supervisor, seed, seconds)
         elapsed = time.monotonic() - started
@@ -169,11 +170,12 @@ def _start_users(home: Home, seed: int, seconds: float, listed: Path) -> subproc
     listed.touch()
     with (home.settings.home / "logs" / "users.log").open("wb") as output:
         return subprocess.Popen(  # noqa: S603 our own interpreter and module
-            command, stdout=output, stderr=subprocess.STDOUT, cwd=_PRODUCT.parent.parent
+            command, stdout=output, stderr=subprocess.STDOUT, cwd=PRODUCT.parent.parent
         )
 
 
-def _write_sentinels(path: Path) -> Path:
+def write_sentinels(path: Path, count: int = NUM_SENTINELS) -> Path:
+    """The gate's own sentences, disjoint from those of users and from the held-out ones."""
     lines = [
         json.dumps(
             {
@@ -181,7 +183,7 @@ def _write_sentinels(path: Path) -> Path:
                 "reference": request.booking.json(),
             }
         )
-        for request in itertools.islice(requests("sentinel", 0), NUM_SENTINELS)
+        for request in itertools.islice(requests("sentinel", 0), count)
     ]
     path.write_text("\n".join(lines) + "\n")
     return path

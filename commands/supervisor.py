@@ -1,22 +1,26 @@
 """Starts the processes of one home and keeps them alive.
 
 In: a home folder. Out: one child per process, its output in <home>/logs/<name>.log; a child that dies is started again,
-with growing pauses. Waits: for children to end. A child that says the settings are wrong (exit status 2) ends everything,
+with growing pauses. The sockets of servers belong to the supervisor, so that connections wait while a server starts again.
+Waits: for children to end. A child that says the settings are wrong (exit status 2) ends everything,
 because starting it again cannot help.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from contracts.errors import InvalidSettings
+from contracts.listening import LISTEN_FD
 
 PROCESSES = ("engine", "web", "episodes", "rewards", "training", "release")
 WRONG_SETTINGS = 2
@@ -43,16 +47,16 @@ class Child:
 class Supervisor:
     """Runs until told to stop. `report` is called with a line a person may want to see."""
 
-    def __init__(self, home: Path, report: Callable[[str], None], processes: tuple[str, ...] = PROCESSES) -> None:
+    def __init__(self, home: Path, sockets: Mapping[str, socket.socket], report: Callable[[str], None]) -> None:
         self._home = home
+        self._sockets = sockets
         self._report = report
-        self._names = processes
         self.children: dict[str, Child] = {}
         (home / "logs").mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
         """Start every process."""
-        for name in self._names:
+        for name in PROCESSES:
             process, output = self._spawn(name)
             self.children[name] = Child(name, process, output, time.monotonic())
 
@@ -107,12 +111,16 @@ class Supervisor:
 
     def _spawn(self, name: str) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
         output = self.log_path(name).open("ab")
+        inherited = self._sockets.get(name)
+        environment = os.environ | ({LISTEN_FD: str(inherited.fileno())} if inherited else {})
         # The child ends when its standard input closes, so that nothing outlives a supervisor that was killed.
         process = subprocess.Popen(  # noqa: S603 our own interpreter and script
             [sys.executable, str(_MILLRACE), name, "--home", str(self._home), "--supervised"],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
+            env=environment,
+            pass_fds=(inherited.fileno(),) if inherited else (),
         )
         return process, output
 

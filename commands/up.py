@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 
 _START_SECONDS = 120.0
+_BACKLOG = 1024
 console = Console(highlight=False)
 
 
@@ -40,14 +41,15 @@ def run_up(
     """Start, say where everything is, and stay until Ctrl-C."""
     folder = resolve_policy(policy)
     chosen = name or re.sub(r"[^a-z0-9._-]+", "-", Path(policy).name.lower()).strip("-._")
-    settings = new_settings(home, name=chosen, base=folder, tasks=tasks, port=port, device=device)
+    sockets = listen(port)
+    settings = new_settings(home, sockets, name=chosen, base=folder, tasks=tasks, device=device)
     training = TrainingSettings() if learning_rate is None else TrainingSettings(learning_rate=learning_rate)
     release = ReleaseSettings(sentinels=sentinels.resolve() if sentinels else None)
     ready = prepare_home(settings, {"training": training, "release": release})
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    with running(ready) as supervisor:
+    with running(ready, sockets) as supervisor:
         greet(ready)
         supervisor.watch(stop)
 
@@ -67,46 +69,49 @@ def resolve_policy(policy: str) -> Path:
         ) from error
 
 
-def new_settings(home: Path, *, name: str, base: Path, tasks: list[Path], port: int, device: str) -> Settings:
-    """Settings of a home; a port of 0 means any free one.
+def listen(port: int) -> dict[str, socket.socket]:
+    """The listening sockets of the servers; a port of 0 means any free one.
 
     Raises:
         InvalidSettings: the port is taken.
     """
-    web, engine = free_port(port), free_port(0)
+    try:
+        return {
+            "web": socket.create_server(("127.0.0.1", port), backlog=_BACKLOG),
+            "engine": socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG),
+        }
+    except OSError as error:
+        raise InvalidSettings(f"port {port} is taken; choose another with --port") from error
+
+
+def new_settings(
+    home: Path, sockets: Mapping[str, socket.socket], *, name: str, base: Path, tasks: list[Path], device: str
+) -> Settings:
+    """Settings of a home whose servers listen on these sockets."""
     return Settings(
         home=home.resolve(),
         run=f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}",
         policy=name,
         base=str(base),
         tasks=tuple(task.resolve() for task in tasks),
-        web_port=web,
-        engine_port=engine,
+        web_port=sockets["web"].getsockname()[1],
+        engine_port=sockets["engine"].getsockname()[1],
         device=device,
     )
 
 
-def free_port(wanted: int) -> int:
-    """`wanted` if it is free on loopback, or any free port for 0."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", wanted))
-        except OSError as error:
-            raise InvalidSettings(f"port {wanted} is taken; choose another with --port") from error
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
-def running(home: Home) -> Iterator[Supervisor]:
+def running(home: Home, sockets: Mapping[str, socket.socket]) -> Iterator[Supervisor]:
     """The processes of a home, up and ready; ended on the way out."""
-    supervisor = Supervisor(home.settings.home, lambda line: console.print(f"[yellow]{line}"))
+    supervisor = Supervisor(home.settings.home, sockets, lambda line: console.print(f"[yellow]{line}"))
     supervisor.start()
     try:
         _wait_ready(home.settings, supervisor)
         yield supervisor
     finally:
         supervisor.stop()
+        for listening in sockets.values():
+            listening.close()
 
 
 def greet(home: Home) -> None:

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from contracts.database import Database
 from contracts.errors import Unavailable
+from contracts.listening import listening_socket
 from contracts.logs import set_up_logs
 from contracts.settings import Settings, load_settings
 from services.dashboard.app import create_app as create_dashboard
@@ -96,8 +97,6 @@ def main(home: Path) -> None:
     settings = load_settings(home)
     config = uvicorn.Config(
         create_app(settings),
-        host=settings.web_host,
-        port=settings.web_port,
         loop="uvloop",
         http="httptools",
         access_log=False,
@@ -105,4 +104,4 @@ def main(home: Path) -> None:
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=DRAIN_SECONDS,
     )
-    uvicorn.Server(config).run()
+    uvicorn.Server(config).run([listening_socket(settings.web_host, settings.web_port)])

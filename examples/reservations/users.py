@@ -179,7 +179,6 @@ class Crowd:
             key=f"{seen.completion_id}:0",
             name=said["name"],
             positive=said["value"] in (True, "up") and said["name"] != "regenerated",
-            at=time.time(),
         )
 
     async def _post(self, body: dict[str, Any]) -> bool:
@@ -201,7 +200,7 @@ class Crowd:
         return False
 
     def _note(self, **item: object) -> None:
-        self._out.write(json.dumps(item) + "\n")
+        self._out.write(json.dumps({"at": time.time(), **item}) + "\n")
 
 
 def main() -> None:

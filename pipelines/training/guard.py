@@ -40,7 +40,9 @@ def comparable_norm(gradient_norm: float, num_samples: int) -> float:
     return gradient_norm * math.sqrt(num_samples)
 
 
-def judge(history: Sequence[float], *, loss: float, gradient_norm: float, num_samples: int, spread: float) -> Verdict:
+def judge(
+    history: Sequence[float], *, loss: float, gradient_norm: float, num_samples: int, spread: float, harmless: float
+) -> Verdict:
     """Decide on one step.
 
     Args:
@@ -49,12 +51,14 @@ def judge(history: Sequence[float], *, loss: float, gradient_norm: float, num_sa
         gradient_norm: before clipping.
         num_samples: in the batch.
         spread: how many median absolute deviations above the median still pass.
+        harmless: a norm up to this passes whatever the history: a policy that is nearly always right has had many
+            batches with nothing to learn, and its rare mistakes must not look like accidents.
     """
     if not math.isfinite(loss):
         return Verdict("non_finite_loss")
     if not math.isfinite(gradient_norm):
         return Verdict("non_finite_gradient")
-    if len(history) < WARM_UP:
+    if len(history) < WARM_UP or gradient_norm <= harmless:
         return Verdict()
     median = statistics.median(history)
     deviation = statistics.median(abs(norm - median) for norm in history)

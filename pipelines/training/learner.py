@@ -7,6 +7,8 @@ Weights are float32 masters; what is published is their bfloat16 rounding. The m
 log-probs were made without dropout, and ratios against them must not be noise.
 """
 
+# ruff: noqa: N803, N806 - tensors carry the letters of their dimensions
+
 from __future__ import annotations
 
 import base64
@@ -109,6 +111,7 @@ class Learner:
             gradient_norm=norm,
             num_samples=len(experiences),
             spread=self._settings.guard_spread,
+            harmless=self._settings.max_gradient_norm,
         )
         metrics: dict[str, float | None] = {**sums.metrics(), "gradient_norm": norm, "num_tokens": sums.num_tokens}
         self._gradient_norms = remember(self._gradient_norms, norm, len(experiences))

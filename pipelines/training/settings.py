@@ -17,7 +17,7 @@ class TrainingSettings(Section):
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's. The pull towards the anchor is the regulariser here."""
     max_gradient_norm: float = Field(default=1.0, gt=0)
-    """Gradients are scaled down to this norm."""
+    """Gradients are scaled down to this norm; the guard lets anything below it pass."""
     kl_coefficient: float = Field(default=0.02, ge=0)
     """Weight of the KL to the base policy; 0 saves a forward pass."""
     ratio_bound: float = Field(default=3.0, gt=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -31,11 +31,11 @@ class Stage(msgspec.Struct, frozen=True):
 
 
 class Edge(msgspec.Struct, frozen=True):
-    """What lies between two stages. `num_waiting` None: nobody keeps count. Times are UTC epoch seconds."""
+    """What lies between two stages. Times are UTC epoch seconds."""
 
     source: str
     target: str
-    num_waiting: int | None
+    num_waiting: int
     oldest_at: float | None = None
     note: str = ""
 
@@ -72,19 +72,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     decisions: list[dict[str, Any]]
 
 
-class TrafficReport(NamedTuple):
-    """Each topic as its consumer sees it. `since_step` counts the experiences after the newest training step."""
-
-    topics: Mapping[str, Traffic]
-    since_step: int
-
-
 def build_state(
-    snapshot: Snapshot, traffic: TrafficReport, store: Mapping[int, Published], settings: Settings, now: float
+    snapshot: Snapshot, traffic: Mapping[str, Traffic], store: Mapping[int, Published], settings: Settings, now: float
 ) -> State:
     """The whole page from one snapshot."""
     counts = effective_counts(snapshot.standings, snapshot.training_epoch)
-    waiting = traffic.topics[SIGNALS].num_waiting or 0
     generations = generation_identity(
         counts,
         num_handled=sum(
@@ -111,7 +103,7 @@ def build_state(
         signals=signal_identity(
             snapshot.signals,
             num_unjoined=snapshot.num_unjoined,
-            num_under_way=waiting + snapshot.outboxes.get("feedback", 0),
+            num_under_way=traffic[SIGNALS].num_waiting + snapshot.outboxes.get("feedback", 0),
         ),
         curves=_curves(snapshot.steps),
         decisions=[row._asdict() for row in snapshot.changes[:NUM_DECISIONS]],
@@ -158,36 +150,30 @@ def _headline(snapshot: Snapshot, versions: Sequence[Version], generations: Iden
     )
 
 
-def _stages(snapshot: Snapshot, traffic: TrafficReport, now: float) -> list[Stage]:
+def _stages(snapshot: Snapshot, traffic: Mapping[str, Traffic], now: float) -> list[Stage]:
     def recent(rows: Rows, keep: Callable[[Any], bool] = lambda _: True) -> int:
         return sum(1 for row in rows if row.at >= now - RATE_SECONDS and keep(row))
 
     return [
-        Stage("generations", "answers", traffic.topics[GENERATIONS].num_recent),
-        Stage("signals", "signals", traffic.topics[SIGNALS].num_recent),
-        Stage("episodes", "episodes", traffic.topics[EPISODES].num_recent),
-        Stage("rewards", "scored", traffic.topics[EXPERIENCES].num_recent),
+        Stage("generations", "answers", traffic[GENERATIONS].num_recent),
+        Stage("signals", "signals", traffic[SIGNALS].num_recent),
+        Stage("episodes", "episodes", traffic[EPISODES].num_recent),
+        Stage("rewards", "scored", traffic[EXPERIENCES].num_recent),
         Stage("training", "steps", recent(snapshot.steps)),
         Stage("release", "verdicts", recent(snapshot.verdicts)),
         Stage("live", "swaps", recent(snapshot.swaps, lambda row: row.arm == LIVE)),
     ]
 
 
-def _edges(snapshot: Snapshot, traffic: TrafficReport) -> list[Edge]:
+def _edges(snapshot: Snapshot, traffic: Mapping[str, Traffic]) -> list[Edge]:
     def lag(source: str, target: str, topic: str, outbox: int = 0) -> Edge:
-        seen = traffic.topics[topic]
-        waiting = None if seen.num_waiting is None else seen.num_waiting + outbox
-        return Edge(source, target, waiting, seen.oldest_at)
+        return Edge(source, target, traffic[topic].num_waiting + outbox, traffic[topic].oldest_at)
 
-    training = lag("rewards", "training", EXPERIENCES)
-    if training.num_waiting is None and snapshot.steps:
-        # The trainer's positions lie in its checkpoint, not in the database.
-        training = Edge("rewards", "training", traffic.since_step, None, "since the last step")
     return [
         lag("generations", "episodes", GENERATIONS),
         lag("signals", "episodes", SIGNALS, snapshot.outboxes.get("feedback", 0)),
         lag("episodes", "rewards", EPISODES, snapshot.outboxes.get("episodes", 0)),
-        training,
+        Edge("rewards", "training", traffic[EXPERIENCES].num_waiting, None, "since the last step"),
         _candidate_edge(snapshot),
         _live_edge(snapshot),
     ]

@@ -18,8 +18,8 @@ class Traffic(NamedTuple):
 
     num_recent: int
     """Records appended in the last `RATE_SECONDS`."""
-    num_waiting: int | None
-    """Records the group has not handled; None while it stores no position."""
+    num_waiting: int
+    """Records the group has not handled."""
     oldest_at: float | None
     """When the oldest waiting record was appended."""
 
@@ -28,16 +28,12 @@ def read_traffic(
     event_log: EventLog, topic: str, group: str, positions: Mapping[tuple[str, str, int], int], now: float
 ) -> Traffic:
     """Look at a topic. `positions` must have been read before the log, so that nothing waits a negative count."""
-    num_recent = count_since(event_log, topic, now - RATE_SECONDS)
-    stored = {part: offset for (owner, name, part), offset in positions.items() if (owner, name) == (group, topic)}
-    if not stored:
-        return Traffic(num_recent, None, None)
     num_waiting, oldest = 0, []
     for part, end in event_log.ends(topic).items():
-        next_offset = stored.get(part, 0)
+        next_offset = positions.get((group, topic, part), 0)
         num_waiting += end - next_offset
         oldest += [record.appended_at for record in event_log.read(topic, part, next_offset, 1)]
-    return Traffic(num_recent, num_waiting, min(oldest, default=None))
+    return Traffic(count_since(event_log, topic, now - RATE_SECONDS), num_waiting, min(oldest, default=None))
 
 
 def count_since(event_log: EventLog, topic: str, since: float) -> int:

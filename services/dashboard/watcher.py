@@ -20,13 +20,13 @@ from contracts.settings import Settings
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from contracts.weights.store import WeightStore
 from services.dashboard.queries import MAX_VERSIONS, read_snapshot
-from services.dashboard.state import State, TrafficReport, build_state
+from services.dashboard.state import State, build_state
 from services.dashboard.timeline import Published, published
-from services.dashboard.traffic import count_since, read_traffic
+from services.dashboard.traffic import RATE_SECONDS, Traffic, count_since, read_traffic
 
 PERIOD_SECONDS = 1.0
 MAX_VIEWERS = 64
-_CONSUMERS = {GENERATIONS: "episodes", SIGNALS: "episodes", EPISODES: "rewards", EXPERIENCES: "training"}
+_CONSUMERS = {GENERATIONS: "episodes", SIGNALS: "episodes", EPISODES: "rewards"}
 
 
 class Reader:
@@ -51,8 +51,13 @@ class Reader:
         topics = {
             topic: read_traffic(self._log, topic, group, snapshot.positions, now) for topic, group in _CONSUMERS.items()
         }
-        since_step = count_since(self._log, EXPERIENCES, snapshot.steps[0].at) if snapshot.steps else 0
-        return build_state(snapshot, TrafficReport(topics, since_step), self._versions(), self._settings, now)
+        topics[EXPERIENCES] = Traffic(
+            num_recent=count_since(self._log, EXPERIENCES, now - RATE_SECONDS),
+            # The trainer's positions lie in its checkpoint: what came after its newest step stands for its lag.
+            num_waiting=count_since(self._log, EXPERIENCES, snapshot.steps[0].at if snapshot.steps else 0.0),
+            oldest_at=None,
+        )
+        return build_state(snapshot, topics, self._versions(), self._settings, now)
 
     def _versions(self) -> dict[int, Published]:
         policy = self._settings.policy

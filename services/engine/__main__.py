@@ -13,6 +13,7 @@ from sqlalchemy import insert
 
 from contracts import assignments
 from contracts.database import Database
+from contracts.listening import listening_socket
 from contracts.logs import set_up_logs
 from contracts.settings import load_section, load_settings
 from contracts.tables import swap
@@ -48,14 +49,13 @@ def main(home: Path) -> None:
         on_gave_up=_exit_soon,
     )
     follower = Follower(engine, lambda: read_versions(database, settings.policy), on_exit=_exit_soon)
-    uvicorn.run(
+    config = uvicorn.Config(
         make_app(engine, follower),
-        host=settings.engine_host,
-        port=settings.engine_port,
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_GRACEFUL_SECONDS,
     )
+    uvicorn.Server(config).run([listening_socket(settings.engine_host, settings.engine_port)])
 
 
 def read_versions(database: Database, policy: str) -> dict[str, int | None]:

@@ -4,17 +4,24 @@ import { clock } from "./format.js";
 import { element } from "./elements.js";
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// Round numbers on the axis; on the time axis the date, once the chart spans more than a day.
+const round = (ticks) => ticks.map((tick) => String(Number(tick.toPrecision(3))));
+const times = (ticks) => {
+  const long = ticks.at(-1) - ticks[0] > 86400;
+  const style = long ? { day: "numeric", month: "short" } : { hour: "2-digit", minute: "2-digit", ...(ticks[1] - ticks[0] < 60 ? { second: "2-digit" } : {}) };
+  return ticks.map((tick) => new Date(tick * 1000).toLocaleString("en-GB", style));
+};
 const faint = (value) => ({ stroke: value, width: 1 });
 
 export class Chart {
-  // options: title, unit, format(value), height, range [low, high] or none, empty (a sentence), sync (a name) or none,
+  // options: title, unit, format(value), share (the values are shares), height, range [low, high] or none, empty (a sentence), sync (a name) or none,
   // series: [{ name, column, colour, dash, points }]
   constructor(container, options) {
     this.options = options;
     this.columns = { at: [] };
     this.readouts = options.series.map((series) => element("output", {}));
     const names = options.series.map((series, index) =>
-      element("span", { className: `series ${series.colour.slice(2)}` }, series.name, " ", this.readouts[index]),
+      element("span", { className: series.name ? `series ${series.colour.slice(2)}` : "only" }, series.name, " ", this.readouts[index]),
     );
     this.when = element("span", { className: "when" });
     const title = options.title ? [element("h3", {}, options.title, element("small", {}, options.unit ?? ""))] : [];
@@ -50,7 +57,7 @@ export class Chart {
     if (!this.columns.at.length) return;
     const [ink, line] = [colour("--quiet"), colour("--line")];
     const axis = { stroke: ink, grid: faint(line), ticks: faint(line), font: "11px system-ui, sans-serif" };
-    const { range, format, sync } = this.options;
+    const { range, share, format, sync } = this.options;
     this.plot = new uPlot(
       {
         width: this.canvas.clientWidth || 300,
@@ -60,8 +67,8 @@ export class Chart {
         cursor: { drag: { x: false, y: false }, ...(sync ? { sync: { key: sync, scales: ["x", null] } } : {}) },
         scales: { x: { time: true }, y: range ? { range: () => range } : {} },
         axes: [
-          { ...axis, space: 70, size: 34 },
-          { ...axis, space: 28, size: 52, values: (_plot, ticks) => ticks.map((tick) => format(tick)) },
+          { ...axis, space: 70, size: 30, values: (_plot, ticks) => times(ticks) },
+          { ...axis, space: 28, size: 48, values: (_plot, ticks) => (share ? ticks.map((tick) => format(tick)) : round(ticks)) },
         ],
         series: [
           {},

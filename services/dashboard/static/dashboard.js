@@ -9,10 +9,11 @@ import { follow } from "./stream.js";
 
 const find = (id) => document.getElementById(id);
 const SHARE = [0, 1];
+const NUM_VERSIONS = 12;
 
 const charts = {
   rewards: new Chart(find("rewards"), {
-    height: 220, range: SHARE, format: (value) => percent(value, 0), empty: "No user's answer has been scored yet.",
+    height: 220, share: true, range: SHARE, format: (value) => percent(value, 0), empty: "No user's answer has been scored yet.",
     series: [
       { name: "accepted (reward ≥ 0.5)", column: "accept_rate", colour: "--good" },
       { name: "mean reward", column: "reward", colour: "--accent", dash: [5, 4] },
@@ -20,7 +21,7 @@ const charts = {
     ],
   }),
   gate: new Chart(find("gate"), {
-    height: 220, format: (value) => percent(value, 0), empty: "No version has been judged yet.",
+    height: 220, share: true, format: (value) => percent(value, 0), empty: "No version has been judged yet.",
     series: [
       { name: "accepted", column: "accepted", colour: "--good", points: true },
       { name: "refused", column: "refused", colour: "--bad", points: true },
@@ -144,8 +145,18 @@ const VERSION_COLUMNS = [
   { name: "reason", className: "reason", cell: (row) => row.reason || "–" },
 ];
 
+let showAll = false;
+find("all-versions").addEventListener("click", () => {
+  showAll = true;
+  drawVersions(current.versions);
+});
+
 function drawVersions(versions) {
-  const rows = versions.map((row) => ({ ...row, className: row.status === "live" ? "is-live" : "" }));
+  const shown = showAll ? versions : versions.slice(0, NUM_VERSIONS);
+  const rows = shown.map((row) => ({ ...row, className: row.status === "live" ? "is-live" : "" }));
+  find("no-versions").hidden = versions.length > 0;
+  find("all-versions").hidden = shown.length === versions.length;
+  find("all-versions").textContent = `Show all ${count(versions.length)} versions`;
   fillTable(find("versions"), VERSION_COLUMNS, rows);
 }
 

@@ -9,14 +9,14 @@ const BOX = { width: 124, height: 62 };
 // Centres of the stages, and where the text of an edge stands: its own middle plus (dx, dy).
 const WIDE = {
   width: 1200,
-  height: 236,
+  height: 226,
   stages: {
-    generations: [70, 50], signals: [70, 160], episodes: [270, 105], rewards: [482, 105], training: [694, 105],
-    release: [906, 105], live: [1118, 105],
+    generations: [90, 50], signals: [90, 160], episodes: [292, 105], rewards: [502, 105], training: [712, 105],
+    release: [922, 105], live: [1132, 105],
   },
-  note: { "generations>episodes": [12, -30], "signals>episodes": [12, 40], default: [0, -12] },
-  back: "M1118 136 V214 H4 V50 H8",
-  backNote: [594, 206],
+  note: { "generations>episodes": [16, -46], "signals>episodes": [16, 44], default: [0, -12] },
+  back: "M1132 136 V214 H8 V50 H22",
+  backNote: [600, 206],
 };
 const NARROW = {
   width: 360,
@@ -51,7 +51,6 @@ function path([x1, y1], [x2, y2], wide) {
 }
 
 function waiting(edge, now) {
-  if (edge.num_waiting == null) return ["not counted", ""];
   if (edge.note) return [`${count(edge.num_waiting)} waiting`, edge.note];
   if (edge.num_waiting === 0) return ["0 waiting", ""];
   const age = edge.oldest_at == null ? "" : `oldest ${seconds(Math.max(0, now - edge.oldest_at))}`;
@@ -70,7 +69,7 @@ function drawEdge(edge, layout, wide, now) {
     { class: name },
     shape("path", { d: path(from, to, wide), "marker-end": "url(#arrow)" }),
     text(x, y, "waiting", first),
-    text(x, wide ? y + (dy > 0 ? 15 : 27) : y + 15, "age", second),
+    text(x, wide && !dx ? y + 27 : y + 15, "age", second),
   );
 }
 

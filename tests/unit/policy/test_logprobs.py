@@ -1,3 +1,5 @@
+# ruff: noqa: N806 - tensors carry the letters of their dimensions
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -57,11 +58,19 @@ reward = 1.0
 """
 
 
+class _Server(uvicorn.Server):
+    """Notices at once that it should stop."""
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            await asyncio.sleep(0.01)
+
+
 @contextmanager
 def serve(app: ASGIApp) -> Iterator[str]:
     """Run an application in a thread; its URL."""
     config = uvicorn.Config(app, "127.0.0.1", 0, ws="none", log_level="critical", timeout_graceful_shutdown=5)
-    server = uvicorn.Server(config)
+    server = _Server(config)
     thread = threading.Thread(target=server.run, name="serve")
     thread.start()
     wait_until(lambda: server.started or not thread.is_alive())

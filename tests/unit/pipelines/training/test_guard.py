@@ -9,13 +9,14 @@ from pipelines.training.guard import HISTORY, WARM_UP, comparable_norm, judge, r
 CALM = [comparable_norm(1.0, 64)] * WARM_UP
 
 
-def verdict(history: list[float], *, loss: float = 0.1, norm: float = 1.0, num_samples: int = 64) -> str:
-    return judge(history, loss=loss, gradient_norm=norm, num_samples=num_samples, spread=15.0).reason
+def verdict(
+    history: list[float], *, loss: float = 0.1, norm: float = 1.0, num_samples: int = 64, harmless: float = 1.0
+) -> str:
+    return judge(history, loss=loss, gradient_norm=norm, num_samples=num_samples, spread=15.0, harmless=harmless).reason
 
 
 def test_an_ordinary_step_is_taken() -> None:
     assert verdict(CALM, norm=3.0) == ""
-    assert judge(CALM, loss=0.1, gradient_norm=1.0, num_samples=64, spread=15.0).accepted
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
@@ -27,6 +28,11 @@ def test_what_is_not_finite_is_never_taken(broken: float) -> None:
 def test_a_spike_is_skipped_after_the_warm_up() -> None:
     assert verdict(CALM, norm=5.0) == "gradient_spike"
     assert verdict(CALM[1:], norm=5.0) == ""
+
+
+def test_a_norm_that_clipping_leaves_alone_is_no_spike() -> None:
+    assert verdict([1e-9] * WARM_UP, norm=1.0) == ""
+    assert verdict([1e-9] * WARM_UP, norm=1.1) == "gradient_spike"
 
 
 def test_a_small_batch_may_be_noisier() -> None:

@@ -186,7 +186,8 @@ def test_a_rollback_to_a_forgotten_version_is_refused_and_learning_goes_on(world
     assert states(world) == {("trained", ""): 8}
 
 
-def test_a_skipped_step_quarantines_its_samples_and_leaves_a_bundle(world: World) -> None:
+def test_a_skipped_step_quarantines_its_samples_and_leaves_a_bundle(tmp_path: Path) -> None:
+    world = World.new(tmp_path / "home", max_gradient_norm=1e-3)
     trainer = world.start()
     trainer._learner._gradient_norms = [1e-9] * 20
     keys = {item.key for item in world.add_random(4)}
@@ -198,14 +199,16 @@ def test_a_skipped_step_quarantines_its_samples_and_leaves_a_bundle(world: World
     assert {row["key"] for row in content["samples"]} == keys
     assert content["metrics"]["gradient_norm"] > 0
     assert trainer.state.unpublished_samples == 0
+    world.close()
 
 
 def test_figures_of_each_step_are_kept(tmp_path: Path) -> None:
     world = World.new(tmp_path / "home", max_wait_seconds=15.0)
     trainer = world.start()
     world.add(*[random_experience(np.random.default_rng(n), reward=None, status="unlabelled") for n in range(4)])
-    world.add_random(4)
     world.turns(trainer, 4)
+    world.add_random(4)
+    world.turns(trainer, 1)
     with world.database.snapshot() as connection:
         (row,) = connection.execute(select(training_step)).all()
     assert (row.epoch, row.step) == (1, 1)

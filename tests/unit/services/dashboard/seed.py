@@ -27,7 +27,7 @@ REFUSED = 6
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"> accuracy 0.861, -0.062 against v5 (0.923)"
 WAITING = {GENERATIONS: 3, SIGNALS: 2, EPISODES: 5, EXPERIENCES: 21}
 SECONDS = 280.0
-_GROUPS = {GENERATIONS: "episodes", SIGNALS: "episodes", EPISODES: "rewards", EXPERIENCES: "training"}
+_GROUPS = {GENERATIONS: "episodes", SIGNALS: "episodes", EPISODES: "rewards"}
 
 Row = dict[str, Any]
 
@@ -50,7 +50,12 @@ def seed(home: Path, *, num_generations: int = 1500, now: float | None = None) -
         _policy(connection, now)
         _positions(connection, num_generations, num_signals)
     database.close()
-    totals = {GENERATIONS: num_generations, SIGNALS: num_signals, EPISODES: num_generations, EXPERIENCES: num_generations}
+    totals = {
+        GENERATIONS: num_generations,
+        SIGNALS: num_signals,
+        EPISODES: num_generations,
+        EXPERIENCES: num_generations,
+    }
     _log(settings, {topic: total + WAITING[topic] for topic, total in totals.items()}, now)
     _weights(settings, now)
     return settings
@@ -69,8 +74,8 @@ def _samples(connection: Connection, dice: random.Random, num_generations: int, 
         sentinel = dice.random() < 0.1
         silent = dice.random() < 0.4
         reward = None if silent else float(dice.random() < 0.5 + 0.46 * (1 - math.exp(-4 * share)))
-        state, writer, epoch = _fate(dice, share, sentinel, silent)
-        generations.append(_generation(number, version, at, sentinel, state, writer, epoch))
+        state, writer, epoch = fate = _fate(dice, share, sentinel, silent)
+        generations.append(_generation(number, version, at, sentinel=sentinel, fate=fate))
         if writer != "episodes" or sentinel:
             outcomes.append(_outcome(number, state, writer, epoch, at))
         if sentinel:
@@ -112,9 +117,8 @@ def _fate(dice: random.Random, share: float, sentinel: bool, silent: bool) -> tu
     return "trained", "training", EPOCH if dice.random() > 0.02 else EPOCH - 1
 
 
-def _generation(
-    number: int, version: int, at: float, sentinel: bool, state: str, writer: str, epoch: int
-) -> Row:  # fmt: skip
+def _generation(number: int, version: int, at: float, *, sentinel: bool, fate: tuple[str, str, int]) -> Row:
+    state, writer, epoch = fate
     return {
         "completion_id": key_of(number), "choice": 0, "policy": POLICY, "task": POLICY,
         "purpose": "sentinel" if sentinel else "user", "arm": LIVE, "version": version, "created_at": at,
@@ -162,12 +166,14 @@ def _steps(connection: Connection, dice: random.Random, num_steps: int, now: flo
 def _policy(connection: Connection, now: float) -> None:
     best, epochs = 0.0, dict.fromkeys((LIVE, CANDIDATE), 0)
 
-    def point(arm: str, version: int | None, reason: str) -> None:
+    def point(arm: str, version: int | None, reason: str, at: float) -> None:
         assignments.move(
             connection, policy=POLICY, arm=arm, version=version, expected_epoch=epochs[arm], writer="release",
             reason=reason, share=1.0 if arm == LIVE else 0.0,
         )  # fmt: skip
         epochs[arm] += 1
+        change = tables.assignment_change
+        connection.execute(change.update().where(change.c.arm == arm, change.c.epoch == epochs[arm]).values(at=at))
 
     for version in range(NUM_VERSIONS):
         at = published_at(version, now)
@@ -175,10 +181,10 @@ def _policy(connection: Connection, now: float) -> None:
         accepted = version != REFUSED
         reason = f"accuracy {accuracy:.3f}, {accuracy - best:+.3f} against v{max(version - 1, 0)} ({best:.3f})"
         if version:
-            point(CANDIDATE, version, "published")
-            point(CANDIDATE, None, f"v{version} judged")
+            point(CANDIDATE, version, "published", at)
+            point(CANDIDATE, None, f"v{version} judged", at + 5)
         if accepted:
-            point(LIVE, version, reason if version else "base policy")
+            point(LIVE, version, reason if version else "base policy", at + 5)
             connection.execute(insert(tables.swap).values(
                 policy=POLICY, arm=LIVE, version=version, at=at + 6, stage_seconds=0.09,
                 pause_seconds=0.004 + 0.001 * (version % 3), gap_seconds=0.011 + 0.002 * (version % 4),
@@ -189,11 +195,7 @@ def _policy(connection: Connection, now: float) -> None:
             details={"values": [1.0] * 200}, at=at + 5,
         ))  # fmt: skip
         best = max(best, accuracy)
-    point(CANDIDATE, NUM_VERSIONS, "published")
-    for version in range(NUM_VERSIONS + 1):
-        at = published_at(version, now)
-        change = tables.assignment_change.c
-        connection.execute(tables.assignment_change.update().where(change.version == version).values(at=at + 5.5))
+    point(CANDIDATE, NUM_VERSIONS, "published", published_at(NUM_VERSIONS, now))
 
 
 def published_at(version: int, now: float) -> float:
@@ -201,10 +203,10 @@ def published_at(version: int, now: float) -> float:
 
 
 def _positions(connection: Connection, num_generations: int, num_signals: int) -> None:
-    totals = {GENERATIONS: num_generations, SIGNALS: num_signals, EPISODES: num_generations, EXPERIENCES: num_generations}
+    totals = {GENERATIONS: num_generations, SIGNALS: num_signals, EPISODES: num_generations}
     rows = [
-        {"consumer_group": _GROUPS[topic], "topic": topic, "partition": part, "next_offset": 0 if part else total}
-        for topic, total in totals.items()
+        {"consumer_group": group, "topic": topic, "partition": part, "next_offset": 0 if part else totals[topic]}
+        for topic, group in _GROUPS.items()
         for part in range(4)
     ]
     connection.execute(insert(tables.position), rows)

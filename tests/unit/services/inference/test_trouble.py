@@ -21,7 +21,6 @@ def test_an_answer_goes_on_where_the_engine_died(inference: Inference, stream: b
     engine = inference.engine
     engine.die_after, engine.dies_by_event = 4, by_event
     answer = inference.ask(stream=stream)
-    engine.version = 4 if by_event else 3
     text = (
         "".join(chunk.choices[0].delta.content or "" for chunk in answer)
         if stream
@@ -97,7 +96,7 @@ def test_done_is_withheld_until_the_generation_is_durable(inference: Inference) 
     reading = threading.Thread(target=_read_stream, args=(inference, lines))
     reading.start()
     assert inference.log.waiting.wait(5)
-    wait_until(lambda: '"}}' not in "".join(lines) and '{ok}'[-1] in "".join(lines))
+    wait_until(lambda: '"content":"}"' in "".join(lines))
 
     assert "data: [DONE]" not in lines
     assert '"finish_reason":"stop"' not in "".join(lines)
@@ -126,7 +125,6 @@ def test_requests_that_wait_share_an_append(inference: Inference) -> None:
     asking = [threading.Thread(target=inference.ask) for _ in range(6)]
     for thread in asking:
         thread.start()
-    wait_until(lambda: sum(len(request["prompt"]) > 0 for request in inference.engine.requests) == len(asking))
     wait_until(lambda: inference.engine.num_closed == len(asking))
     inference.log.open.set()
     for thread in asking:

@@ -1,0 +1,253 @@
+"""Signals over HTTP: acknowledged once durable, once each."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import event, insert, update
+
+from contracts.database import Database
+from contracts.local_log import LocalLog
+from contracts.records import Submitter, encode
+from contracts.settings import Settings
+from contracts.tables import signal as signal_table
+from services.feedback.app import create_app
+from tests.unit.services.feedback.conftest import Feedback, FullLog
+from tests.unit.services.serving import make_key, serve, wait_until
+
+
+def test_an_early_signal_is_accepted_and_relayed(feedback: Feedback) -> None:
+    before = time.time()
+    response = feedback.send(
+        id="fb-1",
+        choice=1,
+        name="edited",
+        value="use 19:30",
+        correction='{"time":"19:30"}',
+        at="2026-01-02T03:04:05Z",
+        submitter={"id": "u1", "kind": "operator"},
+        comment="hm",
+        metadata={"screen": "a"},
+        unknown_field=1,
+    )
+
+    assert response.status_code == 202
+    assert response.json() == {"id": "fb-1", "state": "accepted", "received_at": response.json()["received_at"]}
+    wait_until(feedback.relayed)
+    [signal] = feedback.relayed()
+    assert (signal.id, signal.key, signal.name) == ("fb-1", f"{feedback.completion_id}:1", "edited")
+    assert (signal.value, signal.correction) == ("use 19:30", '{"time":"19:30"}')
+    assert (signal.at, signal.tenant, signal.submitter) == (1767323045.0, "default", Submitter(id="u1", kind="operator"))
+    assert before <= signal.received_at == response.json()["received_at"] <= time.time()
+    wait_until(lambda: feedback.num_waiting() == 0)
+
+
+def test_without_an_id_the_server_makes_one(feedback: Feedback) -> None:
+    ids = {feedback.send().json()["id"] for _ in range(2)}
+
+    assert len(ids) == feedback.num_received() == 2
+    assert feedback.call("GET", f"/{ids.pop()}").json()["state"] == "pending"
+
+
+def test_the_same_signal_twice_is_a_duplicate_and_another_under_its_id_a_conflict(feedback: Feedback) -> None:
+    first = feedback.send(id="fb-1")
+    again = feedback.send(id="fb-1")
+    other = feedback.send(id="fb-1", value=False)
+
+    assert (again.status_code, again.json()) == (202, first.json() | {"state": "duplicate"})
+    assert (other.status_code, other.json()["error"]["code"], other.json()["error"]["param"]) == (409, "conflict", "id")
+    assert feedback.num_received() == 1
+    assert feedback.counts() == {"duplicate": 1, "conflict": 1}
+    wait_until(lambda: feedback.num_waiting() == 0)
+    assert [signal.value for signal in feedback.relayed()] == [True]
+
+
+def test_one_signal_sent_by_many_at_once_is_stored_once(feedback: Feedback) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        states = [answer.json()["state"] for answer in pool.map(lambda _: feedback.send(id="fb-1"), range(16))]
+
+    assert sorted(states) == ["accepted", *["duplicate"] * 15]
+    assert feedback.counts() == {"duplicate": 15}
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "code", "param"),
+    [
+        ({"completion_id": None}, 400, "invalid_target", None),
+        ({"session_id": "s1"}, 400, "invalid_target", "completion_id"),
+        ({"completion_id": None, "session_id": "s1"}, 422, "target_not_supported", "session_id"),
+        ({"completion_id": None, "join_key": "k1"}, 422, "target_not_supported", "join_key"),
+        ({"completion_id": "chatcmpl-123"}, 400, "invalid_request", "completion_id"),
+        ({"name": "purchased"}, 422, "unknown_signal", "name"),
+        ({"name": "stars", "value": "five"}, 422, "invalid_value", "value"),
+        ({"name": "stars", "value": True}, 422, "invalid_value", "value"),
+        ({"name": "thumbs", "value": "sideways"}, 422, "invalid_value", "value"),
+        ({"name": "accepted", "value": 1}, 422, "invalid_value", "value"),
+        ({"value": {"text": "no"}}, 400, "invalid_request", "value"),
+        ({"submitter": None}, 400, "invalid_request", None),
+        ({"submitter": {"id": "u1", "kind": "cat"}}, 400, "invalid_request", "submitter.kind"),
+        ({"submitter": {"id": ""}}, 400, "invalid_request", "submitter.id"),
+        ({"id": "x" * 129}, 400, "invalid_request", "id"),
+        ({"choice": 8}, 400, "invalid_request", "choice"),
+        ({"at": "yesterday"}, 400, "invalid_request", "at"),
+        ({"at": 4_000_000_000}, 400, "invalid_request", "at"),
+        ({"at": -1}, 400, "invalid_request", "at"),
+    ],
+)
+def test_a_bad_item_is_refused_and_counted(
+    feedback: Feedback, changes: dict[str, object], status: int, code: str, param: str | None
+) -> None:
+    response = feedback.send(**changes)
+
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (status, code, param)
+    assert error["message"]
+    assert feedback.num_received() == 0
+    assert feedback.counts() == {"rejected": 1}
+
+
+def test_what_cannot_be_read_is_refused_and_counted(feedback: Feedback) -> None:
+    for path, body in (("", "{not json"), ("", "[]"), ("/batch", '{"items": 5}')):
+        assert feedback.call("POST", path, content=body).status_code == 400
+    assert feedback.call("POST", "/batch", json={"items": [feedback.item()] * 1001}).status_code == 400
+
+    assert feedback.counts() == {"rejected": 3 + 1001}
+
+
+def test_a_value_that_any_task_takes_is_accepted(feedback: Feedback) -> None:
+    for name, value in (("accepted", False), ("accepted", "gladly"), ("stars", 4), ("stars", 4.5), ("thumbs", "up")):
+        assert feedback.send(name=name, value=value).status_code == 202
+
+
+def test_without_a_key_nothing_is_read(feedback: Feedback) -> None:
+    assert feedback.call("POST", "", key="mr-app-000000000000-00", json=feedback.item()).status_code == 401
+    assert feedback.counts() == {}
+
+
+def test_a_batch_answers_for_each_item(feedback: Feedback) -> None:
+    items = [
+        feedback.item(id="a"),
+        feedback.item(id="a"),
+        feedback.item(id="a", value=False),
+        feedback.item(name="purchased"),
+        "not an item",
+        feedback.item(id="b"),
+    ]
+    response = feedback.call("POST", "/batch", json={"items": items})
+
+    assert response.status_code == 207
+    answer = response.json()
+    assert [(item["index"], item["status"], item["id"], item["state"]) for item in answer["successes"]] == [
+        (0, 202, "a", "accepted"),
+        (1, 202, "a", "duplicate"),
+        (5, 202, "b", "accepted"),
+    ]
+    assert [(item["index"], item["status"], item["error"]["code"]) for item in answer["errors"]] == [
+        (2, 409, "conflict"),
+        (3, 422, "unknown_signal"),
+        (4, 400, "invalid_request"),
+    ]
+    assert feedback.counts() == {"duplicate": 1, "conflict": 1, "rejected": 2}
+
+
+def test_a_signal_shows_what_the_join_made_of_it(feedback: Feedback) -> None:
+    feedback.send(id="fb/1")
+    wait_until(feedback.relayed)
+    [signal] = feedback.relayed()
+    row = {
+        "id": "fb/1",
+        "completion_id": signal.completion_id,
+        "choice": 0,
+        "name": "accepted",
+        "submitter": "u1",
+        "at": signal.at,
+        "received_at": signal.received_at,
+        "state": "joined",
+        "reason": "",
+        "revision": 1,
+        "record": encode(signal),
+    }
+    with feedback.database.transaction() as connection:
+        connection.execute(insert(signal_table).values(**row))
+    shown = feedback.call("GET", "/fb/1").json()
+    assert (shown["state"], shown["revision"], shown["value"]) == ("joined", 1, True)
+
+    with feedback.database.transaction() as connection:
+        connection.execute(update(signal_table).values(state="conflict", reason="superseded"))
+    shown = feedback.call("GET", "/fb/1").json()
+    assert (shown["state"], shown["reason"]) == ("conflict", "superseded")
+
+
+def test_a_retracted_signal_keeps_its_history_and_is_sent_again(feedback: Feedback) -> None:
+    feedback.send(id="fb-1")
+    first, second = feedback.call("DELETE", "/fb-1"), feedback.call("DELETE", "/fb-1")
+
+    assert first.status_code == 202
+    assert first.json() == second.json()
+    assert feedback.call("GET", "/fb-1").json()["state"] == "retracted"
+    wait_until(lambda: len(feedback.relayed()) == 2)
+    wait_until(lambda: feedback.num_waiting() == 0)
+    assert [signal.retracted for signal in feedback.relayed()] == [False, True]
+    assert feedback.send(id="fb-1").json()["state"] == "duplicate"
+
+
+def test_a_tenant_sees_only_its_own(feedback: Feedback, database: Database) -> None:
+    other = make_key(database, tenant="other")
+    feedback.send(id="fb-1")
+
+    for method in ("GET", "DELETE"):
+        response = feedback.call(method, "/fb-1", key=other)
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+    assert feedback.call("POST", "", key=other, json=feedback.item(id="fb-1")).status_code == 409
+    assert feedback.call("GET", "/fb-1").json()["state"] == "pending"
+    assert feedback.call("GET", "/never").status_code == 404
+
+
+def test_a_signal_is_acknowledged_while_the_log_is_full_and_relayed_after(
+    feedback: Feedback, full_log: FullLog
+) -> None:
+    full_log.full.set()
+    assert feedback.send(id="fb-1").status_code == 202
+    assert feedback.num_waiting() == 1
+
+    full_log.full.clear()
+    feedback.send(id="fb-2")
+    wait_until(lambda: len(feedback.relayed()) == 2)
+
+
+def test_what_a_crash_left_between_commit_and_relay_is_relayed_at_the_next_start(
+    feedback: Feedback, full_log: FullLog
+) -> None:
+    full_log.full.set()  # as if the process had died after its commit
+    feedback.send(id="fb-1")
+
+    log = LocalLog(feedback.settings.home / "log")
+    with serve(create_app(feedback.settings, event_log=log)):
+        wait_until(feedback.relayed)
+
+    assert [signal.id for signal in feedback.relayed()] == ["fb-1"]
+
+
+class FullDisk(Settings):
+    """A home whose database may not grow by a page: SQLite's own answer to a full disk."""
+
+    def database(self) -> Database:
+        database = super().database()
+        event.listen(database._engine, "connect", lambda opened, _: opened.execute("PRAGMA max_page_count = 1"))
+        return database
+
+
+def test_a_full_disk_acknowledges_nothing(feedback: Feedback, full_log: FullLog) -> None:
+    full_disk = FullDisk(**feedback.settings.model_dump())
+    with serve(create_app(full_disk, event_log=full_log)) as feedback.url:
+        response = feedback.send(id="fb-1", correction="x" * 60_000)
+        batch = feedback.call("POST", "/batch", json={"items": [feedback.item(correction="x" * 60_000)]})
+
+    for refused in (response, batch):
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+        assert "database or disk is full" in refused.json()["error"]["message"]
+        assert "free disk space" in refused.json()["error"]["message"]
+    assert feedback.num_received() == feedback.num_waiting() == 0
+    assert feedback.counts() == {}

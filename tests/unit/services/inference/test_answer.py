@@ -1,0 +1,96 @@
+"""Text as it becomes certain, whatever the boundaries of tokens and pieces."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.records import Span
+from services.inference.answer import Choice, Detokenizer, StopFinder, Token
+from tests.unit.services.inference.world import END, make_tokenizer
+
+TOKENIZER = make_tokenizer()
+
+
+def tokens_of(text: str) -> list[Token]:
+    return [Token(token_id, -1.0) for token_id in TOKENIZER.encode(text).ids]
+
+
+@given(st.text())
+def test_the_shown_parts_add_up_to_the_text(text: str) -> None:
+    detokenizer = Detokenizer(TOKENIZER)
+    parts = [detokenizer.push(token.id) for token in tokens_of(text)]
+
+    assert "".join([*parts, detokenizer.flush()]) == text
+
+
+@given(st.lists(st.integers(0, 259), max_size=30))
+def test_any_ids_give_what_decoding_them_at_once_gives(ids: list[int]) -> None:
+    detokenizer = Detokenizer(TOKENIZER)
+    shown = "".join([*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()])
+
+    assert shown == TOKENIZER.decode(ids, skip_special_tokens=True)
+
+
+def test_half_a_character_waits_for_the_rest() -> None:
+    detokenizer = Detokenizer(TOKENIZER)
+
+    assert [detokenizer.push(token.id) for token in tokens_of("a🍽b")] == ["a", "", "", "", "🍽", "b"]
+
+
+@given(st.lists(st.text("abc", max_size=4)), st.lists(st.text("abc", min_size=1, max_size=3), max_size=4))
+def test_text_is_cut_before_the_first_stop_wherever_parts_end(parts: list[str], stops: list[str]) -> None:
+    finder = StopFinder(stops)
+    shown, found = "", False
+    for part in parts:
+        text, found = finder.push(part)
+        shown += text
+        if found:
+            break
+    if not found:
+        shown += finder.flush()
+
+    text = "".join(parts)
+    ends = [end for end in range(len(text) + 1) if any(text[:end].endswith(stop) for stop in stops)]
+    if not ends:
+        assert (shown, found) == (text, False)
+    else:
+        assert found
+        assert text.startswith(shown)
+        assert any(text[len(shown) :].startswith(stop) for stop in stops)
+        assert not any(stop in shown for stop in stops)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_tokens_end_with_the_one_that_completes_the_stop(size: int) -> None:
+    choice = Choice(0, TOKENIZER, ["END"])
+    tokens = tokens_of("so ENough END more")
+    shown = ""
+    for start in range(0, len(tokens), size):
+        spans = [Span(start, start)]
+        shown += choice.add(tokens[start : start + size], spans, None).text
+        if choice.finish_reason:
+            break
+
+    assert shown == choice.text == "so ENough "
+    assert choice.finish_reason == "stop"
+    assert choice.tokens == tokens[: len("so ENough END")]
+    assert all(span.start < len(choice.tokens) for span in choice.spans)
+
+
+def test_what_was_held_back_is_shown_at_the_end() -> None:
+    choice = Choice(0, TOKENIZER, ["stop!"])
+
+    assert choice.add(tokens_of("do not sto"), [Span(0, 1)], None).text == "do not "
+    assert choice.add(tokens_of("p" + END), [], "stop").text == "stop"
+    assert choice.text == "do not stop"
+
+
+def test_an_answer_that_is_cut_keeps_what_was_shown() -> None:
+    choice = Choice(0, TOKENIZER, ["stop!"])
+    choice.add(tokens_of("go, sto"), [Span(0, 1)], None)
+    choice.cut("cancelled")
+    choice.cut("error")
+
+    assert (choice.text, choice.finish_reason) == ("go, ", "cancelled")

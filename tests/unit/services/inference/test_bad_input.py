@@ -1,0 +1,124 @@
+"""Every bad request gets a status, a code, the field, and what to do."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from contracts.errors import InvalidRequest
+from services.inference.requests import parse_chat_request
+from tests.unit.services.inference.conftest import Inference
+from tests.unit.services.inference.world import CONTEXT
+
+GOOD: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def parse(**changes: Any) -> None:
+    parse_chat_request(json.dumps(GOOD | changes).encode())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "code"),
+    [
+        ("temperature", -1, "invalid_request"),
+        ("temperature", 2.5, "invalid_request"),
+        ("temperature", "hot", "invalid_request"),
+        ("top_p", 0, "invalid_request"),
+        ("top_p", 1.5, "invalid_request"),
+        ("n", 0, "invalid_request"),
+        ("n", 9, "invalid_request"),
+        ("n", 1.5, "invalid_request"),
+        ("max_tokens", 0, "invalid_request"),
+        ("max_completion_tokens", -3, "invalid_request"),
+        ("stop", ["a", "b", "c", "d", "e"], "invalid_request"),
+        ("stop", "", "invalid_request"),
+        ("metadata", {"k" * 65: "v"}, "invalid_request"),
+        ("metadata", {"k": "v" * 513}, "invalid_request"),
+        ("metadata", {str(i): "v" for i in range(17)}, "invalid_request"),
+        ("top_logprobs", 5, "unsupported_parameter"),
+        ("tools", [{"type": "function"}], "unsupported_parameter"),
+        ("response_format", {"type": "json_object"}, "unsupported_parameter"),
+        ("logit_bias", {"5": -100}, "unsupported_parameter"),
+        ("frequency_penalty", 0.5, "unsupported_parameter"),
+        ("messages", "hi", "invalid_request"),
+    ],
+)
+def test_a_bad_field_is_named(field: str, value: Any, code: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        parse(**{field: value})
+
+    assert (error.value.status, error.value.code, error.value.param) == (400, code, field)
+    assert error.value.message
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"content": "hi"}, "messages[0].role"),
+        ({"role": "user", "content": 5}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content"),
+    ],
+)
+def test_a_bad_message_is_named(message: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        parse(messages=[message])
+
+    assert error.value.param == param
+
+
+def test_neutral_and_unknown_fields_are_ignored() -> None:
+    parse(tools=[], tool_choice="none", response_format={"type": "text"}, frequency_penalty=0, seed=7, service_tier="auto")
+
+
+def test_every_refusal_is_an_error_object(inference: Inference) -> None:
+    long = GOOD | {"messages": [{"role": "user", "content": "x" * CONTEXT}]}
+    cases: list[tuple[str, int, str, str | None]] = [
+        ("{not json", 400, "invalid_request", None),
+        ("", 400, "invalid_request", None),
+        ("[]", 400, "invalid_request", None),
+        ('{"model": "demo"}', 400, "invalid_request", None),
+        (json.dumps(GOOD | {"temperature": -0.5}), 400, "invalid_request", "temperature"),
+        (json.dumps(GOOD | {"model": "gpt-9"}), 404, "model_not_found", "model"),
+        (json.dumps(GOOD | {"metadata": {"task": "nope"}}), 400, "invalid_request", "metadata.task"),
+        (json.dumps(GOOD | {"messages": []}), 400, "invalid_request", "messages"),
+        (json.dumps(long), 400, "context_length_exceeded", "messages"),
+        (json.dumps(long | {"stream": True}), 400, "context_length_exceeded", "messages"),
+    ]
+    for body, status, code, param in cases:
+        response = inference.post(body)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (status, code, param), body
+        assert error["type"] == "invalid_request_error"
+        assert error["message"]
+    assert inference.logged() == []
+    assert inference.engine.requests == []
+
+
+def test_keys_and_purposes_are_checked(inference: Inference) -> None:
+    body = json.dumps(GOOD)
+    for headers, status, code in (
+        ({"authorization": "Bearer nonsense"}, 401, "invalid_api_key"),
+        ({"authorization": "Bearer mr-app-000000000000-00"}, 401, "invalid_api_key"),
+        ({"x-millrace-purpose": "sentinel"}, 403, "operator_key_required"),
+        ({"x-millrace-purpose": "fun"}, 400, "invalid_request"),
+    ):
+        response = inference.post(body, **headers)
+        assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert httpx.get(f"{inference.url}/v1/models").status_code == 401
+    with pytest.raises(openai.AuthenticationError):
+        inference.client.with_options(api_key="mr-app-000000000000-00").models.list()
+
+
+def test_other_paths_methods_and_sizes_are_refused(inference: Inference) -> None:
+    missing = httpx.get(f"{inference.url}/v1/embeddings")
+    wrong = httpx.get(f"{inference.url}/v1/chat/completions")
+    large = inference.post(json.dumps(GOOD | {"user": "x" * 9_000_000}))
+
+    assert (missing.status_code, missing.json()["error"]["type"]) == (404, "invalid_request_error")
+    assert wrong.status_code == 405
+    assert large.status_code == 413

@@ -1,0 +1,101 @@
+"""What is decided before the engine is asked: arms, sampling, purpose, consent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts.assignments import Assignment
+from contracts.database import Database
+from contracts.errors import UnknownModel
+from contracts.records import Sampling
+from contracts.tasks import SamplingRule
+from services.inference.arms import Arm, Assignments, choose_arm, draw_of, pinned_version
+from services.inference.errors import ContextLengthExceeded
+from services.inference.plan import decide_sampling
+from services.inference.requests import ChatRequest
+
+LIVE = Assignment("demo", "live", 7, 0.0, 1)
+
+
+def candidate(version: int | None, share: float) -> Assignment:
+    return Assignment("demo", "candidate", version, share, 1)
+
+
+def test_a_pinned_request_goes_to_whoever_holds_the_version() -> None:
+    arms = {"live": LIVE, "candidate": candidate(8, 0.0)}
+
+    assert choose_arm(arms, "demo", 7, 0.0) == Arm("live", 1.0, "demo@v7")
+    assert choose_arm(arms, "demo", 8, 0.9) == Arm("candidate", 1.0, "demo@v8")
+    assert choose_arm(arms, "demo", 6, 0.0) == Arm("pinned", 1.0, "demo@v6")
+
+
+@given(st.floats(0, 1, exclude_max=True), st.floats(0, 1))
+def test_an_arm_is_chosen_with_the_probability_that_is_recorded(draw: float, share: float) -> None:
+    arm = choose_arm({"live": LIVE, "candidate": candidate(8, share)}, "demo", None, draw)
+
+    assert arm == (Arm("candidate", share, "demo@v8") if draw < share else Arm("live", 1.0 - share, "demo"))
+
+
+def test_no_candidate_means_live() -> None:
+    for arms in ({}, {"live": LIVE}, {"live": LIVE, "candidate": candidate(None, 0.5)}):
+        assert choose_arm(arms, "demo", None, 0.0) == Arm("live", 1.0, "demo")
+
+
+def test_a_session_always_draws_the_same() -> None:
+    draws = [draw_of(f"session {number}") for number in range(400)]
+
+    assert draws == [draw_of(f"session {number}") for number in range(400)]
+    assert 0.4 < sum(draws) / len(draws) < 0.6
+    assert draw_of(None) != draw_of(None)
+
+
+@pytest.mark.parametrize("model", ["other", "demo@", "demo@v", "demo@vx", "demo@v-1", "demo@v01", "demo@v1 ", "Demo"])
+def test_other_models_do_not_exist(model: str) -> None:
+    with pytest.raises(UnknownModel, match="does not exist"):
+        pinned_version(model, "demo")
+
+
+async def test_assignments_are_kept_while_the_database_is_away(tmp_path: Path) -> None:
+    assignments = Assignments(Database(f"sqlite:///{tmp_path / 'missing' / 'millrace.db'}"), "demo")
+
+    assert await assignments.held() == {}
+
+
+def request(**fields: object) -> ChatRequest:
+    return ChatRequest(model="demo", messages=[], **fields)  # type: ignore[arg-type]
+
+
+TASK_RULE = SamplingRule(owner="task", temperature=0.8, top_p=0.9, max_tokens=20)
+CALLER_RULE = SamplingRule(owner="caller", temperature=0.8, top_p=0.9, max_tokens=20)
+
+
+def test_the_task_replaces_what_a_user_asks_for() -> None:
+    asked = request(temperature=0.0, top_p=0.1, max_tokens=500)
+
+    assert decide_sampling(asked, TASK_RULE, "user", 10, 100) == Sampling(temperature=0.8, top_p=0.9, max_tokens=20)
+
+
+@pytest.mark.parametrize(("rule", "purpose"), [(CALLER_RULE, "user"), (TASK_RULE, "sentinel"), (TASK_RULE, "rollout")])
+def test_elsewhere_the_task_only_fills_in(rule: SamplingRule, purpose: str) -> None:
+    asked = request(temperature=0.0, max_completion_tokens=50)
+
+    assert decide_sampling(asked, rule, purpose, 10, 100) == Sampling(  # type: ignore[arg-type]
+        temperature=0.0, top_p=0.9, max_tokens=50
+    )
+
+
+def test_an_answer_nobody_sized_is_cut_to_the_context() -> None:
+    assert decide_sampling(request(), TASK_RULE, "user", 95, 100).max_tokens == 5
+    assert decide_sampling(request(), CALLER_RULE, "user", 95, 100).max_tokens == 5
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ContextLengthExceeded, match="the prompt has 100 tokens"):
+        decide_sampling(request(), TASK_RULE, "user", 100, 100)
+    with pytest.raises(ContextLengthExceeded, match="an answer of 6") as error:
+        decide_sampling(request(max_tokens=6), CALLER_RULE, "user", 95, 100)
+    assert error.value.param == "max_tokens"

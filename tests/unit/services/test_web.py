@@ -1,0 +1,88 @@
+"""The process `web`: three services on one port, without torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+from contracts.database import Database
+from contracts.settings import Settings, write_settings
+from services.web import create_app
+from tests.unit.services.inference.conftest import stage
+from tests.unit.services.inference.world import FakeEngine, Stage, make_base
+from tests.unit.services.serving import make_home, make_key, serve, wait_until
+
+__all__ = ["stage"]
+
+
+def test_one_port_serves_everything(tmp_path: Path, database: Database, stage: Stage) -> None:
+    stage.engine = FakeEngine("hello")
+    make_base(tmp_path / "base")
+    headers = {"authorization": f"Bearer {make_key(database)}"}
+    with serve(create_app(make_home(tmp_path, stage.url))) as url, httpx.Client(base_url=url, headers=headers) as client:
+        answer = client.post(
+            "/v1/chat/completions", json={"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+        )
+        item = {"completion_id": answer.json()["id"], "name": "accepted", "value": True, "submitter": {"id": "u1"}}
+        assert answer.json()["choices"][0]["message"]["content"] == "hello"
+        assert client.post("/v1/feedback", json=item).status_code == 202
+        assert client.get("/").status_code in {200, 303, 307, 401}
+        assert client.get("/nowhere").status_code == 404
+        assert client.get("/health").json() == {"status": "alive"}
+        assert client.get("/ready").json() == {"ready": True, "problems": {}}
+
+        stage.engine.serving = False
+        ready = client.get("/ready")
+        assert ready.status_code == 503
+        assert list(ready.json()["problems"]) == ["engine"]
+
+
+def test_a_process_drains_on_sigterm_and_never_loads_torch(tmp_path: Path, database: Database, stage: Stage) -> None:
+    stage.engine = engine = FakeEngine("hello")
+    engine.hold_after = 2
+    make_base(tmp_path / "base")
+    key = make_key(database)
+    settings = make_home(tmp_path, stage.url)
+    settings = settings.model_copy(update={"web_port": _free_port()})
+    write_settings(settings, {})
+    program = (
+        "import sys; from pathlib import Path; from services.web import main; main(Path(sys.argv[1]));"
+        "print(sorted({'torch', 'transformers', 'trl', 'accelerate', 'policy'} & set(sys.modules)))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: _alive(settings), 20)
+        body = '{"model": "demo", "stream": true, "messages": [{"role": "user", "content": "hi"}]}'
+        headers = {"authorization": f"Bearer {key}"}
+        address = f"{settings.web_url}/v1/chat/completions"
+        with httpx.stream("POST", address, content=body, headers=headers) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            wait_until(lambda: not _alive(settings))
+            engine.go.set()
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        output, _ = process.communicate(timeout=10)
+    finally:
+        process.kill()
+    assert output.splitlines()[-1] == "[]"
+    assert process.returncode in {0, -signal.SIGTERM}
+
+
+def _free_port() -> int:
+    with __import__("socket").socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _alive(settings: Settings) -> bool:
+    try:
+        return httpx.get(f"{settings.web_url}/health").is_success
+    except httpx.TransportError:
+        return False
