@@ -100,7 +100,9 @@ def audit(
     from commands.audit import print_audit, read_clients  # noqa: PLC0415
     from contracts.settings import load_settings  # noqa: PLC0415
 
-    result = run_audit(load_settings(home).database(), read_clients(clients) if clients else None, settled=settled)
+    settings = load_settings(home)
+    listed = read_clients(clients) if clients else None
+    result = run_audit(settings.database(), settings.event_log(), listed, settled=settled)
     print_audit(result)
     sys.exit(0 if result.balanced else 1)
 

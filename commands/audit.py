@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from contracts.database import Database
+from contracts.event_log import EventLog
 from contracts.ledger import PENDING, Counts, generation_counts, generation_states, signal_counts, signal_states
+from contracts.topics import GENERATIONS
+
+_PAGE = 1000
 
 
 class Audit(NamedTuple):
@@ -31,12 +35,18 @@ class Audit(NamedTuple):
         return not self.problems
 
 
-def audit(database: Database, clients: list[dict[str, Any]] | None = None, *, settled: bool = False) -> Audit:
-    """Check the ledger; `settled`: the loop was drained, so that nothing may be pending any more."""
+def audit(
+    database: Database, log: EventLog, clients: list[dict[str, Any]] | None = None, *, settled: bool = False
+) -> Audit:
+    """Check the ledger against the log; `settled`: the loop was drained, so that nothing may be pending any more."""
+    logged = logged_generations(log)
     with database.snapshot() as connection:
-        generations, signals = generation_counts(connection), signal_counts(connection)
-        states = generation_states(connection) if clients is not None else {}
-        signal_by_id = signal_states(connection) if clients is not None else {}
+        joined, signals = generation_counts(connection), signal_counts(connection)
+        states, signal_by_id = generation_states(connection), signal_states(connection)
+    # What the join has not read yet is pending; what it holds without a record in the log nobody can explain.
+    unread = len(logged - states.keys())
+    by_state = joined.states | {PENDING: joined.states.get(PENDING, 0) + unread}
+    generations = Counts(len(logged), by_state)
     problems = [
         f"{name}: {counts.unexplained} unexplained"
         for name, counts in (("generations", generations), ("signals", signals))
@@ -57,6 +67,17 @@ def audit(database: Database, clients: list[dict[str, Any]] | None = None, *, se
     unseen = {key: state for key, (purpose, state) in states.items() if purpose == "user" and key not in seen}
     in_doubt = tuple(sorted(key for key, state in unseen.items() if state != "cancelled"))
     return Audit(generations, signals, tuple(problems), in_doubt)
+
+
+def logged_generations(log: EventLog) -> set[str]:
+    """The sample keys of every generation in the log; the client may have seen any of them."""
+    keys: set[str] = set()
+    for partition, end in log.ends(GENERATIONS).items():
+        offset = 0
+        while offset < end and (records := log.read(GENERATIONS, partition, offset, _PAGE)):
+            keys.update(record.key for record in records)
+            offset = records[-1].offset + 1
+    return keys
 
 
 def read_clients(path: Path) -> list[dict[str, Any]]:

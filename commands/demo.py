@@ -26,7 +26,7 @@ from commands.up import greet, listen, new_settings, running
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE
 from contracts.errors import MillraceError
-from contracts.ledger import PENDING, trained_versions
+from contracts.ledger import PENDING, generation_counts, trained_versions
 from contracts.weights.format import Manifest
 from contracts.weights.store import FolderWeightStore
 from examples.reservations.evaluate import Evaluation, evaluate
@@ -147,16 +147,17 @@ def _loop(home: Home, supervisor: Supervisor, seed: int, seconds: float) -> _Run
 
 def _drain(home: Home, listed: Path) -> Audit:
     """Until nothing is pending and the last candidate is judged."""
-    database = home.settings.database()
+    database, log = home.settings.database(), home.settings.event_log()
     deadline = time.monotonic() + DRAIN_SECONDS
-    result = audit(database, read_clients(listed), settled=True)
+    result = audit(database, log, read_clients(listed), settled=True)
     while time.monotonic() < deadline:
         with database.snapshot() as connection:
             candidate = assignments.read(connection, home.settings.policy).get(CANDIDATE)
         if result.balanced and (candidate is None or candidate.version is None):
             break
         time.sleep(0.5)
-        result = audit(database, read_clients(listed), settled=True)
+        result = audit(database, log, read_clients(listed), settled=True)
+    log.close()
     database.close()
     return result
 
@@ -205,7 +206,8 @@ def _report(home: Home, listed: Path, seconds: float) -> None:
     answers = sum(item["kind"] == "generation" for item in clients)
     failed = sum(item["kind"] == "failed" for item in clients)
     database = home.settings.database()
-    pending = audit(database).generations.states.get(PENDING, 0)
+    with database.snapshot() as connection:
+        pending = generation_counts(connection).states.get(PENDING, 0)
     database.close()
     console.print(
         f"{seconds:4.0f} s  v{_live(home):<3} live  {answers:5} answers  {len(said):5} signals  "

@@ -15,6 +15,21 @@ from contracts.ids import sample_key
 from contracts.tables import generation, outcome, received_signal, signal, signal_count
 
 PENDING = "pending"
+GENERATION_STATES = frozenset(
+    (
+        PENDING,
+        "trained",
+        "unlabelled",
+        "filtered",
+        "unscored",
+        "stale",
+        "off_support",
+        "quarantined",
+        "cancelled",
+        "erased",
+    )
+)
+SIGNAL_STATES = frozenset((PENDING, "joined", "late", "duplicate", "conflict", "retracted", "rejected"))
 
 
 class Counts(NamedTuple):
@@ -25,8 +40,9 @@ class Counts(NamedTuple):
 
     @property
     def unexplained(self) -> int:
-        """0 if the identity holds."""
-        return self.total - sum(self.states.values())
+        """0 if the identity holds; a state that has no name in it explains nothing."""
+        named = GENERATION_STATES | SIGNAL_STATES
+        return self.total - sum(count for state, count in self.states.items() if state in named)
 
 
 def training_epoch() -> ScalarSelect[int]:
@@ -59,7 +75,7 @@ def signal_counts(connection: Connection) -> Counts:
     for name, count in connection.execute(select(signal.c.state, func.count()).group_by(signal.c.state)):
         states[name] = states.get(name, 0) + count
         seen += count
-    states[PENDING] = states.get(PENDING, 0) + accepted - seen
+    states[PENDING] = states.get(PENDING, 0) + max(0, accepted - seen)
     return Counts(total, states)
 
 

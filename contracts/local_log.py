@@ -116,6 +116,7 @@ class LocalConsumer:
         self._topics = tuple(topics)
         self._load_position = load_position
         self._next: dict[tuple[str, int], int] = {}
+        self._polls = 0
 
     def poll(self, timeout: float, limit: int) -> list[LogRecord]:
         """See `Consumer.poll`."""
@@ -139,7 +140,12 @@ class LocalConsumer:
 
     def _take(self, limit: int) -> list[LogRecord]:
         records: list[LogRecord] = []
-        for (topic, partition), offset in self._next.items():
+        # Each poll starts with the next partition, so that a backlog in one does not starve the others.
+        places = list(self._next)
+        self._polls += 1
+        start = self._polls % len(places)
+        for topic, partition in places[start:] + places[:start]:
+            offset = self._next[topic, partition]
             batch = self._log.read(topic, partition, offset, limit - len(records))
             if batch:
                 records += batch

@@ -14,18 +14,18 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import structlog
-from sqlalchemy import ColumnElement, Connection, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, insert, select, update
 
-from contracts.database import Database, insert_new
-from contracts.errors import InvalidRecord, StaleWrite, TooManyDeadLetters
+from contracts.database import Database
+from contracts.dead_letters import bury
+from contracts.errors import InvalidRecord, StaleWrite
 from contracts.event_log import EventLog, LogRecord, Message
 from contracts.faults import FaultPoint, no_fault
 from contracts.outbox import Relay, put
-from contracts.tables import dead_letter, position
+from contracts.tables import position
 
 BATCH = 200
 TICK_SECONDS = 0.25
-MAX_DEAD_LETTERS = 100
 
 log = structlog.get_logger()
 
@@ -98,24 +98,8 @@ class Worker:
         try:
             return self._handler.handle(connection, record)
         except InvalidRecord as error:
-            self._bury(connection, record, error)
+            bury(connection, self._handler.name, record, error, self._clock())
             return []
-
-    def _bury(self, connection: Connection, record: LogRecord, error: InvalidRecord) -> None:
-        group = self._handler.name
-        row = {"topic": record.topic, "partition": record.partition, "offset": record.offset, "value": record.value}
-        insert_new(
-            connection,
-            dead_letter,
-            {"consumer_group": group, "reason": error.message, "at": self._clock(), **row},
-        )
-        log.error("dead letter", process=group, topic=record.topic, offset=record.offset, reason=error.message)
-        statement = select(func.count()).select_from(dead_letter).where(dead_letter.c.consumer_group == group)
-        if (count := connection.execute(statement).scalar_one()) > MAX_DEAD_LETTERS:
-            raise TooManyDeadLetters(
-                f"{group} could not read {count} records, the last because: {error.message}. Nothing was skipped beyond "
-                f"those; mend the producer or this process, clear the table dead_letter, and start again",
-            )
 
     def _load_position(self, topic: str, partition: int) -> int:
         statement = select(position.c.next_offset).where(*self._is(topic, partition))

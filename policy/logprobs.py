@@ -3,8 +3,6 @@
 Shapes: B rows, L tokens of a right-padded row, T = L - 1 predicted tokens (position t predicts token t + 1).
 """
 
-# ruff: noqa: N803, N806, N815 - tensors carry the letters of their dimensions
-
 from __future__ import annotations
 
 from dataclasses import dataclass

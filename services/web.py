@@ -41,15 +41,19 @@ def create_app(settings: Settings) -> FastAPI:
         "/": create_dashboard(settings),
     }
 
+    database, engine = settings.database(), EngineClient(settings.engine_url)
+
     @asynccontextmanager
     async def lifespan(_web: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             for child in children.values():
                 await stack.enter_async_context(child.router.lifespan_context(child))
             yield
+        await engine.close()
+        database.close()
 
     web = make_service("Millrace", lifespan)
-    _add_health(web, settings)
+    _add_health(web, settings.home, database, engine)
 
     async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
         prefix = next((prefix for prefix in children if scope["path"].startswith(prefix)), "/")
@@ -59,9 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
     return web
 
 
-def _add_health(web: FastAPI, settings: Settings) -> None:
-    database, engine = settings.database(), EngineClient(settings.engine_url)
-
+def _add_health(web: FastAPI, home: Path, database: Database, engine: EngineClient) -> None:
     @web.get("/health")
     async def health() -> Response:
         return reply({"status": "alive"})
@@ -70,7 +72,7 @@ def _add_health(web: FastAPI, settings: Settings) -> None:
     async def ready() -> Response:
         problems = {}
         try:
-            await run_in_threadpool(_check_storage, settings.home, database)
+            await run_in_threadpool(_check_storage, home, database)
         except Unavailable as error:
             problems["storage"] = error.message
         try:

@@ -7,8 +7,6 @@ Weights are float32 masters; what is published is their bfloat16 rounding. The m
 log-probs were made without dropout, and ratios against them must not be noise.
 """
 
-# ruff: noqa: N803, N806 - tensors carry the letters of their dimensions
-
 from __future__ import annotations
 
 import base64
@@ -57,7 +55,7 @@ class StepResult:
 
 
 class Learner:
-    """One policy being trained on one device (or, under torchrun, on several)."""
+    """One policy being trained on one device."""
 
     def __init__(self, model: Any, settings: TrainingSettings, device: str = "cpu") -> None:
         """`model` is the base policy in float32; it becomes the trained one."""
@@ -129,13 +127,18 @@ class Learner:
         """What would be published now: bfloat16 bits."""
         return tensors_of(self._model)
 
+    def random_state(self) -> dict[str, str]:
+        """Device to its generator's state in base64."""
+        states = {"cpu": _to_base64(torch.get_rng_state())}
+        if self._accelerator.device.type == "cuda":
+            states["cuda"] = _to_base64(torch.cuda.get_rng_state())
+        return states
+
     def capture(self, state: TrainerState, version: int | None) -> Checkpoint:
         """Everything a restart needs. Trackers, guard and generators are written into `state`; tensors are copies."""
         state.tracker = self.tracker.to_json()
         state.gradient_norms = list(self._gradient_norms)
-        state.random_state = {"cpu": _to_base64(torch.get_rng_state())}
-        if self._accelerator.device.type == "cuda":
-            state.random_state["cuda"] = _to_base64(torch.cuda.get_rng_state())
+        state.random_state = self.random_state()
         parameters = dict(self._model.named_parameters())
         weights = {name: _copy(parameter) for name, parameter in parameters.items()}
         moments = {

@@ -8,8 +8,6 @@ the advantage's sign: a PPO clip leaves a negative advantage with a runaway rati
 Shapes: B rows, T predicted tokens.
 """
 
-# ruff: noqa: N803, N806 - tensors carry the letters of their dimensions
-
 from __future__ import annotations
 
 import math

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, select
 
 from contracts.assignments import CANDIDATE
-from contracts.database import insert_new, insert_or_update
-from contracts.tables import assignment_change, dead_letter, training_step
-
-if TYPE_CHECKING:
-    from contracts.event_log import LogRecord
+from contracts.database import insert_or_update
+from contracts.tables import assignment_change, training_step
 
 CONSUMER_GROUP = "training"
 
@@ -30,11 +27,3 @@ def was_candidate(connection: Connection, policy: str, version: int) -> bool:
         assignment_change.c.version == version,
     )
     return connection.execute(statement.limit(1)).first() is not None
-
-
-def bury(connection: Connection, record: LogRecord, reason: str, at: float) -> int:
-    """Keep a record that cannot be read; returns how many this process has buried."""
-    place = {"topic": record.topic, "partition": record.partition, "offset": record.offset, "value": record.value}
-    insert_new(connection, dead_letter, {"consumer_group": CONSUMER_GROUP, "reason": reason, "at": at, **place})
-    statement = select(func.count()).select_from(dead_letter).where(dead_letter.c.consumer_group == CONSUMER_GROUP)
-    return connection.execute(statement).scalar_one()

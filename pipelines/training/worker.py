@@ -18,12 +18,13 @@ import structlog
 
 from contracts import assignments
 from contracts.assignments import CANDIDATE, TRAINING, Assignment
-from contracts.errors import InvalidRecord, TooManyDeadLetters, WeightsRefused
+from contracts.dead_letters import bury
+from contracts.errors import InvalidRecord, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
 from contracts.outbox import message
 from contracts.records import Experience, Outcome, decode
 from contracts.topics import EXPERIENCES, OUTCOMES
-from contracts.worker import MAX_DEAD_LETTERS, TICK_SECONDS
+from contracts.worker import TICK_SECONDS
 from pipelines.training import repository
 from pipelines.training.batch import Limits, oldest_version, refuse, version_lag
 from pipelines.training.checkpoint import CheckpointStore
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from contracts.database import Database
-    from contracts.event_log import EventLog, LogRecord
+    from contracts.event_log import EventLog
     from contracts.settings import Settings
     from contracts.weights.store import WeightStore
     from pipelines.training.learner import Learner, StepResult
@@ -165,23 +166,14 @@ class Trainer:
             try:
                 experience = decode(Experience, record.value)
             except InvalidRecord as error:
-                self._bury(record, error)
+                with self._database.transaction() as connection:
+                    bury(connection, repository.CONSUMER_GROUP, record, error, self._clock())
                 continue
             if experience.purpose == "user":
                 self._num_read += 1
                 self._num_null += experience.reward is None
             if self._intake.offer(record, experience, self._clock()):
                 self._untold.add(experience.key)
-
-    def _bury(self, record: LogRecord, error: InvalidRecord) -> None:
-        with self._database.transaction() as connection:
-            count = repository.bury(connection, record, error.message, self._clock())
-        log.error("dead letter", partition=record.partition, offset=record.offset, reason=error.message)
-        if count > MAX_DEAD_LETTERS:
-            raise TooManyDeadLetters(
-                f"training could not read {count} experiences, the last because: {error.message}. Mend the producer or "
-                "this process, clear the table dead_letter, and start again"
-            )
 
     def _refuse(self) -> None:
         """Name the fate of what waits and must not be trained."""
@@ -234,7 +226,13 @@ class Trainer:
         }
         self._num_read = self._num_null = 0
         if result.verdict.reason:
-            bundle = {"epoch": epoch, "step": step, "metrics": figures, "samples": result.samples}
+            bundle = {
+                "epoch": epoch,
+                "step": step,
+                "metrics": figures,
+                "samples": result.samples,
+                "random_state": self._learner.random_state(),
+            }
             path = write_bundle(self._settings.home / "bundles", f"epoch-{epoch}-step-{step}", bundle)
             log.error("step skipped", reason=result.verdict.reason, bundle=str(path))
         figures = {name: _or_null(value) for name, value in figures.items()}

@@ -173,7 +173,7 @@ def _edges(snapshot: Snapshot, traffic: Mapping[str, Traffic]) -> list[Edge]:
         lag("generations", "episodes", GENERATIONS),
         lag("signals", "episodes", SIGNALS, snapshot.outboxes.get("feedback", 0)),
         lag("episodes", "rewards", EPISODES, snapshot.outboxes.get("episodes", 0)),
-        Edge("rewards", "training", traffic[EXPERIENCES].num_waiting, None, "since the last step"),
+        Edge("rewards", "training", traffic[EXPERIENCES].num_waiting, None, "since last step"),
         _candidate_edge(snapshot),
         _live_edge(snapshot),
     ]

@@ -28,17 +28,24 @@ def read_traffic(
     event_log: EventLog, topic: str, group: str, positions: Mapping[tuple[str, str, int], int], now: float
 ) -> Traffic:
     """Look at a topic. `positions` must have been read before the log, so that nothing waits a negative count."""
+    ends = event_log.ends(topic)
     num_waiting, oldest = 0, []
-    for part, end in event_log.ends(topic).items():
+    for part, end in ends.items():
         next_offset = positions.get((group, topic, part), 0)
         num_waiting += end - next_offset
         oldest += [record.appended_at for record in event_log.read(topic, part, next_offset, 1)]
-    return Traffic(count_since(event_log, topic, now - RATE_SECONDS), num_waiting, min(oldest, default=None))
+    return Traffic(_count_since(event_log, topic, ends, now - RATE_SECONDS), num_waiting, min(oldest, default=None))
 
 
-def count_since(event_log: EventLog, topic: str, since: float) -> int:
-    """How many records were appended at or after a time."""
-    return sum(end - _first_since(event_log, topic, part, end, since) for part, end in event_log.ends(topic).items())
+def read_traffic_since(event_log: EventLog, topic: str, handled_at: float, now: float) -> Traffic:
+    """As `read_traffic`, for a consumer that keeps its positions to itself: what came after a time waits for it."""
+    ends = event_log.ends(topic)
+    num_recent = _count_since(event_log, topic, ends, now - RATE_SECONDS)
+    return Traffic(num_recent, _count_since(event_log, topic, ends, handled_at), None)
+
+
+def _count_since(event_log: EventLog, topic: str, ends: Mapping[int, int], since: float) -> int:
+    return sum(end - _first_since(event_log, topic, part, end, since) for part, end in ends.items())
 
 
 def _first_since(event_log: EventLog, topic: str, partition: int, end: int, since: float) -> int:

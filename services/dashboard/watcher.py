@@ -22,7 +22,7 @@ from contracts.weights.store import WeightStore
 from services.dashboard.queries import MAX_VERSIONS, read_snapshot
 from services.dashboard.state import State, build_state
 from services.dashboard.timeline import Published, published
-from services.dashboard.traffic import RATE_SECONDS, Traffic, count_since, read_traffic
+from services.dashboard.traffic import read_traffic, read_traffic_since
 
 PERIOD_SECONDS = 1.0
 MAX_VIEWERS = 64
@@ -51,12 +51,9 @@ class Reader:
         topics = {
             topic: read_traffic(self._log, topic, group, snapshot.positions, now) for topic, group in _CONSUMERS.items()
         }
-        topics[EXPERIENCES] = Traffic(
-            num_recent=count_since(self._log, EXPERIENCES, now - RATE_SECONDS),
-            # The trainer's positions lie in its checkpoint: what came after its newest step stands for its lag.
-            num_waiting=count_since(self._log, EXPERIENCES, snapshot.steps[0].at if snapshot.steps else 0.0),
-            oldest_at=None,
-        )
+        # The trainer's positions lie in its checkpoint: what came after its newest step stands for its lag.
+        last_step_at = snapshot.steps[0].at if snapshot.steps else 0.0
+        topics[EXPERIENCES] = read_traffic_since(self._log, EXPERIENCES, last_step_at, now)
         return build_state(snapshot, topics, self._versions(), self._settings, now)
 
     def _versions(self) -> dict[int, Published]:

@@ -9,21 +9,17 @@ from pathlib import Path
 
 import torch
 import uvicorn
-from sqlalchemy import insert
 
-from contracts import assignments
-from contracts.database import Database
 from contracts.listening import listening_socket
 from contracts.logs import set_up_logs
 from contracts.settings import load_section, load_settings
-from contracts.tables import swap
 from contracts.weights.store import FolderWeightStore
 from policy.load import load_model
 from services.engine.app import make_app
 from services.engine.engine import Engine
 from services.engine.follower import Follower
+from services.engine.repository import keep_swap, read_versions
 from services.engine.settings import EngineSettings
-from services.engine.swap import SwapRecord
 
 _GRACEFUL_SECONDS = 5
 
@@ -56,20 +52,6 @@ def main(home: Path) -> None:
         timeout_graceful_shutdown=_GRACEFUL_SECONDS,
     )
     uvicorn.Server(config).run([listening_socket(settings.engine_host, settings.engine_port)])
-
-
-def read_versions(database: Database, policy: str) -> dict[str, int | None]:
-    """Arm → version, as assigned now."""
-    with database.snapshot() as connection:
-        return {name: arm.version for name, arm in assignments.read(connection, policy).items()}
-
-
-def keep_swap(database: Database, record: SwapRecord) -> None:
-    """Store what a swap cost."""
-    with database.transaction() as connection:
-        connection.execute(
-            insert(swap).values({column: getattr(record, column) for column in record.__struct_fields__})
-        )
 
 
 def _exit_soon() -> None:

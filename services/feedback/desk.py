@@ -1,11 +1,12 @@
 """Takes signals in: durable before they are acknowledged.
 
 In: items of apps. Out: rows and outbox messages, in one transaction, then a wake-up of the relay. Waits: for the
-database's writer lock.
+database's one writer.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,6 +36,7 @@ class Desk:
         self._database = database
         self._tasks = tasks
         self._relay = relay
+        self._writing = threading.Lock()  # threads take turns here; SQLite would let them sleep and try again
 
     def submit(self, items: Sequence[Any], tenant: str) -> list[Accepted | MillraceError]:
         """Take items in, each on its own: what is refused does not hold up the others.
@@ -44,7 +46,7 @@ class Desk:
         """
         now = time.time()
         read = [self._read(item, tenant, now) for item in items]
-        with self._database.transaction() as connection:
+        with self._writing, self._database.transaction() as connection:
             results = [
                 item if isinstance(item, InvalidRequest) else _result(item, *repository.add(connection, item))
                 for item in read
@@ -56,7 +58,7 @@ class Desk:
 
     def reject(self, num: int) -> None:
         """Count items that were refused unread."""
-        with self._database.transaction() as connection:
+        with self._writing, self._database.transaction() as connection:
             repository.count(connection, "rejected", num)
 
     def show(self, signal_id: str, tenant: str) -> dict[str, Any]:
@@ -96,7 +98,7 @@ class Desk:
             Unavailable: it still stands.
         """
         now = time.time()
-        with self._database.transaction() as connection:
+        with self._writing, self._database.transaction() as connection:
             stored = repository.find(connection, tenant, signal_id)
             if stored is None:
                 raise _unknown(signal_id)

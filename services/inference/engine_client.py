@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 
 import httpx
 import msgspec
@@ -22,6 +22,7 @@ from services.inference.engine_wire import Piece, System, read_event, read_model
 
 PATIENCE_SECONDS = 30.0
 _POLL_SECONDS = 0.2
+_ACCEPT_SECONDS = 10.0  # a live engine answers the request line at once, however long its queue is
 _OK = 200
 _TIMEOUT = httpx.Timeout(connect=2.0, read=120.0, write=10.0, pool=None)
 _log = structlog.get_logger(__name__)
@@ -80,7 +81,7 @@ class EngineClient:
             Unavailable: it does not answer.
         """
         try:
-            response = await self._http.get("/v1/models")
+            response = await self._http.get("/v1/models", timeout=_ACCEPT_SECONDS)
         except httpx.TransportError as error:
             raise _unreachable(error) from error
         if response.status_code != _OK:
@@ -127,8 +128,12 @@ class EngineClient:
             "return_token_ids": True,
             "request_id": request_id,
         }
-        try:
-            async with self._http.stream("POST", "/v1/completions", content=msgspec.json.encode(body)) as response:
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(min(_ACCEPT_SECONDS, self._patience)):
+                    response = await stack.enter_async_context(
+                        self._http.stream("POST", "/v1/completions", content=msgspec.json.encode(body))
+                    )
                 if response.status_code != _OK:
                     raise read_refusal(response.status_code, await response.aread())
                 async for line in response.aiter_lines():
@@ -137,8 +142,10 @@ class EngineClient:
                         self.system = system or self.system
                         yield piece
                 raise Unavailable("the engine ended a stream before its answer")
-        except httpx.TransportError as error:
-            raise _unreachable(error) from error
+            except TimeoutError as error:
+                raise Unavailable("the engine does not take requests") from error
+            except httpx.TransportError as error:
+                raise _unreachable(error) from error
 
 
 def _changes(version: int | None, spans: list[Span]) -> list[Span]:

@@ -6,8 +6,8 @@ import base64
 import fcntl
 import json
 import os
+import select
 import shutil
-import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -106,13 +106,16 @@ class Chromium:
 
     def close(self) -> None:
         """End the browser."""
-        os.kill(self._pid, signal.SIGTERM)
+        self._session = None
+        self.send("Browser.close")
         os.waitpid(self._pid, 0)
         os.close(self._commands)
         os.close(self._answers)
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:
+            if not select.select([self._answers], [], [], WAIT_SECONDS)[0]:
+                raise PageFailed(f"the browser said nothing for {WAIT_SECONDS} s")
             piece = os.read(self._answers, 65536)
             if not piece:
                 raise PageFailed("the browser ended")

@@ -28,8 +28,8 @@ from pipelines.training.settings import TrainingSettings
 from tests.fakes import everything
 
 VICTIMS = ("engine", "training", "episodes", "rewards", "release", "web")
-WORK_SECONDS = 36.0
-FIRST_KILL, PAUSE = 8.0, 3.5
+WORK_SECONDS = 32.0
+FIRST_KILL, PAUSE = 7.0, 3.0
 
 
 class Kill(NamedTuple):
@@ -98,11 +98,12 @@ def kill(supervisor: Supervisor, name: str) -> Kill:
 
 
 def drain(home: Home, listed: Path) -> None:
-    database = home.settings.database()
+    database, log = home.settings.database(), home.settings.event_log()
     deadline = time.monotonic() + DRAIN_SECONDS
-    while not audit(database, read_clients(listed), settled=True).balanced and time.monotonic() < deadline:
+    while not audit(database, log, read_clients(listed), settled=True).balanced and time.monotonic() < deadline:
         time.sleep(0.5)
     database.close()
+    log.close()
 
 
 @pytest.mark.slow
@@ -114,10 +115,21 @@ def test_each_process_was_started_again_by_the_supervisor(aftermath: Aftermath) 
 
 
 @pytest.mark.slow
+def test_only_engine_and_training_hold_torch(aftermath: Aftermath) -> None:
+    loaded = {
+        name
+        for name, child in aftermath.supervisor.children.items()
+        if "libtorch" in Path(f"/proc/{child.process.pid}/maps").read_text()
+    }
+    assert loaded == {"engine", "training"}
+
+
+@pytest.mark.slow
 def test_the_ledger_balances_against_the_users_own_list(aftermath: Aftermath) -> None:
-    database = aftermath.home.settings.database()
-    result = audit(database, aftermath.clients, settled=True)
+    database, log = aftermath.home.settings.database(), aftermath.home.settings.event_log()
+    result = audit(database, log, aftermath.clients, settled=True)
     database.close()
+    log.close()
     assert result.problems == ()
     assert result.generations.states["trained"] > 20
     # The only answers nobody saw are those whose connection broke when `web` died.

@@ -67,7 +67,7 @@ export class Chart {
         cursor: { drag: { x: false, y: false }, ...(sync ? { sync: { key: sync, scales: ["x", null] } } : {}) },
         scales: { x: { time: true }, y: range ? { range: () => range } : {} },
         axes: [
-          { ...axis, space: 70, size: 30, values: (_plot, ticks) => times(ticks) },
+          { ...axis, space: 52, size: 30, values: (_plot, ticks) => times(ticks) },
           { ...axis, space: 28, size: 48, values: (_plot, ticks) => (share ? ticks.map((tick) => format(tick)) : round(ticks)) },
         ],
         series: [

@@ -9,7 +9,7 @@ import { follow } from "./stream.js";
 
 const find = (id) => document.getElementById(id);
 const SHARE = [0, 1];
-const NUM_VERSIONS = 12;
+const NUM_VERSIONS = matchMedia("(max-width: 900px)").matches ? 5 : 12;
 
 const charts = {
   rewards: new Chart(find("rewards"), {
@@ -128,14 +128,15 @@ function accuracy(row) {
 
 function size(row) {
   if (row.payload_bytes == null) return "–";
-  const ratio = row.kind === "delta" ? `${(row.full_bytes / Math.max(row.payload_bytes, 1)).toFixed(1)}× smaller` : "full";
+  const times = row.full_bytes / Math.max(row.payload_bytes, 1);
+  const ratio = row.kind === "delta" ? `${times.toFixed(times < 10 ? 1 : 0)}× less` : "full";
   return element("span", {}, bytes(row.payload_bytes), element("small", {}, ` ${ratio}`));
 }
 
 const VERSION_COLUMNS = [
   { name: "version", cell: (row) => element("span", {}, version(row.version), element("small", {}, row.parent == null ? "" : ` from ${version(row.parent)}`)) },
   { name: "status", cell: (row) => element("span", { className: `status ${row.status.replace(" ", "-")}` }, row.status) },
-  { name: "accuracy, against best", number: true, cell: accuracy },
+  { name: "accuracy vs best", number: true, cell: accuracy },
   { name: "users accept", number: true, cell: (row) => (row.num_labelled ? element("span", {}, percent(row.num_accepted / row.num_labelled, 0), element("small", {}, ` of ${count(row.num_labelled)}`)) : "–") },
   { name: "payload", number: true, cell: size },
   { name: "density", number: true, cell: (row) => (row.kind === "delta" ? percent(row.density) : "–") },

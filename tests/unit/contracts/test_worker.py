@@ -8,12 +8,13 @@ import pytest
 from sqlalchemy import Connection, func, select
 
 from contracts.database import Database
+from contracts.dead_letters import MAX_DEAD_LETTERS
 from contracts.errors import InvalidRecord, StaleWrite, TooManyDeadLetters, Unavailable
 from contracts.event_log import LogRecord, Message
 from contracts.local_log import LocalLog
 from contracts.outbox import Relay, put
 from contracts.tables import dead_letter, outbox, position
-from contracts.worker import MAX_DEAD_LETTERS, Worker
+from contracts.worker import Worker
 from tests.fakes import FullLog, everything
 
 

@@ -62,7 +62,7 @@ class _Server(uvicorn.Server):
     """Notices at once that it should stop."""
 
     async def main_loop(self) -> None:
-        while not await self.on_tick(0):
+        while not await self.on_tick(0):  # noqa: ASYNC110 told by a flag, from another thread
             await asyncio.sleep(0.01)
 
 

@@ -198,6 +198,7 @@ def test_a_skipped_step_quarantines_its_samples_and_leaves_a_bundle(tmp_path: Pa
     content = json.loads(bundle.read_text())
     assert {row["key"] for row in content["samples"]} == keys
     assert content["metrics"]["gradient_norm"] > 0
+    assert content["random_state"] == trainer._learner.random_state()
     assert trainer.state.unpublished_samples == 0
     world.close()
 

@@ -7,7 +7,7 @@ from sqlalchemy import select
 from contracts import assignments
 from contracts.database import Database
 from contracts.tables import swap
-from services.engine.__main__ import keep_swap, read_versions
+from services.engine.repository import keep_swap, read_versions
 from services.engine.swap import SwapRecord
 
 

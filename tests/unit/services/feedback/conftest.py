@@ -71,7 +71,7 @@ class Feedback:
 
     def counts(self) -> dict[str, int]:
         with self.database.snapshot() as connection:
-            return {row.state: row.count for row in connection.execute(select(signal_count))}
+            return {state: num for state, num in connection.execute(select(signal_count.c.state, signal_count.c.count))}
 
 
 @pytest.fixture

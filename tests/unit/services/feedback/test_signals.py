@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
-import pytest
 from sqlalchemy import event, insert, update
 
 from contracts.database import Database
@@ -39,7 +39,11 @@ def test_an_early_signal_is_accepted_and_relayed(feedback: Feedback) -> None:
     [signal] = feedback.relayed()
     assert (signal.id, signal.key, signal.name) == ("fb-1", f"{feedback.completion_id}:1", "edited")
     assert (signal.value, signal.correction) == ("use 19:30", '{"time":"19:30"}')
-    assert (signal.at, signal.tenant, signal.submitter) == (1767323045.0, "default", Submitter(id="u1", kind="operator"))
+    assert (signal.at, signal.tenant, signal.submitter) == (
+        1767323045.0,
+        "default",
+        Submitter(id="u1", kind="operator"),
+    )
     assert before <= signal.received_at == response.json()["received_at"] <= time.time()
     wait_until(lambda: feedback.num_waiting() == 0)
 
@@ -72,40 +76,38 @@ def test_one_signal_sent_by_many_at_once_is_stored_once(feedback: Feedback) -> N
     assert feedback.counts() == {"duplicate": 15}
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "code", "param"),
-    [
-        ({"completion_id": None}, 400, "invalid_target", None),
-        ({"session_id": "s1"}, 400, "invalid_target", "completion_id"),
-        ({"completion_id": None, "session_id": "s1"}, 422, "target_not_supported", "session_id"),
-        ({"completion_id": None, "join_key": "k1"}, 422, "target_not_supported", "join_key"),
-        ({"completion_id": "chatcmpl-123"}, 400, "invalid_request", "completion_id"),
-        ({"name": "purchased"}, 422, "unknown_signal", "name"),
-        ({"name": "stars", "value": "five"}, 422, "invalid_value", "value"),
-        ({"name": "stars", "value": True}, 422, "invalid_value", "value"),
-        ({"name": "thumbs", "value": "sideways"}, 422, "invalid_value", "value"),
-        ({"name": "accepted", "value": 1}, 422, "invalid_value", "value"),
-        ({"value": {"text": "no"}}, 400, "invalid_request", "value"),
-        ({"submitter": None}, 400, "invalid_request", None),
-        ({"submitter": {"id": "u1", "kind": "cat"}}, 400, "invalid_request", "submitter.kind"),
-        ({"submitter": {"id": ""}}, 400, "invalid_request", "submitter.id"),
-        ({"id": "x" * 129}, 400, "invalid_request", "id"),
-        ({"choice": 8}, 400, "invalid_request", "choice"),
-        ({"at": "yesterday"}, 400, "invalid_request", "at"),
-        ({"at": 4_000_000_000}, 400, "invalid_request", "at"),
-        ({"at": -1}, 400, "invalid_request", "at"),
-    ],
-)
-def test_a_bad_item_is_refused_and_counted(
-    feedback: Feedback, changes: dict[str, object], status: int, code: str, param: str | None
-) -> None:
-    response = feedback.send(**changes)
+BAD_ITEMS: list[tuple[dict[str, Any], int, str, str | None]] = [
+    ({"completion_id": None}, 400, "invalid_target", None),
+    ({"session_id": "s1"}, 400, "invalid_target", "completion_id"),
+    ({"completion_id": None, "session_id": "s1"}, 422, "target_not_supported", "session_id"),
+    ({"completion_id": None, "join_key": "k1"}, 422, "target_not_supported", "join_key"),
+    ({"completion_id": "chatcmpl-123"}, 400, "invalid_request", "completion_id"),
+    ({"name": "purchased"}, 422, "unknown_signal", "name"),
+    ({"name": "stars", "value": "five"}, 422, "invalid_value", "value"),
+    ({"name": "stars", "value": True}, 422, "invalid_value", "value"),
+    ({"name": "thumbs", "value": "sideways"}, 422, "invalid_value", "value"),
+    ({"name": "accepted", "value": 1}, 422, "invalid_value", "value"),
+    ({"value": {"text": "no"}}, 400, "invalid_request", "value"),
+    ({"submitter": None}, 400, "invalid_request", None),
+    ({"submitter": {"id": "u1", "kind": "cat"}}, 400, "invalid_request", "submitter.kind"),
+    ({"submitter": {"id": ""}}, 400, "invalid_request", "submitter.id"),
+    ({"id": "x" * 129}, 400, "invalid_request", "id"),
+    ({"choice": 8}, 400, "invalid_request", "choice"),
+    ({"at": "yesterday"}, 400, "invalid_request", "at"),
+    ({"at": 4_000_000_000}, 400, "invalid_request", "at"),
+    ({"at": -1}, 400, "invalid_request", "at"),
+]
 
-    error = response.json()["error"]
-    assert (response.status_code, error["code"], error["param"]) == (status, code, param)
-    assert error["message"]
+
+def test_bad_items_are_refused_and_counted(feedback: Feedback) -> None:
+    for changes, status, code, param in BAD_ITEMS:
+        response = feedback.send(**changes)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (status, code, param), changes
+        assert error["message"]
+
     assert feedback.num_received() == 0
-    assert feedback.counts() == {"rejected": 1}
+    assert feedback.counts() == {"rejected": len(BAD_ITEMS)}
 
 
 def test_what_cannot_be_read_is_refused_and_counted(feedback: Feedback) -> None:

@@ -72,7 +72,9 @@ def test_a_bad_message_is_named(message: dict[str, Any], param: str) -> None:
 
 
 def test_neutral_and_unknown_fields_are_ignored() -> None:
-    parse(tools=[], tool_choice="none", response_format={"type": "text"}, frequency_penalty=0, seed=7, service_tier="auto")
+    parse(
+        tools=[], tool_choice="none", response_format={"type": "text"}, frequency_penalty=0, seed=7, service_tier="auto"
+    )
 
 
 def test_every_refusal_is_an_error_object(inference: Inference) -> None:

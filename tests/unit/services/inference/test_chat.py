@@ -96,7 +96,9 @@ def test_logprobs_are_those_of_the_sampled_tokens(inference: Inference) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_the_answer_before_itself(inference: Inference, stream: bool) -> None:
-    inference.engine.hold_after = len("Tisch für 4: {".encode()) + 1  # never reached, so the stop must cancel the engine
+    inference.engine.hold_after = (
+        len("Tisch für 4: {".encode()) + 1
+    )  # never reached, so the stop must cancel the engine
     answer = inference.ask(stop=["nie", "r 4:"], stream=stream)
     shown = (
         "".join(chunk.choices[0].delta.content or "" for chunk in answer)
@@ -135,18 +137,10 @@ def test_a_task_may_leave_sampling_to_the_caller(inference: Inference) -> None:
     ("task", "store", "num_logged"),
     [("booking", False, 0), ("private", None, 0), ("booking", None, 1), ("private", True, 1)],
 )
-def test_consent_decides_what_is_logged(
-    inference: Inference, task: str, store: bool | None, num_logged: int
-) -> None:
-    answer = inference.client.chat.completions.with_raw_response.create(
-        model="demo",
-        messages=[{"role": "user", "content": "hi"}],
-        metadata={"task": task},
-        **({} if store is None else {"store": store}),
-    )
+def test_consent_decides_what_is_logged(inference: Inference, task: str, store: bool | None, num_logged: int) -> None:
+    inference.ask(metadata={"task": task}, store=store)
 
     assert len(inference.logged()) == num_logged
-    assert "x-millrace-logged" not in answer.headers
 
 
 def test_operators_ask_sentinels_with_their_own_sampling_of_a_pinned_version(

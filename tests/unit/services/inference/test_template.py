@@ -46,8 +46,7 @@ def test_ids_equal_those_of_transformers(tmp_path: Path, template: str) -> None:
     reference = AutoTokenizer.from_pretrained(base)
     ours = load_template(str(base))
 
-    for messages in DEMO = Path("examples/reservations/base")
-CONVERSATIONS:
+    for messages in CONVERSATIONS:
         expected = reference.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         assert ours.encode(messages) == expected
         assert ours.tokenizer.decode(expected, skip_special_tokens=True) == reference.decode(

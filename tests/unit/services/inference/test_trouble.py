@@ -62,11 +62,23 @@ def test_a_request_waits_for_an_engine_that_restarts(inference: Inference) -> No
     assert inference.ask().choices[0].message.content == TEXT
 
 
+def test_a_request_that_no_engine_takes_is_sent_again(inference: Inference) -> None:
+    inference.engine.mute = True
+    asking = threading.Thread(target=inference.ask)
+    asking.start()
+    wait_until(lambda: inference.engine.requests)
+    wait_until(lambda: len(inference.engine.requests) == 2)
+    inference.engine.mute = False
+    asking.join()
+
+    assert [record.finish_reason for record in inference.logged()] == ["stop"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_engine_that_stays_away_is_said_with_503(inference: Inference, stream: bool) -> None:
     inference.engine.serving = False
 
-    with pytest.raises(openai.InternalServerError, match="did not come back within 1.5 s") as error:
+    with pytest.raises(openai.InternalServerError, match=r"did not come back within 1\.5 s") as error:
         inference.ask(stream=stream)
 
     assert (error.value.status_code, error.value.code) == (503, "unavailable")
@@ -150,6 +162,10 @@ def test_an_answer_survives_a_full_log_and_says_so(inference: Inference) -> None
     assert counted[-1].model_extra is not None
     assert counted[-1].model_extra["millrace"] == {"logged": False}
     inference.log.full.clear()
+    again = inference.client.chat.completions.with_raw_response.create(
+        model="demo", messages=[{"role": "user", "content": "hi"}]
+    )
+    assert "x-millrace-logged" not in again.headers
     assert "millrace" not in list(inference.ask(stream=True))[-1].model_extra
 
 

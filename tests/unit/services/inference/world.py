@@ -59,15 +59,17 @@ class FakeEngine:
         die_after: the next answer breaks off after so many tokens.
         hold_after: answers wait for `go` after so many tokens.
         serving: what /health says.
+        mute: requests are read and not answered, as by a socket that outlives its process.
     """
 
     def __init__(self, says: str, version: int = 3) -> None:
         tokenizer = make_tokenizer()
-        self.end = tokenizer.token_to_id(END)
-        self.answer = [*tokenizer.encode(says).ids, self.end]
+        [self.end] = tokenizer.encode(END).ids
+        self.answer: list[int] = [*tokenizer.encode(says).ids, self.end]
         self.version = version
         self.resident = {version}
         self.serving = True
+        self.mute = False
         self.die_after: int | None = None
         self.dies_by_event = False
         self.hold_after: int | None = None
@@ -91,10 +93,12 @@ class FakeEngine:
         asked = await request.json()
         if not self.serving:
             return _error(503, "unavailable", "restarting")
-        policy, _, version = asked["model"].partition("@v")
+        version = asked["model"].partition("@v")[2]
         if version and int(version) not in self.resident:
             return _error(404, "version_not_resident", f"{asked['model']} is not resident")
         self.requests.append(asked)
+        while self.mute:  # noqa: ASYNC110 tests set it from their thread
+            await asyncio.sleep(0.005)
         return StreamingResponse(self._stream(asked), media_type="text/event-stream")
 
     async def _stream(self, asked: dict[str, Any]) -> AsyncIterator[str]:
@@ -109,14 +113,14 @@ class FakeEngine:
                         raise ConnectionResetError
                     yield 'data: {"error": {"message": "manager died", "code": "engine_restarted"}, "status": 503}\n\n'
                     return
-                while self.hold_after == place and not self.go.is_set():
+                while self.hold_after == place and not self.go.is_set():  # noqa: ASYNC110 tests set it from their thread
                     await asyncio.sleep(0.005)
-                yield _event(token_id, self.version, first=place == 0, reason=self._reason(place, rest, asked))
+                yield _event(token_id, self.version, first=place == 0, reason=self._reason(place, rest))
             yield "data: [DONE]\n\n"
         finally:
             self.num_closed += 1
 
-    def _reason(self, place: int, rest: Sequence[int], asked: dict[str, Any]) -> str | None:
+    def _reason(self, place: int, rest: Sequence[int]) -> str | None:
         if place + 1 < len(rest):
             return None
         return "stop" if rest[-1] == self.end else "length"

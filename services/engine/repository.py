@@ -1,0 +1,24 @@
+"""SQL of the engine: what the arms shall hold, and what swaps cost."""
+
+from __future__ import annotations
+
+from sqlalchemy import insert
+
+from contracts import assignments
+from contracts.database import Database
+from contracts.tables import swap
+from services.engine.swap import SwapRecord
+
+
+def read_versions(database: Database, policy: str) -> dict[str, int | None]:
+    """Arm → version, as assigned now."""
+    with database.snapshot() as connection:
+        return {name: arm.version for name, arm in assignments.read(connection, policy).items()}
+
+
+def keep_swap(database: Database, record: SwapRecord) -> None:
+    """Store what a swap cost."""
+    with database.transaction() as connection:
+        connection.execute(
+            insert(swap).values({column: getattr(record, column) for column in record.__struct_fields__})
+        )

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands.home import prepare_home, to_bf16
+from contracts.settings import Settings
+from contracts.weights.format import Tensor, read_safetensors
+from contracts.weights.store import FolderWeightStore
+
+ROOT = Path(__file__).parent.parent.parent.parent
+PRODUCT = ROOT / "examples" / "reservations"
+
+
+def millrace(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "millrace.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 our own script
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(
+        home=tmp_path / "home",
+        run="r",
+        policy="reservations",
+        base=str(PRODUCT / "base"),
+        tasks=(PRODUCT / "task.toml",),
+    )
+
+
+@pytest.mark.parametrize("command", [[], ["demo"], ["up"], ["policy", "rollback"], ["log", "tail"], ["audit"]])
+def test_help_explains(command: list[str]) -> None:
+    ran = millrace(*command, "--help")
+    assert ran.returncode == 0
+    assert "Usage" in ran.stdout
+
+
+def test_a_home_can_be_prepared_twice_and_keys_are_shown_once(settings: Settings) -> None:
+    first = prepare_home(settings, {})
+    again = prepare_home(settings, {})
+    assert first.app_key is not None
+    assert again.app_key is None
+    assert again.operator_key == first.operator_key
+    assert (settings.home / "operator.key").stat().st_mode & 0o077 == 0
+    store = FolderWeightStore(settings.weights)
+    assert store.versions("reservations") == [0]
+    assert store.load("reservations", 0).keys() == read_safetensors(PRODUCT / "base").keys()
+
+
+def test_rounding_to_bf16_is_to_nearest_even() -> None:
+    torch = pytest.importorskip("torch")
+    values = torch.tensor([0.1, -1.00390625, 3.1415927, 1e-40, 65504.0, 1.01171875])
+    source = Tensor("F32", (6,), values.numpy().view("u1"))
+    rounded = to_bf16({"w": source})["w"]
+    assert rounded.data.view("<i2").tolist() == values.to(torch.bfloat16).view(torch.int16).tolist()
+
+
+def test_the_command_line_works_on_a_home(settings: Settings) -> None:
+    prepare_home(settings, {})
+    home = ["--home", str(settings.home)]
+    listed = millrace("policy", "list", *home)
+    assert "v0" in listed.stdout, listed.stderr
+    assert millrace("audit", *home).returncode == 0
+    assert millrace("log", "tail", "generations", *home).returncode == 0
+    assert millrace("keys", *home, "--role", "operator").stdout.startswith("mr-operator-")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["audit", "--home", "/nonexistent"], "millrace up --home"),
+        (["up", "--policy", "/nonexistent/policy", "--task", "x.toml"], "neither a folder nor a hub id"),
+        (["up", "--policy", str(PRODUCT / "base"), "--task", "/nonexistent.toml"], "nonexistent.toml"),
+    ],
+)
+def test_mistakes_get_one_line_that_says_what_to_do(tmp_path: Path, arguments: list[str], says: str) -> None:
+    extra = ["--home", str(tmp_path / "h")] if arguments[0] == "up" else []
+    ran = millrace(*arguments, *extra, *(["--port", "0"] if extra else []))
+    assert ran.returncode == 1
+    assert says in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_an_unknown_topic_and_a_foreign_version_are_refused(settings: Settings) -> None:
+    prepare_home(settings, {})
+    home = ["--home", str(settings.home)]
+    assert "there are generations" in millrace("log", "tail", "nosuch", *home).stderr
+    assert "it has [0]" in millrace("policy", "promote", "7", *home).stderr
+    assert millrace("policy", "rollback", *home).returncode == 1
+
+
+def test_doctor_reports() -> None:
+    ran = millrace("doctor")
+    assert "python" in ran.stdout
+    assert "torch" in ran.stdout

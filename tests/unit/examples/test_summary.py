@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from examples.reservations.summary import accept_rates, freshness, percentile
+
+CLIENTS = [
+    {"kind": "generation", "key": "a", "version": 0, "at": 1.0},
+    {"kind": "signal", "key": "a", "id": "1", "positive": False, "at": 2.0},
+    {"kind": "generation", "key": "b", "version": 1, "at": 10.0},
+    {"kind": "signal", "key": "b", "id": "2", "positive": True, "at": 11.0},
+    {"kind": "generation", "key": "c", "version": 3, "at": 20.0},
+]
+
+
+def test_freshness_counts_until_the_first_answer_of_a_version_that_descends_from_the_lesson() -> None:
+    parents = {0: None, 1: 0, 2: 1, 3: 1}
+    assert freshness(CLIENTS, {"a": 1, "b": 3}, parents) == [8.0, 9.0]
+    assert freshness(CLIENTS, {"a": 1, "b": 2}, parents) == [8.0], "v3 does not descend from v2"
+    assert freshness(CLIENTS, {"a": 1, "b": 2}, parents, [(30.0, 2)]) == [8.0, 19.0]
+    assert freshness(CLIENTS, {}, parents) == []
+
+
+def test_accept_rates_are_those_of_the_edges() -> None:
+    said = [{"kind": "signal", "positive": number >= 50, "at": number} for number in range(100)]
+    assert accept_rates(said) == (0.0, 1.0)
+    assert accept_rates([]) == (None, None)
+
+
+@pytest.mark.parametrize(("share", "wanted"), [(0.5, 2.0), (0.95, 4.0), (0.01, 1.0)])
+def test_percentiles_are_nearest_ranks(share: float, wanted: float) -> None:
+    assert percentile([3.0, 1.0, 4.0, 2.0], share) == wanted
+    assert percentile([], share) is None

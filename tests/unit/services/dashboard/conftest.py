@@ -1,0 +1,55 @@
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from contracts.settings import Settings
+from contracts.weights.store import FolderWeightStore
+from services.dashboard.watcher import Reader
+from tests.unit.services.dashboard.seed import seed, settings_of
+
+ReaderOf = Callable[[Settings], Reader]
+
+
+@pytest.fixture(scope="session")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """A home that nobody may write to."""
+    return seed(tmp_path_factory.mktemp("seeded") / "home", num_generations=600)
+
+
+@pytest.fixture(scope="session")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("untouched") / "home"
+    seed(home, num_generations=40)
+    return home
+
+
+@pytest.fixture
+def small(untouched: Path, tmp_path: Path) -> Settings:
+    """A seeded home of one's own."""
+    return settings_of(shutil.copytree(untouched, tmp_path / "home"))
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Settings:
+    """A home in which nothing has happened."""
+    settings = settings_of(tmp_path)
+    database = settings.database()
+    database.migrate()
+    database.close()
+    return settings
+
+
+@pytest.fixture
+def reader_of() -> Iterator[ReaderOf]:
+    with ExitStack() as held:
+
+        def make(settings: Settings) -> Reader:
+            database, event_log = settings.database(), settings.event_log()
+            held.callback(database.close)
+            held.callback(event_log.close)
+            return Reader(settings, database, event_log, FolderWeightStore(settings.weights))
+
+        yield make

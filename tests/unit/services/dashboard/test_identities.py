@@ -1,0 +1,76 @@
+from contracts.ledger import Counts
+from services.dashboard.identities import (
+    GENERATION_STATES,
+    Identity,
+    effective_counts,
+    generation_identity,
+    signal_identity,
+)
+from services.dashboard.queries import Standing
+
+
+def count_of(identity: Identity, name: str) -> int:
+    return identity.counts[identity.names.index(name)]
+
+
+def test_what_the_trainer_said_in_an_undone_epoch_is_pending_again() -> None:
+    standings = [
+        Standing("trained", 3, "training", 1, 5),
+        Standing("trained", 3, "training", 2, 7),
+        Standing("stale", 3, "training", 1, 2),
+        Standing("unlabelled", 3, "rewards", 0, 4),
+        Standing("pending", 3, "episodes", 0, 1),
+    ]
+    assert effective_counts(standings, 2) == {3: {"pending": 8, "trained": 7, "unlabelled": 4}}
+    assert effective_counts(standings, 1) == {3: {"pending": 1, "trained": 12, "stale": 2, "unlabelled": 4}}
+
+
+def test_generations_balance_per_version_and_in_all() -> None:
+    counts = {2: {"trained": 5, "pending": 1}, 1: {"filtered": 2, "erased": 3}}
+    identity = generation_identity(counts, num_handled=11, num_dead=0)
+    assert identity.problems == []
+    assert identity.total == sum(identity.counts) == 11
+    assert [(row.version, row.total) for row in identity.versions] == [(2, 6), (1, 5)]
+    assert identity.versions[1].counts[GENERATION_STATES.index("filtered")] == 2
+
+
+def test_nothing_logged_is_balanced() -> None:
+    identity = generation_identity({}, num_handled=0, num_dead=0)
+    assert (identity.total, sum(identity.counts), identity.problems) == (0, 0, [])
+
+
+def test_a_generation_that_was_read_and_has_no_row_raises_the_alarm() -> None:
+    identity = generation_identity({1: {"trained": 9}}, num_handled=10, num_dead=0)
+    assert identity.problems == ["1 logged generations were read and have no state"]
+    assert (identity.total, sum(identity.counts)) == (10, 9)
+
+
+def test_a_row_that_was_never_logged_raises_the_alarm() -> None:
+    problems = generation_identity({1: {"trained": 9}}, num_handled=8, num_dead=0).problems
+    assert problems == ["1 generations have a state and were never logged"]
+
+
+def test_a_dead_letter_and_an_unknown_state_raise_the_alarm() -> None:
+    problems = generation_identity({1: {"trained": 8, "lost": 1}}, num_handled=10, num_dead=1).problems
+    assert problems == [
+        "1 v1 generations are in the unknown state 'lost'",
+        "1 logged generations could not be read: see the table dead_letter",
+    ]
+
+
+def test_signals_balance_while_the_unjoined_are_on_their_way() -> None:
+    counts = Counts(12, {"joined": 6, "late": 1, "pending": 3, "duplicate": 2})
+    identity = signal_identity(counts, num_unjoined=3, num_under_way=3)
+    assert (identity.total, sum(identity.counts), identity.problems) == (12, 12, [])
+    assert count_of(identity, "duplicate") == 2
+
+
+def test_an_acknowledged_signal_that_is_nowhere_raises_the_alarm() -> None:
+    counts = Counts(10, {"joined": 7, "pending": 3})
+    problems = signal_identity(counts, num_unjoined=3, num_under_way=1).problems
+    assert problems == ["2 acknowledged signals are neither joined nor on their way"]
+
+
+def test_signals_that_do_not_add_up_raise_the_alarm() -> None:
+    assert signal_identity(Counts(10, {"joined": 9}), num_unjoined=0, num_under_way=0).problems
+    assert signal_identity(Counts(9, {"joined": 10, "pending": -1}), num_unjoined=-1, num_under_way=0).problems

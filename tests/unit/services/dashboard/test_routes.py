@@ -1,0 +1,209 @@
+import hashlib
+import html
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from contracts import assignments
+from contracts.keys import Role, create_key
+from contracts.settings import Settings
+from services.dashboard.app import create_app
+from services.dashboard.sessions import COOKIE, TOKEN_FILE
+from tests.unit.services.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY
+
+ORIGIN = {"origin": "http://testserver"}
+LIVE = NUM_VERSIONS - 1
+
+
+@pytest.fixture
+def client(small: Settings) -> Iterator[TestClient]:
+    with TestClient(create_app(small), follow_redirects=False) as opened:
+        yield opened
+
+
+def sign_in(client: TestClient, settings: Settings, role: Role) -> Any:
+    database = settings.database()
+    with database.transaction() as connection:
+        key = create_key(connection, role)
+    database.close()
+    return client.post("/api/login", data={"key": key}, headers=ORIGIN)
+
+
+def csrf_of(client: TestClient) -> str:
+    found = re.search(r'data-csrf="([^"]+)"', client.get("/").text)
+    assert found
+    return html.unescape(found[1])
+
+
+def roll_back(client: TestClient, *, headers: dict[str, str] | None = None, **content: Any) -> Any:
+    body = {"live": LIVE, "reason": "complaints", **content}
+    sent = {**ORIGIN, "x-csrf-token": csrf_of(client)} if headers is None else headers
+    return client.post("/api/rollback", json=body, headers=sent)
+
+
+def live_of(settings: Settings) -> int | None:
+    database = settings.database()
+    with database.snapshot() as connection:
+        version = assignments.read(connection, POLICY)["live"].version
+    database.close()
+    return version
+
+
+def test_without_a_session_there_is_a_form_and_no_data(client: TestClient) -> None:
+    page = client.get("/")
+    assert page.status_code == 200
+    assert 'action="/api/login"' in page.text
+    assert "data-csrf" not in page.text
+    for path in ("/api/state", "/events"):
+        answer = client.get(path)
+        assert answer.status_code == 401
+        assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_a_wrong_key_is_refused(client: TestClient) -> None:
+    for key in ("", "mr-operator-000000000000-00", "nonsense", "é"):
+        answer = client.post("/api/login", data={"key": key}, headers=ORIGIN)
+        assert answer.status_code == 401
+        assert COOKIE not in answer.cookies
+    assert client.get("/api/state").status_code == 401
+
+
+@pytest.mark.parametrize("role", ["app", "operator"])
+def test_a_key_opens_the_page(client: TestClient, small: Settings, role: Role) -> None:
+    answer = sign_in(client, small, role)
+    assert answer.status_code == 303
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert f'data-role="{role}"' in client.get("/").text
+    assert client.get("/api/state").json()["live"] == LIVE
+
+
+def test_signing_out_ends_the_session(client: TestClient, small: Settings) -> None:
+    sign_in(client, small, "app")
+    session_id = client.cookies[COOKIE]
+    assert client.post("/api/logout", headers=ORIGIN).status_code == 303
+    client.cookies.set(COOKIE, session_id)
+    assert client.get("/api/state").status_code == 401
+
+
+def test_the_link_that_was_printed_works_once_and_only_to_look(client: TestClient, small: Settings) -> None:
+    (small.home / TOKEN_FILE).write_text("secret")
+    assert client.get("/?token=wrong").status_code == 401
+    assert client.get("/?token=secret").status_code == 303
+    assert client.get("/api/state").status_code == 200
+    assert client.get("/?token=secret").headers["location"] == "/"
+    assert roll_back(client).status_code == 403
+    client.cookies.clear()
+    assert client.get("/?token=secret").status_code == 401
+
+
+def test_a_key_in_the_address_opens_nothing(client: TestClient, small: Settings) -> None:
+    database = small.database()
+    with database.transaction() as connection:
+        key = create_key(connection, "operator")
+    database.close()
+    assert "data-csrf" not in client.get(f"/?key={key}").text
+    assert client.get(f"/api/state?key={key}").status_code == 401
+
+
+def test_an_operator_rolls_back(client: TestClient, small: Settings) -> None:
+    sign_in(client, small, "operator")
+    answer = roll_back(client)
+    assert (answer.status_code, answer.json()) == (200, {"live": LIVE - 1})
+    assert live_of(small) == LIVE - 1
+    decision = client.get("/api/state").json()["decisions"][0]
+    assert decision["reason"] == "complaints"
+    assert decision["writer"].startswith("operator ")
+
+
+def test_an_operator_names_the_version(client: TestClient, small: Settings) -> None:
+    sign_in(client, small, "operator")
+    assert roll_back(client, to=2).json() == {"live": 2}
+
+
+def test_an_app_key_may_not_roll_back(client: TestClient, small: Settings) -> None:
+    sign_in(client, small, "app")
+    answer = roll_back(client)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "operator_key_required")
+    assert live_of(small) == LIVE
+
+
+def test_nobody_may_not_roll_back(client: TestClient, small: Settings) -> None:
+    assert roll_back(client, headers=ORIGIN).status_code == 401
+    assert live_of(small) == LIVE
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"origin": "http://testserver"},
+        {"origin": "http://testserver", "x-csrf-token": "wrong"},
+        {"origin": "http://evil.example", "x-csrf-token": "TOKEN"},
+        {"origin": "http://testserver", "sec-fetch-site": "cross-site", "x-csrf-token": "TOKEN"},
+        {"x-csrf-token": "TOKEN"},
+    ],
+)
+def test_a_forged_request_is_refused(client: TestClient, small: Settings, headers: dict[str, str]) -> None:
+    sign_in(client, small, "operator")
+    sent = {name: value.replace("TOKEN", csrf_of(client)) for name, value in headers.items()}
+    assert roll_back(client, headers=sent).status_code == 403
+    assert live_of(small) == LIVE
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        ({"live": LIVE - 1}, 409),
+        ({"to": 6}, 422),
+        ({"to": LIVE}, 422),
+        ({"reason": ""}, 400),
+        ({"live": "nine"}, 400),
+        ({"extra": 1}, 400),
+    ],
+)
+def test_a_rollback_that_makes_no_sense_is_refused(
+    client: TestClient, small: Settings, content: dict[str, Any], status: int
+) -> None:
+    sign_in(client, small, "operator")
+    answer = roll_back(client, **content)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"]
+    assert live_of(small) == LIVE
+
+
+def test_every_answer_forbids_what_the_page_does_not_need(client: TestClient, small: Settings) -> None:
+    sign_in(client, small, "app")
+    for path in ("/", "/api/state", "/static/dashboard.js", "/missing"):
+        headers = client.get(path).headers
+        assert "default-src 'self'" in headers["content-security-policy"]
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+
+
+def test_the_page_holds_no_script_style_or_foreign_address(client: TestClient, small: Settings) -> None:
+    sign_in(client, small, "operator")
+    for page in (client.get("/").text, client.post("/api/login", headers=ORIGIN).text):
+        assert not re.search(r"<script(?![^>]* src=\"/static/)|<style|\son\w+=|style=|https?://", page)
+
+
+def test_hostile_text_never_becomes_markup(client: TestClient, small: Settings) -> None:
+    sign_in(client, small, "operator")
+    assert roll_back(client, reason=HOSTILE).status_code == 200
+    assert "<img" not in client.get("/").text
+    answer = client.get("/api/state")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json()["decisions"][0]["reason"] == HOSTILE
+
+
+def test_the_vendored_files_are_those_that_stand_beside_them(client: TestClient) -> None:
+    readme = client.get("/static/uplot/README.md").text
+    named = re.findall(r"sha256  ([0-9a-f]{64})  (\S+)", readme)
+    assert [name for _, name in named] == ["uPlot.iife.min.js", "uPlot.min.css"]
+    for digest, name in named:
+        assert hashlib.sha256(client.get(f"/static/uplot/{name}").content).hexdigest() == digest
+    assert "MIT" in client.get("/static/uplot/LICENSE").text

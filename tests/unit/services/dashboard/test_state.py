@@ -1,0 +1,194 @@
+import math
+import time
+from typing import NamedTuple
+
+import pytest
+from sqlalchemy import delete, insert, select, update
+
+from contracts import ledger, tables
+from contracts.settings import Settings
+from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
+from services.dashboard.state import MAX_BUCKETS, State, bucket_width, bucketed
+from tests.unit.services.dashboard.conftest import ReaderOf
+from tests.unit.services.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY, REFUSED, WAITING
+
+
+class Score(NamedTuple):
+    at: float
+    version: int
+    reward: float | None
+
+
+@pytest.fixture
+def state(seeded: Settings, reader_of: ReaderOf) -> State:
+    return reader_of(seeded).read(time.time())
+
+
+def edge_of(state: State, target: str, source: str) -> tuple[int, float | None]:
+    return next(
+        (edge.num_waiting, edge.oldest_at) for edge in state.edges if (edge.source, edge.target) == (source, target)
+    )
+
+
+def test_the_ledger_of_the_page_is_the_ledger(state: State, seeded: Settings) -> None:
+    database = seeded.database()
+    with database.snapshot() as connection:
+        generations, signals = ledger.generation_counts(connection), ledger.signal_counts(connection)
+        num_void = connection.execute(
+            select(tables.generation.c.choice).where(
+                tables.generation.c.state_writer == "training", tables.generation.c.state_epoch == 1
+            )
+        ).all()
+    database.close()
+    assert num_void, "the seed should hold samples of an undone epoch"
+    shown = dict(zip(state.generations.names, state.generations.counts, strict=True))
+    assert {name: count for name, count in shown.items() if count} == generations.states
+    assert state.generations.total == generations.total == 600
+    shown = dict(zip(state.signals.names, state.signals.counts, strict=True))
+    assert {name: count for name, count in shown.items() if count} == signals.states
+    assert state.signals.total == signals.total
+    assert state.generations.problems == state.signals.problems == []
+
+
+def test_every_version_balances(state: State) -> None:
+    assert [row.version for row in state.generations.versions] == list(range(NUM_VERSIONS - 1, -1, -1))
+    assert all(row.total == sum(row.counts) == 60 for row in state.generations.versions)
+
+
+def test_rates_and_lags_come_from_the_log_and_the_positions(state: State) -> None:
+    for source, target, topic in (
+        ("generations", "episodes", GENERATIONS),
+        ("signals", "episodes", SIGNALS),
+        ("episodes", "rewards", EPISODES),
+    ):
+        num_waiting, oldest_at = edge_of(state, target, source)
+        assert num_waiting == WAITING[topic]
+        assert oldest_at is not None
+        assert time.time() - 60 < oldest_at < time.time()
+    recent = {stage.name: stage.num_recent for stage in state.stages}
+    assert recent["generations"] == pytest.approx(603 * 60 / 280, abs=12)
+    assert recent["rewards"] == pytest.approx((600 + WAITING[EXPERIENCES]) * 60 / 280, abs=12)
+    assert min(recent.values()) > 0
+
+
+def test_a_candidate_waits_for_release_and_live_has_arrived(state: State) -> None:
+    num_waiting, oldest_at = edge_of(state, "release", "training")
+    assert num_waiting == 1
+    assert oldest_at is not None
+    assert edge_of(state, "live", "release") == (0, None)
+
+
+def test_the_timeline_tells_each_version_apart(state: State) -> None:
+    versions = {row.version: row for row in state.versions}
+    assert list(versions) == list(range(NUM_VERSIONS, -1, -1))
+    assert versions[NUM_VERSIONS].status == "candidate"
+    assert versions[NUM_VERSIONS - 1].status == "live"
+    assert versions[REFUSED].status == "refused"
+    assert versions[REFUSED].reason == HOSTILE
+    assert versions[2].status == "accepted"
+    assert versions[0].status == "base"
+    assert versions[2].kind == "delta"
+    assert 0 < (versions[2].density or 0) < 1
+    assert versions[0].kind == "full"
+    assert versions[2].num_accepted <= versions[2].num_labelled > 0
+
+
+def test_accuracy_is_compared_with_the_best_before(state: State) -> None:
+    live = next(row for row in state.versions if row.status == "live")
+    assert state.headline.accuracy == live.accuracy
+    assert (live.accuracy or 0) > (live.best_accuracy or 1)
+    refused = state.gate["refused"]
+    assert [accuracy for accuracy in refused if accuracy is not None] == [0.861]
+    assert (state.live, state.rollback_to, state.candidate) == (NUM_VERSIONS - 1, NUM_VERSIONS - 2, NUM_VERSIONS)
+
+
+def test_curves_run_forward_in_time(state: State) -> None:
+    times = [at for at in state.curves["at"] if at is not None]
+    assert times == sorted(times)
+    assert len(state.curves["entropy"]) == len(times) == 75
+    assert all(value is not None and math.isfinite(value) for value in state.curves["gradient_norm"])
+
+
+def test_a_lost_generation_raises_the_alarm(small: Settings, reader_of: ReaderOf) -> None:
+    database = small.database()
+    with database.transaction() as connection:
+        key = connection.execute(select(tables.generation.c.completion_id).limit(1)).scalar_one()
+        connection.execute(delete(tables.generation).where(tables.generation.c.completion_id == key))
+    database.close()
+    assert reader_of(small).read(time.time()).generations.problems
+
+
+def test_a_lost_signal_raises_the_alarm(small: Settings, reader_of: ReaderOf) -> None:
+    database = small.database()
+    with database.transaction() as connection:
+        key = connection.execute(select(tables.signal.c.id).limit(1)).scalar_one()
+        connection.execute(delete(tables.signal).where(tables.signal.c.id == key))
+    database.close()
+    problems = reader_of(small).read(time.time()).signals.problems
+    assert problems == ["1 acknowledged signals are neither joined nor on their way"]
+
+
+def test_a_signal_in_the_outbox_is_on_its_way(small: Settings, reader_of: ReaderOf) -> None:
+    database = small.database()
+    with database.transaction() as connection:
+        connection.execute(
+            insert(tables.received_signal).values(
+                id="new", tenant="default", body_hash="", received_at=time.time(), record=b""
+            )
+        )
+        connection.execute(
+            insert(tables.outbox).values(process="feedback", topic=SIGNALS, route=0, key="new", value=b"")
+        )
+    database.close()
+    state = reader_of(small).read(time.time())
+    assert state.signals.problems == []
+    assert edge_of(state, "episodes", "signals")[0] == WAITING[SIGNALS] + 1
+
+
+def test_a_version_rolled_back_over_says_so(small: Settings, reader_of: ReaderOf) -> None:
+    database = small.database()
+    with database.transaction() as connection:
+        connection.execute(
+            update(tables.assignment)
+            .where(tables.assignment.c.arm == "live")
+            .values(version=7, epoch=tables.assignment.c.epoch + 1)
+        )
+        connection.execute(
+            insert(tables.assignment_change).values(
+                policy=POLICY, arm="live", epoch=99, version=7, share=1.0, writer="ann", reason="bad", at=time.time()
+            )
+        )
+    database.close()
+    state = reader_of(small).read(time.time())
+    statuses = {row.version: row.status for row in state.versions}
+    assert (statuses[9], statuses[8], statuses[7], statuses[5]) == ("rolled back", "rolled back", "live", "accepted")
+    assert state.rollback_to == 5
+    num_waiting, oldest_at = edge_of(state, "live", "release")
+    assert num_waiting == 1
+    assert oldest_at == pytest.approx(time.time(), abs=5)
+
+
+def test_an_empty_home_has_an_empty_page(bare: Settings, reader_of: ReaderOf) -> None:
+    state = reader_of(bare).read(time.time())
+    assert (state.live, state.candidate, state.rollback_to) == (None, None, None)
+    assert (state.generations.total, state.signals.total) == (0, 0)
+    assert state.generations.problems == state.signals.problems == []
+    assert all(stage.num_recent == 0 for stage in state.stages)
+    assert all(edge.num_waiting == 0 for edge in state.edges)
+    assert (state.versions, state.rewards["at"], state.curves["at"], state.gate["at"]) == ([], [], [], [])
+
+
+def test_buckets_keep_silence_apart_from_refusal() -> None:
+    scores = [Score(120.9, 1, None), Score(120.2, 1, 1.0), Score(120.1, 1, 0.0), Score(110.0, 1, None)]
+    columns = bucketed(scores)  # type: ignore[arg-type]
+    assert columns == {
+        "at": [110.5, 120.5],
+        "accept_rate": [None, 0.5],
+        "reward": [None, 0.5],
+        "labelled": [0.0, pytest.approx(2 / 3)],
+    }
+
+
+@pytest.mark.parametrize("seconds", [0.0, 89.0, 600.0, 86400.0, 30 * 86400.0])
+def test_a_chart_has_a_bounded_number_of_buckets(seconds: float) -> None:
+    assert seconds / bucket_width(seconds) < MAX_BUCKETS

@@ -1,0 +1,70 @@
+"""The rules of the house that a linter cannot state."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGES = ("commands", "contracts", "pipelines", "policy", "rewards", "services")
+LONGEST_FILE = 400
+
+
+def sources() -> Iterator[Path]:
+    for package in PACKAGES:
+        yield from (ROOT / package).rglob("*.py")
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["millrace", "commands.process", "commands.up", "commands.demo", "services.web", "pipelines.episodes.__main__",
+     "pipelines.release.__main__", "rewards.__main__", "examples.reservations.users"],
+)  # fmt: skip
+def test_only_engine_and_training_load_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit(bool({{'torch', 'transformers'}} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0  # noqa: S603
+
+
+def test_sql_stays_in_contracts_repositories_and_queries() -> None:
+    allowed = {"Connection"}  # a transaction is handed through, statements are not written
+    offenders = []
+    for path in sources():
+        if path.is_relative_to(ROOT / "contracts") or path.name in {"repository.py", "queries.py"}:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sqlalchemy"):
+                offenders += [f"{path.relative_to(ROOT)}: {n.name}" for n in node.names if n.name not in allowed]
+            if isinstance(node, ast.Import) and any(n.name.startswith("sqlalchemy") for n in node.names):
+                offenders.append(str(path.relative_to(ROOT)))
+    assert offenders == []
+
+
+def test_no_file_is_longer_than_one_can_read() -> None:
+    assert [str(path) for path in sources() if len(path.read_text().splitlines()) > LONGEST_FILE] == []
+
+
+def test_nothing_unpickles() -> None:
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert not any(name.name in {"pickle", "shelve", "marshal"} for name in node.names), path
+
+
+def test_models_and_migrations_agree(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from alembic import command\nfrom alembic.config import Config\nfrom contracts.database import Database\n"
+        "config = Config()\nconfig.set_main_option('script_location', 'migrations')\n"
+        "database = Database(f'sqlite:///{sys.argv[1]}')\ndatabase.migrate()\n"
+        "with database.transaction() as connection:\n"
+        "    config.attributes['connection'] = connection\n    command.check(config)\n"
+    )
+    ran = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", code, str(tmp_path / "m.db")], cwd=ROOT, check=False, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
