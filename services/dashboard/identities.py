@@ -45,35 +45,38 @@ def effective_counts(standings: Iterable[Standing], training_epoch: int) -> dict
     return counts
 
 
-def generation_identity(counts: Mapping[int, Mapping[str, int]], *, num_handled: int, num_dead: int) -> Identity:
+def generation_identity(
+    counts: Mapping[int, Mapping[str, int]], *, num_handled: int, num_dead: int, num_unread: int
+) -> Identity:
     """Logged = trained + pending + ... + erased, per version and in all.
 
     Args:
         counts: see `effective_counts`.
         num_handled: records before the position of episodes, which makes one row of each in the same transaction.
         num_dead: those of them that it could not read.
+        num_unread: records after that position: pending, and of no version yet.
     """
     versions = [
         VersionCounts(version, sum(counts[version].values()), _in_order(GENERATION_STATES, counts[version]))
         for version in sorted(counts, reverse=True)
     ]
-    problems = [
-        problem
-        for version, states in sorted(counts.items())
-        for problem in _nameless(states, f"v{version} generations")
-    ]
+    totals = dict(zip(GENERATION_STATES, map(sum, zip(*(row.counts for row in versions), strict=True)), strict=False))
+    totals[PENDING] = totals.get(PENDING, 0) + num_unread
     num_rows = sum(row.total for row in versions)
-    if num_handled - num_dead > num_rows:
-        problems.append(f"{num_handled - num_dead - num_rows} logged generations were read and have no state")
-    if num_handled - num_dead < num_rows:
-        problems.append(f"{num_rows - num_handled + num_dead} generations have a state and were never logged")
-    if num_dead:
-        problems.append(f"{num_dead} logged generations could not be read: see the table dead_letter")
+    problems = [
+        *(
+            problem
+            for version in sorted(counts)
+            for problem in _nameless(counts[version], f"generations of v{version}")
+        ),
+        *_problem("generations that were read from the log and have no state", num_handled - num_dead - num_rows),
+        *_problem("generations that have a state and were never logged", num_rows + num_dead - num_handled),
+        *_problem("logged generations that could not be read, see the table dead_letter", num_dead),
+    ]
     return Identity(
         names=list(GENERATION_STATES),
-        total=max(num_handled, num_rows),
-        counts=[sum(column) for column in zip(*(row.counts for row in versions), strict=True)]
-        or [0] * len(GENERATION_STATES),
+        total=max(num_handled, num_rows) + num_unread,
+        counts=_in_order(GENERATION_STATES, totals),
         problems=problems,
         versions=versions,
     )
@@ -87,18 +90,18 @@ def signal_identity(counts: Counts, *, num_unjoined: int, num_under_way: int) ->
         num_unjoined: acknowledged signals that episodes has not seen.
         num_under_way: messages about signals in the outbox and in the log, which explain those.
     """
-    problems = _nameless(counts.states, "signals")
-    if counts.unexplained:
-        problems.append(f"{counts.unexplained} received signals have no state")
-    if num_unjoined > num_under_way:
-        problems.append(f"{num_unjoined - num_under_way} acknowledged signals are neither joined nor on their way")
-    if num_unjoined < 0:
-        problems.append(f"{-num_unjoined} joined signals were never received")
+    num_lost = max(0, num_unjoined - num_under_way)
+    states = {**counts.states, PENDING: counts.states.get(PENDING, 0) - num_lost}
     return Identity(
         names=list(SIGNAL_STATES),
         total=counts.total,
-        counts=_in_order(SIGNAL_STATES, counts.states),
-        problems=problems,
+        counts=_in_order(SIGNAL_STATES, states),
+        problems=[
+            *_nameless(counts.states, "signals"),
+            *_problem("received signals without a state", counts.unexplained),
+            *_problem("acknowledged signals that are neither joined nor on their way", num_lost),
+            *_problem("joined signals that were never received", -num_unjoined),
+        ],
     )
 
 
@@ -106,6 +109,10 @@ def _in_order(names: Iterable[str], counts: Mapping[str, int]) -> list[int]:
     return [counts.get(name, 0) for name in names]
 
 
+def _problem(what: str, number: int) -> list[str]:
+    return [f"{what}: {number}"] if number > 0 else []
+
+
 def _nameless(counts: Mapping[str, int], what: str) -> list[str]:
     known = {*GENERATION_STATES, *SIGNAL_STATES}
-    return [f"{count} {what} are in the unknown state {name!r}" for name, count in counts.items() if name not in known]
+    return [f"{what} in the unknown state {name!r}: {count}" for name, count in counts.items() if name not in known]

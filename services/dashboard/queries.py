@@ -39,6 +39,14 @@ class Standing(NamedTuple):
     number: int
 
 
+class Score(NamedTuple):
+    """One scored answer. `reward` None: unlabelled."""
+
+    at: float
+    version: int
+    reward: float | None
+
+
 class Snapshot(NamedTuple):
     """The database at one moment. Each list has the columns its query names, in the order its comment gives."""
 
@@ -56,8 +64,8 @@ class Snapshot(NamedTuple):
     """(consumer group, topic) to how many."""
     outboxes: dict[str, int]
     """Process to how many messages wait for the log."""
-    scores: Rows
-    """Of users' answers: at, version, reward; newest first."""
+    scores: list[Score]
+    """Of users' answers; newest first."""
     steps: Rows
     """at, step, metrics; newest first."""
     verdicts: Rows
@@ -114,14 +122,14 @@ def _dead_letters(connection: Connection) -> dict[tuple[str, str], int]:
     return {(group, topic): count for group, topic, count in connection.execute(statement)}
 
 
-def _scores(connection: Connection) -> Rows:
+def _scores(connection: Connection) -> list[Score]:
     statement = (
         select(score.c.at, score.c.version, score.c.reward)
         .where(score.c.purpose == "user")
         .order_by(score.c.at.desc())
         .limit(MAX_SCORES)
     )
-    return list(connection.execute(statement))
+    return [Score(*row) for row in connection.execute(statement)]
 
 
 def _steps(connection: Connection) -> Rows:

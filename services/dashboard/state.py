@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,15 +12,15 @@ from contracts.assignments import CANDIDATE, LIVE
 from contracts.settings import Settings
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from services.dashboard.identities import Identity, effective_counts, generation_identity, signal_identity
-from services.dashboard.queries import Rows, Snapshot
+from services.dashboard.queries import Rows, Score, Snapshot
 from services.dashboard.timeline import ACCEPTED_FROM, Published, Version, timeline
 from services.dashboard.traffic import RATE_SECONDS, Traffic
 
 CURVES = ("loss", "ess", "k3", "anchor_kl", "ratio_max", "gradient_norm", "entropy")
-MAX_BUCKETS = 90
+MAX_BUCKETS = 60
+MIN_IN_BUCKET = 25
 NUM_LATEST = 200
 NUM_DECISIONS = 12
-_WIDTHS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 604800)
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -37,7 +38,6 @@ class Edge(msgspec.Struct, frozen=True):
     target: str
     num_waiting: int
     oldest_at: float | None = None
-    note: str = ""
 
 
 class Headline(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +85,7 @@ def build_state(
             if (group, topic) == ("episodes", GENERATIONS)
         ),
         num_dead=snapshot.dead_letters.get(("episodes", GENERATIONS), 0),
+        num_unread=traffic[GENERATIONS].num_waiting,
     )
     versions = timeline(snapshot, store)
     return State(
@@ -110,28 +111,25 @@ def build_state(
     )
 
 
-def bucketed(scores: Rows) -> dict[str, list[float | None]]:
+def bucketed(scores: Sequence[Score]) -> dict[str, list[float | None]]:
     """Users' answers over time: accept rate and mean reward of the labelled ones, share that is labelled.
 
-    Columns of equal length; `at` is the middle of a bucket. A bucket without a label has no rate.
+    Columns of equal length, one entry for every run of equally many answers; `at` is the mean time of a run. A run
+    without a label has no rate; a last one that is less than half full waits for more.
     """
-    width = bucket_width(scores[0].at - scores[-1].at) if scores else 1
-    buckets: dict[int, list[float | None]] = {}
-    for row in scores:
-        buckets.setdefault(int(row.at // width), []).append(row.reward)
+    ordered = list(reversed(scores))
+    size = max(MIN_IN_BUCKET, math.ceil(len(ordered) / MAX_BUCKETS))
     columns: dict[str, list[float | None]] = {name: [] for name in ("at", "accept_rate", "reward", "labelled")}
-    for number, values in sorted(buckets.items()):
-        labelled = [value for value in values if value is not None]
-        columns["at"].append((number + 0.5) * width)
+    for start in range(0, len(ordered), size):
+        rows = ordered[start : start + size]
+        if start and len(rows) < size / 2:
+            break
+        labelled = [row.reward for row in rows if row.reward is not None]
+        columns["at"].append(_mean([row.at for row in rows]))
         columns["accept_rate"].append(_accept_rate(labelled))
         columns["reward"].append(_mean(labelled))
-        columns["labelled"].append(len(labelled) / len(values))
+        columns["labelled"].append(len(labelled) / len(rows))
     return columns
-
-
-def bucket_width(seconds: float) -> int:
-    """The smallest width, in seconds, that makes at most `MAX_BUCKETS` of a stretch of time."""
-    return next((width for width in _WIDTHS if seconds / width < MAX_BUCKETS), _WIDTHS[-1])
 
 
 def _headline(snapshot: Snapshot, versions: Sequence[Version], generations: Identity) -> Headline:
@@ -173,10 +171,17 @@ def _edges(snapshot: Snapshot, traffic: Mapping[str, Traffic]) -> list[Edge]:
         lag("generations", "episodes", GENERATIONS),
         lag("signals", "episodes", SIGNALS, snapshot.outboxes.get("feedback", 0)),
         lag("episodes", "rewards", EPISODES, snapshot.outboxes.get("episodes", 0)),
-        Edge("rewards", "training", traffic[EXPERIENCES].num_waiting, None, "since last step"),
+        _training_edge(snapshot),
         _candidate_edge(snapshot),
         _live_edge(snapshot),
     ]
+
+
+def _training_edge(snapshot: Snapshot) -> Edge:
+    """The trainer's positions lie in its checkpoint: the labels since its newest step stand for its lag."""
+    stepped_at = snapshot.steps[0].at if snapshot.steps else 0.0
+    waiting = [row.at for row in snapshot.scores if row.at > stepped_at and row.reward is not None]
+    return Edge("rewards", "training", len(waiting), min(waiting, default=None))
 
 
 def _candidate_edge(snapshot: Snapshot) -> Edge:

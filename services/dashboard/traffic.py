@@ -37,13 +37,6 @@ def read_traffic(
     return Traffic(_count_since(event_log, topic, ends, now - RATE_SECONDS), num_waiting, min(oldest, default=None))
 
 
-def read_traffic_since(event_log: EventLog, topic: str, handled_at: float, now: float) -> Traffic:
-    """As `read_traffic`, for a consumer that keeps its positions to itself: what came after a time waits for it."""
-    ends = event_log.ends(topic)
-    num_recent = _count_since(event_log, topic, ends, now - RATE_SECONDS)
-    return Traffic(num_recent, _count_since(event_log, topic, ends, handled_at), None)
-
-
 def _count_since(event_log: EventLog, topic: str, ends: Mapping[int, int], since: float) -> int:
     return sum(end - _first_since(event_log, topic, part, end, since) for part, end in ends.items())
 

@@ -22,11 +22,11 @@ from contracts.weights.store import WeightStore
 from services.dashboard.queries import MAX_VERSIONS, read_snapshot
 from services.dashboard.state import State, build_state
 from services.dashboard.timeline import Published, published
-from services.dashboard.traffic import read_traffic, read_traffic_since
+from services.dashboard.traffic import read_traffic
 
 PERIOD_SECONDS = 1.0
 MAX_VIEWERS = 64
-_CONSUMERS = {GENERATIONS: "episodes", SIGNALS: "episodes", EPISODES: "rewards"}
+_CONSUMERS = {GENERATIONS: "episodes", SIGNALS: "episodes", EPISODES: "rewards", EXPERIENCES: "training"}
 
 
 class Reader:
@@ -51,9 +51,6 @@ class Reader:
         topics = {
             topic: read_traffic(self._log, topic, group, snapshot.positions, now) for topic, group in _CONSUMERS.items()
         }
-        # The trainer's positions lie in its checkpoint: what came after its newest step stands for its lag.
-        last_step_at = snapshot.steps[0].at if snapshot.steps else 0.0
-        topics[EXPERIENCES] = read_traffic_since(self._log, EXPERIENCES, last_step_at, now)
         return build_state(snapshot, topics, self._versions(), self._settings, now)
 
     def _versions(self) -> dict[int, Published]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -41,17 +42,21 @@ class Site:
     """The dashboard of a home, served from a thread."""
 
     def __init__(self, settings: Settings) -> None:
-        self._server = uvicorn.Server(uvicorn.Config(create_app(settings), port=0, log_level="warning"))
-        self._thread = threading.Thread(target=self._server.run)
+        self._app = create_app(settings)
+        self._server = uvicorn.Server(uvicorn.Config(self._app, port=0, log_level="warning"))
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._server.serve(),))
         self._thread.start()
         while not self._server.started:
             time.sleep(0.02)
         self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
 
     def close(self) -> None:
-        # Open streams would hold a server in a thread: signals, which end them, reach the main thread only.
-        self._server.force_exit = self._server.should_exit = True
+        # In a process of its own a signal does both; signals reach the main thread only.
+        self._loop.call_soon_threadsafe(self._app.state.watcher.stop)
+        self._server.should_exit = True
         self._thread.join()
+        self._loop.close()
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +96,7 @@ def test_everything_is_drawn_and_nothing_overflows(
     assert page.evaluate(SCROLL) == 0
     assert (
         page.evaluate("document.querySelector('#generations .total').textContent")
-        == "800 answers logged = 800 explained"
+        == "803 answers logged = 803 explained"
     )
     assert page.evaluate("document.querySelector('#alarm').hidden")
     assert page.evaluate("document.querySelector('#tiles .value').textContent") == f"v{NUM_VERSIONS - 1}"

@@ -4,13 +4,17 @@ import { clock } from "./format.js";
 import { element } from "./elements.js";
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-// Round numbers on the axis; on the time axis the date, once the chart spans more than a day.
-const round = (ticks) => ticks.map((tick) => String(Number(tick.toPrecision(3))));
+// As many decimals as tell neighbouring ticks apart; on the time axis the date, once the chart spans more than a day.
+const round = (ticks) => {
+  const step = ticks.length > 1 ? ticks[1] - ticks[0] : 1;
+  return ticks.map((tick) => tick.toFixed(Math.min(6, Math.max(0, Math.ceil(-Math.log10(step) - 1e-9)))));
+};
 const times = (ticks) => {
   const long = ticks.at(-1) - ticks[0] > 86400;
   const style = long ? { day: "numeric", month: "short" } : { hour: "2-digit", minute: "2-digit", ...(ticks[1] - ticks[0] < 60 ? { second: "2-digit" } : {}) };
   return ticks.map((tick) => new Date(tick * 1000).toLocaleString("en-GB", style));
 };
+const SECONDS_SHOWN = 300;
 const faint = (value) => ({ stroke: value, width: 1 });
 
 export class Chart {
@@ -62,13 +66,13 @@ export class Chart {
       {
         width: this.canvas.clientWidth || 300,
         height: this.options.height,
-        padding: [8, 10, 0, 0],
+        padding: [8, 22, 0, 0],
         legend: { show: false },
         cursor: { drag: { x: false, y: false }, ...(sync ? { sync: { key: sync, scales: ["x", null] } } : {}) },
         scales: { x: { time: true }, y: range ? { range: () => range } : {} },
         axes: [
-          { ...axis, space: 52, size: 30, values: (_plot, ticks) => times(ticks) },
-          { ...axis, space: 28, size: 48, values: (_plot, ticks) => (share ? ticks.map((tick) => format(tick)) : round(ticks)) },
+          { ...axis, space: (_plot, _axis, from, to) => (to - from < SECONDS_SHOWN ? 74 : 52), size: 30, values: (_plot, ticks) => times(ticks) },
+          { ...axis, space: 28, size: 52, values: (_plot, ticks) => (share ? ticks.map((tick) => format(tick)) : round(ticks)) },
         ],
         series: [
           {},

@@ -99,7 +99,7 @@ function drawIdentity(id, left, identity) {
     return term;
   });
   const sum = identity.counts.reduce((total, number) => total + number, 0);
-  const sign = identity.problems.length || sum !== identity.total ? "≠" : "=";
+  const sign = sum !== identity.total ? "≠" : "=";
   find(id).replaceChildren(
     element("p", { className: "total" }, element("b", {}, count(identity.total)), ` ${left} ${sign} ${count(sum)} explained`),
     bar,
@@ -133,6 +133,12 @@ function size(row) {
   return element("span", {}, bytes(row.payload_bytes), element("small", {}, ` ${ratio}`));
 }
 
+// The gap between tokens that held the swap, less a usual gap: noise can make it negative.
+function swapPause(row) {
+  const pause = row.gap_seconds ?? row.pause_seconds;
+  return pause == null ? "–" : seconds(Math.max(0, pause));
+}
+
 const VERSION_COLUMNS = [
   { name: "version", cell: (row) => element("span", {}, version(row.version), element("small", {}, row.parent == null ? "" : ` from ${version(row.parent)}`)) },
   { name: "status", cell: (row) => element("span", { className: `status ${row.status.replace(" ", "-")}` }, row.status) },
@@ -141,7 +147,7 @@ const VERSION_COLUMNS = [
   { name: "payload", number: true, cell: size },
   { name: "density", number: true, cell: (row) => (row.kind === "delta" ? percent(row.density) : "–") },
   { name: "samples", number: true, cell: (row) => (row.num_samples ? count(row.num_samples) : "–") },
-  { name: "swap pause", number: true, cell: (row) => seconds(row.gap_seconds ?? row.pause_seconds) },
+  { name: "swap pause", number: true, cell: (row) => swapPause(row) },
   { name: "published", number: true, cell: (row) => clock(row.created_at) },
   { name: "reason", className: "reason", cell: (row) => row.reason || "–" },
 ];

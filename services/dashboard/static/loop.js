@@ -51,7 +51,6 @@ function path([x1, y1], [x2, y2], wide) {
 }
 
 function waiting(edge, now) {
-  if (edge.note) return [`${count(edge.num_waiting)} waiting`, edge.note];
   if (edge.num_waiting === 0) return ["0 waiting", ""];
   const age = edge.oldest_at == null ? "" : `oldest ${seconds(Math.max(0, now - edge.oldest_at))}`;
   return [`${count(edge.num_waiting)} waiting`, age];

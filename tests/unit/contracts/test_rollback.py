@@ -1,6 +1,4 @@
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -53,14 +51,6 @@ def test_rolling_back_again_and_again_visits_every_accepted_version_once_and_end
 @given(st.lists(st.integers(0, 20), min_size=1))
 def test_what_serves_is_never_revoked(history: list[int | None]) -> None:
     assert history[-1] not in revoked_versions(history)
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    opened = Database(f"sqlite:///{tmp_path / 'millrace.db'}")
-    opened.migrate()
-    yield opened
-    opened.close()
 
 
 def judge(connection: Connection, version: int, *, accepted: bool) -> None:

@@ -33,13 +33,10 @@ def small(untouched: Path, tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> Settings:
+def bare(migrated: Path, tmp_path: Path) -> Settings:
     """A home in which nothing has happened."""
-    settings = settings_of(tmp_path)
-    database = settings.database()
-    database.migrate()
-    database.close()
-    return settings
+    shutil.copy(migrated, tmp_path / "millrace.db")
+    return settings_of(tmp_path)
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
+from contracts import ledger
 from contracts.ledger import Counts
 from services.dashboard.identities import (
     GENERATION_STATES,
+    SIGNAL_STATES,
     Identity,
     effective_counts,
     generation_identity,
@@ -11,6 +13,11 @@ from services.dashboard.queries import Standing
 
 def count_of(identity: Identity, name: str) -> int:
     return identity.counts[identity.names.index(name)]
+
+
+def test_the_names_are_those_of_the_ledger() -> None:
+    assert set(GENERATION_STATES) == ledger.GENERATION_STATES
+    assert set(SIGNAL_STATES) == ledger.SIGNAL_STATES
 
 
 def test_what_the_trainer_said_in_an_undone_epoch_is_pending_again() -> None:
@@ -27,34 +34,35 @@ def test_what_the_trainer_said_in_an_undone_epoch_is_pending_again() -> None:
 
 def test_generations_balance_per_version_and_in_all() -> None:
     counts = {2: {"trained": 5, "pending": 1}, 1: {"filtered": 2, "erased": 3}}
-    identity = generation_identity(counts, num_handled=11, num_dead=0)
+    identity = generation_identity(counts, num_handled=11, num_dead=0, num_unread=2)
     assert identity.problems == []
-    assert identity.total == sum(identity.counts) == 11
+    assert identity.total == sum(identity.counts) == 13
+    assert count_of(identity, "pending") == 3
     assert [(row.version, row.total) for row in identity.versions] == [(2, 6), (1, 5)]
     assert identity.versions[1].counts[GENERATION_STATES.index("filtered")] == 2
 
 
 def test_nothing_logged_is_balanced() -> None:
-    identity = generation_identity({}, num_handled=0, num_dead=0)
+    identity = generation_identity({}, num_handled=0, num_dead=0, num_unread=0)
     assert (identity.total, sum(identity.counts), identity.problems) == (0, 0, [])
 
 
 def test_a_generation_that_was_read_and_has_no_row_raises_the_alarm() -> None:
-    identity = generation_identity({1: {"trained": 9}}, num_handled=10, num_dead=0)
-    assert identity.problems == ["1 logged generations were read and have no state"]
+    identity = generation_identity({1: {"trained": 9}}, num_handled=10, num_dead=0, num_unread=0)
+    assert identity.problems == ["generations that were read from the log and have no state: 1"]
     assert (identity.total, sum(identity.counts)) == (10, 9)
 
 
 def test_a_row_that_was_never_logged_raises_the_alarm() -> None:
-    problems = generation_identity({1: {"trained": 9}}, num_handled=8, num_dead=0).problems
-    assert problems == ["1 generations have a state and were never logged"]
+    problems = generation_identity({1: {"trained": 9}}, num_handled=8, num_dead=0, num_unread=0).problems
+    assert problems == ["generations that have a state and were never logged: 1"]
 
 
 def test_a_dead_letter_and_an_unknown_state_raise_the_alarm() -> None:
-    problems = generation_identity({1: {"trained": 8, "lost": 1}}, num_handled=10, num_dead=1).problems
+    problems = generation_identity({1: {"trained": 8, "lost": 1}}, num_handled=10, num_dead=1, num_unread=0).problems
     assert problems == [
-        "1 v1 generations are in the unknown state 'lost'",
-        "1 logged generations could not be read: see the table dead_letter",
+        "generations of v1 in the unknown state 'lost': 1",
+        "logged generations that could not be read, see the table dead_letter: 1",
     ]
 
 
@@ -67,8 +75,9 @@ def test_signals_balance_while_the_unjoined_are_on_their_way() -> None:
 
 def test_an_acknowledged_signal_that_is_nowhere_raises_the_alarm() -> None:
     counts = Counts(10, {"joined": 7, "pending": 3})
-    problems = signal_identity(counts, num_unjoined=3, num_under_way=1).problems
-    assert problems == ["2 acknowledged signals are neither joined nor on their way"]
+    identity = signal_identity(counts, num_unjoined=3, num_under_way=1)
+    assert identity.problems == ["acknowledged signals that are neither joined nor on their way: 2"]
+    assert (identity.total, sum(identity.counts)) == (10, 8)
 
 
 def test_signals_that_do_not_add_up_raise_the_alarm() -> None:

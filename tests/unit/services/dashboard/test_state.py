@@ -1,22 +1,16 @@
 import math
 import time
-from typing import NamedTuple
 
 import pytest
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 
 from contracts import ledger, tables
 from contracts.settings import Settings
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
-from services.dashboard.state import MAX_BUCKETS, State, bucket_width, bucketed
+from services.dashboard.queries import Score
+from services.dashboard.state import MAX_BUCKETS, MIN_IN_BUCKET, State, bucketed
 from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.unit.services.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY, REFUSED, WAITING
-
-
-class Score(NamedTuple):
-    at: float
-    version: int
-    reward: float | None
 
 
 @pytest.fixture
@@ -42,8 +36,9 @@ def test_the_ledger_of_the_page_is_the_ledger(state: State, seeded: Settings) ->
     database.close()
     assert num_void, "the seed should hold samples of an undone epoch"
     shown = dict(zip(state.generations.names, state.generations.counts, strict=True))
+    shown["pending"] -= WAITING[GENERATIONS]
     assert {name: count for name, count in shown.items() if count} == generations.states
-    assert state.generations.total == generations.total == 600
+    assert state.generations.total - WAITING[GENERATIONS] == generations.total == 600
     shown = dict(zip(state.signals.names, state.signals.counts, strict=True))
     assert {name: count for name, count in shown.items() if count} == signals.states
     assert state.signals.total == signals.total
@@ -125,7 +120,7 @@ def test_a_lost_signal_raises_the_alarm(small: Settings, reader_of: ReaderOf) ->
         connection.execute(delete(tables.signal).where(tables.signal.c.id == key))
     database.close()
     problems = reader_of(small).read(time.time()).signals.problems
-    assert problems == ["1 acknowledged signals are neither joined nor on their way"]
+    assert problems == ["acknowledged signals that are neither joined nor on their way: 1"]
 
 
 def test_a_signal_in_the_outbox_is_on_its_way(small: Settings, reader_of: ReaderOf) -> None:
@@ -170,6 +165,7 @@ def test_a_version_rolled_back_over_says_so(small: Settings, reader_of: ReaderOf
 
 def test_an_empty_home_has_an_empty_page(bare: Settings, reader_of: ReaderOf) -> None:
     state = reader_of(bare).read(time.time())
+    assert sum(state.generations.counts) == sum(state.signals.counts) == 0
     assert (state.live, state.candidate, state.rollback_to) == (None, None, None)
     assert (state.generations.total, state.signals.total) == (0, 0)
     assert state.generations.problems == state.signals.problems == []
@@ -178,17 +174,28 @@ def test_an_empty_home_has_an_empty_page(bare: Settings, reader_of: ReaderOf) ->
     assert (state.versions, state.rewards["at"], state.curves["at"], state.gate["at"]) == ([], [], [], [])
 
 
-def test_buckets_keep_silence_apart_from_refusal() -> None:
-    scores = [Score(120.9, 1, None), Score(120.2, 1, 1.0), Score(120.1, 1, 0.0), Score(110.0, 1, None)]
-    columns = bucketed(scores)  # type: ignore[arg-type]
-    assert columns == {
-        "at": [110.5, 120.5],
-        "accept_rate": [None, 0.5],
-        "reward": [None, 0.5],
-        "labelled": [0.0, pytest.approx(2 / 3)],
-    }
+def test_labels_since_the_newest_step_wait_for_training(state: State, seeded: Settings) -> None:
+    database = seeded.database()
+    with database.snapshot() as connection:
+        stepped_at = connection.execute(select(func.max(tables.training_step.c.at))).scalar_one()
+        waiting = connection.execute(
+            select(tables.score.c.at).where(tables.score.c.at > stepped_at, tables.score.c.reward.is_not(None))
+        ).scalars()
+        assert edge_of(state, "training", "rewards") == (len(times := list(waiting)), min(times))
+    database.close()
 
 
-@pytest.mark.parametrize("seconds", [0.0, 89.0, 600.0, 86400.0, 30 * 86400.0])
-def test_a_chart_has_a_bounded_number_of_buckets(seconds: float) -> None:
-    assert seconds / bucket_width(seconds) < MAX_BUCKETS
+def test_a_run_of_answers_keeps_silence_apart_from_refusal() -> None:
+    answers = [Score(100.0 + number, 1, (None, 1.0, 0.0, 1.0)[number % 4]) for number in range(MIN_IN_BUCKET - 1)]
+    silence = [Score(200.0 + number, 1, None) for number in range(MIN_IN_BUCKET + 1)]
+    columns = bucketed([*reversed(silence), *reversed(answers)])
+    assert columns["labelled"] == [pytest.approx(18 / 25), 0.0]
+    assert columns["accept_rate"] == [pytest.approx(12 / 18), None]
+    assert columns["reward"] == columns["accept_rate"]
+    assert columns["at"] == [pytest.approx((100 * 24 + 276 + 200) / 25), pytest.approx(213.0)]
+
+
+@pytest.mark.parametrize("number", [0, 1, 13, 30, 400, 5000])
+def test_a_chart_has_a_bounded_number_of_points(number: int) -> None:
+    columns = bucketed([Score(float(-place), 1, 1.0) for place in range(number)])
+    assert bool(number) <= len(columns["at"]) <= MAX_BUCKETS

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.event_log import Consumer, LoadPosition, LogRecord, Message
-from services.dashboard.traffic import RATE_SECONDS, Traffic, read_traffic, read_traffic_since
+from services.dashboard.traffic import RATE_SECONDS, Traffic, read_traffic
 
 TOPIC = "signals"
 
@@ -41,15 +41,14 @@ partitions = st.lists(st.lists(st.integers(0, 200).map(float), max_size=40).map(
 
 @given(partitions, st.integers(-1, 201))
 def test_the_count_equals_a_look_at_every_record(times: list[list[float]], since: int) -> None:
-    waiting = sum(at >= since for part in times for at in part)
-    recent = sum(at >= 140.0 for part in times for at in part)
-    assert read_traffic_since(ListLog(times), TOPIC, since, now=200.0) == Traffic(recent, waiting, None)
+    recent = sum(at >= since for part in times for at in part)
+    assert read_traffic(ListLog(times), TOPIC, "episodes", {}, since + RATE_SECONDS).num_recent == recent
 
 
 def test_a_hundred_thousand_records_take_a_few_dozen_reads() -> None:
     log = ListLog([[number / 100 for number in range(100_000)]])
-    assert read_traffic_since(log, TOPIC, 990.0, now=1000.0) == Traffic(6000, 1000, None)
-    assert log.num_reads < 60
+    assert read_traffic(log, TOPIC, "episodes", {("episodes", TOPIC, 0): 99_000}, 1000.0) == Traffic(6000, 1000, 990.0)
+    assert log.num_reads < 40
 
 
 def test_what_waits_lies_between_the_position_and_the_end() -> None:

@@ -71,7 +71,8 @@ class Feedback:
 
     def counts(self) -> dict[str, int]:
         with self.database.snapshot() as connection:
-            return {state: num for state, num in connection.execute(select(signal_count.c.state, signal_count.c.count))}
+            rows = connection.execute(select(signal_count.c.state, signal_count.c.count))
+            return {row[0]: row[1] for row in rows}
 
 
 @pytest.fixture
