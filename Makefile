@@ -28,11 +28,12 @@ test: setup  ## Run the tests that need no server, no GPU and no browser
 browser: setup  ## Run the page test; it is skipped without Chromium
 	$(BIN)/pytest -m browser -rs
 
-check: setup  ## Format, lint, types and layers
+check: setup  ## Format, lint, types, layers, and that torch stays where it belongs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy .
 	$(BIN)/lint-imports
+	$(BIN)/pytest --quiet --durations=0 tests/unit/test_architecture.py
 
 clean:  ## Remove the environment and all runs
 	rm -rf .venv runs

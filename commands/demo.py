@@ -43,7 +43,7 @@ GOAL_ACCURACY, GOAL_VERSIONS, GOAL_SECONDS = 0.90, 5, 300.0
 PRODUCT = Path(__file__).parent.parent / "examples" / "reservations"
 _REPORT_SECONDS = 5.0
 
-console = Console(highlight=False)
+console = Console(highlight=False, soft_wrap=True)
 
 
 class _Run(NamedTuple):
@@ -210,8 +210,8 @@ def _report(home: Home, listed: Path, seconds: float) -> None:
         pending = generation_counts(connection).states.get(PENDING, 0)
     database.close()
     console.print(
-        f"{seconds:4.0f} s  v{_live(home):<3} live  {answers:5} answers  {len(said):5} signals  "
-        f"accepted {accepted:4.0%} of the last {len(recent)}  {pending:4} pending  {failed} failed"
+        f"{seconds:4.0f} s  live v{_live(home):<3} {answers:5} answers {len(said):5} signals  "
+        f"accepted {accepted:4.0%}  pending {pending:4}  failed {failed}"
     )
 
 

@@ -24,7 +24,7 @@ from pipelines.training.settings import TrainingSettings
 
 _START_SECONDS = 120.0
 _BACKLOG = 1024
-console = Console(highlight=False)
+console = Console(highlight=False, soft_wrap=True)
 
 
 def run_up(

@@ -19,6 +19,7 @@ from services.dashboard.traffic import RATE_SECONDS, Traffic
 CURVES = ("loss", "ess", "k3", "anchor_kl", "ratio_max", "gradient_norm", "entropy")
 MAX_BUCKETS = 60
 MIN_IN_BUCKET = 25
+MIN_LABELS = 5
 NUM_LATEST = 200
 NUM_DECISIONS = 12
 
@@ -115,7 +116,7 @@ def bucketed(scores: Sequence[Score]) -> dict[str, list[float | None]]:
     """Users' answers over time: accept rate and mean reward of the labelled ones, share that is labelled.
 
     Columns of equal length, one entry for every run of equally many answers; `at` is the mean time of a run. A run
-    without a label has no rate; a last one that is less than half full waits for more.
+    of hardly any labels has no rate; a last one that is less than half full waits for more.
     """
     ordered = list(reversed(scores))
     size = max(MIN_IN_BUCKET, math.ceil(len(ordered) / MAX_BUCKETS))
@@ -126,8 +127,9 @@ def bucketed(scores: Sequence[Score]) -> dict[str, list[float | None]]:
             break
         labelled = [row.reward for row in rows if row.reward is not None]
         columns["at"].append(_mean([row.at for row in rows]))
-        columns["accept_rate"].append(_accept_rate(labelled))
-        columns["reward"].append(_mean(labelled))
+        enough = labelled if len(labelled) >= MIN_LABELS else []
+        columns["accept_rate"].append(_accept_rate(enough))
+        columns["reward"].append(_mean(enough))
         columns["labelled"].append(len(labelled) / len(rows))
     return columns
 

@@ -4,10 +4,12 @@ import { clock } from "./format.js";
 import { element } from "./elements.js";
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-// As many decimals as tell neighbouring ticks apart; on the time axis the date, once the chart spans more than a day.
+// As many decimals as the step has; on the time axis the date, once the chart spans more than a day.
 const round = (ticks) => {
   const step = ticks.length > 1 ? ticks[1] - ticks[0] : 1;
-  return ticks.map((tick) => tick.toFixed(Math.min(6, Math.max(0, Math.ceil(-Math.log10(step) - 1e-9)))));
+  let decimals = 0;
+  while (decimals < 6 && Math.abs(step * 10 ** decimals - Math.round(step * 10 ** decimals)) > 0.01) decimals += 1;
+  return ticks.map((tick) => tick.toFixed(decimals));
 };
 const times = (ticks) => {
   const long = ticks.at(-1) - ticks[0] > 86400;
@@ -15,6 +17,7 @@ const times = (ticks) => {
   return ticks.map((tick) => new Date(tick * 1000).toLocaleString("en-GB", style));
 };
 const SECONDS_SHOWN = 300;
+const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800, 2592000];
 const faint = (value) => ({ stroke: value, width: 1 });
 
 export class Chart {
@@ -66,13 +69,13 @@ export class Chart {
       {
         width: this.canvas.clientWidth || 300,
         height: this.options.height,
-        padding: [8, 22, 0, 0],
+        padding: [8, 28, 0, 0],
         legend: { show: false },
         cursor: { drag: { x: false, y: false }, ...(sync ? { sync: { key: sync, scales: ["x", null] } } : {}) },
         scales: { x: { time: true }, y: range ? { range: () => range } : {} },
         axes: [
-          { ...axis, space: (_plot, _axis, from, to) => (to - from < SECONDS_SHOWN ? 74 : 52), size: 30, values: (_plot, ticks) => times(ticks) },
-          { ...axis, space: 28, size: 52, values: (_plot, ticks) => (share ? ticks.map((tick) => format(tick)) : round(ticks)) },
+          { ...axis, incrs: STEPS, space: (_plot, _axis, from, to) => (to - from < SECONDS_SHOWN ? 74 : 52), size: 30, values: (_plot, ticks) => times(ticks) },
+          { ...axis, space: 28, size: 56, values: (_plot, ticks) => (share ? ticks.map((tick) => format(tick)) : round(ticks)) },
         ],
         series: [
           {},

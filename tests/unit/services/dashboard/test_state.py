@@ -8,7 +8,7 @@ from contracts import ledger, tables
 from contracts.settings import Settings
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from services.dashboard.queries import Score
-from services.dashboard.state import MAX_BUCKETS, MIN_IN_BUCKET, State, bucketed
+from services.dashboard.state import MAX_BUCKETS, MIN_IN_BUCKET, MIN_LABELS, State, bucketed
 from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.unit.services.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY, REFUSED, WAITING
 
@@ -187,9 +187,11 @@ def test_labels_since_the_newest_step_wait_for_training(state: State, seeded: Se
 
 def test_a_run_of_answers_keeps_silence_apart_from_refusal() -> None:
     answers = [Score(100.0 + number, 1, (None, 1.0, 0.0, 1.0)[number % 4]) for number in range(MIN_IN_BUCKET - 1)]
-    silence = [Score(200.0 + number, 1, None) for number in range(MIN_IN_BUCKET + 1)]
+    silence = [
+        Score(200.0 + number, 1, 1.0 if 1 <= number < MIN_LABELS else None) for number in range(MIN_IN_BUCKET + 1)
+    ]
     columns = bucketed([*reversed(silence), *reversed(answers)])
-    assert columns["labelled"] == [pytest.approx(18 / 25), 0.0]
+    assert columns["labelled"] == [pytest.approx(18 / 25), pytest.approx(4 / 25)]
     assert columns["accept_rate"] == [pytest.approx(12 / 18), None]
     assert columns["reward"] == columns["accept_rate"]
     assert columns["at"] == [pytest.approx((100 * 24 + 276 + 200) / 25), pytest.approx(213.0)]
