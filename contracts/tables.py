@@ -116,7 +116,7 @@ generation = Table(
     PrimaryKeyConstraint("completion_id", "choice"),
     Index("ix_generation_closes_at", "closes_at"),
     Index("ix_generation_created_at", "created_at"),
-    Index("ix_generation_state", "state", "version"),
+    Index("ix_generation_state", "state", "version", "state_writer", "state_epoch"),
 )
 
 signal = Table(
@@ -135,6 +135,7 @@ signal = Table(
     Column("record", LargeBinary, nullable=False),
     Index("ix_signal_completion_id", "completion_id", "choice"),
     Index("ix_signal_received_at", "received_at"),
+    Index("ix_signal_state", "state"),
 )
 
 outcome = Table(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "1bfb8d906f50"
+revision = "b404c06224c2"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -82,7 +82,7 @@ def upgrade() -> None:
     with op.batch_alter_table("generation", schema=None) as batch_op:
         batch_op.create_index("ix_generation_closes_at", ["closes_at"], unique=False)
         batch_op.create_index("ix_generation_created_at", ["created_at"], unique=False)
-        batch_op.create_index("ix_generation_state", ["state", "version"], unique=False)
+        batch_op.create_index("ix_generation_state", ["state", "version", "state_writer", "state_epoch"], unique=False)
 
     op.create_table(
         "outbox",
@@ -165,6 +165,7 @@ def upgrade() -> None:
     with op.batch_alter_table("signal", schema=None) as batch_op:
         batch_op.create_index("ix_signal_completion_id", ["completion_id", "choice"], unique=False)
         batch_op.create_index("ix_signal_received_at", ["received_at"], unique=False)
+        batch_op.create_index("ix_signal_state", ["state"], unique=False)
 
     op.create_table(
         "signal_count",
@@ -214,6 +215,7 @@ def downgrade() -> None:
     op.drop_table("swap")
     op.drop_table("signal_count")
     with op.batch_alter_table("signal", schema=None) as batch_op:
+        batch_op.drop_index("ix_signal_state")
         batch_op.drop_index("ix_signal_received_at")
         batch_op.drop_index("ix_signal_completion_id")
 
