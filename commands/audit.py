@@ -39,10 +39,11 @@ def audit(
     database: Database, log: EventLog, clients: list[dict[str, Any]] | None = None, *, settled: bool = False
 ) -> Audit:
     """Check the ledger against the log; `settled`: the loop was drained, so that nothing may be pending any more."""
-    logged = logged_generations(log)
     with database.snapshot() as connection:
         joined, signals = generation_counts(connection), signal_counts(connection)
         states, signal_by_id = generation_states(connection), signal_states(connection)
+    # After the snapshot: while Millrace runs, whatever the join held then is in the log by now.
+    logged = logged_generations(log)
     # What the join has not read yet is pending; what it holds without a record in the log nobody can explain.
     unread = len(logged - states.keys())
     by_state = joined.states | {PENDING: joined.states.get(PENDING, 0) + unread}
@@ -62,7 +63,7 @@ def audit(
         return Audit(generations, signals, tuple(problems))
     seen = {item["key"] for item in clients if item["kind"] == "generation"}
     said = {item["id"] for item in clients if item["kind"] == "signal"}
-    problems += [f"generation {key}: a client saw it, the log does not have it" for key in sorted(seen - states.keys())]
+    problems += [f"generation {key}: a client saw it, the log does not have it" for key in sorted(seen - logged)]
     problems += [f"signal {id_}: it was acknowledged, and is lost" for id_ in sorted(said - signal_by_id.keys())]
     unseen = {key: state for key, (purpose, state) in states.items() if purpose == "user" and key not in seen}
     in_doubt = tuple(sorted(key for key, state in unseen.items() if state != "cancelled"))

@@ -24,9 +24,10 @@ from commands.home import Home, prepare_home
 from commands.supervisor import Supervisor
 from commands.up import greet, listen, new_settings, running
 from contracts import assignments
-from contracts.assignments import CANDIDATE, LIVE
+from contracts.assignments import LIVE
+from contracts.database import Database
 from contracts.errors import MillraceError
-from contracts.ledger import PENDING, generation_counts, trained_versions
+from contracts.ledger import PENDING, generation_counts, learned_signals, trained_versions
 from contracts.weights.format import Manifest
 from contracts.weights.store import FolderWeightStore
 from examples.reservations.evaluate import Evaluation, evaluate
@@ -134,6 +135,8 @@ def _loop(home: Home, supervisor: Supervisor, seed: int, seconds: float) -> _Run
         while users.poll() is None:
             time.sleep(_REPORT_SECONDS)
             _report(home, listed, time.monotonic() - started)
+        if users.returncode != 0:
+            raise MillraceError(f"the users ended with status {users.returncode}; see {settings.home / 'logs/users.log'}")
         console.print("users have stopped; windows close, the trainer takes the remainder")
         result = _drain(home, listed)
     finally:
@@ -146,20 +149,22 @@ def _loop(home: Home, supervisor: Supervisor, seed: int, seconds: float) -> _Run
 
 
 def _drain(home: Home, listed: Path) -> Audit:
-    """Until nothing is pending and the last candidate is judged."""
+    """Until nothing is pending and all that was learned is in versions that were judged."""
     database, log = home.settings.database(), home.settings.event_log()
     deadline = time.monotonic() + DRAIN_SECONDS
     result = audit(database, log, read_clients(listed), settled=True)
-    while time.monotonic() < deadline:
-        with database.snapshot() as connection:
-            candidate = assignments.read(connection, home.settings.policy).get(CANDIDATE)
-        if result.balanced and (candidate is None or candidate.version is None):
-            break
+    while time.monotonic() < deadline and not (result.balanced and all_judged(database, home.settings.policy)):
         time.sleep(0.5)
         result = audit(database, log, read_clients(listed), settled=True)
     log.close()
     database.close()
     return result
+
+
+def all_judged(database: Database, policy: str) -> bool:
+    """True if every version that holds a trained sample has its verdict: what is live will not change by itself."""
+    with database.snapshot() as connection:
+        return set(trained_versions(connection).values()) <= queries.verdicts(connection, policy).keys()
 
 
 def _start_users(home: Home, seed: int, seconds: float, listed: Path) -> subprocess.Popen[bytes]:
@@ -221,20 +226,22 @@ def _summarise(home: Home, run: _Run) -> dict[str, Any]:
     manifests = {version: store.manifest(settings.policy, version) for version in store.versions(settings.policy)}
     database = settings.database()
     with database.snapshot() as connection:
-        trained = trained_versions(connection)
+        learned = learned_signals(connection)
         shipped = [v for v, verdict in queries.verdicts(connection, settings.policy).items() if v and verdict.accepted]
         gaps = queries.swap_gaps(connection, settings.policy, LIVE)
     database.close()
     parents = {version: manifest.parent for version, manifest in manifests.items()}
-    waits = freshness(run.clients, trained, parents, [(run.live.first_at, run.live.version)])
+    waits = freshness(run.clients, learned, parents, [(run.live.first_at, run.live.version)])
     first, last = accept_rates(run.clients)
-    deltas = [manifests[version] for version in shipped]
+    # Every twentieth version is published in full, so that a new replica has a short way.
+    deltas = [manifests[version] for version in shipped if manifests[version].kind == "delta"]
     return {
         "held_out_base": run.base.accuracy,
         "held_out_live": run.live.accuracy,
         "accept_rate_first": _rounded(first),
         "accept_rate_last": _rounded(last),
         "versions_shipped": len(shipped),
+        "signals_served": len(waits),
         "freshness_p50_s": _rounded(percentile(waits, 0.50)),
         "freshness_p95_s": _rounded(percentile(waits, 0.95)),
         "delta_bytes_ratio": _rounded(_mean([_ratio(manifest) for manifest in deltas])),

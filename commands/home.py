@@ -1,6 +1,6 @@
 """Makes a home ready: settings, tables, keys, the base policy as version 0, and `live` pointing at it.
 
-Run again, it changes only what is missing.
+Run again, it writes the settings of that start and makes only what is missing: the run goes on, with the same policy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contracts import assignments
 from contracts.assignments import LIVE
 from contracts.errors import InvalidSettings
 from contracts.keys import create_key
-from contracts.settings import Section, Settings, write_settings
+from contracts.settings import Section, Settings, load_settings, write_settings
 from contracts.tasks import load_tasks
 from contracts.weights.format import Tensor, Tensors, read_safetensors
 from contracts.weights.store import FolderWeightStore, publish_version
@@ -39,6 +39,8 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
         InvalidTask, InvalidSettings: before anything is written.
     """
     load_tasks(settings.tasks)
+    if (settings.home / "millrace.toml").exists():
+        settings = _continued(settings, load_settings(settings.home))
     base = Path(settings.base)
     if not base.is_dir():
         raise InvalidSettings(f"policy folder {base} does not exist")
@@ -83,6 +85,16 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
             )
     database.close()
     return Home(settings, operator_file.read_text().strip(), app_key)
+
+
+def _continued(settings: Settings, held: Settings) -> Settings:
+    """Settings for a home that was started before: weights, checkpoints and log there belong to one run of one policy."""
+    if (settings.policy, settings.base) != (held.policy, held.base):
+        raise InvalidSettings(
+            f"{held.home} holds {held.policy!r} made from {held.base}, not {settings.policy!r} from {settings.base}: "
+            "choose another --home, or correct `base` in its millrace.toml if the folder has moved",
+        )
+    return settings.model_copy(update={"run": held.run})
 
 
 def to_bf16(tensors: Tensors) -> Tensors:

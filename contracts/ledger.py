@@ -94,6 +94,23 @@ def signal_states(connection: Connection) -> dict[str, str]:
     return dict.fromkeys(accepted, PENDING) | settled
 
 
+def learned_signals(connection: Connection) -> dict[str, int]:
+    """Signal id to the first version whose weights contain it; one that came after its sample was trained taught nothing."""
+    rows = connection.execute(
+        select(signal.c.id, generation.c.state_version)
+        .join(
+            generation,
+            and_(generation.c.completion_id == signal.c.completion_id, generation.c.choice == signal.c.choice),
+        )
+        .where(
+            effective_state() == "trained",
+            signal.c.state.in_(("joined", "late")),
+            signal.c.revision <= generation.c.state_revision,
+        )
+    )
+    return {row.id: row.state_version for row in rows}
+
+
 def trained_versions(connection: Connection) -> dict[str, int]:
     """Sample key to the first version whose weights contain it, for what is trained and not taken back."""
     rows = connection.execute(

@@ -78,18 +78,18 @@ def roll_back(connection: Connection, *, policy: str, writer: str, reason: str, 
         raise InvalidRequest(f"the base of {policy!r} is live already; nothing lies below it", policy=policy)
     for arm, version in ((LIVE, target), (TRAINING, target), (CANDIDATE, None)):
         held = arms.get(arm, Assignment(policy, arm, None, 0.0, 0))
-        # `training` moves even to the version it names: its epoch tells the trainer to start again from there.
-        if version is not None or held.version is not None:
-            move(
-                connection,
-                policy=policy,
-                arm=arm,
-                version=version,
-                expected_epoch=held.epoch,
-                writer=writer,
-                reason=reason,
-                share=held.share,
-            )
+        # All three move, also to what they hold: the epoch of `training` tells the trainer to start again from there, and
+        # that of an empty `candidate` refuses what the trainer was about to offer before it had heard.
+        move(
+            connection,
+            policy=policy,
+            arm=arm,
+            version=version,
+            expected_epoch=held.epoch,
+            writer=writer,
+            reason=reason,
+            share=held.share,
+        )
     return target
 
 

@@ -29,7 +29,7 @@ def accept_rates(clients: Sequence[Mapping[str, Any]]) -> tuple[float | None, fl
 
 def freshness(
     clients: Sequence[Mapping[str, Any]],
-    trained: Mapping[str, int],
+    learned: Mapping[str, int],
     parents: Mapping[int, int | None],
     answers: Sequence[tuple[float, int]] = (),
 ) -> list[float]:
@@ -37,7 +37,7 @@ def freshness(
 
     Args:
         clients: the users' list.
-        trained: sample key to the first version that contains it.
+        learned: signal id to the first version that contains it.
         parents: version to parent.
         answers: further (time, version) of responses, beside those in the list.
     """
@@ -50,7 +50,7 @@ def freshness(
             times.setdefault(held, []).append(at)
     waits = []
     for item in clients:
-        learned_in = trained.get(str(item.get("key"))) if item["kind"] == "signal" else None
+        learned_in = learned.get(str(item["id"])) if item["kind"] == "signal" else None
         if learned_in is None or learned_in not in times:
             continue
         place = bisect.bisect_left(times[learned_in], float(item["at"]))

@@ -170,9 +170,9 @@ class Crowd:
             "at": time.time(),
             **said,
         }
-        for _ in range(2 if self._random.random() < TWICE else 1):
-            if not await self._post(body):
-                return
+        twice = self._random.random() < TWICE
+        if not await self._post(body):
+            return
         self._note(
             kind="signal",
             id=body["id"],
@@ -180,6 +180,8 @@ class Crowd:
             name=said["name"],
             positive=said["value"] in (True, "up") and said["name"] != "regenerated",
         )
+        if twice:
+            await self._post(body)
 
     async def _post(self, body: dict[str, Any]) -> bool:
         give_up = time.monotonic() + _LAST_TRY_SECONDS

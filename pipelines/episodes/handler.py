@@ -100,9 +100,11 @@ class EpisodesHandler:
         before = repository.set_signal_state(connection, record.id, "retracted")
         if before is None:
             repository.add_signal(connection, record, "retracted")
-        if held is None or before not in {"joined", "late"}:
+        # A task that was removed since judges nothing any more; its samples keep what they have.
+        task = self._tasks.get(held.record.task) if held else None
+        if held is None or task is None or before not in {"joined", "late"}:
             return []
-        self._resolve(connection, held.record, self._tasks[held.record.task])
+        self._resolve(connection, held.record, task)
         return self._emit_again(connection, key, held)
 
     def _settle(self, connection: Connection, record: Signal, about: Generation, task: Task | None) -> bool:

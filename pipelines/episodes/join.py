@@ -46,7 +46,8 @@ def superseded(signals: Iterable[Signal]) -> set[str]:
 
 def is_decisive(task: Task, signals: Sequence[Signal]) -> bool:
     """True if the episode need not wait for its window."""
-    return any(task.signals[signal.name].decisive for signal in signals)
+    rules = (task.signals.get(signal.name) for signal in signals)
+    return any(rule.decisive for rule in rules if rule)
 
 
 def replaces(outcome: Outcome, standing: Standing, current_revision: int) -> bool:

@@ -110,13 +110,14 @@ class SentinelRunner:
             try:
                 answer = self._client.post("/v1/chat/completions", json=body)
             except httpx.TransportError as error:
-                reason = f"{type(error).__name__}: {error}"
+                reason, absent = f"{type(error).__name__}: {error}", False
             else:
                 if answer.is_success:
                     return f"{answer.json()['id']}:0"
                 reason, absent = answer.text[:200], VersionNotResident.code in answer.text
             stop.wait(_RETRY_SECONDS)
-        if absent:
+        # Told to stop while the engine was still loading: that is no verdict.
+        if absent and not stop.is_set():
             raise VersionNotResident(f"the engine did not take v{version} in {self._patience:.0f} s; its log says why")
         raise Unavailable(f"v{version} did not answer its sentinels: {reason}")
 

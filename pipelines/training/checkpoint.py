@@ -193,11 +193,12 @@ class CheckpointStore:
         return data
 
     def _prune(self, keep_versions: Collection[int]) -> None:
-        version_of = {name: self._version_of(name) for name in self._names()}
-        of_versions = [name for name, version in version_of.items() if version is not None]
-        kept = {*list(version_of)[-self._keep :], *of_versions[-self._keep :]}
-        kept |= {name for name in of_versions if version_of[name] in keep_versions}
-        for name in version_of.keys() - kept:
+        names = self._names()
+        # One per version, its newest: every restart saves the version it stands on once more.
+        newest = {version: name for name in names if (version := self._version_of(name)) is not None}
+        kept = {*names[-self._keep :], *sorted(newest.values())[-self._keep :]}
+        kept |= {name for version, name in newest.items() if version in keep_versions}
+        for name in set(names) - kept:
             shutil.rmtree(self._folder / name)
 
     def _version_of(self, name: str) -> int | None:

@@ -168,6 +168,11 @@ class Learner:
                     for moment in MOMENTS
                 }
 
+    def restart(self, tensors: Tensors) -> None:
+        """Go on from published bits; the optimizer's moments were of other weights and are forgotten."""
+        copy_tensors(self._model, tensors)
+        self._optimizer.state.clear()
+
     def _micro_batches(self, experiences: Sequence[Experience]) -> list[MicroBatch]:
         return micro_batches(experiences, max_tokens=self._settings.max_tokens, device=self._accelerator.device)
 

@@ -41,11 +41,26 @@ class Publisher:
         """What the store has."""
         return self._store.versions(self._settings.policy)
 
+    def load(self, version: int) -> Tensors:
+        """The bits of a version."""
+        return self._store.load(self._settings.policy, version)
+
+    def lineage(self, version: int) -> list[int]:
+        """A version, its parent and so on down to the base.
+
+        Raises:
+            NotFound: the store has no such version.
+        """
+        found = [version]
+        while (parent := self._store.manifest(self._settings.policy, found[-1]).parent) is not None:
+            found.append(parent)
+        return found
+
     def publish(self, state: TrainerState, target: Tensors, now: float) -> None:
         """Make the newest version of the lineage durable; again with the same bits is a no-op."""
         version, parent = state.lineage[0], state.lineage[1]
         if parent not in self.held:
-            self.held[parent] = self._store.load(self._settings.policy, parent)
+            self.held[parent] = self.load(parent)
         manifest = publish_version(
             self._store,
             policy=self._settings.policy,

@@ -19,7 +19,7 @@ import structlog
 from contracts import assignments
 from contracts.assignments import CANDIDATE, TRAINING, Assignment
 from contracts.dead_letters import bury
-from contracts.errors import InvalidRecord, WeightsRefused
+from contracts.errors import InvalidRecord, NotFound, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
 from contracts.outbox import message
 from contracts.records import Experience, Outcome, decode
@@ -149,13 +149,24 @@ class Trainer:
         if arm.version is None:
             return
         try:
-            target = self._checkpoints.load_version(arm.version)
-        except WeightsRefused as error:
+            target = self._return_to(arm.version)
+        except (WeightsRefused, NotFound) as error:
             log.error("rollback refused", version=arm.version, reason=error.message)  # noqa: TRY400 no fault of ours
             return
-        self._learner.restore(target)
-        roll_back(self.state, target.state, self._clock())
+        roll_back(self.state, target, self._clock())
         self._begin_epoch(arm.version)
+
+    def _return_to(self, version: int) -> TrainerState:
+        """Become a version again: as its checkpoint holds it or, if that was forgotten, as it was published."""
+        try:
+            checkpoint = self._checkpoints.load_version(version)
+        except WeightsRefused as error:
+            lineage, tensors = self._publisher.lineage(version), self._publisher.load(version)
+            log.warning("rollback to published bits, without moments", version=version, reason=error.message)
+            self._learner.restart(tensors)
+            return TrainerState(lineage=lineage)
+        self._learner.restore(checkpoint)
+        return checkpoint.state
 
     def _read(self, timeout: float) -> None:
         """Never more than a batch ahead: what waits in the log can still be revised and costs no memory."""
