@@ -47,7 +47,7 @@ _REPORT_SECONDS = 5.0
 console = Console(highlight=False, soft_wrap=True)
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
     """What was measured while everything was up."""
 
     base: Evaluation
@@ -74,7 +74,7 @@ def run_demo(
         greet(ready)
         run = _loop(ready, supervisor, seed, seconds)
         elapsed = time.monotonic() - started
-        summary = {"seed": seed, "seconds": round(elapsed, 1), **_summarise(ready, run)}
+        summary = {"seed": seed, "seconds": round(elapsed, 1), **summarise(ready, run)}
         (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
         _print_summary(summary, run.audit, folder)
         if keep:
@@ -121,7 +121,7 @@ def missed_goals(summary: dict[str, Any]) -> list[str]:
     return [name for name, met in goals.items() if not met]
 
 
-def _loop(home: Home, supervisor: Supervisor, seed: int, seconds: float) -> _Run:
+def _loop(home: Home, supervisor: Supervisor, seed: int, seconds: float) -> Run:
     settings = home.settings
     base = evaluate(settings.web_url, home.operator_key, settings.policy, 0)
     console.print(f"base policy: {base.accuracy:.1%} of the held-out sentences are right")
@@ -136,7 +136,9 @@ def _loop(home: Home, supervisor: Supervisor, seed: int, seconds: float) -> _Run
             time.sleep(_REPORT_SECONDS)
             _report(home, listed, time.monotonic() - started)
         if users.returncode != 0:
-            raise MillraceError(f"the users ended with status {users.returncode}; see {settings.home / 'logs/users.log'}")
+            raise MillraceError(
+                f"the users ended with status {users.returncode}; see {settings.home / 'logs/users.log'}"
+            )
         console.print("users have stopped; windows close, the trainer takes the remainder")
         result = _drain(home, listed)
     finally:
@@ -145,7 +147,7 @@ def _loop(home: Home, supervisor: Supervisor, seed: int, seconds: float) -> _Run
         stop.set()
         watcher.join()
     live = evaluate(settings.web_url, home.operator_key, settings.policy, _live(home))
-    return _Run(base, live, result, read_clients(listed))
+    return Run(base, live, result, read_clients(listed))
 
 
 def _drain(home: Home, listed: Path) -> Audit:
@@ -220,7 +222,8 @@ def _report(home: Home, listed: Path, seconds: float) -> None:
     )
 
 
-def _summarise(home: Home, run: _Run) -> dict[str, Any]:
+def summarise(home: Home, run: Run) -> dict[str, Any]:
+    """The figures of summary.json, beside seed and seconds."""
     settings = home.settings
     store = FolderWeightStore(settings.weights)
     manifests = {version: store.manifest(settings.policy, version) for version in store.versions(settings.policy)}

@@ -4,8 +4,6 @@ Shapes: B rows of a micro-batch, L tokens of a right-padded row, T = L - 1 predi
 token t + 1). A row is one segment of one experience.
 """
 
-# ruff: noqa: N815 - tensors carry the letters of their dimensions
-
 from __future__ import annotations
 
 import math

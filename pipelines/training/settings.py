@@ -44,6 +44,8 @@ class TrainingSettings(Section):
     """Seconds since generation, reward delay included; beyond it the sample is `stale`."""
     staleness_half_life: float = Field(default=8.0, gt=0)
     """Versions of lag that halve a sample's weight."""
+    age_half_life_seconds: float = Field(default=24 * 3600.0, gt=0)
+    """Seconds since generation, reward delay included, that halve a sample's weight too."""
     publish_samples: int = Field(default=256, ge=1)
     """A version is cut after this many trained samples ..."""
     publish_seconds: float = Field(default=20.0, ge=0)

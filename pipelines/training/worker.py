@@ -209,8 +209,7 @@ class Trainer:
     def _learn(self) -> None:
         batch = [item.experience for item in self._intake.waiting[: self._training.batch_size]]
         lags = [version_lag(self.state.lineage, oldest_version(item)) for item in batch]
-        half_life = self._training.staleness_half_life
-        weights = [item.weight * 0.5 ** (lag / half_life) for item, lag in zip(batch, lags, strict=True)]
+        weights = [item.weight * self._freshness(lag, item) for item, lag in zip(batch, lags, strict=True)]
         result = self._learner.step(batch, weights, self._publisher.held)
         self.state.step += 1
         self._fault("training: step taken")
@@ -219,6 +218,11 @@ class Trainer:
             self._decide(item, Fate(item.revision, "quarantined" if skipped else "trained", skipped))
         self.state.unpublished_samples += 0 if skipped else len(batch)
         self._report(result, batch, lags)
+
+    def _freshness(self, lag: int, item: Experience) -> float:
+        """How much a sample still counts, in (0, 1]: it halves with versions and with time since its first token."""
+        age = max(0.0, self._clock() - item.generated_at)
+        return 0.5 ** (lag / self._training.staleness_half_life + age / self._training.age_half_life_seconds)
 
     def _report(self, result: StepResult, batch: list[Experience], lags: list[int]) -> None:
         """Keep and print a step's figures; a skipped one leaves a bundle."""

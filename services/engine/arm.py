@@ -9,8 +9,10 @@ the generation thread, so a label is never off by one.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -26,6 +28,7 @@ from services.engine.tickets import Chunk, Ticket, hand_over
 _MAX_QUICK_DEATHS = 5
 _QUICK_SECONDS = 10.0
 _STEP_TIMEOUT = 2.0
+_NUM_RECENT_GAPS = 1000
 _log = structlog.get_logger(__name__)
 
 
@@ -44,6 +47,8 @@ class Arm:
         self._settings = settings
         self._on_gave_up = on_gave_up
         self._end_ids = end_ids(model)
+        self.recent_gaps: deque[float] = deque(maxlen=_NUM_RECENT_GAPS)
+        """Seconds between two tokens of one answer, of the answers that ended last."""
         self._tickets: dict[str, Ticket] = {}
         self._num_submitted = 0
         self._stepped = threading.Event()
@@ -167,6 +172,7 @@ class Arm:
             )
             if ticket.finished:
                 self._tickets.pop(ticket.request_id, None)
+                self.recent_gaps.extend(after - before for before, after in pairwise(ticket.token_times))
             if chunk is not None:
                 chunks.append((ticket, chunk))
         self._stepped.set()

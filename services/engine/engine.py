@@ -176,7 +176,7 @@ class Engine:
             at=time.time(),
             stage_seconds=stage_seconds,
             pause_seconds=pause_seconds,
-            gap_seconds=added_gap(token_times, swapped_at),
+            gap_seconds=added_gap(token_times, swapped_at, arm.recent_gaps),
         )
         self.swaps.append(record)
         self._on_swap(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from statistics import median
 
@@ -23,18 +24,22 @@ class SwapRecord(msgspec.Struct, frozen=True, kw_only=True):
     """See `added_gap`."""
 
 
-def added_gap(token_times: list[list[float]], swapped_at: float) -> float | None:
+def added_gap(token_times: list[list[float]], swapped_at: float, recent_gaps: Iterable[float] = ()) -> float | None:
     """The wait that a swap added between two tokens of one answer, seconds; the worst request in flight.
 
     Args:
         token_times: per request in flight, when each of its tokens appeared, ascending.
         swapped_at: a moment inside the pause, same clock.
+        recent_gaps: inter-token gaps of answers that ended before, seconds: a handful of requests in flight is too
+            few for a median.
 
     Returns:
-        The largest inter-token gap that holds the swap minus the median of all other gaps; None if no request has
-        a token on either side of the swap, or there is no other gap to compare with.
+        The largest inter-token gap that holds the swap minus the median of all other gaps, which is negative if the
+        swap was quicker than a usual step; None if no request has a token on either side of the swap, or there is no
+        other gap to compare with.
     """
     gaps = [(before, after) for times in token_times for before, after in pairwise(times)]
     holding = [after - before for before, after in gaps if before <= swapped_at < after]
     others = [after - before for before, after in gaps if not before <= swapped_at < after]
+    others.extend(recent_gaps)
     return max(holding) - median(others) if holding and others else None

@@ -8,7 +8,8 @@ const colour = (name) => getComputedStyle(document.documentElement).getPropertyV
 const round = (ticks) => {
   const step = ticks.length > 1 ? ticks[1] - ticks[0] : 1;
   let decimals = 0;
-  while (decimals < 6 && Math.abs(step * 10 ** decimals - Math.round(step * 10 ** decimals)) > 0.01) decimals += 1;
+  const whole = (value) => value > 0.99 && Math.abs(value - Math.round(value)) < 0.01;
+  while (decimals < 6 && !whole(step * 10 ** decimals)) decimals += 1;
   return ticks.map((tick) => tick.toFixed(decimals));
 };
 const times = (ticks) => {

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import delete, insert, update
@@ -101,3 +102,28 @@ def test_a_row_without_a_record_in_the_log_is_unexplained(database: Database, ev
         handler = EpisodesHandler({"booking": BOOKING_TASK}, lambda: 103.0)
         handler.handle(connection, LogRecord(GENERATIONS, 0, 0, "", encode(orphan), 0.0))
     assert audit(database, event_log).problems == ("generations: -1 unexplained",)
+
+
+class BusyLog(LocalLog):
+    """Whenever it is looked at, one more answer has just been logged and joined."""
+
+    def __init__(self, folder: Path, database: Database) -> None:
+        super().__init__(folder)
+        self._database = database
+        self.fresh = a_generation()
+
+    def ends(self, topic: str) -> dict[int, int]:
+        self.append([Message(GENERATIONS, 0, self.fresh.key, encode(self.fresh))])
+        with self._database.transaction() as connection:
+            handler = EpisodesHandler({"booking": BOOKING_TASK}, lambda: 103.0)
+            handler.handle(connection, LogRecord(GENERATIONS, 0, 0, "", encode(self.fresh), 0.0))
+        return super().ends(topic)
+
+
+def test_an_audit_of_a_loop_that_goes_on_explains_what_came_meanwhile(database: Database, tmp_path: Path) -> None:
+    log = BusyLog(tmp_path / "log", database)
+    clients = filled(database, log)
+    result = audit(database, log, [*clients, {"kind": "generation", "key": log.fresh.key}])
+    log.close()
+    assert result.problems == ()
+    assert result.generations.states["pending"] == 1

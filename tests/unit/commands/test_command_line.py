@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from commands.home import prepare_home, to_bf16
-from contracts.settings import Settings
+from contracts.errors import InvalidSettings
+from contracts.settings import Settings, load_settings
 from contracts.weights.format import Tensor, read_safetensors
 from contracts.weights.store import FolderWeightStore
 
@@ -48,6 +49,16 @@ def test_a_home_can_be_prepared_twice_and_keys_are_shown_once(settings: Settings
     store = FolderWeightStore(settings.weights)
     assert store.versions("reservations") == [0]
     assert store.load("reservations", 0).keys() == read_safetensors(PRODUCT / "base").keys()
+
+
+def test_a_home_keeps_its_run_and_its_policy(settings: Settings) -> None:
+    prepare_home(settings, {})
+    again = prepare_home(settings.model_copy(update={"run": "another", "web_port": 9000}), {})
+    assert (again.settings.run, again.settings.web_port) == (settings.run, 9000)
+    assert load_settings(settings.home) == again.settings
+    for change in ({"policy": "another"}, {"base": "/elsewhere"}):
+        with pytest.raises(InvalidSettings, match="choose another --home"):
+            prepare_home(settings.model_copy(update=change), {})
 
 
 def test_rounding_to_bf16_is_to_nearest_even() -> None:

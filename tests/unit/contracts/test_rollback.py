@@ -8,7 +8,7 @@ from sqlalchemy import Connection, insert
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.database import Database
-from contracts.errors import InvalidRequest, InvalidValue
+from contracts.errors import InvalidRequest, InvalidValue, StaleWrite
 from contracts.rollback import read_target, revoked_versions, roll_back, rollback_target
 from contracts.tables import verdict
 
@@ -86,6 +86,18 @@ def test_a_rollback_moves_live_and_training_and_drops_the_candidate(database: Da
     assert {arm: held.version for arm, held in arms.items()} == {LIVE: 2, TRAINING: 2, CANDIDATE: None}
     assert arms[LIVE].share == 1.0
     assert arms[LIVE].epoch == 5
+
+
+def test_an_empty_candidate_moves_too_so_that_what_was_about_to_be_offered_is_not(database: Database) -> None:
+    with database.transaction() as connection:
+        learn(connection)
+        point(connection, CANDIDATE, None)
+        seen = assignments.read(connection, POLICY)[CANDIDATE]
+        roll_back(connection, policy=POLICY, writer="ann", reason="complaints")
+        with pytest.raises(StaleWrite):
+            assignments.move(
+                connection, policy=POLICY, arm=CANDIDATE, version=6, expected_epoch=seen.epoch, writer="t", reason="t"
+            )
 
 
 def test_training_hears_of_a_second_rollback_to_the_same_version(database: Database) -> None:

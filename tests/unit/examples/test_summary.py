@@ -15,9 +15,9 @@ CLIENTS = [
 
 def test_freshness_counts_until_the_first_answer_of_a_version_that_descends_from_the_lesson() -> None:
     parents = {0: None, 1: 0, 2: 1, 3: 1}
-    assert freshness(CLIENTS, {"a": 1, "b": 3}, parents) == [8.0, 9.0]
-    assert freshness(CLIENTS, {"a": 1, "b": 2}, parents) == [8.0], "v3 does not descend from v2"
-    assert freshness(CLIENTS, {"a": 1, "b": 2}, parents, [(30.0, 2)]) == [8.0, 19.0]
+    assert freshness(CLIENTS, {"1": 1, "2": 3}, parents) == [8.0, 9.0]
+    assert freshness(CLIENTS, {"1": 1, "2": 2}, parents) == [8.0], "v3 does not descend from v2"
+    assert freshness(CLIENTS, {"1": 1, "2": 2}, parents, [(30.0, 2)]) == [8.0, 19.0]
     assert freshness(CLIENTS, {}, parents) == []
 
 

@@ -92,6 +92,14 @@ def test_the_newest_stay_and_versions_in_use_stay(tmp_path: Path) -> None:
     assert store.versions() == {0, 6, 8}
 
 
+def test_starting_on_a_version_again_and_again_pushes_no_other_out(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    for version in (0, 1, 2, 2, 2, 2, 2, 2):
+        store.save(checkpoint(version, version=version), keep_versions={2})
+    assert store.versions() == {0, 1, 2}
+    assert len(store._names()) == 5, "the three newest, and one of each other version"
+
+
 def test_the_checkpoint_of_a_version_is_found_past_a_damaged_copy(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=5)
     store.save(checkpoint(1, version=4))

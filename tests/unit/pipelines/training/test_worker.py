@@ -14,6 +14,7 @@ from contracts.assignments import CANDIDATE
 from contracts.errors import TooManyDeadLetters
 from contracts.event_log import Message
 from contracts.records import Span
+from contracts.rollback import roll_back
 from contracts.settings import write_settings
 from contracts.tables import dead_letter, training_step
 from contracts.topics import EXPERIENCES
@@ -177,13 +178,78 @@ def test_a_rollback_restores_the_version_and_quarantines_what_came_after(world: 
     assert world.arm("live") == 3
 
 
-def test_a_rollback_to_a_forgotten_version_is_refused_and_learning_goes_on(world: World) -> None:
+def test_what_was_cut_while_an_operator_rolled_back_is_never_offered(world: World) -> None:
+    published = 0
+
+    def roll_back_at_the_second_version(place: str) -> None:
+        nonlocal published
+        published += place == "training: bytes published"
+        if published == 2 and place == "training: bytes published":
+            with world.database.transaction() as connection:
+                roll_back(connection, policy="tiny", writer="ann", reason="complaints")
+
+    trainer = world.start(roll_back_at_the_second_version)
+    world.add_random(16)
+    world.turns(trainer, 8)
+    assert published == 2
+    assert world.store.versions("tiny") == [0, 1, 2]
+    assert (world.arm("live"), world.arm(CANDIDATE)) == (0, None)
+    assert trainer.state.lineage == [0]
+    assert states(world) == {("quarantined", "rollback"): 16}
+
+
+def test_a_version_whose_checkpoint_was_forgotten_is_taken_from_the_store(world: World) -> None:
+    trainer = world.start()
+    samples = world.add_random(8)
+    world.turns(trainer, 2)
+    at_version_1 = trainer._learner.tensors()
+    world.add_random(8 * 5, seed=1)
+    world.turns(trainer, 11)
+    assert trainer.state.lineage == [6, 5, 4, 3, 2, 1, 0]
+    assert 1 not in trainer._checkpoints.versions()
+    world.roll_back_to(1)
+    trainer.turn()
+
+    mine = trainer._learner.tensors()
+    assert all(np.array_equal(mine[name].data, at_version_1[name].data) for name in mine)
+    assert trainer._learner.capture(trainer.state, None).optimizer == {}
+    assert trainer.state.lineage == [1, 0]
+    assert {key for key, told in world.ledger().items() if told[0] == "trained"} == {item.key for item in samples}
+    world.add_random(8, seed=2)
+    world.turns(world.start(), 4)
+    assert world.store.manifest("tiny", 7).parent == 1
+
+
+def test_a_rollback_to_a_version_that_never_was_is_refused_and_learning_goes_on(world: World) -> None:
     trainer = world.start()
     world.add_random(8)
     world.roll_back_to(7)
     world.turns(trainer, 4)
     assert trainer.state.epoch == 1
     assert states(world) == {("trained", ""): 8}
+
+
+def test_a_sample_counts_less_by_versions_and_by_time(tmp_path: Path) -> None:
+    world = World.new(
+        tmp_path / "home",
+        max_gradient_norm=1e-3,
+        publish_samples=4,
+        staleness_half_life=2.0,
+        age_half_life_seconds=100.0,
+    )
+    trainer = world.start()
+    world.add_random(4)
+    world.turns(trainer, 2)
+    assert trainer.state.version == 1
+    trainer._learner._gradient_norms = [1e-9] * 20
+    world.add_random(2, seed=1, generated_at=world.now, spans=(Span(0, 1),))
+    world.add_random(1, seed=2, generated_at=world.now, spans=(Span(0, 0),))
+    world.add_random(1, seed=3, generated_at=world.now - 100.0, spans=(Span(0, 0),))
+    world.turns(trainer, 2)
+    (bundle,) = (world.settings.home / "bundles").iterdir()
+    weights = sorted(row["weight"] for row in json.loads(bundle.read_text())["samples"])
+    assert weights == pytest.approx([2**-1.5, 2**-0.5, 1.0, 1.0])
+    world.close()
 
 
 def test_a_skipped_step_quarantines_its_samples_and_leaves_a_bundle(tmp_path: Path) -> None:

@@ -119,3 +119,4 @@ def test_the_added_gap_is_the_worst_gap_that_holds_the_swap_minus_the_median() -
     assert added_gap([], swapped_at=1.5) is None
     assert added_gap([[0.0, 1.0]], swapped_at=4.0) is None, "ended before the swap"
     assert added_gap([[1.0, 2.0]], swapped_at=1.5) is None, "nothing to compare with"
+    assert added_gap([[1.0, 2.0]], swapped_at=1.5, recent_gaps=[0.2, 0.25, 9.0]) == 0.75

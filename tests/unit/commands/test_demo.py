@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import insert
+
+from commands.audit import Audit
+from commands.demo import Run, all_judged, missed_goals, summarise
+from commands.home import Home
+from contracts.database import Database
+from contracts.event_log import LogRecord
+from contracts.ledger import Counts
+from contracts.records import Outcome, encode
+from contracts.settings import Settings
+from contracts.tables import swap, verdict
+from contracts.topics import GENERATIONS, OUTCOMES, SIGNALS
+from contracts.weights.format import Tensor, Tensors
+from contracts.weights.store import FolderWeightStore, publish_version
+from examples.reservations.evaluate import Evaluation
+from pipelines.episodes.handler import EpisodesHandler
+from tests.fakes import BOOKING_TASK, a_generation, a_signal
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    settings = Settings(home=tmp_path, run="r", policy="booking", base="none", tasks=(Path("none"),))
+    database = settings.database()
+    database.migrate()
+    database.close()
+    return Home(settings, "operator", "app")
+
+
+def judge(database: Database, version: int, *, accepted: bool = True) -> None:
+    row = {"policy": "booking", "accepted": accepted, "reason": "", "details": {}, "at": float(version)}
+    with database.transaction() as connection:
+        connection.execute(insert(verdict).values(version=version, **row))
+
+
+def learn(database: Database, version: int) -> tuple[str, str]:
+    """An answer and a signal that are part of a version; returns their ids."""
+    handler = EpisodesHandler({"booking": BOOKING_TASK}, lambda: 103.0)
+    about = a_generation()
+    said = a_signal(about)
+    told = Outcome(key=about.key, revision=1, epoch=1, state="trained", version=version, writer="training", at=1.0)
+    with database.transaction() as connection:
+        for topic, record in ((GENERATIONS, about), (SIGNALS, said), (OUTCOMES, told)):
+            handler.handle(connection, LogRecord(topic, 0, 0, "", encode(record), 0.0))
+    return about.key, said.id
+
+
+def publish(home: Home, version: int, base: Tensors | None, num_changed: int) -> Tensors:
+    values = np.zeros(1000, "<u2")
+    values[:num_changed] = version
+    target = {"w": Tensor("BF16", (1000,), values.view(np.uint8))}
+    publish_version(
+        FolderWeightStore(home.settings.weights), policy="booking", run="r", version=version,
+        parent=version - 1 if version else None, base=base, target=target, step=0, epoch=1, num_samples=1, created_at=0.0,
+    )  # fmt: skip
+    return target
+
+
+def test_the_loop_is_drained_once_every_version_that_learned_was_judged(home: Home) -> None:
+    database = home.settings.database()
+    assert all_judged(database, "booking")
+    learn(database, 1)
+    assert not all_judged(database, "booking")
+    judge(database, 1, accepted=False)
+    assert all_judged(database, "booking")
+    database.close()
+
+
+def test_the_summary_keeps_to_its_definitions(home: Home) -> None:
+    base = publish(home, 0, None, 0)
+    publish(home, 1, base, 100)
+    publish(home, 2, None, 1000)  # in full: says nothing about deltas
+    database = home.settings.database()
+    for version in (0, 1, 2):
+        judge(database, version)
+    judge(database, 3, accepted=False)
+    key, signal_id = learn(database, 1)
+    with database.transaction() as connection:
+        for arm, gap in (("live", 0.004), ("live", None), ("candidate", 9.0)):
+            row = {"policy": "booking", "version": 1, "at": 0.0, "stage_seconds": 0.0, "pause_seconds": 0.0}
+            connection.execute(insert(swap).values(arm=arm, gap_seconds=gap, **row))
+    database.close()
+    clients: list[dict[str, Any]] = [
+        {"kind": "generation", "key": key, "version": 0, "at": 10.0},
+        {"kind": "signal", "id": signal_id, "key": key, "positive": True, "at": 11.0},
+        {"kind": "failed", "what": "", "at": 12.0},
+    ]
+    counts = Counts(1, {"trained": 1})
+    audited = Audit(counts, counts, ())
+    summary = summarise(home, Run(Evaluation(0, 0.5, 5.0), Evaluation(2, 0.9, 41.0), audited, clients))
+    assert (summary["held_out_base"], summary["held_out_live"], summary["live_version"]) == (0.5, 0.9, 2)
+    assert (summary["versions_shipped"], summary["failed_requests"], summary["ledger_balanced"]) == (2, 1, True)
+    assert (summary["freshness_p50_s"], summary["signals_served"]) == (30.0, 1)
+    assert summary["delta_density"] == 0.1
+    assert summary["swap_pause_p99_ms"] == 4.0
+    assert missed_goals({**summary, "seconds": 10.0}) == ["at least 5 versions", "no failed request"]

@@ -1,0 +1,50 @@
+"""Task files change between two starts; what was joined under the old ones must not stop the join."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from contracts.database import Database
+from contracts.event_log import LogRecord
+from contracts.ledger import signal_states
+from contracts.records import Episode, Record, decode, encode
+from contracts.tasks import Task
+from contracts.topics import GENERATIONS, SIGNALS
+from pipelines.episodes.handler import EpisodesHandler
+from tests.fakes import BOOKING_TASK, a_generation, a_signal
+
+WITHOUT_COMMENTS = BOOKING_TASK.model_copy(
+    update={"signals": {name: rule for name, rule in BOOKING_TASK.signals.items() if name != "comment"}}
+)
+
+
+def handle(database: Database, tasks: dict[str, Task], *records: tuple[str, Record]) -> list[Episode]:
+    """A process that starts with these tasks, and the episodes it sends."""
+    handler = EpisodesHandler(tasks, lambda: 103.0)
+    sent = []
+    with database.transaction() as connection:
+        for topic, record in records:
+            sent += handler.handle(connection, LogRecord(topic, 0, 0, "", encode(record), 0.0))
+    return [decode(Episode, message.value) for message in sent]
+
+
+def test_a_signal_that_is_no_longer_declared_does_not_stop_the_next_one(database: Database) -> None:
+    about = a_generation()
+    comment, accepted = a_signal(about, "comment", "hm"), a_signal(about)
+    assert handle(database, {"booking": BOOKING_TASK}, (GENERATIONS, about), (SIGNALS, comment)) == []
+    (episode,) = handle(database, {"booking": WITHOUT_COMMENTS}, (SIGNALS, accepted))
+    assert (episode.reason, {signal.id for signal in episode.signals}) == ("decisive", {comment.id, accepted.id})
+
+
+@pytest.mark.parametrize(("tasks", "revisions"), [({"booking": BOOKING_TASK}, [2]), ({}, [])])
+def test_a_signal_can_be_taken_back_after_its_task_was_removed(
+    database: Database, tasks: dict[str, Task], revisions: list[int]
+) -> None:
+    about = a_generation()
+    accepted = a_signal(about)
+    handle(database, {"booking": BOOKING_TASK}, (GENERATIONS, about), (SIGNALS, accepted))
+    sent = handle(database, tasks, (SIGNALS, msgspec.structs.replace(accepted, retracted=True)))
+    assert [episode.revision for episode in sent] == revisions
+    with database.snapshot() as connection:
+        assert signal_states(connection) == {accepted.id: "retracted"}
