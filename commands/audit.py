@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from contracts.database import Database
+from contracts.errors import InvalidSettings
 from contracts.event_log import EventLog
 from contracts.ledger import PENDING, Counts, generation_counts, generation_states, signal_counts, signal_states
 from contracts.topics import GENERATIONS
@@ -82,8 +83,15 @@ def logged_generations(log: EventLog) -> set[str]:
 
 
 def read_clients(path: Path) -> list[dict[str, Any]]:
-    """Read a clients' list."""
-    return [json.loads(line) for line in path.read_text().splitlines() if line]
+    """Read a clients' list.
+
+    Raises:
+        InvalidSettings: it cannot be read.
+    """
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines() if line]
+    except (OSError, ValueError) as error:
+        raise InvalidSettings(f"the clients' list {path} cannot be read: {error}") from error
 
 
 def print_audit(result: Audit) -> None:

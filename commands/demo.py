@@ -20,7 +20,7 @@ from rich.table import Table
 
 from commands import queries
 from commands.audit import Audit, audit, print_audit, read_clients
-from commands.home import Home, prepare_home
+from commands.home import Home, claimed, prepare_home
 from commands.supervisor import Supervisor
 from commands.up import greet, listen, new_settings, running
 from contracts import assignments
@@ -62,11 +62,17 @@ def run_demo(
     """Run it; 0 if every goal was met."""
     started = time.monotonic()
     folder = (home or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
+    with claimed(folder):
+        return _run_claimed(folder, started, seed, seconds, keep=keep, device=device, learning_rate=learning_rate)
+
+
+def _run_claimed(
+    folder: Path, started: float, seed: int, seconds: float, *, keep: bool, device: str, learning_rate: float | None
+) -> int:
     sockets = listen(0)
     settings = new_settings(
         folder, sockets, name="reservations", base=PRODUCT / "base", tasks=[PRODUCT / "task.toml"], device=device
     )
-    folder.mkdir(parents=True, exist_ok=True)
     sentinels = write_sentinels(folder / "sentinels.jsonl")
     training = TrainingSettings() if learning_rate is None else TrainingSettings(learning_rate=learning_rate)
     ready = prepare_home(settings, {"training": training, "release": ReleaseSettings(sentinels=sentinels)})

@@ -5,9 +5,12 @@ Run again, it writes the settings of that start and makes only what is missing: 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +23,7 @@ from contracts.errors import InvalidSettings
 from contracts.keys import create_key
 from contracts.settings import Section, Settings, load_settings, write_settings
 from contracts.tasks import load_tasks
-from contracts.weights.format import Tensor, Tensors, read_safetensors
+from contracts.weights.format import Tensor, Tensors, read_safetensors, root_of
 from contracts.weights.store import FolderWeightStore, publish_version
 
 
@@ -30,6 +33,26 @@ class Home(NamedTuple):
     settings: Settings
     operator_key: str
     app_key: str | None
+
+
+@contextmanager
+def claimed(home: Path) -> Iterator[None]:
+    """One supervisor a home: a second would start every process twice. Ends with this process, however it ends.
+
+    Raises:
+        InvalidSettings: another one runs in this home, or the folder cannot be made.
+    """
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        lock = (home / "up.lock").open("a")
+    except OSError as error:
+        raise InvalidSettings(f"{home} cannot be used: {error.strerror}; choose another with --home") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidSettings(f"Millrace runs in {home} already; end it first, or choose another --home") from None
+        yield
 
 
 def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
@@ -44,6 +67,13 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
     base = Path(settings.base)
     if not base.is_dir():
         raise InvalidSettings(f"policy folder {base} does not exist")
+    target = to_bf16(read_safetensors(base))
+    store = FolderWeightStore(settings.weights)
+    is_new = 0 not in store.versions(settings.policy)
+    if not is_new and store.manifest(settings.policy, 0).target_root != root_of(target):
+        raise InvalidSettings(
+            f"the weights in {base} are not those that {settings.home} began with; restore them, or choose another --home"
+        )
     write_settings(settings, sections)
     database = settings.database()
     database.migrate()
@@ -56,8 +86,7 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
     token_file = settings.home / "dashboard.token"
     if not token_file.exists():
         _write_secret(token_file, secrets.token_urlsafe(24))
-    store = FolderWeightStore(settings.weights)
-    if 0 not in store.versions(settings.policy):
+    if is_new:
         publish_version(
             store,
             policy=settings.policy,
@@ -65,7 +94,7 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
             version=0,
             parent=None,
             base=None,
-            target=to_bf16(read_safetensors(base)),
+            target=target,
             step=0,
             epoch=0,
             num_samples=0,
@@ -88,11 +117,10 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
 
 
 def _continued(settings: Settings, held: Settings) -> Settings:
-    """Settings for a home that was started before: weights, checkpoints and log there belong to one run of one policy."""
-    if (settings.policy, settings.base) != (held.policy, held.base):
+    """Settings for a home that was started before: checkpoints and log there belong to one run of one policy."""
+    if settings.policy != held.policy:
         raise InvalidSettings(
-            f"{held.home} holds {held.policy!r} made from {held.base}, not {settings.policy!r} from {settings.base}: "
-            "choose another --home, or correct `base` in its millrace.toml if the folder has moved",
+            f"{held.home} holds the policy {held.policy!r}, not {settings.policy!r}; choose another --home"
         )
     return settings.model_copy(update={"run": held.run})
 

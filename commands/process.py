@@ -10,13 +10,15 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 from commands.supervisor import WRONG_SETTINGS
 from contracts.errors import InvalidSettings, InvalidTask
 from contracts.logs import set_up_logs
 
-_SERVERS = {"engine", "web"}  # uvicorn handles the signals of these itself
+_SERVERS = {"engine", "web"}
+_LONGEST_END_SECONDS = 30.0
 _MODULES = {
     "engine": "services.engine.__main__",
     "web": "services.web",
@@ -31,8 +33,10 @@ def run_process(name: str, home: Path, *, supervised: bool) -> None:
     """Import one process, and only that one, and run it until SIGTERM, SIGINT or the end of its supervisor."""
     set_up_logs(name)
     stop = threading.Event()
+    # A server that is still importing has nothing to finish; once it runs, uvicorn handles the signals.
+    end = _exit if name in _SERVERS else lambda *_: stop.set()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, end)
     if supervised:
         threading.Thread(target=_follow_supervisor, daemon=True).start()
     try:
@@ -50,3 +54,9 @@ def _follow_supervisor() -> None:
     while os.read(sys.stdin.fileno(), 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_LONGEST_END_SECONDS)
+    os._exit(1)  # nobody is left to kill what hangs
+
+
+def _exit(*_: object) -> None:
+    sys.exit(0)

@@ -23,10 +23,13 @@ from contracts.errors import InvalidSettings
 from contracts.listening import LISTEN_FD
 
 PROCESSES = ("engine", "web", "episodes", "rewards", "training", "release")
+# Who asks ends before who answers: a web that outlived its engine would wait for it with every open request.
+_ENDS = ("training", "release", "rewards", "episodes", "web", "engine")
+_ASKED_BY = {"web": "release", "engine": "web"}
 WRONG_SETTINGS = 2
 _MILLRACE = Path(__file__).parent.parent / "millrace.py"
 _FIRST_PAUSE, _LONGEST_PAUSE, _HEALTHY_AFTER = 0.2, 10.0, 30.0
-_GRACE_SECONDS = 15.0
+_GRACE_SECONDS, _HEAD_START_SECONDS = 15.0, 5.0
 _LOOK_SECONDS = 0.1
 
 
@@ -72,13 +75,14 @@ class Supervisor:
 
     def stop(self) -> None:
         """Ask every process to end, wait, and kill what does not."""
-        for child in self.children.values():
-            child.process.terminate()
         deadline = time.monotonic() + _GRACE_SECONDS
-        for child in self.children.values():
-            try:
-                child.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
+        children = [self.children[name] for name in _ENDS if name in self.children]
+        for child in children:
+            if asker := self.children.get(_ASKED_BY.get(child.name, "")):
+                _has_ended(asker, _HEAD_START_SECONDS)
+            child.process.terminate()
+        for child in children:
+            if not _has_ended(child, deadline - time.monotonic()):
                 self._report(f"{child.name} did not end within {_GRACE_SECONDS:.0f} s and was killed")
                 child.process.kill()
                 child.process.wait()
@@ -120,6 +124,7 @@ class Supervisor:
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
+            process_group=0,  # a Ctrl-C is the supervisor's alone: it ends the children in their order
             pass_fds=(inherited.fileno(),) if inherited else (),
         )
         return process, output
@@ -127,6 +132,14 @@ class Supervisor:
     def _last_line(self, name: str) -> str:
         lines = self.log_path(name).read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it printed nothing"
+
+
+def _has_ended(child: Child, seconds: float) -> bool:
+    try:
+        child.process.wait(max(0.0, seconds))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _close(child: Child) -> None:

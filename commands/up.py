@@ -15,10 +15,10 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
-from commands.home import Home, prepare_home
+from commands.home import Home, claimed, prepare_home
 from commands.supervisor import Supervisor
 from contracts.errors import InvalidSettings, Unavailable
-from contracts.settings import Settings
+from contracts.settings import Settings, make_section
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 
@@ -38,20 +38,29 @@ def run_up(
     learning_rate: float | None,
     sentinels: Path | None,
 ) -> None:
-    """Start, say where everything is, and stay until Ctrl-C."""
-    folder = resolve_policy(policy)
-    chosen = name or re.sub(r"[^a-z0-9._-]+", "-", Path(policy).name.lower()).strip("-._")
-    sockets = listen(port)
-    settings = new_settings(home, sockets, name=chosen, base=folder, tasks=tasks, device=device)
-    training = TrainingSettings() if learning_rate is None else TrainingSettings(learning_rate=learning_rate)
-    release = ReleaseSettings(sentinels=sentinels.resolve() if sentinels else None)
-    ready = prepare_home(settings, {"training": training, "release": release})
-    stop = threading.Event()
+    """Start, say where everything is, and stay until Ctrl-C or SIGTERM."""
+    with until_interrupted(), claimed(home):
+        folder = resolve_policy(policy)
+        chosen = name or re.sub(r"[^a-z0-9._-]+", "-", Path(policy).name.lower()).strip("-._")
+        sockets = listen(port)
+        settings = new_settings(home, sockets, name=chosen, base=folder, tasks=tasks, device=device)
+        training = TrainingSettings() if learning_rate is None else TrainingSettings(learning_rate=learning_rate)
+        release = ReleaseSettings() if sentinels is None else ReleaseSettings(sentinels=sentinels.resolve())
+        ready = prepare_home(settings, {"training": training, "release": release})
+        with running(ready, sockets) as supervisor:
+            greet(ready)
+            supervisor.watch(threading.Event())
+
+
+@contextmanager
+def until_interrupted() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end what is inside, at any moment; a second one does not wait for the processes."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    with running(ready, sockets) as supervisor:
-        greet(ready)
-        supervisor.watch(stop)
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        console.print("ended")
 
 
 def resolve_policy(policy: str) -> Path:
@@ -73,22 +82,25 @@ def listen(port: int) -> dict[str, socket.socket]:
     """The listening sockets of the servers; a port of 0 means any free one.
 
     Raises:
-        InvalidSettings: the port is taken.
+        InvalidSettings: the port is taken, or no port.
     """
     try:
         return {
             "web": socket.create_server(("127.0.0.1", port), backlog=_BACKLOG),
             "engine": socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG),
         }
-    except OSError as error:
-        raise InvalidSettings(f"port {port} is taken; choose another with --port") from error
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InvalidSettings(f"port {port} cannot be used ({reason}); choose another with --port") from error
 
 
 def new_settings(
     home: Path, sockets: Mapping[str, socket.socket], *, name: str, base: Path, tasks: list[Path], device: str
 ) -> Settings:
     """Settings of a home whose servers listen on these sockets."""
-    return Settings(
+    return make_section(
+        "[millrace]",
+        Settings,
         home=home.resolve(),
         run=f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}",
         policy=name,
@@ -128,14 +140,17 @@ def greet(home: Home) -> None:
 
 def _wait_ready(settings: Settings, supervisor: Supervisor) -> None:
     """Until inference answers, looking after the processes meanwhile."""
-    deadline = time.monotonic() + _START_SECONDS
+    deadline, reason = time.monotonic() + _START_SECONDS, ""
     while time.monotonic() < deadline:
         done = threading.Event()
         threading.Timer(0.3, done.set).start()
         supervisor.watch(done)
         try:
-            if httpx.get(f"{settings.web_url}/ready", timeout=5.0).is_success:
-                return
-        except httpx.TransportError:
+            answer = httpx.get(f"{settings.web_url}/ready", timeout=5.0)
+        except httpx.TransportError as error:
+            reason = f"web does not answer ({type(error).__name__})"
             continue
-    raise Unavailable(f"not ready after {_START_SECONDS:.0f} s; see {settings.home / 'logs'}")
+        if answer.is_success:
+            return
+        reason = answer.text
+    raise Unavailable(f"not ready after {_START_SECONDS:.0f} s: {reason}; see {settings.home / 'logs'}")

@@ -15,11 +15,12 @@ from typing import Any
 import sqlalchemy
 from alembic import command
 from alembic.config import Config
+from alembic.util import CommandError
 from sqlalchemy import Connection, Table, event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import OperationalError
 
-from contracts.errors import Unavailable
+from contracts.errors import InvalidSettings, Unavailable
 
 _MIGRATIONS = Path(__file__).parent.parent / "migrations"
 
@@ -63,12 +64,23 @@ class Database:
             raise Unavailable(f"the database cannot be read ({error.orig})") from error
 
     def migrate(self) -> None:
-        """Bring the schema to the newest migration."""
+        """Bring the schema to the newest migration.
+
+        Raises:
+            InvalidSettings: the database was made by a Millrace that knows migrations which this one lacks.
+            Unavailable: it cannot be written.
+        """
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS))
         with self.transaction() as connection:
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            try:
+                command.upgrade(config, "head")
+            except CommandError as error:
+                raise InvalidSettings(
+                    f"{self.url} was made by another version of Millrace ({error}); start that one, or choose another "
+                    "--home"
+                ) from error
 
     def close(self) -> None:
         """Close every connection."""

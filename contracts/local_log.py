@@ -9,7 +9,8 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from contracts.errors import Unavailable
@@ -56,20 +57,22 @@ class LocalLog:
         """See `EventLog.ends`."""
         # One look-up for each partition; a GROUP BY would read the whole topic.
         statement = "SELECT COALESCE(MAX(offset) + 1, 0) FROM record WHERE partition = ?"
-        connection = self._connection(topic)
-        return {
-            partition: connection.execute(statement, (partition,)).fetchone()[0]
-            for partition in range(self.num_partitions)
-        }
+        with self._explained("read"):
+            connection = self._connection(topic)
+            return {
+                partition: connection.execute(statement, (partition,)).fetchone()[0]
+                for partition in range(self.num_partitions)
+            }
 
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
         """See `EventLog.read`."""
-        rows = self._connection(topic).execute(
-            "SELECT partition, offset, key, value, appended_at FROM record"
-            " WHERE partition = ? AND offset >= ? ORDER BY offset LIMIT ?",
-            (partition, offset, limit),
-        )
-        return [LogRecord(topic, *row) for row in rows]
+        with self._explained("read"):
+            rows = self._connection(topic).execute(
+                "SELECT partition, offset, key, value, appended_at FROM record"
+                " WHERE partition = ? AND offset >= ? ORDER BY offset LIMIT ?",
+                (partition, offset, limit),
+            )
+            return [LogRecord(topic, *row) for row in rows]
 
     def close(self) -> None:
         """Close the connections of every thread."""
@@ -79,22 +82,30 @@ class LocalLog:
         self._local = threading.local()
 
     def _append_topic(self, topic: str, batch: list[Message]) -> None:
-        connection = self._connection(topic)
         now = time.time()
+        with self._explained("written"):
+            connection = self._connection(topic)
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                for message in batch:
+                    partition = message.route % self.num_partitions
+                    connection.execute(
+                        "INSERT INTO record SELECT ?1, COALESCE(MAX(offset) + 1, 0), ?2, ?3, ?4"
+                        " FROM record WHERE partition = ?1",
+                        (partition, message.key, message.value, now),
+                    )
+                connection.execute("COMMIT")
+            except sqlite3.OperationalError:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _explained(self, verb: str) -> Iterator[None]:
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            for message in batch:
-                partition = message.route % self.num_partitions
-                connection.execute(
-                    "INSERT INTO record SELECT ?1, COALESCE(MAX(offset) + 1, 0), ?2, ?3, ?4"
-                    " FROM record WHERE partition = ?1",
-                    (partition, message.key, message.value, now),
-                )
-            connection.execute("COMMIT")
+            yield
         except sqlite3.OperationalError as error:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise Unavailable(f"the log cannot be written ({error}); free disk space under {self._folder}") from error
+            raise Unavailable(f"the log cannot be {verb} ({error}); free disk space under {self._folder}") from error
 
     def _connection(self, topic: str) -> sqlite3.Connection:
         held: dict[str, sqlite3.Connection] | None = getattr(self._local, "connections", None)

@@ -4,8 +4,27 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
+from typing import TextIO, cast
 
 import structlog
+
+
+class Lossy:
+    """A text file that drops what a full disk cannot take: a line of a log must not end what it tells of."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> None:
+        """As of a file."""
+        with suppress(OSError):
+            self._file.write(text)
+
+    def flush(self) -> None:
+        """As of a file."""
+        with suppress(OSError):
+            self._file.flush()
 
 
 def set_up_logs(process: str) -> None:
@@ -22,6 +41,6 @@ def set_up_logs(process: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", Lossy(sys.stdout))),
     )
     structlog.contextvars.bind_contextvars(process=process)

@@ -10,7 +10,9 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,27 +96,56 @@ def load_settings(home: Path) -> Settings:
 def load_section(home: Path, name: str, kind: type[SectionType]) -> SectionType:
     """Read a process's own section; a missing one means its defaults."""
     path = home / "millrace.toml"
+    content = read_settings(path)
+    if content is None:
+        raise InvalidSettings(f"{path} does not exist; start Millrace once with: millrace up --home {home}")
+    return make_section(f"{path}: [{name}]", kind, **content.get(name, {}))
+
+
+def make_section(where: str, kind: type[SectionType], **values: Any) -> SectionType:
+    """Settings from values that a person gave.
+
+    Raises:
+        InvalidSettings: `where`, the field and what is wrong with it.
+    """
     try:
-        content = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        raise InvalidSettings(f"{path} does not exist; start Millrace once with: millrace up --home {home}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidSettings(f"{path}: {error}") from error
-    try:
-        return kind.model_validate(content.get(name, {}))
+        return kind.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise InvalidSettings(f"{path}: [{name}] {field}: {first['msg']}") from error
+        raise InvalidSettings(f"{where} {field}: {first['msg']}") from error
 
 
-def write_settings(settings: Settings, sections: dict[str, Section]) -> Path:
-    """Write the file that every process of this home reads; returns its path."""
-    lines = _toml_section("millrace", settings.model_dump(mode="json"))
-    for name, section in sections.items():
-        lines += ["", *_toml_section(name, section.model_dump(mode="json"))]
-    settings.home.mkdir(parents=True, exist_ok=True)
+def read_settings(path: Path) -> dict[str, Any] | None:
+    """The whole file, unchecked; None if there is none."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        raise InvalidSettings(f"{path}: {error}") from error
+
+
+def write_settings(settings: Settings, sections: Mapping[str, Section]) -> Path:
+    """Write the file that every process of this home reads; returns its path.
+
+    What a person wrote into an earlier one stays, unless `sections` was told otherwise (a field that was set).
+
+    Raises:
+        InvalidSettings: the earlier file is wrong; nothing was written.
+    """
     path = settings.home / "millrace.toml"
+    held = read_settings(path) or {}
+    told = {
+        name: {**held.get(name, {}), **section.model_dump(exclude_unset=True)} for name, section in sections.items()
+    }
+    merged = {name: make_section(f"{path}: [{name}]", type(sections[name]), **told[name]) for name in sections}
+    written = {name: section.model_dump(mode="json") for name, section in merged.items()}
+    lines = _toml_section("millrace", settings.model_dump(mode="json"))
+    for name, values in {**held, **written}.items():
+        if name != "millrace":
+            lines += ["", *_toml_section(name, values)]
+    settings.home.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -127,7 +158,7 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        return json.dumps(value, ensure_ascii=False)  # what JSON escapes, TOML escapes alike
     if isinstance(value, list):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     return str(value)

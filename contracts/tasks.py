@@ -20,7 +20,7 @@ from contracts.records import Scalar
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class SamplingRule(_Part):
@@ -156,6 +156,9 @@ def _load(path: Path) -> Task:
         text = path.read_text()
     except OSError as error:
         raise InvalidTask(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise InvalidTask(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
     try:
         return Task.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
@@ -163,8 +166,9 @@ def _load(path: Path) -> Task:
     except ValidationError as error:
         first = error.errors()[0]
         location = tuple(part for part in first["loc"] if part not in {"float", "constrained-float"})
+        present = location[:-1] if first["type"] == "missing" else location
         raise InvalidTask(
-            f"{path}:{_line_of(text, location)}: {'.'.join(map(str, location))}: {first['msg']}"
+            f"{path}:{_line_of(text, present)}: {'.'.join(map(str, location))}: {first['msg']}"
         ) from error
 
 

@@ -16,6 +16,7 @@ import msgspec
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.database import Database
 from contracts.errors import InvalidRequest, MillraceError
@@ -29,9 +30,37 @@ _SERVER_ERROR = 500
 ShapeType = TypeVar("ShapeType")
 
 
+class BodyTooLarge(InvalidRequest):
+    """More bytes than any service reads."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class _LimitedBody:
+    """Ends the reading of a body that is too large; FastAPI's own limit answers with plain text."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        num_bytes = 0
+
+        async def limited() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > MAX_BODY_BYTES:
+                raise BodyTooLarge(f"a body takes up to {MAX_BODY_BYTES // 2**20} MiB; send less")
+            return message
+
+        await self._app(scope, limited, send)
+
+
 def make_service(title: str, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
     """An application without pages of its own, whose failures are error objects."""
-    service = FastAPI(title=title, lifespan=lifespan, openapi_url=None, max_body_size=MAX_BODY_BYTES)
+    service = FastAPI(title=title, lifespan=lifespan, openapi_url=None)
+    service.add_middleware(_LimitedBody)
 
     @service.exception_handler(MillraceError)
     async def expected(_request: Request, error: MillraceError) -> Response:

@@ -23,7 +23,7 @@ import safetensors.torch
 from blake3 import blake3
 from safetensors import SafetensorError
 
-from contracts.errors import WeightsRefused
+from contracts.errors import Unavailable, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
 from contracts.weights.files import make_folder_durably, write_durably
 from pipelines.training.state import TrainerState
@@ -86,7 +86,12 @@ class CheckpointStore:
         """
         serial = max((int(name.removeprefix(_PREFIX)) for name in self._names()), default=0) + 1
         name = f"{_PREFIX}{serial:08d}"
-        self._write(self._folder / name, checkpoint)
+        try:
+            self._write(self._folder / name, checkpoint)
+        except Unavailable:
+            # What is left of it would keep the disk full, and users' signals out.
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+            raise
         self._prune(keep_versions)
         return name
 

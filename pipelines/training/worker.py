@@ -222,7 +222,7 @@ class Trainer:
     def _freshness(self, lag: int, item: Experience) -> float:
         """How much a sample still counts, in (0, 1]: it halves with versions and with time since its first token."""
         age = max(0.0, self._clock() - item.generated_at)
-        return 0.5 ** (lag / self._training.staleness_half_life + age / self._training.age_half_life_seconds)
+        return math.exp2(-lag / self._training.staleness_half_life - age / self._training.age_half_life_seconds)
 
     def _report(self, result: StepResult, batch: list[Experience], lags: list[int]) -> None:
         """Keep and print a step's figures; a skipped one leaves a bundle."""

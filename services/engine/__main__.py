@@ -6,13 +6,15 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import uvicorn
 
+from contracts.errors import InvalidSettings, MillraceError
 from contracts.listening import listening_socket
 from contracts.logs import set_up_logs
-from contracts.settings import load_section, load_settings
+from contracts.settings import Settings, load_section, load_settings
 from contracts.weights.store import FolderWeightStore
 from policy.load import load_model
 from services.engine.app import make_app
@@ -28,7 +30,7 @@ def main(home: Path) -> None:
     """Serve until told to stop.
 
     Raises:
-        InvalidSettings: the home has no usable millrace.toml.
+        InvalidSettings: the home has no usable millrace.toml, or its base policy cannot be loaded.
     """
     set_up_logs("engine")
     settings = load_settings(home)
@@ -40,7 +42,7 @@ def main(home: Path) -> None:
         policy=settings.policy,
         settings=own,
         store=FolderWeightStore(settings.weights),
-        make_model=lambda: load_model(settings.base, device=settings.device, dtype=dtype),
+        make_model=lambda: _load(settings, dtype),
         on_swap=lambda record: keep_swap(database, record),
         on_gave_up=_exit_soon,
     )
@@ -52,6 +54,16 @@ def main(home: Path) -> None:
         timeout_graceful_shutdown=_GRACEFUL_SECONDS,
     )
     uvicorn.Server(config).run([listening_socket(settings.engine_host, settings.engine_port)])
+    if follower.fatal is not None:
+        raise follower.fatal
+
+
+def _load(settings: Settings, dtype: torch.dtype) -> Any:
+    try:
+        return load_model(settings.base, device=settings.device, dtype=dtype)
+    except (MillraceError, ValueError, KeyError, RuntimeError) as error:
+        # transformers says what it does not know by ValueError or KeyError, torch a missing device by RuntimeError.
+        raise InvalidSettings(f"{settings.base} cannot be loaded on {settings.device}: {error}") from error
 
 
 def _exit_soon() -> None:

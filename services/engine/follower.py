@@ -13,7 +13,7 @@ from time import monotonic
 import msgspec
 import structlog
 
-from contracts.errors import MillraceError, Unavailable
+from contracts.errors import InvalidSettings, MillraceError, Unavailable
 from services.engine.engine import ARMS, Engine
 
 _POLL_SECONDS = 0.1
@@ -55,6 +55,9 @@ class Follower:
         engine: what is brought along.
         read_assignments: arm → version now; arms other than the engine's are ignored, None means leave as it is.
         on_exit: called if the thread ends by an error; the process should end too.
+
+    Attributes:
+        fatal: why no version can ever be loaded, if that is why it ended.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Follower:
         self._engine = engine
         self._read_assignments = read_assignments
         self._on_exit = on_exit
+        self.fatal: InvalidSettings | None = None
         self._problems: dict[str, Problem] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine-follower", daemon=True)
@@ -104,6 +108,8 @@ class Follower:
     def _bring(self, arm: str, version: int, now: float) -> None:
         try:
             self._engine.update(arm, version)
+        except InvalidSettings:
+            raise
         except MillraceError as error:
             self._remember(arm, version, error, now)
         else:
@@ -117,6 +123,8 @@ class Follower:
         try:
             while not self._stopping.wait(_POLL_SECONDS):
                 self.step(monotonic())
+        except InvalidSettings as error:
+            self.fatal = error
         finally:
             if not self._stopping.is_set():
                 self._on_exit()

@@ -6,6 +6,7 @@ refusal still has its own status; then for the rest, and for the log.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 
@@ -53,7 +54,7 @@ class Endpoint:
         version = pinned_version(request.model, self._policy)
         purpose = decide_purpose(purpose_header, caller)
         task = find_task(self._tasks, request)
-        prompt_ids = self._template.encode(request.messages)
+        prompt_ids = await asyncio.to_thread(self._template.encode, request.messages)
         sampling = decide_sampling(request, task.sampling, purpose, len(prompt_ids), self._template.context)
         session_id = request.labels.get("session_id")
         arm = choose_arm(await self._assignments.held(), self._policy, version, draw_of(session_id))

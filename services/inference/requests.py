@@ -144,7 +144,7 @@ def _plain_message(message: dict[str, Any], index: int) -> dict[str, Any]:
     content = plain.get("content")
     if isinstance(content, list):
         plain["content"] = "\n".join(_text_of(part, f"{where}.content") for part in content)
-    elif content is not None and not isinstance(content, str):
+    elif not isinstance(content, str) and (content is not None or message["role"] != "assistant"):
         raise InvalidRequest(f"{where}.content must be a text or a list of text parts", param=f"{where}.content")
     return plain
 

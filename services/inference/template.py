@@ -15,6 +15,7 @@ from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer
 
 from contracts.errors import InvalidRequest, InvalidSettings
+from services.inference.errors import ContextLengthExceeded
 from services.inference.sandbox import make_sandbox
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -32,11 +33,14 @@ class ChatTemplate:
     def __init__(self, folder: Path) -> None:
         settings = _read(folder, "tokenizer_config.json")
         self.context = _context_of(_read(folder, "config.json"), folder)
-        self.tokenizer: Tokenizer = Tokenizer.from_str(_text(folder, "tokenizer.json"))
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
+        self.tokenizer = _tokenizer_of(folder)
+        # No token stands for more characters than its own name has, so a text longer than this cannot fit.
+        self.most_characters = self.context * max(map(len, self.tokenizer.get_vocab()), default=1)
         self._special = _special_tokens(settings)
-        self._template = make_sandbox().from_string(_template_of(folder, settings))
+        try:
+            self._template = make_sandbox().from_string(_template_of(folder, settings))
+        except jinja2.TemplateError as error:
+            raise InvalidSettings(f"{folder}: the chat template is not valid: {error}") from error
 
     def render(self, messages: list[dict[str, Any]]) -> str:
         """The prompt as text.
@@ -58,8 +62,20 @@ class ChatTemplate:
             raise InvalidRequest(f"the chat template refused the messages: {error}", param="messages") from error
 
     def encode(self, messages: list[dict[str, Any]]) -> list[int]:
-        """The prompt as token ids."""
-        return list(self.tokenizer.encode(self.render(messages), add_special_tokens=False).ids)
+        """The prompt as token ids; long ones take a while, during which other threads run.
+
+        Raises:
+            InvalidRequest: see `render`.
+            ContextLengthExceeded: so long a text that its tokens need no counting.
+        """
+        text = self.render(messages)
+        if len(text) > self.most_characters:
+            raise ContextLengthExceeded(
+                f"the prompt has {len(text)} characters; this policy's context of {self.context} tokens holds at most "
+                f"{self.most_characters}",
+                param="messages",
+            )
+        return list(self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 def load_template(base: str) -> ChatTemplate:
@@ -79,6 +95,17 @@ def _text(folder: Path, name: str) -> str:
         return (folder / name).read_text()
     except OSError as error:
         raise InvalidSettings(f"{folder / name}: {error.strerror}; is this the folder of a base policy?") from error
+
+
+def _tokenizer_of(folder: Path) -> Tokenizer:
+    content = _text(folder, "tokenizer.json")
+    try:
+        tokenizer = Tokenizer.from_str(content)
+    except Exception as error:  # the library raises nothing more specific
+        raise InvalidSettings(f"{folder / 'tokenizer.json'}: not a tokenizer: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:

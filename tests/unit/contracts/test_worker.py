@@ -101,6 +101,15 @@ def test_what_the_log_cannot_take_stays_in_the_outbox(database: Database) -> Non
         assert connection.execute(select(func.count()).select_from(outbox)).scalar_one() == 1
 
 
+def test_a_relay_keeps_the_order(database: Database, event_log: LocalLog) -> None:
+    sent = [Message("signals", 0, "k", bytes([number])) for number in range(20)]
+    for item in sent:
+        with database.transaction() as connection:
+            put(connection, "echo", [item])
+    assert Relay("echo", database, event_log).flush() == 20
+    assert [record.value for record in everything(event_log, "signals")] == [item.value for item in sent]
+
+
 def test_a_relay_sends_only_its_own(database: Database, event_log: LocalLog) -> None:
     with database.transaction() as connection:
         put(connection, "echo", messages(b"a"))

@@ -21,6 +21,13 @@ def test_freshness_counts_until_the_first_answer_of_a_version_that_descends_from
     assert freshness(CLIENTS, {}, parents) == []
 
 
+def test_answers_that_were_given_before_a_signal_do_not_count() -> None:
+    clients = [*CLIENTS, {"kind": "signal", "key": "c", "id": "3", "positive": True, "at": 21.0}]
+    parents = {0: None, 1: 0, 3: 1}
+    assert freshness(clients, {"3": 3}, parents) == []
+    assert freshness(clients, {"3": 3}, parents, [(25.0, 3)]) == [4.0]
+
+
 def test_accept_rates_are_those_of_the_edges() -> None:
     said = [{"kind": "signal", "positive": number >= 50, "at": number} for number in range(100)]
     assert accept_rates(said) == (0.0, 1.0)

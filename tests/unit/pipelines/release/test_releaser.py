@@ -50,8 +50,8 @@ def arms(database: Database) -> dict[str, int | None]:
         return {name: arm.version for name, arm in assignments.read(connection, "p").items()}
 
 
-def a_releaser(database: Database, answers: Answers) -> Releaser:
-    return Releaser(database, FakeRunner(answers), FILE, policy="p", settings=ReleaseSettings())
+def a_releaser(database: Database, answers: Answers, tolerance: float = 0.03) -> Releaser:
+    return Releaser(database, FakeRunner(answers), FILE, policy="p", settings=ReleaseSettings(tolerance=tolerance))
 
 
 def right(share: dict[int, int]) -> Answers:
@@ -86,6 +86,43 @@ def test_three_refusals_in_a_row_send_the_trainer_back(database: Database, stop:
         point(database, CANDIDATE, version)
         releaser.look(stop)
     assert arms(database) == {LIVE: 0, CANDIDATE: None, TRAINING: 0}
+
+
+def test_the_trainer_is_sent_back_again_only_after_three_more(database: Database, stop: threading.Event) -> None:
+    releaser = a_releaser(database, right({0: 8} | dict.fromkeys(range(1, 7), 1)))
+    point(database, LIVE, 0)
+    releaser.look(stop)
+    epochs = []
+    for version in range(1, 7):
+        point(database, CANDIDATE, version)
+        releaser.look(stop)
+        with database.snapshot() as connection:
+            held = assignments.read(connection, "p").get(TRAINING)
+        epochs.append(held.epoch if held else 0)
+    assert epochs == [0, 0, 1, 1, 1, 2]
+
+
+def test_the_yardstick_is_the_best_accepted_version_not_the_last(database: Database, stop: threading.Event) -> None:
+    releaser = a_releaser(database, right({0: 5, 1: 9, 2: 8, 3: 7}), tolerance=0.1)
+    point(database, LIVE, 0)
+    releaser.look(stop)
+    for version, live in ((1, 1), (2, 2), (3, 2)):
+        point(database, CANDIDATE, version)
+        releaser.look(stop)
+        assert arms(database)[LIVE] == live
+
+
+def test_what_was_refused_is_no_yardstick(database: Database, stop: threading.Event) -> None:
+    def answers(version: int) -> Sentinels:
+        return right({0: 5, 1: 10, 2: 6})(version)._replace(finite=version != 1)
+
+    releaser = a_releaser(database, answers)
+    point(database, LIVE, 0)
+    releaser.look(stop)
+    for version, live in ((1, 0), (2, 2)):
+        point(database, CANDIDATE, version)
+        releaser.look(stop)
+        assert arms(database)[LIVE] == live
 
 
 def test_a_candidate_the_engine_does_not_take_is_refused_by_name(database: Database, stop: threading.Event) -> None:

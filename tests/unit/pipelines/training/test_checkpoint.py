@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from contracts.errors import WeightsRefused
+from contracts.errors import Unavailable, WeightsRefused
 from pipelines.training.checkpoint import Checkpoint, CheckpointStore
 from pipelines.training.state import Fate, TrainerState
 
@@ -32,6 +32,20 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert (found.state, found.version) == (saved.state, 3)
     assert torch.equal(found.weights["w"], saved.weights["w"])
     assert torch.equal(found.optimizer["exp_avg/w"], saved.optimizer["exp_avg/w"])
+
+
+def test_a_full_disk_leaves_nothing_behind_and_the_older_ones_alone(tmp_path: Path) -> None:
+    CheckpointStore(tmp_path, keep=2).save(checkpoint(1))
+
+    def full(place: str) -> None:
+        if place == "checkpoint: before optimizer.safetensors":
+            raise Unavailable("no space left")
+
+    store = CheckpointStore(tmp_path, 2, full)
+    with pytest.raises(Unavailable):
+        store.save(checkpoint(2))
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000001"]
+    assert step_of(store) == 1
 
 
 def test_an_empty_folder_has_none(tmp_path: Path) -> None:

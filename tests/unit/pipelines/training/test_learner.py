@@ -63,6 +63,29 @@ def test_a_step_makes_rewarded_answers_likelier() -> None:
     assert min(good) > 0
 
 
+def test_a_sample_pulls_by_its_weight() -> None:
+    items = on_policy(6, 1.0)
+    settings = SETTINGS.model_copy(update={"kl_coefficient": 0.0})
+
+    def norm(weight: float) -> float:
+        found = Learner(tiny_model(), settings).step(items, [weight] * 6, {}).metrics["gradient_norm"]
+        assert found is not None
+        return found
+
+    assert norm(1.0) > 0.0
+    assert norm(0.25) == pytest.approx(norm(1.0) / 4, rel=1e-4)
+    assert norm(0.0) == 0.0
+
+
+def test_the_leash_is_held_by_the_base_policy_however_far_the_policy_went() -> None:
+    learner, items = Learner(tiny_model(), SETTINGS), on_policy(6, 1.0)
+    leash = [step(learner, items)["anchor_kl"] for _ in range(3)]
+    assert leash[0] == pytest.approx(0.0, abs=1e-6)
+    assert leash[1] is not None
+    assert leash[2] is not None
+    assert 1e-4 < leash[1] < leash[2]
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_on_policy_samples_show_no_mismatch_and_full_ess(temperature: float) -> None:
     metrics = step(Learner(tiny_model(), SETTINGS), on_policy(6, temperature))

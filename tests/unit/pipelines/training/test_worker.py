@@ -19,6 +19,7 @@ from contracts.settings import write_settings
 from contracts.tables import dead_letter, training_step
 from contracts.topics import EXPERIENCES
 from pipelines.training.__main__ import main
+from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.settings import TrainingSettings
 from tests.unit.pipelines.training.builders import experience, random_experience, segment, tiny_model
 from tests.unit.pipelines.training.world import World, weights_of
@@ -70,6 +71,27 @@ def test_outcomes_wait_for_their_checkpoint(world: World) -> None:
     world.now += 1e9
     world.turns(trainer, 1)
     assert states(world) == {("trained", ""): 4}
+
+
+def test_nothing_is_told_that_the_newest_checkpoint_does_not_hold(world: World) -> None:
+    seen = set()
+
+    def look(place: str) -> None:
+        if place == "training: outcomes told":
+            checkpoint, _ = CheckpointStore(world.settings.checkpoints, keep=3).load_newest()
+            assert checkpoint is not None
+            held = {(key, fate.state) for key, fate in checkpoint.state.fates.items()}
+            told = {(key, state) for key, (state, _, _) in world.ledger().items()}
+            assert told <= held
+            assert max(outcome.epoch for outcome in world.outcomes()) <= checkpoint.state.epoch
+            seen.update(told)
+
+    trainer = world.start(look)
+    world.add_random(20)
+    world.turns(trainer, 8)
+    world.roll_back_to(1)
+    world.turns(trainer, 1)
+    assert {state for _, state in seen} == {"trained", "quarantined"}
 
 
 def test_the_next_version_waits_for_the_verdict_on_the_last(world: World) -> None:

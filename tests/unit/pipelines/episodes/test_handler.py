@@ -1,4 +1,4 @@
-"""Task files change between two starts; what was joined under the old ones must not stop the join."""
+"""The join, record by record; random histories are in test_histories."""
 
 from __future__ import annotations
 
@@ -48,3 +48,22 @@ def test_a_signal_can_be_taken_back_after_its_task_was_removed(
     assert [episode.revision for episode in sent] == revisions
     with database.snapshot() as connection:
         assert signal_states(connection) == {accepted.id: "retracted"}
+
+
+def test_what_is_taken_back_before_anything_was_sent_sends_nothing(database: Database) -> None:
+    about = a_generation()
+    comment = a_signal(about, "comment", "hm")
+    tasks = {"booking": BOOKING_TASK}
+    taken_back = msgspec.structs.replace(comment, retracted=True)
+    assert handle(database, tasks, (GENERATIONS, about), (SIGNALS, comment), (SIGNALS, taken_back)) == []
+    (episode,) = handle(database, tasks, (SIGNALS, a_signal(about)))
+    assert (episode.revision, len(episode.signals)) == (1, 1)
+
+
+def test_late_is_what_feedback_received_late_whenever_it_happened(database: Database) -> None:
+    about = a_generation(finished_at=101.0)
+    in_time = a_signal(about, at=50.0, received_at=111.0)
+    late = a_signal(about, "stars", 4, at=102.0, received_at=111.1)
+    handle(database, {"booking": BOOKING_TASK}, (SIGNALS, late), (SIGNALS, in_time), (GENERATIONS, about))
+    with database.snapshot() as connection:
+        assert signal_states(connection) == {in_time.id: "joined", late.id: "late"}

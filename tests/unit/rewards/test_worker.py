@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import numpy as np
+
+from contracts.database import Database
+from contracts.event_log import LogRecord
+from contracts.records import Episode, Experience, Generation, Outcome, Signal, decode, encode
+from contracts.topics import EPISODES, EXPERIENCES
+from rewards.worker import RewardsHandler, segment_of
+from tests.fakes import BOOKING_TASK, a_generation, a_signal
+
+Sent = tuple[list[Experience], list[Outcome]]
+
+
+def score(database: Database, turn: Generation, *signals: Signal, times: int = 1) -> Sent:
+    """What the worker sends for an episode that is delivered so many times."""
+    handler = RewardsHandler({"booking": BOOKING_TASK}, lambda: 200.0)
+    episode = Episode(key=turn.key, revision=1, reason="window", turns=(turn,), signals=signals, closed_at=111.0)
+    record = LogRecord(EPISODES, 0, 0, episode.key, encode(episode), 0.0)
+    with database.transaction() as connection:
+        sent = [message for _ in range(times) for message in handler.handle(connection, record)]
+    experiences = [decode(Experience, message.value) for message in sent if message.topic == EXPERIENCES]
+    return experiences, [decode(Outcome, message.value) for message in sent if message.topic != EXPERIENCES]
+
+
+def test_an_episode_that_is_delivered_twice_is_scored_once(database: Database) -> None:
+    turn = a_generation()
+    (experience,), outcomes = score(database, turn, a_signal(turn), times=2)
+    assert (experience.key, experience.revision, experience.reward, experience.status) == (turn.key, 1, 1.0, "scored")
+    assert outcomes == []
+
+
+def test_silence_is_named_and_the_experience_says_why_there_is_no_reward(database: Database) -> None:
+    (experience,), (outcome,) = score(database, a_generation())
+    assert (experience.reward, experience.status) == (None, "unlabelled")
+    assert (outcome.state, outcome.reason, outcome.writer, outcome.revision) == ("unlabelled", "silence", "rewards", 1)
+
+
+def test_a_sentinel_is_scored_but_its_state_is_not_ours_to_say(database: Database) -> None:
+    experiences, outcomes = score(database, a_generation(purpose="sentinel", metadata={"reference": '{"party":2}'}))
+    assert [(item.name, item.value) for item in experiences[0].scores] == [("shape", 1.0), ("exact", 1.0)]
+    assert outcomes == []
+
+
+def test_without_its_task_a_sample_is_unscored_by_our_fault(database: Database) -> None:
+    experiences, (outcome,) = score(database, a_generation(task="gone"))
+    assert experiences == []
+    assert (outcome.state, "gone" in outcome.reason) == ("unscored", True)
+
+
+def test_only_the_completion_is_learned_from() -> None:
+    segment = segment_of(a_generation())
+    assert np.frombuffer(segment.token_ids, "<i4").tolist() == [1, 2, 3, 4, 5]
+    assert list(segment.loss_mask) == [0, 0, 0, 1, 1]
+    assert np.frombuffer(segment.logprobs, "<f4").tolist() == [0.0, 0.0, 0.0, -0.5, -0.25]
