@@ -22,7 +22,7 @@ from commands import queries
 from commands.audit import Audit, audit, print_audit, read_clients
 from commands.home import Home, claimed, prepare_home
 from commands.supervisor import Supervisor
-from commands.up import greet, listen, new_settings, running
+from commands.up import greet, listen, new_settings, running, training_settings
 from contracts import assignments
 from contracts.assignments import LIVE
 from contracts.database import Database
@@ -34,7 +34,6 @@ from examples.reservations.evaluate import Evaluation, evaluate
 from examples.reservations.sentences import requests
 from examples.reservations.summary import accept_rates, freshness, percentile
 from pipelines.release.settings import ReleaseSettings
-from pipelines.training.settings import TrainingSettings
 
 NUM_SENTINELS = 200
 NUM_USERS = 16
@@ -74,7 +73,7 @@ def _run_claimed(
         folder, sockets, name="reservations", base=PRODUCT / "base", tasks=[PRODUCT / "task.toml"], device=device
     )
     sentinels = write_sentinels(folder / "sentinels.jsonl")
-    training = TrainingSettings() if learning_rate is None else TrainingSettings(learning_rate=learning_rate)
+    training = training_settings(learning_rate)
     ready = prepare_home(settings, {"training": training, "release": ReleaseSettings(sentinels=sentinels)})
     with running(ready, sockets) as supervisor:
         greet(ready)

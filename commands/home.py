@@ -25,6 +25,8 @@ from contracts.settings import Section, Settings, load_settings, write_settings
 from contracts.tasks import load_tasks
 from contracts.weights.format import Tensor, Tensors, read_safetensors, root_of
 from contracts.weights.store import FolderWeightStore, publish_version
+from rewards.worker import RewardsHandler
+from services.inference.template import load_template
 
 
 class Home(NamedTuple):
@@ -61,12 +63,13 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
     Raises:
         InvalidTask, InvalidSettings: before anything is written.
     """
-    load_tasks(settings.tasks)
+    RewardsHandler(load_tasks(settings.tasks))  # finds every verifier and reads its settings
     if (settings.home / "millrace.toml").exists():
         settings = _continued(settings, load_settings(settings.home))
     base = Path(settings.base)
     if not base.is_dir():
         raise InvalidSettings(f"policy folder {base} does not exist")
+    load_template(settings.base)
     target = to_bf16(read_safetensors(base))
     store = FolderWeightStore(settings.weights)
     is_new = 0 not in store.versions(settings.policy)

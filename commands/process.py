@@ -17,7 +17,7 @@ from commands.supervisor import WRONG_SETTINGS
 from contracts.errors import InvalidSettings, InvalidTask
 from contracts.logs import set_up_logs
 
-_SERVERS = {"engine", "web"}
+_SERVERS = {"engine", "web"}  # uvicorn handles the signals of these itself
 _LONGEST_END_SECONDS = 30.0
 _MODULES = {
     "engine": "services.engine.__main__",
@@ -33,17 +33,16 @@ def run_process(name: str, home: Path, *, supervised: bool) -> None:
     """Import one process, and only that one, and run it until SIGTERM, SIGINT or the end of its supervisor."""
     set_up_logs(name)
     stop = threading.Event()
-    # A server that is still importing has nothing to finish; once it runs, uvicorn handles the signals.
-    end = _exit if name in _SERVERS else lambda *_: stop.set()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, end)
     if supervised:
         threading.Thread(target=_follow_supervisor, daemon=True).start()
     try:
+        # A process that is still importing has nothing to finish: a signal ends it at once.
         module = importlib.import_module(_MODULES[name])
         if name in _SERVERS:
             module.main(home)
         else:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, lambda *_: stop.set())
             module.main(home, stop)
     except (InvalidSettings, InvalidTask) as error:
         print(error.message, flush=True)
@@ -56,7 +55,3 @@ def _follow_supervisor() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_LONGEST_END_SECONDS)
     os._exit(1)  # nobody is left to kill what hangs
-
-
-def _exit(*_: object) -> None:
-    sys.exit(0)

@@ -19,6 +19,7 @@ from commands.home import Home, claimed, prepare_home
 from commands.supervisor import Supervisor
 from contracts.errors import InvalidSettings, Unavailable
 from contracts.settings import Settings, make_section
+from pipelines.release.sentinels import read_sentinels
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 
@@ -44,8 +45,9 @@ def run_up(
         chosen = name or re.sub(r"[^a-z0-9._-]+", "-", Path(policy).name.lower()).strip("-._")
         sockets = listen(port)
         settings = new_settings(home, sockets, name=chosen, base=folder, tasks=tasks, device=device)
-        training = TrainingSettings() if learning_rate is None else TrainingSettings(learning_rate=learning_rate)
+        training = training_settings(learning_rate)
         release = ReleaseSettings() if sentinels is None else ReleaseSettings(sentinels=sentinels.resolve())
+        read_sentinels(release.sentinels)
         ready = prepare_home(settings, {"training": training, "release": release})
         with running(ready, sockets) as supervisor:
             greet(ready)
@@ -110,6 +112,12 @@ def new_settings(
         engine_port=sockets["engine"].getsockname()[1],
         device=device,
     )
+
+
+def training_settings(learning_rate: float | None) -> TrainingSettings:
+    """The trainer's, with what the command line says. Raises InvalidSettings."""
+    told = {} if learning_rate is None else {"learning_rate": learning_rate}
+    return make_section("[training]", TrainingSettings, **told)
 
 
 @contextmanager

@@ -59,6 +59,7 @@ outbox = Table(
     Column("route", Integer, nullable=False),
     Column("key", String(128), nullable=False),
     Column("value", LargeBinary, nullable=False),
+    sqlite_autoincrement=True,  # an id that was used again could be deleted by a slower relay of the same process
 )
 
 dead_letter = Table(

@@ -18,7 +18,7 @@ from sqlalchemy import ColumnElement, Connection, insert, select, update
 
 from contracts.database import Database
 from contracts.dead_letters import bury
-from contracts.errors import InvalidRecord, StaleWrite
+from contracts.errors import InvalidRecord, NewerSchema, StaleWrite
 from contracts.event_log import EventLog, LogRecord, Message
 from contracts.faults import FaultPoint, no_fault
 from contracts.outbox import Relay, put
@@ -97,6 +97,8 @@ class Worker:
     def _apply(self, connection: Connection, record: LogRecord) -> list[Message]:
         try:
             return self._handler.handle(connection, record)
+        except NewerSchema:
+            raise  # not broken, only early: it waits in the log until this process is upgraded
         except InvalidRecord as error:
             bury(connection, self._handler.name, record, error, self._clock())
             return []

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from contracts.records import Generation, Outcome, Signal
+from contracts.records import Generation, Outcome, Scalar, Signal
 from contracts.tasks import Task
 
 SignalState = Literal["joined", "late"]
@@ -29,19 +29,21 @@ def state_on_arrival(signal: Signal, closes_at: float) -> SignalState:
     return "late" if signal.received_at > closes_at else "joined"
 
 
-def superseded(signals: Iterable[Signal]) -> set[str]:
-    """Ids that lost a conflict: the same submitter said another value under the same name later.
+def superseded(signals: Sequence[Signal]) -> set[str]:
+    """Ids that lost a conflict: the last word of the same submitter under the same name is another.
 
     Ties in time are broken by id, so that the result does not depend on the order of arrival.
     """
-    newest: dict[tuple[str, str], Signal] = {}
-    lost: set[str] = set()
-    for signal in sorted(signals, key=lambda item: (item.at, item.id)):
-        place = (signal.submitter.id, signal.name)
-        if place in newest and (newest[place].value, newest[place].correction) != (signal.value, signal.correction):
-            lost.add(newest[place].id)
-        newest[place] = signal
-    return lost
+    last = {_place(signal): signal for signal in sorted(signals, key=lambda item: (item.at, item.id))}
+    return {signal.id for signal in signals if _meaning(signal) != _meaning(last[_place(signal)])}
+
+
+def _place(signal: Signal) -> tuple[str, str]:
+    return signal.submitter.id, signal.name
+
+
+def _meaning(signal: Signal) -> tuple[Scalar, str | None]:
+    return signal.value, signal.correction
 
 
 def is_decisive(task: Task, signals: Sequence[Signal]) -> bool:

@@ -23,6 +23,7 @@ from contracts.topics import EXPERIENCES
 from pipelines.release.rules import Sentinels, value_of
 
 _RETRY_SECONDS = 0.2
+_REFUSED = (400, 401, 403, 422)
 _PAGE = 500
 
 
@@ -81,6 +82,7 @@ class SentinelRunner:
         """Ask every sentinel and wait for the scores.
 
         Raises:
+            InvalidSettings: the endpoint refuses a sentinel for what it says; trying again cannot help.
             VersionNotResident: the engine did not take the version within the patience.
             Unavailable: no answers or no scores within the patience.
         """
@@ -114,6 +116,8 @@ class SentinelRunner:
             else:
                 if answer.is_success:
                     return f"{answer.json()['id']}:0"
+                if answer.status_code in _REFUSED:
+                    raise InvalidSettings(f"the endpoint refuses the sentinel {item['messages']}: {answer.text[:300]}")
                 reason, absent = answer.text[:200], VersionNotResident.code in answer.text
             stop.wait(_RETRY_SECONDS)
         # Told to stop while the engine was still loading: that is no verdict.

@@ -19,7 +19,7 @@ import structlog
 from contracts import assignments
 from contracts.assignments import CANDIDATE, TRAINING, Assignment
 from contracts.dead_letters import bury
-from contracts.errors import InvalidRecord, NotFound, WeightsRefused
+from contracts.errors import InvalidRecord, NewerSchema, NotFound, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
 from contracts.outbox import message
 from contracts.records import Experience, Outcome, decode
@@ -176,6 +176,8 @@ class Trainer:
             self._intake.passed(record)
             try:
                 experience = decode(Experience, record.value)
+            except NewerSchema:
+                raise  # not broken, only early: it waits in the log until this process is upgraded
             except InvalidRecord as error:
                 with self._database.transaction() as connection:
                     bury(connection, repository.CONSUMER_GROUP, record, error, self._clock())

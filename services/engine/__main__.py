@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,22 +36,30 @@ def main(home: Path) -> None:
     torch.set_num_threads(own.threads)
     dtype = torch.float32 if settings.device == "cpu" else torch.bfloat16
     database = settings.database()
+    server: uvicorn.Server | None = None
+
+    def end() -> None:
+        """Finish what can be finished; the supervisor starts a fresh process."""
+        if server is not None:
+            server.should_exit = True
+
     engine = Engine(
         policy=settings.policy,
         settings=own,
         store=FolderWeightStore(settings.weights),
         make_model=lambda: _load(settings, dtype),
         on_swap=lambda record: keep_swap(database, record),
-        on_gave_up=_exit_soon,
+        on_gave_up=end,
     )
-    follower = Follower(engine, lambda: read_versions(database, settings.policy), on_exit=_exit_soon)
+    follower = Follower(engine, lambda: read_versions(database, settings.policy), on_exit=end)
     config = uvicorn.Config(
         make_app(engine, follower),
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_GRACEFUL_SECONDS,
     )
-    uvicorn.Server(config).run([listening_socket(settings.engine_host, settings.engine_port)])
+    server = uvicorn.Server(config)
+    server.run([listening_socket(settings.engine_host, settings.engine_port)])
     if follower.fatal is not None:
         raise follower.fatal
 
@@ -62,12 +68,9 @@ def _load(settings: Settings, dtype: torch.dtype) -> Any:
     try:
         return load_model(settings.base, device=settings.device, dtype=dtype)
     except (MillraceError, ValueError, KeyError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
         # transformers says what it does not know by ValueError or KeyError, torch a missing device by RuntimeError.
-        raise InvalidSettings(f"{settings.base} cannot be loaded on {settings.device}: {error}") from error
-
-
-def _exit_soon() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)  # uvicorn finishes what it can; the supervisor starts a fresh process
+        raise InvalidSettings(f"{settings.base} cannot be loaded on {settings.device}: {reason}") from error
 
 
 if __name__ == "__main__":

@@ -108,9 +108,9 @@ class Follower:
     def _bring(self, arm: str, version: int, now: float) -> None:
         try:
             self._engine.update(arm, version)
-        except InvalidSettings:
-            raise
         except MillraceError as error:
+            if isinstance(error, InvalidSettings) and not self._engine.versions():
+                raise  # nothing serves yet, and starting again would not help
             self._remember(arm, version, error, now)
         else:
             self._problems.pop(arm, None)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from contracts.errors import Unavailable
 from contracts.event_log import EventLog, Message
 from contracts.local_log import LocalLog
 
@@ -73,3 +74,17 @@ def test_appends_of_many_threads_all_arrive(log: EventLog) -> None:
 def test_an_empty_topic_has_ends_and_nothing_to_read(log: EventLog) -> None:
     assert log.ends("episodes") == dict.fromkeys(range(log.num_partitions), 0)
     assert log.read("episodes", 0, 0, 10) == []
+
+
+def test_a_log_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    (folder / "signals.db").mkdir(parents=True)
+    log = LocalLog(folder)
+    for use in (
+        lambda: log.append([Message("signals", 0, "k", b"v")]),
+        lambda: log.read("signals", 0, 0, 1),
+        lambda: log.ends("signals"),
+    ):
+        with pytest.raises(Unavailable, match="free disk space"):
+            use()
+    log.close()

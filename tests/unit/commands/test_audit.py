@@ -3,10 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import delete, insert, update
 
-from commands.audit import audit
+from commands.audit import audit, read_clients
 from contracts.database import Database, insert_new
+from contracts.errors import InvalidSettings
 from contracts.event_log import LogRecord, Message
 from contracts.local_log import LocalLog
 from contracts.records import Outcome, encode
@@ -127,3 +129,11 @@ def test_an_audit_of_a_loop_that_goes_on_explains_what_came_meanwhile(database: 
     log.close()
     assert result.problems == ()
     assert result.generations.states["pending"] == 1
+
+
+@pytest.mark.parametrize("content", [None, '{"kind": '])
+def test_a_clients_list_that_cannot_be_read_is_named(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "users.jsonl").write_text(content)
+    with pytest.raises(InvalidSettings, match=r"users\.jsonl"):
+        read_clients(tmp_path / "users.jsonl")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -7,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from commands.home import prepare_home, to_bf16
-from contracts.errors import InvalidSettings
+from contracts.errors import InvalidSettings, MillraceError
 from contracts.settings import Settings, load_settings
 from contracts.weights.format import Tensor, read_safetensors
 from contracts.weights.store import FolderWeightStore
 
 ROOT = Path(__file__).parent.parent.parent.parent
 PRODUCT = ROOT / "examples" / "reservations"
+UP = ["up", "--policy", str(PRODUCT / "base"), "--task", str(PRODUCT / "task.toml")]
 
 
 def millrace(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -60,6 +63,41 @@ def test_a_home_keeps_its_run_and_its_policy(settings: Settings) -> None:
         prepare_home(settings.model_copy(update={"policy": "another"}), {})
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "config.json", "model.safetensors"])
+def test_a_policy_that_lacks_or_cuts_a_file_starts_nothing(settings: Settings, tmp_path: Path, name: str) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(PRODUCT / "base", base)
+    file = base / name
+    if name == "model.safetensors":
+        file.write_bytes(file.read_bytes()[:-1000])
+    else:
+        file.unlink()
+    with pytest.raises(MillraceError, match=re.escape(str(base))):
+        prepare_home(settings.model_copy(update={"base": str(base)}), {})
+    assert not settings.home.exists()
+
+
+def test_a_verifier_that_does_not_exist_starts_nothing(settings: Settings, tmp_path: Path) -> None:
+    task = tmp_path / "task.toml"
+    task.write_text((PRODUCT / "task.toml").read_text().replace("json_exact", "json_exakt"))
+    with pytest.raises(MillraceError, match="json_exakt"):
+        prepare_home(settings.model_copy(update={"tasks": (task,)}), {})
+    assert not settings.home.exists()
+
+
+def test_other_weights_in_the_same_folder_are_refused(settings: Settings, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(PRODUCT / "base", base)
+    settings = settings.model_copy(update={"base": str(base)})
+    prepare_home(settings, {})
+    file = base / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-2:] = bytes(2) if any(content[-2:]) else b"\x3f\x80"
+    file.write_bytes(content)
+    with pytest.raises(InvalidSettings, match="another --home"):
+        prepare_home(settings, {})
+
+
 def test_rounding_to_bf16_is_to_nearest_even() -> None:
     torch = pytest.importorskip("torch")
     values = torch.tensor([0.1, -1.00390625, 3.1415927, 1e-40, 65504.0, 1.01171875])
@@ -84,6 +122,9 @@ def test_the_command_line_works_on_a_home(settings: Settings) -> None:
         (["audit", "--home", "/nonexistent"], "millrace up --home"),
         (["up", "--policy", "/nonexistent/policy", "--task", "x.toml"], "neither a folder nor a hub id"),
         (["up", "--policy", str(PRODUCT / "base"), "--task", "/nonexistent.toml"], "nonexistent.toml"),
+        ([*UP, "--device", "gpu"], "[millrace] device"),
+        ([*UP, "--learning-rate", "-1"], "[training] learning_rate"),
+        ([*UP, "--sentinels", "/nonexistent.jsonl"], "nonexistent.jsonl"),
     ],
 )
 def test_mistakes_get_one_line_that_says_what_to_do(tmp_path: Path, arguments: list[str], says: str) -> None:

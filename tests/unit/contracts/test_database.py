@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import threading
 
-from sqlalchemy import select
+import pytest
+from sqlalchemy import select, text
 
 from contracts.database import Database, insert_new, insert_or_update
+from contracts.errors import InvalidSettings
 from contracts.tables import signal_count
 
 
@@ -35,3 +37,10 @@ def test_a_snapshot_does_not_wait_for_a_writer_and_does_not_see_it(database: Dat
         insert_new(writer, signal_count, {"state": "duplicate", "count": 1})
         with database.snapshot() as connection:
             assert connection.execute(select(signal_count.c.count)).all() == []
+
+
+def test_a_database_of_a_newer_millrace_is_refused(database: Database) -> None:
+    with database.transaction() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = 'ffffffffffff'"))
+    with pytest.raises(InvalidSettings, match=r"another version of Millrace .*--home"):
+        database.migrate()

@@ -95,3 +95,23 @@ def test_what_values_are_worth(name: str, value: bool | int | str, reward: float
     rule = BOOKING_TASK.signal(name)
     rule.check(name, value)
     assert rule.reward_of(value) == reward
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_numbers_are_finite(tmp_path: Path, value: str) -> None:
+    with pytest.raises(InvalidTask, match=r"task.toml:5: signals.accepted.labels.true: .*finite"):
+        load(tmp_path, GOOD.replace("true = 1.0", f"true = {value}"))
+
+
+def test_what_is_missing_is_missed_where_it_belongs(tmp_path: Path) -> None:
+    with pytest.raises(InvalidTask, match=r"task.toml:1: name: Field required"):
+        load(tmp_path, GOOD.replace('name = "t"\n', ""))
+    with pytest.raises(InvalidTask, match=r"task.toml:9: verifiers.1.kind: Field required"):
+        load(tmp_path, GOOD.replace('kind = "json_exact"\nweight = 2', "weight = 2"))
+
+
+def test_a_file_that_is_not_utf8_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "task.toml"
+    path.write_bytes(b'name = "t"\n# caf\xe9\n')
+    with pytest.raises(InvalidTask, match=r"task.toml:2: not UTF-8"):
+        load_tasks((path,))

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, func, select
 
 from contracts.database import Database
 from contracts.dead_letters import MAX_DEAD_LETTERS
-from contracts.errors import InvalidRecord, StaleWrite, TooManyDeadLetters, Unavailable
+from contracts.errors import InvalidRecord, NewerSchema, StaleWrite, TooManyDeadLetters, Unavailable
 from contracts.event_log import LogRecord, Message
 from contracts.local_log import LocalLog
 from contracts.outbox import Relay, put
@@ -28,6 +28,8 @@ class Echo:
         del connection
         if record.value == b"bad":
             raise InvalidRecord("this one is bad")
+        if record.value == b"newer":
+            raise NewerSchema("schema 2, this process reads up to 1: upgrade it")
         return [Message("outcomes", 0, record.key, record.value)]
 
     def tick(self, connection: Connection, now: float) -> list[Message]:
@@ -130,3 +132,14 @@ def test_a_full_disk_refuses_the_append_and_keeps_what_was(tmp_path: Path) -> No
     log.append(messages(b"after"))
     assert [record.value for record in everything(log, "signals")] == [b"kept", b"after"]
     log.close()
+
+
+def test_a_record_of_a_newer_schema_stops_the_worker_and_waits_in_the_log(
+    database: Database, event_log: LocalLog
+) -> None:
+    event_log.append(messages(b"newer"))
+    for _ in range(2):
+        with pytest.raises(NewerSchema, match="upgrade"):
+            Worker(Echo(), database, event_log).step()
+    with database.snapshot() as connection:
+        assert connection.execute(select(func.count()).select_from(dead_letter)).scalar_one() == 0

@@ -9,12 +9,13 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from contracts.database import Database, insert_new
@@ -105,8 +106,10 @@ def a_history(seed: int) -> list[Message]:
     messages: list[Message] = []
     for _ in range(chance.randint(1, 4)):
         finish = chance.choice(["stop", "stop", "stop", "cancelled"])
+        identity = uuid.UUID(int=chance.getrandbits(128) & ~(0xF << 76) & ~(3 << 62) | 7 << 76 | 2 << 62)
         about = a_generation(
             chance.choice(['{"party":2}', "nonsense"]),
+            completion_id=f"chatcmpl-{identity}",
             finish_reason=finish,
             purpose=chance.choice(["user", "user", "user", "sentinel"]),
             task=chance.choice(["booking"] * 5 + ["gone"]),
@@ -115,7 +118,8 @@ def a_history(seed: int) -> list[Message]:
         for number in range(chance.randint(0, 3)):
             received = chance.choice([102.0, 105.0, 500.0])
             name, value = chance.choice([("accepted", True), ("accepted", False), ("comment", "hm"), ("nosuch", 1)])
-            signal = a_signal(about, name, value, at=102.0 + number, received_at=received)
+            id_ = f"fb_{identity}_{number}"
+            signal = a_signal(about, name, value, id=id_, at=102.0 + number, received_at=received)
             messages.append(message(SIGNALS, signal.key, signal))
             if chance.random() < 0.2:
                 taken_back = type(signal)(
@@ -161,6 +165,7 @@ def play(folder: Path, migrated: Path, messages: list[Message], seed: int | None
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=st.integers(0, 10**6), trouble=st.integers(0, 10**6))
+@example(history=5154, trouble=0)  # a retraction of what had already lost a conflict
 def test_trouble_changes_nothing(migrated: Path, history: int, trouble: int) -> None:
     messages = a_history(history)
     with tempfile.TemporaryDirectory(dir=MEMORY) as calm, tempfile.TemporaryDirectory(dir=MEMORY) as rough:

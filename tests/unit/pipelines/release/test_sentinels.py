@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from contracts.errors import Unavailable, VersionNotResident
+from contracts.errors import InvalidSettings, Unavailable, VersionNotResident
 from contracts.ids import new_completion_id
 from contracts.local_log import LocalLog
 from contracts.outbox import message
@@ -67,6 +67,12 @@ def test_a_log_prob_that_is_not_finite_is_seen(event_log: LocalLog) -> None:
 def test_a_version_the_engine_never_takes_is_named(event_log: LocalLog) -> None:
     with pytest.raises(VersionNotResident, match="did not take v7"):
         a_runner(event_log, lambda _: ABSENT, patience=0.1).run(ITEMS, 7, threading.Event())
+
+
+def test_a_sentinel_that_the_endpoint_refuses_is_named_at_once(event_log: LocalLog) -> None:
+    refusing = httpx.Response(400, json={"error": {"message": "beyond the context"}})
+    with pytest.raises(InvalidSettings, match="beyond the context"):
+        a_runner(event_log, lambda _: refusing).run(ITEMS, 7, threading.Event())
 
 
 def test_to_be_stopped_while_the_engine_loads_is_no_verdict(event_log: LocalLog) -> None:

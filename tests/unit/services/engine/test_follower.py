@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
-from contracts.errors import Unavailable, WeightsRefused
+from contracts.errors import InvalidSettings, Unavailable, WeightsRefused
 from services.engine.follower import Follower, Problem, due, next_problem
-from tests.unit.services.engine.world import make_engine, make_store
+from tests.unit.services.engine.world import make_engine, make_store, tiny_model
 
 
 def problem(version: int = 7, retry_at: float = 10.0) -> Problem:
@@ -111,3 +112,32 @@ def test_a_swap_that_could_not_be_recorded_is_done_all_the_same() -> None:
     follower.step(now=0.1)
     assert follower.problems() == {}
     engine.close()
+
+
+def test_a_base_that_cannot_be_loaded_ends_the_process() -> None:
+    ended: list[bool] = []
+    engine = make_engine(make_store(1), make_model=unloadable)
+    follower = Follower(engine, lambda: {"live": 1}, on_exit=lambda: ended.append(True))
+    follower.start()
+    deadline = time.monotonic() + 5
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.01)
+    follower.stop()
+    engine.close()
+    assert ended == [True]
+    assert follower.fatal is not None
+    assert "no such architecture" in follower.fatal.message
+
+
+def test_a_second_model_that_cannot_be_loaded_leaves_what_serves() -> None:
+    models = [unloadable, tiny_model]
+    engine = make_engine(make_store(2), make_model=lambda: models.pop()())
+    follower = Follower(engine, lambda: {"live": 1, "candidate": 2}, on_exit=lambda: None)
+    follower.step(now=0)
+    assert engine.versions() == {"live": 1}
+    assert follower.problems()["candidate"].code == "invalid_settings"
+    engine.close()
+
+
+def unloadable() -> Any:
+    raise InvalidSettings("no such architecture")

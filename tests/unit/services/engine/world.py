@@ -70,12 +70,13 @@ def make_engine(
     store: FakeStore,
     on_swap: Callable[[SwapRecord], None] = lambda _record: None,
     on_gave_up: Callable[[], None] = lambda: None,
+    make_model: Callable[[], Any] = tiny_model,
 ) -> Engine:
     return Engine(
         policy=POLICY,
         settings=EngineSettings(max_batch_tokens=256, cache_tokens=8192),
         store=store,
-        make_model=tiny_model,
+        make_model=make_model,
         on_swap=on_swap,
         on_gave_up=on_gave_up,
     )

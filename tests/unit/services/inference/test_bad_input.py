@@ -60,6 +60,8 @@ def test_a_bad_field_is_named(field: str, value: Any, code: str) -> None:
     [
         ({"content": "hi"}, "messages[0].role"),
         ({"role": "user", "content": 5}, "messages[0].content"),
+        ({"role": "user", "content": None}, "messages[0].content"),
+        ({"role": "system"}, "messages[0].content"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[0].content"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content"),
     ],
@@ -123,4 +125,5 @@ def test_other_paths_methods_and_sizes_are_refused(inference: Inference) -> None
 
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "invalid_request_error")
     assert wrong.status_code == 405
-    assert large.status_code == 413
+    assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
+    assert "8 MiB" in large.json()["error"]["message"]

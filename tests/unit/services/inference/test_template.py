@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from contracts.errors import InvalidRequest, InvalidSettings
-from services.inference.template import load_template
+from services.inference.errors import ContextLengthExceeded
+from services.inference.template import ChatTemplate, load_template
 from tests.unit.services.inference.world import CONTEXT, TEMPLATE, make_base
 
 RICH = """\
@@ -100,3 +101,22 @@ def test_a_folder_that_lacks_a_file_is_named(tmp_path: Path, name: str) -> None:
 def test_an_empty_conversation_is_a_bad_request(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="at least one message"):
         load_template(str(make_base(tmp_path))).encode([])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [("tokenizer.json", "{", "not a tokenizer"), ("chat_template.jinja", "{% for x %}", "template is not valid")],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str, says: str) -> None:
+    make_base(tmp_path)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InvalidSettings, match=says):
+        ChatTemplate(tmp_path)
+
+
+def test_a_text_that_cannot_fit_is_refused_before_its_tokens_are_counted(tmp_path: Path) -> None:
+    make_base(tmp_path)
+    template = ChatTemplate(tmp_path)
+    assert len(template.encode([{"role": "user", "content": "x" * (template.most_characters // 2)}])) > 0
+    with pytest.raises(ContextLengthExceeded, match="characters"):
+        template.encode([{"role": "user", "content": "x" * 20_000_000}])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "b404c06224c2"
+revision = "667da5b88ef0"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -93,6 +93,7 @@ def upgrade() -> None:
         sa.Column("key", sa.String(length=128), nullable=False),
         sa.Column("value", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_outbox")),
+        sqlite_autoincrement=True,
     )
     with op.batch_alter_table("outbox", schema=None) as batch_op:
         batch_op.create_index(batch_op.f("ix_outbox_process"), ["process"], unique=False)

@@ -1,0 +1,19 @@
+"""The log on Kafka. Only here is the Kafka client known.
+
+clients.py     make, explain and close the client's objects
+in_flight.py   how much may wait for the broker
+appender.py    messages in
+consumer.py    records out, in a group
+log.py         the port: both, topics, and looking
+"""
+
+import warnings
+
+with warnings.catch_warnings():
+    # kafka-python 3.0 reads its schemas with a function that Python deprecates; here is its first import.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from contracts.kafka_log.appender import MAX_RECORD_BYTES, RecordTooLarge
+    from contracts.kafka_log.consumer import PositionLost
+    from contracts.kafka_log.log import KafkaLog
+
+__all__ = ["MAX_RECORD_BYTES", "KafkaLog", "PositionLost", "RecordTooLarge"]

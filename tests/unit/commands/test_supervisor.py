@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from commands.home import claimed
+from commands.supervisor import Child, Supervisor
+from contracts.errors import InvalidSettings
+
+ROOT = Path(__file__).parent.parent.parent.parent
+ENDS_WITH = """
+import signal, sys, time
+from pathlib import Path
+ended = Path(sys.argv[1])
+needs = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+def end(*_):
+    if needs is not None:
+        # Whoever answers it has to be there still, for as long as this one has something to finish.
+        time.sleep(0.2)
+        ended.write_text("alone" if needs.exists() else "in good order")
+    else:
+        ended.write_text("")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print(flush=True)
+signal.pause()
+"""
+
+
+def child(folder: Path, name: str, asks: str | None) -> Child:
+    arguments = [str(folder / name), *([str(folder / asks)] if asks else [])]
+    process = subprocess.Popen(  # noqa: S603 our own interpreter and program
+        [sys.executable, "-S", "-c", ENDS_WITH, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    return Child(name, process, process.stdout, time.monotonic())
+
+
+def test_who_asks_ends_before_who_answers(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path, {}, lambda _: None)
+    for name, asks in (("engine", None), ("web", "engine"), ("release", "web")):
+        supervisor.children[name] = child(tmp_path, name, asks)
+
+    supervisor.stop()
+
+    assert (tmp_path / "release").read_text() == "in good order"
+    assert (tmp_path / "web").read_text() == "in good order"
+    assert all(one.process.returncode == 0 for one in supervisor.children.values())
+
+
+@pytest.mark.parametrize("name", ["engine", "training"])
+def test_a_process_that_is_still_importing_ends_with_its_supervisor(tmp_path: Path, name: str) -> None:
+    command = [sys.executable, str(ROOT / "millrace.py"), name, "--home", str(tmp_path), "--supervised"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE)  # noqa: S603 our own script
+    assert process.stdin is not None
+    process.stdin.close()
+
+    assert process.wait(timeout=10) < 0, "by the signal, before it could look at its settings"
+
+
+def test_a_home_has_one_supervisor(tmp_path: Path) -> None:
+    with claimed(tmp_path), pytest.raises(InvalidSettings, match="already"), claimed(tmp_path):
+        pytest.fail("a second one was let in")
+    with claimed(tmp_path):
+        pass
+
+
+def test_a_home_that_is_no_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidSettings, match="--home"), claimed(tmp_path / "file"):
+        pytest.fail("a file was taken for a folder")
+
+
+def test_watching_ends_when_told(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    Supervisor(tmp_path, {}, lambda _: None).watch(stop)
