@@ -2,10 +2,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 1
 
-.PHONY: help setup demo demo-seeds test check browser clean
+.PHONY: help setup demo demo-seeds test test-services services services-stop check browser clean
 
 help:  ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
 setup: $(BIN)/.ready  ## Make .venv from the pinned dependencies, once
 
@@ -24,6 +24,15 @@ demo-seeds: setup  ## Run the demo for seeds 1 to 5 and report the worst
 test: setup  ## Run the tests that need no server, no GPU and no browser
 	$(BIN)/pytest -m "not services and not gpu and not browser"
 	@echo "not run here: tests marked services, gpu, browser"
+
+services: setup  ## Start a Kafka broker, PostgreSQL and Redis on this machine
+	deploy/services start
+
+services-stop:  ## Stop them; their data stays in runs/services
+	deploy/services stop
+
+test-services: services  ## Run the tests that need those servers
+	. runs/services/env && $(BIN)/pytest -m services -rs
 
 browser: setup  ## Run the page test; it is skipped without Chromium
 	$(BIN)/pytest -m browser -rs

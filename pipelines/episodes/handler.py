@@ -108,9 +108,11 @@ class EpisodesHandler:
         return self._emit_again(connection, key, held)
 
     def _settle(self, connection: Connection, record: Signal, about: Generation, task: Task | None) -> bool:
-        """Give a signal whose generation is known its state; False if the task does not know it."""
-        if task is None or record.name not in task.signals:
-            repository.set_signal_state(connection, record.id, "rejected", "undeclared_signal")
+        """Give a signal whose generation is known its state; False if it must not count."""
+        declared = task is not None and record.name in task.signals
+        if task is None or not declared or record.tenant != about.tenant:
+            reason = "other_tenant" if declared else "undeclared_signal"
+            repository.set_signal_state(connection, record.id, "rejected", reason)
             return False
         repository.set_signal_state(connection, record.id, "joined")
         self._resolve(connection, about, task)

@@ -47,9 +47,9 @@ def _meaning(signal: Signal) -> tuple[Scalar, str | None]:
 
 
 def is_decisive(task: Task, signals: Sequence[Signal]) -> bool:
-    """True if the episode need not wait for its window."""
-    rules = (task.signals.get(signal.name) for signal in signals)
-    return any(rule.decisive for rule in rules if rule)
+    """True if the episode need not wait for its window: a decisive signal came, and its value is worth something."""
+    said = ((task.signals.get(signal.name), signal.value) for signal in signals)
+    return any(rule.decisive and rule.reward_of(value) is not None for rule, value in said if rule)
 
 
 def replaces(outcome: Outcome, standing: Standing, current_revision: int) -> bool:

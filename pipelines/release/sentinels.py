@@ -86,10 +86,11 @@ class SentinelRunner:
             VersionNotResident: the engine did not take the version within the patience.
             Unavailable: no answers or no scores within the patience.
         """
+        deadline = time.monotonic() + self._patience
         if not sentinels.items:
+            self._wait_resident(version, deadline, stop)
             return Sentinels(version, ())
         places = self._log.ends(EXPERIENCES)
-        deadline = time.monotonic() + self._patience
         with ThreadPoolExecutor(self._concurrency) as pool:
             asked = [pool.submit(self._ask, item, version, deadline, stop) for item in sentinels.items]
             keys = [future.result() for future in asked]
@@ -97,6 +98,23 @@ class SentinelRunner:
         return Sentinels(
             version, tuple(found[key][0] for key in keys), finite=all(finite for _, finite in found.values())
         )
+
+    def _wait_resident(self, version: int, deadline: float, stop: threading.Event) -> None:
+        """Without sentinels a version must at least be one that the engine took."""
+        reason = "stopped"
+        while time.monotonic() < deadline and not stop.is_set():
+            try:
+                answer = self._client.get(f"/v1/models/{self._policy}@v{version}")
+            except httpx.TransportError as error:
+                reason = f"{type(error).__name__}: {error}"
+            else:
+                if answer.is_success:
+                    return
+                reason = answer.text[:200]
+            stop.wait(_RETRY_SECONDS)
+        if stop.is_set():
+            raise Unavailable("stopped")
+        raise VersionNotResident(f"the engine did not take v{version} in {self._patience:.0f} s: {reason}")
 
     def _ask(self, item: dict[str, Any], version: int, deadline: float, stop: threading.Event) -> str:
         """The sample key of the answer."""

@@ -67,3 +67,19 @@ def test_late_is_what_feedback_received_late_whenever_it_happened(database: Data
     handle(database, {"booking": BOOKING_TASK}, (SIGNALS, late), (SIGNALS, in_time), (GENERATIONS, about))
     with database.snapshot() as connection:
         assert signal_states(connection) == {in_time.id: "joined", late.id: "late"}
+
+
+def test_a_signal_of_another_tenant_is_rejected_and_teaches_nothing(database: Database) -> None:
+    about = a_generation(tenant="acme")
+    foreign = a_signal(about, tenant="other")
+    assert handle(database, {"booking": BOOKING_TASK}, (GENERATIONS, about), (SIGNALS, foreign)) == []
+    with database.snapshot() as connection:
+        assert signal_states(connection) == {foreign.id: "rejected"}
+
+
+def test_a_value_that_is_worth_nothing_decides_nothing(database: Database) -> None:
+    accepted = BOOKING_TASK.signals["accepted"].model_copy(update={"labels": {"true": 1.0}})
+    task = BOOKING_TASK.model_copy(update={"signals": {"accepted": accepted}})
+    about = a_generation()
+    sent = handle(database, {"booking": task}, (GENERATIONS, about), (SIGNALS, a_signal(about, value=False)))
+    assert sent == []

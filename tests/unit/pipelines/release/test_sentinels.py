@@ -107,3 +107,11 @@ def test_answers_without_scores_are_no_verdict(event_log: LocalLog) -> None:
 
     with pytest.raises(Unavailable, match="3 of 3 sentinels were not scored"):
         a_runner(event_log, silent, patience=0.1).run(ITEMS, 7, threading.Event())
+
+
+def test_without_sentinels_a_version_must_be_one_that_the_engine_took(event_log: LocalLog) -> None:
+    none = SentinelFile((), "none")
+    held = httpx.Response(200, json={"id": "p@v7"})
+    assert a_runner(event_log, lambda _: held).run(none, 7, threading.Event()) == (7, (), True)
+    with pytest.raises(VersionNotResident, match="did not take v7"):
+        a_runner(event_log, lambda _: ABSENT, patience=0.1).run(none, 7, threading.Event())

@@ -130,8 +130,8 @@ def test_a_base_that_cannot_be_loaded_ends_the_process() -> None:
 
 
 def test_a_second_model_that_cannot_be_loaded_leaves_what_serves() -> None:
-    models = [unloadable, tiny_model]
-    engine = make_engine(make_store(2), make_model=lambda: models.pop()())
+    models = [tiny_model()]
+    engine = make_engine(make_store(2), make_model=lambda: models.pop() if models else unloadable())
     follower = Follower(engine, lambda: {"live": 1, "candidate": 2}, on_exit=lambda: None)
     follower.step(now=0)
     assert engine.versions() == {"live": 1}

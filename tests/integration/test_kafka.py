@@ -1,0 +1,304 @@
+"""Faults of a real broker and of the members of its groups: nothing acknowledged is lost, nothing is applied twice."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from sqlalchemy import Connection
+
+from contracts.database import Database
+from contracts.errors import InvalidSettings, StaleWrite, Unavailable
+from contracts.event_log import LogRecord, Message
+from contracts.kafka_log import MAX_RECORD_BYTES, KafkaLog, PositionLost, RecordTooLarge
+from contracts.worker import Worker
+
+pytestmark = pytest.mark.services
+
+SERVICES = Path(__file__).parent.parent.parent / "deploy" / "services"
+SECONDS = 30.0
+
+
+class Echo:
+    """Sends every record on."""
+
+    name = "echo"
+    topics = ("signals",)
+
+    def handle(self, connection: Connection, record: LogRecord) -> list[Message]:
+        del connection
+        return [Message("outcomes", 0, record.key, record.value)]
+
+    def tick(self, connection: Connection, now: float) -> list[Message]:
+        del connection, now
+        return []
+
+
+@pytest.fixture
+def servers() -> str:
+    if (found := os.environ.get("MILLRACE_KAFKA")) is None:
+        pytest.skip("no MILLRACE_KAFKA: run make test-services")
+    return found
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"test-{uuid.uuid4().hex[:12]}-"
+
+
+@pytest.fixture
+def log(servers: str, prefix: str) -> Iterator[KafkaLog]:
+    log = KafkaLog(servers, prefix=prefix, timeout=3.0, session=6.0)
+    log.create_topics()
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def broker() -> Iterator[psutil.Process]:
+    """The broker that deploy/services started: to be frozen and stopped. Left running."""
+    home = Path(os.environ.get("MILLRACE_SERVICES", SERVICES.parent.parent / "runs" / "services"))
+    if not (home / "kafka" / "pid").exists():
+        pytest.skip("the broker was not started by deploy/services")
+    process = psutil.Process(int((home / "kafka" / "pid").read_text()))
+    yield process
+    if process.is_running():
+        process.resume()
+    subprocess.run([SERVICES, "start"], check=True, capture_output=True)
+
+
+def signals(count: int, start: int = 0) -> list[Message]:
+    return [Message("signals", number, str(number), str(number).encode()) for number in range(start, start + count)]
+
+
+def outcomes(log: KafkaLog) -> Counter[int]:
+    return Counter(int(record.value) for record in log.read("outcomes", 0, 0, 1_000_000))
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+class Running:
+    """A worker in a thread."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=worker.run, args=(self._stop,))
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def die_in_mid_batch(servers: str, prefix: str, url: str) -> None:
+    """A process of its own: handles one batch, then is killed before its commit."""
+
+    def fault(point: str) -> None:
+        if point == "worker: before commit" and handled:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    handled: list[LogRecord] = []
+
+    class Watched(Echo):
+        def handle(self, connection: Connection, record: LogRecord) -> list[Message]:
+            handled.append(record)
+            return super().handle(connection, record)
+
+    log = KafkaLog(servers, prefix=prefix, session=6.0)
+    Worker(Watched(), Database(url), log, fault=fault).run(threading.Event())
+
+
+def test_a_member_killed_in_mid_batch_loses_nothing(
+    log: KafkaLog, servers: str, prefix: str, database: Database
+) -> None:
+    log.append(signals(500))
+    spawn = multiprocessing.get_context("spawn")
+    killed = spawn.Process(target=die_in_mid_batch, args=(servers, prefix, database.url))
+    killed.start()
+    killed.join(SECONDS)
+    assert killed.exitcode == -signal.SIGKILL
+    running = Running(Worker(Echo(), database, log))
+    log.append(signals(100, start=500))
+    until(lambda: log.ends("outcomes")[0] >= 600)
+    running.stop()
+    assert outcomes(log) == Counter(range(600))
+
+
+def test_partitions_move_while_records_flow(log: KafkaLog, database: Database) -> None:
+    first = Running(Worker(Echo(), database, log))
+    log.append(signals(200))
+    until(lambda: log.ends("outcomes")[0] >= 100)
+    second = Running(Worker(Echo(), database, log))
+    for start in range(200, 1000, 100):
+        log.append(signals(100, start))
+    first.stop()
+    log.append(signals(100, 1000))
+    until(lambda: log.ends("outcomes")[0] >= 1100)
+    second.stop()
+    assert outcomes(log) == Counter(range(1100))
+
+
+def test_a_member_that_stalled_finds_its_positions_moved_and_goes_on(
+    servers: str, prefix: str, log: KafkaLog, database: Database
+) -> None:
+    impatient = KafkaLog(servers, prefix=prefix, session=6.0, max_poll=2.0)
+    wake, stalled = threading.Event(), threading.Event()
+
+    def fault(point: str) -> None:
+        if point == "worker: polled" and not stalled.is_set() and sum(log.ends("signals").values()) == 100:
+            stalled.set()
+            wake.wait(SECONDS)
+
+    log.append(signals(100))
+    slow = Worker(Echo(), database, impatient, fault=fault)
+    lost: list[StaleWrite] = []
+
+    def run_slow() -> None:
+        try:
+            while slow.step(0.2) == 0:
+                pass
+        except StaleWrite as error:
+            lost.append(error)
+        slow._consumer.seek_to_stored()
+        until(lambda: slow.step(0.2) > 0)
+
+    thread = threading.Thread(target=run_slow)
+    thread.start()
+    assert stalled.wait(SECONDS)
+    running = Running(Worker(Echo(), database, log))
+    until(lambda: log.ends("outcomes")[0] >= 100)
+    wake.set()
+    until(lambda: bool(lost))
+    running.stop()
+    log.append(signals(100, 100))
+    thread.join(SECONDS)
+    until(lambda: slow.step(0.2) == 0)
+    impatient.close()
+    assert outcomes(log) == Counter(range(200))
+
+
+def test_a_frozen_broker_refuses_appends_in_time_and_memory_stays_bounded(
+    log: KafkaLog, broker: psutil.Process
+) -> None:
+    log.append(signals(10))
+    resident = psutil.Process().memory_info().rss
+    refused: list[float] = []
+
+    def send(count: int) -> None:
+        began = time.monotonic()
+        with pytest.raises(Unavailable, match="Kafka at"):
+            log.append([Message("signals", 0, "k", b"x" * 1000)] * count)
+        refused.append(time.monotonic() - began)
+
+    broker.suspend()
+    threads = [threading.Thread(target=send, args=(30_000,)) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for _ in range(3):
+        send(100)
+    grown = psutil.Process().memory_info().rss - resident
+    assert grown < 64 * 1024 * 1024
+    assert len(refused) == 13
+    assert max(refused) < 3.0 + 2.0
+    broker.resume()
+    until(lambda: accepts(log))
+
+
+def test_appends_go_on_when_the_broker_was_restarted(log: KafkaLog, broker: psutil.Process, database: Database) -> None:
+    running = Running(Worker(Echo(), database, log))
+    log.append(signals(100))
+    until(lambda: log.ends("outcomes")[0] >= 100)
+    broker.kill()
+    broker.wait()
+    with pytest.raises(Unavailable, match="look whether|Look whether"):
+        log.append(signals(1, 1000))
+    subprocess.run([SERVICES, "start"], check=True, capture_output=True)
+    until(lambda: accepts(log))
+    log.append(signals(100, 100))
+    until(lambda: set(range(200)) <= set(outcomes(log)))
+    running.stop()
+    assert {number: count for number, count in outcomes(log).items() if number < 200} == Counter(range(200))
+
+
+def accepts(log: KafkaLog) -> bool:
+    try:
+        log.append([Message("episodes", 0, "k", b"again")])
+    except Unavailable:
+        return False
+    return True
+
+
+def test_closing_on_a_frozen_broker_takes_a_bounded_time(servers: str, prefix: str, broker: psutil.Process) -> None:
+    log = KafkaLog(servers, prefix=prefix, timeout=1.0)
+    log.create_topics()
+    consumer = log.consumer("g", ["signals"], lambda _topic, _partition: 0)
+    consumer.poll(1.0, 10)
+    log.append(signals(10))
+    broker.suspend()
+    with pytest.raises(Unavailable):
+        log.append(signals(10))
+    began = time.monotonic()
+    log.close()
+    assert time.monotonic() - began < 20.0
+    with pytest.raises(Unavailable, match="closed"):
+        log.append(signals(1))
+
+
+def test_no_broker_at_all_is_unavailable_and_leaves_nothing_behind(prefix: str) -> None:
+    threads = threading.active_count()
+    log = KafkaLog("127.0.0.1:1", prefix=prefix, timeout=0.5)
+    with pytest.raises(Unavailable, match="127.0.0.1:1"):
+        log.append(signals(1))
+    with pytest.raises(Unavailable):
+        log.consumer("g", ["signals"], lambda _topic, _partition: 0)
+    with pytest.raises(Unavailable):
+        log.ends("signals")
+    log.close()
+    assert threading.active_count() == threads
+
+
+def test_a_position_outside_of_the_log_is_named_and_never_moved(log: KafkaLog) -> None:
+    log.append(signals(4))
+    consumer = log.consumer("g", ["signals"], lambda _topic, partition: 70 if partition == 2 else 0)
+    for _ in range(2):
+        with pytest.raises(PositionLost, match=r"70 of .*signals/2 is outside of the log, which holds 0 to 1"):
+            until(lambda: not consumer.poll(0.5, 1) and False)
+
+
+def test_a_record_beyond_the_limit_is_refused_and_the_largest_passes(log: KafkaLog) -> None:
+    with pytest.raises(RecordTooLarge, match="1000001 bytes"):
+        log.append([*signals(1), Message("signals", 0, "k", b"x" * MAX_RECORD_BYTES)])
+    assert sum(log.ends("signals").values()) == 0
+    log.append([Message("signals", 0, "k", b"x" * (MAX_RECORD_BYTES - 1))])
+    assert len(log.read("signals", 0, 0, 10)[0].value) == MAX_RECORD_BYTES - 1
+
+
+def test_another_number_of_partitions_is_refused(log: KafkaLog, servers: str, prefix: str) -> None:
+    log.create_topics()
+    other = KafkaLog(servers, prefix=prefix, num_partitions=8)
+    with pytest.raises(InvalidSettings, match="has 4 partitions, not 8"):
+        other.create_topics()
+
+
+def test_no_topics_is_unavailable(servers: str, prefix: str) -> None:
+    log = KafkaLog(servers, prefix=prefix, timeout=1.0)
+    with pytest.raises(Unavailable, match="topics"):
+        log.append(signals(1))
+    log.close()
