@@ -1,6 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 1
+PROFILE ?= embedded
 
 .PHONY: help setup demo demo-seeds test test-services services services-stop check browser clean
 
@@ -15,8 +16,8 @@ $(BIN)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,demo]'
 	touch $@
 
-demo: setup  ## Show a model learning from its users (SEED=1)
-	$(BIN)/millrace demo --seed $(SEED)
+demo: setup  ## Show a model learning from its users (SEED=1, PROFILE=embedded or services)
+	$(BIN)/millrace demo --seed $(SEED) --profile $(PROFILE)
 
 demo-seeds: setup  ## Run the demo for seeds 1 to 5 and report the worst
 	$(BIN)/millrace demo-seeds

@@ -37,9 +37,12 @@ def up(  # noqa: PLR0917 options of a command
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     learning_rate: Annotated[float | None, typer.Option(help="Of the trainer.")] = None,
     sentinels: Annotated[Path | None, typer.Option(help="JSON lines of messages and reference: the gate.")] = None,
+    kafka: Annotated[str | None, typer.Option(help="host:port of brokers; without it the embedded log.")] = None,
+    database: Annotated[str | None, typer.Option(help="postgresql+psycopg://...; without it SQLite.")] = None,
 ) -> None:
     """Start Millrace for your own policy and tasks; Ctrl-C ends it, the home folder keeps everything."""
-    from commands.up import run_up  # noqa: PLC0415 each command imports only what it needs
+    from commands.servers import Servers  # noqa: PLC0415 each command imports only what it needs
+    from commands.up import run_up  # noqa: PLC0415
 
     run_up(
         policy=policy,
@@ -50,6 +53,7 @@ def up(  # noqa: PLR0917 options of a command
         device=device,
         learning_rate=learning_rate,
         sentinels=sentinels,
+        servers=Servers(kafka, database),
     )
 
 
@@ -63,11 +67,22 @@ def demo(  # noqa: PLR0917 options of a command
     learning_rate: Annotated[
         float | None, typer.Option(help="Of the trainer; the delta's density falls with it.")
     ] = None,
+    profile: Annotated[str, typer.Option(help="embedded, or services: on Kafka and PostgreSQL.")] = "embedded",
 ) -> None:
     """Show a model learning from its users: a reservations assistant, from about half right to over 90%."""
     from commands.demo import run_demo  # noqa: PLC0415
 
-    sys.exit(run_demo(seed=seed, seconds=seconds, home=home, keep=keep, device=device, learning_rate=learning_rate))
+    sys.exit(
+        run_demo(
+            seed=seed,
+            seconds=seconds,
+            home=home,
+            keep=keep,
+            device=device,
+            learning_rate=learning_rate,
+            profile=profile,
+        )
+    )
 
 
 @app.command("demo-seeds")

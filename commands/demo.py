@@ -21,6 +21,7 @@ from rich.table import Table
 from commands import queries
 from commands.audit import Audit, audit, print_audit, read_clients
 from commands.home import Home, claimed, prepare_home
+from commands.servers import Servers, servers_of
 from commands.supervisor import Supervisor
 from commands.up import greet, listen, new_settings, running, training_settings
 from contracts import assignments
@@ -56,26 +57,56 @@ class Run(NamedTuple):
 
 
 def run_demo(
-    *, seed: int, seconds: float, home: Path | None, keep: bool, device: str, learning_rate: float | None
+    *,
+    seed: int,
+    seconds: float,
+    home: Path | None = None,
+    keep: bool = False,
+    device: str = "cpu",
+    learning_rate: float | None = None,
+    profile: str = "embedded",
 ) -> int:
     """Run it; 0 if every goal was met."""
     started = time.monotonic()
     folder = (home or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
     with claimed(folder):
-        return _run_claimed(folder, started, seed, seconds, keep=keep, device=device, learning_rate=learning_rate)
+        return _run_claimed(
+            folder,
+            started,
+            servers_of(profile),
+            seed=seed,
+            seconds=seconds,
+            keep=keep,
+            device=device,
+            learning_rate=learning_rate,
+        )
 
 
 def _run_claimed(
-    folder: Path, started: float, seed: int, seconds: float, *, keep: bool, device: str, learning_rate: float | None
+    folder: Path,
+    started: float,
+    servers: Servers,
+    *,
+    seed: int,
+    seconds: float,
+    keep: bool,
+    device: str,
+    learning_rate: float | None,
 ) -> int:
     sockets = listen(0)
     settings = new_settings(
-        folder, sockets, name="reservations", base=PRODUCT / "base", tasks=[PRODUCT / "task.toml"], device=device
+        folder,
+        sockets,
+        name="reservations",
+        base=PRODUCT / "base",
+        tasks=[PRODUCT / "task.toml"],
+        device=device,
+        servers=servers,
     )
     sentinels = write_sentinels(folder / "sentinels.jsonl")
     training = training_settings(learning_rate)
     ready = prepare_home(settings, {"training": training, "release": ReleaseSettings(sentinels=sentinels)})
-    with running(ready, sockets) as supervisor:
+    with running(ready, sockets, servers.replicas) as supervisor:
         greet(ready)
         run = _loop(ready, supervisor, seed, seconds)
         elapsed = time.monotonic() - started
@@ -94,7 +125,7 @@ def run_seeds(seeds: Iterable[int]) -> int:
     for seed in seeds:
         console.rule(f"seed {seed}")
         folder = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}"
-        run_demo(seed=seed, seconds=180.0, home=folder, keep=False, device="cpu", learning_rate=None)
+        run_demo(seed=seed, seconds=180.0, home=folder)
         summaries.append(json.loads((folder / "summary.json").read_text()))
     worst = min(summaries, key=lambda summary: float(summary["held_out_live"]))
     table = Table("seed", "seconds", "held_out_base", "held_out_live", "versions", "failed", "balanced")

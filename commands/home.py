@@ -62,6 +62,7 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
 
     Raises:
         InvalidTask, InvalidSettings: before anything is written.
+        Unavailable: the log or the database cannot be used.
     """
     RewardsHandler(load_tasks(settings.tasks))  # finds every verifier and reads its settings
     if (settings.home / "millrace.toml").exists():
@@ -78,6 +79,9 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
             f"the weights in {base} are not those that {settings.home} began with; restore them, or choose another --home"
         )
     write_settings(settings, sections)
+    log = settings.event_log()
+    log.create_topics()
+    log.close()
     database = settings.database()
     database.migrate()
     app_key = None
@@ -125,7 +129,8 @@ def _continued(settings: Settings, held: Settings) -> Settings:
         raise InvalidSettings(
             f"{held.home} holds the policy {held.policy!r}, not {settings.policy!r}; choose another --home"
         )
-    return settings.model_copy(update={"run": held.run})
+    stores = {"database_url": settings.database_url or held.database_url, "kafka": settings.kafka or held.kafka}
+    return settings.model_copy(update={"run": held.run, **stores})
 
 
 def to_bf16(tensors: Tensors) -> Tensors:

@@ -50,18 +50,27 @@ class Child:
 class Supervisor:
     """Runs until told to stop. `report` is called with a line a person may want to see."""
 
-    def __init__(self, home: Path, sockets: Mapping[str, socket.socket], report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        home: Path,
+        sockets: Mapping[str, socket.socket],
+        report: Callable[[str], None],
+        replicas: Mapping[str, int] | None = None,
+    ) -> None:
         self._home = home
         self._sockets = sockets
+        self._replicas = replicas or {}
         self._report = report
         self.children: dict[str, Child] = {}
         (home / "logs").mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
-        """Start every process."""
+        """Start every process, and every replica of it: `episodes`, `episodes-2`."""
         for name in PROCESSES:
-            process, output = self._spawn(name)
-            self.children[name] = Child(name, process, output, time.monotonic())
+            for number in range(1, self._replicas.get(name, 1) + 1):
+                child = name if number == 1 else f"{name}-{number}"
+                process, output = self._spawn(child)
+                self.children[child] = Child(child, process, output, time.monotonic())
 
     def watch(self, stop: threading.Event) -> None:
         """Start again what dies, until `stop` is set.
@@ -76,7 +85,7 @@ class Supervisor:
     def stop(self) -> None:
         """Ask every process to end, wait, and kill what does not."""
         deadline = time.monotonic() + _GRACE_SECONDS
-        children = [self.children[name] for name in _ENDS if name in self.children]
+        children = [child for name in _ENDS for child in self.children.values() if _process_of(child.name) == name]
         for child in children:
             if asker := self.children.get(_ASKED_BY.get(child.name, "")):
                 _has_ended(asker, _HEAD_START_SECONDS)
@@ -115,11 +124,11 @@ class Supervisor:
 
     def _spawn(self, name: str) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
         output = self.log_path(name).open("ab")
-        inherited = self._sockets.get(name)
+        inherited = self._sockets.get(_process_of(name))
         environment = os.environ | ({LISTEN_FD: str(inherited.fileno())} if inherited else {})
         # The child ends when its standard input closes, so that nothing outlives a supervisor that was killed.
         process = subprocess.Popen(  # noqa: S603 our own interpreter and script
-            [sys.executable, str(_MILLRACE), name, "--home", str(self._home), "--supervised"],
+            [sys.executable, str(_MILLRACE), _process_of(name), "--home", str(self._home), "--supervised"],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -132,6 +141,10 @@ class Supervisor:
     def _last_line(self, name: str) -> str:
         lines = self.log_path(name).read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it printed nothing"
+
+
+def _process_of(child: str) -> str:
+    return child.partition("-")[0]
 
 
 def _has_ended(child: Child, seconds: float) -> bool:

@@ -16,6 +16,7 @@ import httpx
 from rich.console import Console
 
 from commands.home import Home, claimed, prepare_home
+from commands.servers import EMBEDDED, Servers
 from commands.supervisor import Supervisor
 from contracts.errors import InvalidSettings, Unavailable
 from contracts.settings import Settings, make_section
@@ -38,18 +39,19 @@ def run_up(
     device: str,
     learning_rate: float | None,
     sentinels: Path | None,
+    servers: Servers,
 ) -> None:
     """Start, say where everything is, and stay until Ctrl-C or SIGTERM."""
     with until_interrupted(), claimed(home):
         folder = resolve_policy(policy)
         chosen = name or re.sub(r"[^a-z0-9._-]+", "-", Path(policy).name.lower()).strip("-._")
         sockets = listen(port)
-        settings = new_settings(home, sockets, name=chosen, base=folder, tasks=tasks, device=device)
+        settings = new_settings(home, sockets, name=chosen, base=folder, tasks=tasks, device=device, servers=servers)
         training = training_settings(learning_rate)
         release = ReleaseSettings() if sentinels is None else ReleaseSettings(sentinels=sentinels.resolve())
         read_sentinels(release.sentinels)
         ready = prepare_home(settings, {"training": training, "release": release})
-        with running(ready, sockets) as supervisor:
+        with running(ready, sockets, servers.replicas) as supervisor:
             greet(ready)
             supervisor.watch(threading.Event())
 
@@ -97,7 +99,14 @@ def listen(port: int) -> dict[str, socket.socket]:
 
 
 def new_settings(
-    home: Path, sockets: Mapping[str, socket.socket], *, name: str, base: Path, tasks: list[Path], device: str
+    home: Path,
+    sockets: Mapping[str, socket.socket],
+    *,
+    name: str,
+    base: Path,
+    tasks: list[Path],
+    device: str,
+    servers: Servers = EMBEDDED,
 ) -> Settings:
     """Settings of a home whose servers listen on these sockets."""
     return make_section(
@@ -106,6 +115,8 @@ def new_settings(
         home=home.resolve(),
         run=f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}",
         policy=name,
+        kafka=servers.kafka,
+        database_url=servers.database_url,
         base=str(base),
         tasks=tuple(task.resolve() for task in tasks),
         web_port=sockets["web"].getsockname()[1],
@@ -121,9 +132,11 @@ def training_settings(learning_rate: float | None) -> TrainingSettings:
 
 
 @contextmanager
-def running(home: Home, sockets: Mapping[str, socket.socket]) -> Iterator[Supervisor]:
+def running(
+    home: Home, sockets: Mapping[str, socket.socket], replicas: Mapping[str, int] | None = None
+) -> Iterator[Supervisor]:
     """The processes of a home, up and ready; ended on the way out."""
-    supervisor = Supervisor(home.settings.home, sockets, lambda line: console.print(f"[yellow]{line}"))
+    supervisor = Supervisor(home.settings.home, sockets, lambda line: console.print(f"[yellow]{line}"), replicas)
     supervisor.start()
     try:
         _wait_ready(home.settings, supervisor)

@@ -1,7 +1,8 @@
 """The database: one unit of work per message or request, real migrations, and the two statements SQLAlchemy lacks.
 
 SQLite: WAL, fsync on commit, every write transaction takes the lock at its start (BEGIN IMMEDIATE), so that it waits
-instead of failing half-way.
+instead of failing half-way. PostgreSQL: read committed for writing (positions and pointers move by compare-and-set),
+repeatable read for looking, so that figures of one snapshot agree.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy import Connection, Table, event
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from contracts.errors import InvalidSettings, Unavailable
 
@@ -29,7 +30,7 @@ class Database:
     """Connections to one database.
 
     Args:
-        url: SQLAlchemy URL, for example `sqlite:////home/app/millrace.db`.
+        url: SQLAlchemy URL: `sqlite:////home/app/millrace.db` or `postgresql+psycopg://user@host/name`.
     """
 
     def __init__(self, url: str) -> None:
@@ -39,7 +40,10 @@ class Database:
             event.listen(self._engine, "connect", _prepare_sqlite)
             event.listen(self._engine, "begin", _begin_sqlite)
         else:
-            self._engine = sqlalchemy.create_engine(url, pool_pre_ping=True)
+            self._engine = sqlalchemy.create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": 10})
+        self._looking = self._engine.execution_options(read_only=True)
+        if not url.startswith("sqlite"):
+            self._looking = self._looking.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -58,7 +62,7 @@ class Database:
     def snapshot(self) -> Iterator[Connection]:
         """A consistent view for reading; never waits for a writer."""
         try:
-            with self._engine.connect().execution_options(read_only=True) as connection:
+            with self._looking.connect() as connection:
                 yield connection
         except OperationalError as error:
             raise Unavailable(f"the database cannot be read ({error.orig})") from error
@@ -87,11 +91,31 @@ class Database:
         self._engine.dispose()
 
 
+def create_database(server_url: str, name: str) -> str:
+    """A new, empty PostgreSQL database beside the one that `server_url` names; returns its URL.
+
+    Raises:
+        Unavailable: the server cannot be reached, or does not allow it.
+    """
+    url = sqlalchemy.make_url(server_url)
+    engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
+    try:
+        with engine.connect() as connection:
+            quoted = connection.dialect.identifier_preparer.quote(name)
+            connection.exec_driver_sql(f"CREATE DATABASE {quoted}")
+    except SQLAlchemyError as error:
+        raise Unavailable(f"no database can be made on {url.host}:{url.port} ({error})") from error
+    finally:
+        engine.dispose()
+    return url.set(database=name).render_as_string(hide_password=False)
+
+
 def insert_new(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
     """Insert a row unless its primary key is taken; True if it was inserted."""
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     statement = dialect.insert(table).values(**row).on_conflict_do_nothing()
-    return connection.execute(statement).rowcount == 1
+    # RETURNING, because PostgreSQL's driver does not count inserted rows.
+    return connection.execute(statement.returning(*table.primary_key.columns)).first() is not None
 
 
 def insert_or_update(connection: Connection, table: Table, row: Mapping[str, Any], update: Sequence[str]) -> None:

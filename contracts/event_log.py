@@ -38,6 +38,9 @@ class Consumer(Protocol):
     def poll(self, timeout: float, limit: int) -> list[LogRecord]:
         """Up to `limit` records; waits at most `timeout` seconds for the first. Order holds within a partition."""
 
+    def partitions(self) -> frozenset[int]:
+        """The partitions it reads now, the same of every topic; nobody else of the group reads them."""
+
     def seek_to_stored(self) -> None:
         """Forget what was read and ask for the stored positions again (after a failed or lost transaction)."""
 
@@ -49,6 +52,9 @@ class EventLog(Protocol):
     """A partitioned, durable, ordered log."""
 
     num_partitions: int
+
+    def create_topics(self) -> None:
+        """Make the topics that are missing; harmless when they are there."""
 
     def append(self, messages: Sequence[Message]) -> None:
         """Durable for all messages when it returns.

@@ -40,6 +40,9 @@ class LocalLog:
         self._opened: list[sqlite3.Connection] = []
         folder.mkdir(parents=True, exist_ok=True)
 
+    def create_topics(self) -> None:
+        """See `EventLog.create_topics`: a topic is a file, made when it is first used."""
+
     def append(self, messages: Sequence[Message]) -> None:
         """See `EventLog.append`."""
         by_topic: dict[str, list[Message]] = {}
@@ -146,6 +149,10 @@ class LocalConsumer:
         while not (records := self._take(limit)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         return records
+
+    def partitions(self) -> frozenset[int]:
+        """See `Consumer.partitions`: all of them."""
+        return frozenset(range(self._log.num_partitions))
 
     def seek_to_stored(self) -> None:
         """See `Consumer.seek_to_stored`."""

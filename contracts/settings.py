@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from contracts.database import Database
 from contracts.errors import InvalidSettings
+from contracts.event_log import EventLog
 from contracts.local_log import LocalLog
 
 SectionType = TypeVar("SectionType", bound="Section")
@@ -54,6 +55,10 @@ class Settings(Section):
     """Port of the engine."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Where engine and trainer compute: cpu, cuda or cuda:N."""
+    database_url: str | None = None
+    """`postgresql+psycopg://user@host/name`; without it SQLite in the home."""
+    kafka: str | None = None
+    """`host:port` of brokers, several with commas; without it the embedded log in the home."""
 
     @property
     def web_url(self) -> str:
@@ -77,11 +82,15 @@ class Settings(Section):
 
     def database(self) -> Database:
         """The database of this home."""
-        return Database(f"sqlite:///{self.home / 'millrace.db'}")
+        return Database(self.database_url or f"sqlite:///{self.home / 'millrace.db'}")
 
-    def event_log(self) -> LocalLog:
-        """The log of this home."""
-        return LocalLog(self.home / "log")
+    def event_log(self) -> EventLog:
+        """The log of this home; on Kafka its topics carry policy and run in their names."""
+        if self.kafka is None:
+            return LocalLog(self.home / "log")
+        from contracts.kafka_log import KafkaLog  # noqa: PLC0415 the client costs time and memory that embedded need not pay
+
+        return KafkaLog(self.kafka, prefix=f"{self.policy}.{self.run}.")
 
 
 def load_settings(home: Path) -> Settings:

@@ -98,6 +98,7 @@ generation = Table(
     metadata,
     Column("completion_id", String(64), nullable=False),
     Column("choice", Integer, nullable=False),
+    Column("partition", Integer, nullable=False),
     Column("policy", String(64), nullable=False),
     Column("task", String(64), nullable=False),
     Column("purpose", String(16), nullable=False),

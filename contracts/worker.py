@@ -44,8 +44,8 @@ class Handler(Protocol):
     def handle(self, connection: Connection, record: LogRecord) -> list[Message]:
         """Apply one record once; return what to send. Raises InvalidRecord for what cannot be read."""
 
-    def tick(self, connection: Connection, now: float) -> list[Message]:
-        """Apply the passing of time."""
+    def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
+        """Apply the passing of time to what lies in these partitions; the others are another replica's."""
 
 
 class Worker:
@@ -86,7 +86,7 @@ class Worker:
         self._fault("worker: polled")
         with self._database.transaction() as connection:
             messages = [message for record in records for message in self._apply(connection, record)]
-            messages += self._handler.tick(connection, self._clock())
+            messages += self._handler.tick(connection, self._clock(), self._consumer.partitions())
             self._advance(connection, records)
             put(connection, self._handler.name, messages)
             self._fault("worker: before commit")

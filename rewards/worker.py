@@ -54,9 +54,9 @@ class RewardsHandler:
             messages.append(message(OUTCOMES, episode.key, self._outcome(episode, verdict, reason)))
         return messages
 
-    def tick(self, connection: Connection, now: float) -> list[Message]:
+    def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
         """Time changes nothing here."""
-        del connection, now
+        del connection, now, partitions
         return []
 
     def _score(self, episode: Episode) -> tuple[list[Score], Verdict]:

@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
+from contracts import outbox
 from contracts.errors import Unavailable
-from contracts.event_log import LoadPosition, LogRecord, Message
+from contracts.event_log import EventLog, LoadPosition, LogRecord, Message
 from contracts.ids import new_completion_id
-from contracts.local_log import LocalConsumer, LocalLog
+from contracts.local_log import LocalConsumer
 from contracts.records import (
     Generation,
     GenerationBody,
@@ -53,6 +54,9 @@ class FullLog:
     # ruff: noqa: ARG002 a port's methods keep their parameters
 
     num_partitions = 4
+
+    def create_topics(self) -> None:
+        pass
 
     def append(self, messages: Sequence[Message]) -> None:
         raise Unavailable("the log cannot be written (database or disk is full)")
@@ -119,6 +123,11 @@ def a_signal(about: Generation, name: str = "accepted", value: Any = True, **cha
     return Signal(**(values | changes))
 
 
-def everything(log: LocalLog, topic: str) -> list[LogRecord]:
+def everything(log: EventLog, topic: str) -> list[LogRecord]:
     """Every record of a topic."""
     return [record for partition in log.ends(topic) for record in log.read(topic, partition, 0, 1_000_000)]
+
+
+def message(topic: str, record: Generation | Signal) -> Message:
+    """A record, ready to be appended under its own key."""
+    return outbox.message(topic, record.key, record)

@@ -57,6 +57,10 @@ class KafkaLogConsumer:
             if records or time.monotonic() >= deadline:
                 return records
 
+    def partitions(self) -> frozenset[int]:
+        """See `Consumer.partitions`. The range assignor gives a member the same partitions of every topic."""
+        return frozenset(place.partition for place in self._consumer.assignment() - self._unplaced)
+
     def seek_to_stored(self) -> None:
         """See `Consumer.seek_to_stored`."""
         self._unplaced.update(self._consumer.assignment())
@@ -119,4 +123,5 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc] # kafka-python
 def record_of(item: Any, prefix: str) -> LogRecord:
     """A record of the client as one of ours."""
     topic = item.topic.removeprefix(prefix)
-    return LogRecord(topic, item.partition, item.offset, item.key.decode(), item.value, item.timestamp / 1000)
+    key = (item.key or b"").decode(errors="replace")  # what a foreign sender wrote must not stop the group
+    return LogRecord(topic, item.partition, item.offset, key, item.value or b"", item.timestamp / 1000)

@@ -39,27 +39,27 @@ class EpisodesHandler:
     def handle(self, connection: Connection, record: LogRecord) -> list[Message]:
         """Apply one record once."""
         if record.topic == GENERATIONS:
-            return self._generation(connection, decode(Generation, record.value))
+            return self._generation(connection, decode(Generation, record.value), record.partition)
         if record.topic == SIGNALS:
             return self._signal(connection, decode(Signal, record.value))
         self._outcome(connection, decode(Outcome, record.value))
         return []
 
-    def tick(self, connection: Connection, now: float) -> list[Message]:
+    def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
         """Close windows that have passed; what was not emitted yet is emitted with whatever it has."""
         messages = []
-        for key in repository.due(connection, now, _DUE_AT_ONCE):
+        for key in repository.due(connection, now, partitions, _DUE_AT_ONCE):
             repository.close_window(connection, key)
             held = repository.find_generation(connection, key)
             if held is not None and held.revision == 0:
                 messages += self._emit(connection, key, held, "window")
         return messages
 
-    def _generation(self, connection: Connection, record: Generation) -> list[Message]:
+    def _generation(self, connection: Connection, record: Generation, partition: int) -> list[Message]:
         task = self._tasks.get(record.task)
         fate = self._fate(record, task)
         closes_at = join.deadline(record, task) if task and fate is None else None
-        if not repository.add_generation(connection, record, self._clock(), closes_at):
+        if not repository.add_generation(connection, record, partition, self._clock(), closes_at):
             return []
         key = (record.completion_id, record.choice)
         held = Joined(record, closes_at, 0)

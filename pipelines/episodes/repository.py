@@ -25,7 +25,9 @@ class Joined(NamedTuple):
     revision: int
 
 
-def add_generation(connection: Connection, record: Generation, now: float, closes_at: float | None) -> bool:
+def add_generation(
+    connection: Connection, record: Generation, partition: int, now: float, closes_at: float | None
+) -> bool:
     """False if it was there already."""
     return insert_new(
         connection,
@@ -33,6 +35,7 @@ def add_generation(connection: Connection, record: Generation, now: float, close
         {
             "completion_id": record.completion_id,
             "choice": record.choice,
+            "partition": partition,
             "policy": record.policy,
             "task": record.task,
             "purpose": record.purpose,
@@ -53,16 +56,16 @@ def add_generation(connection: Connection, record: Generation, now: float, close
 
 
 def find_generation(connection: Connection, key: Key) -> Joined | None:
-    """The generation of a sample key, if it arrived."""
-    row = connection.execute(select(generations).where(*_is(key))).one_or_none()
+    """The generation of a sample key, if it arrived; held until the transaction ends, so that no replica changes it."""
+    row = connection.execute(select(generations).where(*_is(key)).with_for_update()).one_or_none()
     return Joined(decode(Generation, row.record), row.closes_at, row.revision) if row else None
 
 
-def due(connection: Connection, now: float, limit: int) -> list[Key]:
-    """Generations whose window has passed."""
+def due(connection: Connection, now: float, partitions: frozenset[int], limit: int) -> list[Key]:
+    """Generations of these partitions whose window has passed."""
     statement = (
         select(generations.c.completion_id, generations.c.choice)
-        .where(generations.c.closes_at <= now)
+        .where(generations.c.closes_at <= now, generations.c.partition.in_(partitions))
         .order_by(generations.c.closes_at)
         .limit(limit)
     )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,23 +13,32 @@ import pytest
 from contracts.event_log import Consumer, EventLog, LogRecord, Message
 from contracts.kafka_log import KafkaLog
 from contracts.local_log import LocalLog
+from tests.services import kafka_log, new_prefix
 
 
-def make_kafka_log(folder: Path) -> KafkaLog:
-    del folder
-    if (servers := os.environ.get("MILLRACE_KAFKA")) is None:
-        pytest.skip("no MILLRACE_KAFKA: run make test-services")
-    log = KafkaLog(servers, prefix=f"test-{uuid.uuid4().hex[:12]}-")
-    log.create_topics()
-    return log
+@contextmanager
+def local_log(folder: Path) -> Iterator[LocalLog]:
+    log = LocalLog(folder)
+    yield log
+    log.close()
 
 
-@pytest.fixture(params=[LocalLog, pytest.param(make_kafka_log, marks=pytest.mark.services, id="KafkaLog")])
+@contextmanager
+def own_kafka_log(_folder: Path) -> Iterator[KafkaLog]:
+    with kafka_log(new_prefix()) as log:
+        yield log
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(local_log, id="LocalLog"),
+        pytest.param(own_kafka_log, marks=pytest.mark.services, id="KafkaLog"),
+    ]
+)
 def log(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventLog]:
-    make: Callable[[Path], EventLog] = request.param
-    opened = make(tmp_path / "log")
-    yield opened
-    opened.close()
+    make: Callable[[Path], AbstractContextManager[EventLog]] = request.param
+    with make(tmp_path / "log") as opened:
+        yield opened
 
 
 def at_zero(topic: str, partition: int) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 import subprocess
 import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,11 +19,15 @@ from sqlalchemy import Connection
 
 from contracts.database import Database
 from contracts.errors import InvalidSettings, StaleWrite, Unavailable
-from contracts.event_log import LogRecord, Message
+from contracts.event_log import Consumer, LogRecord, Message
 from contracts.kafka_log import MAX_RECORD_BYTES, KafkaLog, PositionLost, RecordTooLarge
 from contracts.worker import Worker
+from tests.services import kafka_log, kafka_servers, new_prefix
 
-pytestmark = pytest.mark.services
+pytestmark = [
+    pytest.mark.services,
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
 
 SERVICES = Path(__file__).parent.parent.parent / "deploy" / "services"
 SECONDS = 30.0
@@ -39,29 +43,32 @@ class Echo:
         del connection
         return [Message("outcomes", 0, record.key, record.value)]
 
-    def tick(self, connection: Connection, now: float) -> list[Message]:
-        del connection, now
+    def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
+        del connection, now, partitions
         return []
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """The client forgets the sockets of refused connections; they are collected here, where the warning is expected."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture
 def servers() -> str:
-    if (found := os.environ.get("MILLRACE_KAFKA")) is None:
-        pytest.skip("no MILLRACE_KAFKA: run make test-services")
-    return found
+    return kafka_servers()
 
 
 @pytest.fixture
 def prefix() -> str:
-    return f"test-{uuid.uuid4().hex[:12]}-"
+    return new_prefix()
 
 
 @pytest.fixture
-def log(servers: str, prefix: str) -> Iterator[KafkaLog]:
-    log = KafkaLog(servers, prefix=prefix, timeout=3.0, session=6.0)
-    log.create_topics()
-    yield log
-    log.close()
+def log(prefix: str) -> Iterator[KafkaLog]:
+    with kafka_log(prefix, timeout=3.0, session=6.0) as log:
+        yield log
 
 
 @pytest.fixture
@@ -74,7 +81,11 @@ def broker() -> Iterator[psutil.Process]:
     yield process
     if process.is_running():
         process.resume()
-    subprocess.run([SERVICES, "start"], check=True, capture_output=True)
+    start_services()
+
+
+def start_services() -> None:
+    subprocess.run([SERVICES, "start"], check=True, capture_output=True)  # noqa: S603 our own script
 
 
 def signals(count: int, start: int = 0) -> list[Message]:
@@ -153,41 +164,63 @@ def test_partitions_move_while_records_flow(log: KafkaLog, database: Database) -
     assert outcomes(log) == Counter(range(1100))
 
 
-def test_a_member_that_stalled_finds_its_positions_moved_and_goes_on(
+class Stalling:
+    """A consumer whose owner sleeps with its first records in hand."""
+
+    def __init__(self, consumer: Consumer, wake: threading.Event) -> None:
+        self._consumer = consumer
+        self._wake = wake
+        self.stalled = threading.Event()
+
+    def poll(self, timeout: float, limit: int) -> list[LogRecord]:
+        records = self._consumer.poll(timeout, limit)
+        if records and not self.stalled.is_set():
+            self.stalled.set()
+            self._wake.wait(SECONDS)
+        return records
+
+    def partitions(self) -> frozenset[int]:
+        return self._consumer.partitions()
+
+    def seek_to_stored(self) -> None:
+        self._consumer.seek_to_stored()
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def test_a_member_that_stalled_changes_nothing_and_goes_on(
     servers: str, prefix: str, log: KafkaLog, database: Database
 ) -> None:
-    impatient = KafkaLog(servers, prefix=prefix, session=6.0, max_poll=2.0)
-    wake, stalled = threading.Event(), threading.Event()
-
-    def fault(point: str) -> None:
-        if point == "worker: polled" and not stalled.is_set() and sum(log.ends("signals").values()) == 100:
-            stalled.set()
-            wake.wait(SECONDS)
-
     log.append(signals(100))
-    slow = Worker(Echo(), database, impatient, fault=fault)
+    impatient = KafkaLog(servers, prefix=prefix, session=6.0, max_poll=2.0)
+    slow = Worker(Echo(), database, impatient)
+    wake = threading.Event()
+    slow._consumer = stalling = Stalling(slow._consumer, wake)
     lost: list[StaleWrite] = []
 
-    def run_slow() -> None:
-        try:
-            while slow.step(0.2) == 0:
-                pass
-        except StaleWrite as error:
-            lost.append(error)
-        slow._consumer.seek_to_stored()
-        until(lambda: slow.step(0.2) > 0)
+    def step_until_lost() -> None:
+        while not lost:
+            try:
+                slow.step(0.2)
+            except StaleWrite as error:
+                lost.append(error)
 
-    thread = threading.Thread(target=run_slow)
+    thread = threading.Thread(target=step_until_lost)
     thread.start()
-    assert stalled.wait(SECONDS)
-    running = Running(Worker(Echo(), database, log))
+    assert stalling.stalled.wait(SECONDS)
+    quick = Running(Worker(Echo(), database, log))
     until(lambda: log.ends("outcomes")[0] >= 100)
     wake.set()
-    until(lambda: bool(lost))
-    running.stop()
+    thread.join()
+    assert lost[0].message.startswith("another worker moved signals/")
+    quick.stop()
+    slow._positions.clear()
+    slow._consumer.seek_to_stored()
+    again = Running(slow)
     log.append(signals(100, 100))
-    thread.join(SECONDS)
-    until(lambda: slow.step(0.2) == 0)
+    until(lambda: log.ends("outcomes")[0] >= 200)
+    again.stop()
     impatient.close()
     assert outcomes(log) == Counter(range(200))
 
@@ -227,9 +260,9 @@ def test_appends_go_on_when_the_broker_was_restarted(log: KafkaLog, broker: psut
     until(lambda: log.ends("outcomes")[0] >= 100)
     broker.kill()
     broker.wait()
-    with pytest.raises(Unavailable, match="look whether|Look whether"):
+    with pytest.raises(Unavailable, match="Look whether"):
         log.append(signals(1, 1000))
-    subprocess.run([SERVICES, "start"], check=True, capture_output=True)
+    start_services()
     until(lambda: accepts(log))
     log.append(signals(100, 100))
     until(lambda: set(range(200)) <= set(outcomes(log)))
@@ -245,9 +278,7 @@ def accepts(log: KafkaLog) -> bool:
     return True
 
 
-def test_closing_on_a_frozen_broker_takes_a_bounded_time(servers: str, prefix: str, broker: psutil.Process) -> None:
-    log = KafkaLog(servers, prefix=prefix, timeout=1.0)
-    log.create_topics()
+def test_closing_on_a_frozen_broker_takes_a_bounded_time(log: KafkaLog, broker: psutil.Process) -> None:
     consumer = log.consumer("g", ["signals"], lambda _topic, _partition: 0)
     consumer.poll(1.0, 10)
     log.append(signals(10))
@@ -257,6 +288,7 @@ def test_closing_on_a_frozen_broker_takes_a_bounded_time(servers: str, prefix: s
     began = time.monotonic()
     log.close()
     assert time.monotonic() - began < 20.0
+    broker.resume()
     with pytest.raises(Unavailable, match="closed"):
         log.append(signals(1))
 
@@ -264,7 +296,7 @@ def test_closing_on_a_frozen_broker_takes_a_bounded_time(servers: str, prefix: s
 def test_no_broker_at_all_is_unavailable_and_leaves_nothing_behind(prefix: str) -> None:
     threads = threading.active_count()
     log = KafkaLog("127.0.0.1:1", prefix=prefix, timeout=0.5)
-    with pytest.raises(Unavailable, match="127.0.0.1:1"):
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
         log.append(signals(1))
     with pytest.raises(Unavailable):
         log.consumer("g", ["signals"], lambda _topic, _partition: 0)

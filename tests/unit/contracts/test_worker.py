@@ -32,8 +32,8 @@ class Echo:
             raise NewerSchema("schema 2, this process reads up to 1: upgrade it")
         return [Message("outcomes", 0, record.key, record.value)]
 
-    def tick(self, connection: Connection, now: float) -> list[Message]:
-        del connection, now
+    def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
+        del connection, now, partitions
         return []
 
 

@@ -120,7 +120,7 @@ def _fate(dice: random.Random, share: float, sentinel: bool, silent: bool) -> tu
 def _generation(number: int, version: int, at: float, *, sentinel: bool, fate: tuple[str, str, int]) -> Row:
     state, writer, epoch = fate
     return {
-        "completion_id": key_of(number), "choice": 0, "policy": POLICY, "task": POLICY,
+        "completion_id": key_of(number), "choice": 0, "partition": number % 4, "policy": POLICY, "task": POLICY,
         "purpose": "sentinel" if sentinel else "user", "arm": LIVE, "version": version, "created_at": at,
         "joined_at": at + 0.1, "closes_at": None, "revision": 1, "state": state,
         "state_reason": "sentinel" if sentinel else "", "state_writer": writer, "state_epoch": epoch,

@@ -17,6 +17,9 @@ class ListLog:
         self.num_reads = 0
         self._times = times
 
+    def create_topics(self) -> None:
+        raise AssertionError
+
     def append(self, messages: Sequence[Message]) -> None:
         raise AssertionError(messages)
 

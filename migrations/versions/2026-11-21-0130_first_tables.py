@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "667da5b88ef0"
+revision = "c2e3193157b5"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -61,6 +61,7 @@ def upgrade() -> None:
         "generation",
         sa.Column("completion_id", sa.String(length=64), nullable=False),
         sa.Column("choice", sa.Integer(), nullable=False),
+        sa.Column("partition", sa.Integer(), nullable=False),
         sa.Column("policy", sa.String(length=64), nullable=False),
         sa.Column("task", sa.String(length=64), nullable=False),
         sa.Column("purpose", sa.String(length=16), nullable=False),

@@ -1,0 +1,141 @@
+"""What the database promises, on SQLite and on PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, func, insert, select, update
+
+from contracts import assignments
+from contracts.database import Database, create_database, insert_new, insert_or_update
+from contracts.errors import StaleWrite, Unavailable
+from contracts.ledger import generation_counts, signal_counts
+from contracts.local_log import LocalLog
+from contracts.tables import position, signal_count
+from contracts.topics import GENERATIONS, SIGNALS
+from contracts.worker import Worker
+from pipelines.episodes.handler import EpisodesHandler
+from rewards.worker import RewardsHandler
+from tests.fakes import BOOKING_TASK, a_generation, a_signal, message
+
+SERVER = os.environ.get("MILLRACE_DATABASE")
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.services)])
+def any_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    if request.param == "sqlite":
+        opened = Database(f"sqlite:///{tmp_path / 'm.db'}")
+    elif SERVER is None:
+        pytest.skip("no MILLRACE_DATABASE: run make test-services")
+    else:
+        opened = Database(create_database(SERVER, f"millrace_test_{secrets.token_hex(6)}"))
+    opened.migrate()
+    yield opened
+    opened.close()
+
+
+def count_of(connection: Connection, state: str) -> int | None:
+    return connection.execute(select(signal_count.c.count).where(signal_count.c.state == state)).scalar_one_or_none()
+
+
+def test_migrations_run_twice_and_give_what_the_tables_say(any_database: Database) -> None:
+    any_database.migrate()
+    config = Config()
+    config.set_main_option("script_location", str(ROOT / "migrations"))
+    with any_database.transaction() as connection:
+        config.attributes["connection"] = connection
+        command.check(config)
+
+
+def test_a_transaction_is_all_or_nothing(any_database: Database) -> None:
+    def fail_half_way() -> None:
+        with any_database.transaction() as connection:
+            connection.execute(insert(signal_count).values(state="duplicate", count=1))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_half_way()
+    with any_database.snapshot() as connection:
+        assert count_of(connection, "duplicate") is None
+
+
+def test_the_first_of_two_inserts_stays_and_an_update_replaces(any_database: Database) -> None:
+    with any_database.transaction() as connection:
+        assert insert_new(connection, signal_count, {"state": "late", "count": 1})
+        assert not insert_new(connection, signal_count, {"state": "late", "count": 2})
+        assert count_of(connection, "late") == 1
+        insert_or_update(connection, signal_count, {"state": "late", "count": 3}, ["count"])
+        assert count_of(connection, "late") == 3
+
+
+def test_a_snapshot_does_not_see_what_is_committed_meanwhile(any_database: Database) -> None:
+    with any_database.snapshot() as connection:
+        assert count_of(connection, "late") is None
+        with any_database.transaction() as writer:
+            writer.execute(insert(signal_count).values(state="late", count=1))
+        assert count_of(connection, "late") is None
+    with any_database.snapshot() as connection:
+        assert count_of(connection, "late") == 1
+
+
+def test_of_many_who_move_a_position_from_the_same_place_one_wins(any_database: Database) -> None:
+    key = {"consumer_group": "g", "topic": "t", "partition": 0}
+    with any_database.transaction() as connection:
+        connection.execute(insert(position).values(next_offset=0, **key))
+    won: list[int] = []
+
+    def advance(to: int) -> None:
+        with any_database.transaction() as connection:
+            moved = update(position).where(position.c.next_offset == 0).values(next_offset=to)
+            if connection.execute(moved).rowcount == 1:
+                won.append(to)
+
+    threads = [threading.Thread(target=advance, args=(number,)) for number in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+
+
+def test_of_two_moves_of_an_arm_one_is_stale(any_database: Database) -> None:
+    def point(version: int) -> None:
+        with any_database.transaction() as connection:
+            assignments.move(
+                connection, policy="p", arm="live", version=version, expected_epoch=0, writer="t", reason=""
+            )
+
+    point(1)
+    with pytest.raises(StaleWrite):
+        point(2)
+
+
+def test_the_join_and_the_ledger_work_on_it(any_database: Database, event_log: LocalLog) -> None:
+    tasks = {"booking": BOOKING_TASK}
+    about, silent = a_generation(), a_generation()
+    said = a_signal(about)
+    event_log.append([message(GENERATIONS, about), message(GENERATIONS, silent), message(SIGNALS, said)] * 2)
+    clock = iter(range(103, 200)).__next__
+    for _ in range(4):
+        Worker(EpisodesHandler(tasks, clock), any_database, event_log, clock=lambda: 150.0).step()
+        Worker(RewardsHandler(tasks, clock), any_database, event_log).step()
+    with any_database.snapshot() as connection:
+        assert generation_counts(connection).states == {"pending": 1, "unlabelled": 1}
+        assert signal_counts(connection).states["joined"] == 1
+        assert connection.execute(select(func.sum(position.c.next_offset))).scalar_one() > 0
+
+
+@pytest.mark.services
+def test_a_server_that_is_gone_is_unavailable() -> None:
+    gone = Database("postgresql+psycopg://nobody@127.0.0.1:1/none")
+    with pytest.raises(Unavailable, match="start it"), gone.transaction():
+        pass
+    gone.close()
