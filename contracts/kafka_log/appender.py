@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from kafka import KafkaProducer
-from kafka.errors import KafkaError, KafkaTimeoutError, RetriableError
+from kafka.errors import KafkaError, KafkaTimeoutError
 
 from contracts.errors import MillraceError, Unavailable
 from contracts.event_log import Message
@@ -43,6 +43,7 @@ class Appender:
         self._in_flight = InFlight(MAX_IN_FLIGHT_RECORDS, MAX_IN_FLIGHT_BYTES)
         self._lock = threading.Lock()
         self._producer: KafkaProducer | None = None
+        self._closing: threading.Thread | None = None
         self._closed = False
 
     def append(self, messages: Sequence[Message]) -> None:
@@ -66,6 +67,8 @@ class Appender:
             producer, self._producer = self._producer, None
         if producer is not None:
             close_producer(producer)
+        if self._closing is not None:
+            self._closing.join()
 
     def _append_chunk(self, chunk: Sequence[Message], deadline: float) -> None:
         if not self._in_flight.take(len(chunk), sum(map(size_of, chunk)), deadline):
@@ -89,10 +92,9 @@ class Appender:
                 futures.append(producer.send(topic, message.value, key=key, partition=partition))
             for future in futures:
                 future.get(timeout=max(0.0, deadline - time.monotonic()))
-        except KafkaError as error:
-            # An error that is not retriable ends an idempotent producer of this client: all its later sends fail.
-            if not isinstance(error, RetriableError):
-                self._replace(producer)
+        except KafkaError:
+            # After an error an idempotent producer of this client can stay silent for ever, though the broker is back.
+            self._replace(producer)
             raise
 
     def _give_back(self, chunk: Sequence[Message], futures: Sequence[Any]) -> None:
@@ -125,7 +127,11 @@ class Appender:
             if self._producer is not producer:
                 return
             self._producer = None
-        close_producer(producer)
+            # Not here: closing waits for what other threads have in flight, and this append is at its deadline.
+            self._closing = threading.Thread(
+                target=close_producer, args=(producer,), name="closing-producer", daemon=True
+            )
+            self._closing.start()
 
 
 def size_of(message: Message) -> int:

@@ -88,10 +88,9 @@ def test_an_engine_that_stays_away_is_said_with_503(inference: Inference, stream
 
 def test_an_engine_lost_for_good_in_mid_stream_ends_it_with_an_error(inference: Inference) -> None:
     engine = inference.engine
-    engine.hold_after = engine.die_after = 4
+    engine.die_after, engine.stays_dead = 4, True
     stream = iter(inference.ask(stream=True))
     text = "".join(next(stream).choices[0].delta.content or "" for _ in range(3))
-    engine.serving = False
 
     with pytest.raises(openai.APIError, match="did not come back"):
         list(stream)

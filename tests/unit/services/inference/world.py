@@ -57,6 +57,7 @@ class FakeEngine:
 
     Attributes:
         die_after: the next answer breaks off after so many tokens.
+        stays_dead: after that nothing is served any more.
         hold_after: answers wait for `go` after so many tokens.
         serving: what /health says.
         mute: requests are read and not answered, as by a socket that outlives its process.
@@ -71,6 +72,7 @@ class FakeEngine:
         self.serving = True
         self.mute = False
         self.die_after: int | None = None
+        self.stays_dead = False
         self.dies_by_event = False
         self.hold_after: int | None = None
         self.go = threading.Event()
@@ -109,6 +111,7 @@ class FakeEngine:
             for place, token_id in enumerate(rest):
                 if self.die_after == place:
                     self.die_after = None
+                    self.serving = not self.stays_dead
                     if not self.dies_by_event:
                         raise ConnectionResetError
                     yield 'data: {"error": {"message": "manager died", "code": "engine_restarted"}, "status": 503}\n\n'
