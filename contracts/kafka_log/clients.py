@@ -25,6 +25,27 @@ _CLOSE_SECONDS = 5.0
 log = structlog.get_logger()
 
 
+class _Range(RangePartitionAssignor):  # type: ignore[misc] # kafka-python has no types
+    """The range assignor, told how many partitions there are.
+
+    Asking the client, it may hear "none" when the group forms faster than its topics become known; then it assigns none,
+    and the group reads nothing until the client looks at its topics again, minutes later.
+    """
+
+    def __init__(self, num_partitions: int) -> None:
+        self._partitions = set(range(num_partitions))
+
+    def assign(self, cluster: object, members: Any) -> Any:
+        """As `RangePartitionAssignor.assign`, with this as the cluster that it asks."""
+        del cluster
+        return super().assign(self, members)
+
+    def partitions_for_topic(self, topic: str) -> set[int]:
+        """As of the client's cluster."""
+        del topic
+        return self._partitions
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Where Kafka is, and how long it may take. Times in seconds; see `KafkaLog`."""
@@ -33,6 +54,7 @@ class Cluster:
     timeout: float
     session: float
     max_poll: float
+    num_partitions: int
 
     @contextmanager
     def explained(self, verb: str) -> Iterator[None]:
@@ -67,7 +89,7 @@ class Cluster:
             enable_auto_commit=False,
             auto_offset_reset="none",
             # Equal partitions of all topics go to the same member: what belongs together stays together.
-            partition_assignment_strategy=(RangePartitionAssignor,),
+            partition_assignment_strategy=(_Range(self.num_partitions),),
             session_timeout_ms=round(self.session * 1000),
             heartbeat_interval_ms=round(self.session * 1000 / _HEARTBEATS_PER_SESSION),
             max_poll_interval_ms=round(self.max_poll * 1000),

@@ -70,13 +70,14 @@ class KafkaLogConsumer:
         close_consumer(self._consumer)
 
     def _place(self) -> None:
-        assigned = self._consumer.assignment()
+        # The listener adds from the client's own thread, at any moment: a place that is not assigned yet stays for the
+        # next poll, and one that is assigned again while it is placed is placed again.
         for place in sorted(self._unplaced):
-            if place in assigned:
+            if place in self._consumer.assignment():
+                self._unplaced.discard(place)
                 offset = self._load_position(place.topic.removeprefix(self._prefix), place.partition)
                 self._consumer.seek(place, offset)
                 self._consumer.resume(place)
-            self._unplaced.discard(place)
 
     def _take(self, timeout: float, limit: int) -> list[LogRecord]:
         with self._cluster.explained("read"):

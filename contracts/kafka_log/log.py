@@ -46,7 +46,7 @@ class KafkaLog:
     ) -> None:
         self.num_partitions = num_partitions
         self._prefix = prefix
-        self._cluster = Cluster(servers, timeout, session, max_poll)
+        self._cluster = Cluster(servers, timeout, session, max_poll, num_partitions)
         self._appender = Appender(self._cluster, prefix, num_partitions)
         self._consumers: list[KafkaLogConsumer] = []
         self._reader: KafkaConsumer | None = None

@@ -96,6 +96,11 @@ def outcomes(log: KafkaLog) -> Counter[int]:
     return Counter(int(record.value) for record in log.read("outcomes", 0, 0, 1_000_000))
 
 
+def freeze(broker: psutil.Process) -> None:
+    broker.suspend()
+    until(lambda: broker.status() == psutil.STATUS_STOPPED)
+
+
 def until(is_so: Callable[[], bool]) -> None:
     deadline = time.monotonic() + SECONDS
     while not is_so():
@@ -238,7 +243,7 @@ def test_a_frozen_broker_refuses_appends_in_time_and_memory_stays_bounded(
             log.append([Message("signals", 0, "k", b"x" * 1000)] * count)
         refused.append(time.monotonic() - began)
 
-    broker.suspend()
+    freeze(broker)
     threads = [threading.Thread(target=send, args=(30_000,)) for _ in range(10)]
     for thread in threads:
         thread.start()
@@ -282,7 +287,7 @@ def test_closing_on_a_frozen_broker_takes_a_bounded_time(log: KafkaLog, broker: 
     consumer = log.consumer("g", ["signals"], lambda _topic, _partition: 0)
     consumer.poll(1.0, 10)
     log.append(signals(10))
-    broker.suspend()
+    freeze(broker)
     with pytest.raises(Unavailable):
         log.append(signals(10))
     began = time.monotonic()
