@@ -4,11 +4,17 @@ MillraceError
 ├── InvalidRequest (400)         the caller can mend it; `param` says which field
 │   ├── UnknownModel (404)
 │   ├── NotFound (404)
+│   ├── ContextLengthExceeded    prompt and answer together are longer than the policy's context
+│   ├── Unsupported              part of OpenAI's API, and not of ours: said aloud instead of ignored
+│   ├── InvalidTarget            a signal is about exactly one thing
 │   ├── InvalidValue (422)       well-formed, but not what the task declares
+│   │   ├── UnknownSignal        no task declares it
+│   │   └── TargetNotSupported   sessions and join keys are declared shapes that are not served yet
 │   └── Conflict (409)           same idempotency key, other content
 ├── Unauthorized (401)
 ├── Forbidden (403)
 ├── Unavailable (503)            try again: storage full, engine restarting
+│   └── EngineRestarted          the generation loop died under the request: nothing of it was kept
 ├── VersionNotResident (404)     the engine does not hold the version asked for
 ├── InvalidRecord                a log record we cannot read; goes to the dead letters
 │   └── NewerSchema              written by a newer Millrace: upgrade this process
@@ -55,9 +61,29 @@ class NotFound(InvalidRequest):
     code = "not_found"
 
 
+class ContextLengthExceeded(InvalidRequest):
+    code = "context_length_exceeded"
+
+
+class Unsupported(InvalidRequest):
+    code = "unsupported_parameter"
+
+
+class InvalidTarget(InvalidRequest):
+    code = "invalid_target"
+
+
 class InvalidValue(InvalidRequest):
     status = 422
     code = "invalid_value"
+
+
+class UnknownSignal(InvalidValue):
+    code = "unknown_signal"
+
+
+class TargetNotSupported(InvalidValue):
+    code = "target_not_supported"
 
 
 class Conflict(InvalidRequest):
@@ -78,6 +104,10 @@ class Forbidden(MillraceError):
 class Unavailable(MillraceError):
     status = 503
     code = "unavailable"
+
+
+class EngineRestarted(Unavailable):
+    code = "engine_restarted"
 
 
 class VersionNotResident(MillraceError):

@@ -10,10 +10,9 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from contracts.errors import InvalidRequest
+from contracts.errors import EngineRestarted, InvalidRequest
 from services.engine.arm import Arm
 from services.engine.engine import ENGINE, Engine
-from services.engine.errors import EngineRestarted
 from services.engine.follower import Follower
 from services.engine.sampling import CompletionRequest, parse_request
 from services.engine.tickets import Chunk, Ticket

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from contracts.errors import InvalidRequest
-from services.engine.errors import ContextLengthExceeded
+from contracts.errors import ContextLengthExceeded, InvalidRequest
 
 MIN_TEMPERATURE = 1e-3
 """Below this, logits divided by the temperature may overflow; 0 itself means greedy."""

@@ -10,8 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from contracts.errors import EngineRestarted
 from contracts.records import Span
-from services.engine.errors import EngineRestarted
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):

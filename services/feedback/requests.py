@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from contracts.errors import InvalidRequest, InvalidValue
+from contracts.errors import InvalidRequest, InvalidTarget, InvalidValue, TargetNotSupported, UnknownSignal
 from contracts.ids import route_of
 from contracts.records import Scalar, Signal, Submitter
 from contracts.tasks import SignalRule, Task
-from services.feedback.errors import InvalidTarget, TargetNotSupported, UnknownSignal
 from services.http import read_shape
 
 MAX_AHEAD_SECONDS = 60.0

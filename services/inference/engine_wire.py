@@ -6,10 +6,16 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from contracts.errors import InvalidRequest, MillraceError, Unavailable, UnknownModel, VersionNotResident
+from contracts.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    MillraceError,
+    Unavailable,
+    UnknownModel,
+    VersionNotResident,
+)
 from contracts.records import Span
 from services.inference.answer import Token
-from services.inference.errors import ContextLengthExceeded
 
 _SERVER_ERROR = 500
 _REFUSALS = {kind.code: kind for kind in (ContextLengthExceeded, UnknownModel, VersionNotResident, InvalidRequest)}

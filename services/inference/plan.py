@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
-from contracts.errors import InvalidRequest
+from contracts.errors import ContextLengthExceeded, InvalidRequest
 from contracts.keys import Caller
 from contracts.records import Purpose, Sampling
 from contracts.tasks import SamplingRule, Task
 from services.inference.arms import Arm
-from services.inference.errors import ContextLengthExceeded
 from services.inference.requests import ChatRequest
 
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, Unsupported
 from services.http import read_json
-from services.inference.errors import Unsupported
 
 MAX_CHOICES = 8
 _MAX_STOPS = 4

@@ -14,8 +14,7 @@ import jinja2
 from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer
 
-from contracts.errors import InvalidRequest, InvalidSettings
-from services.inference.errors import ContextLengthExceeded
+from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings
 from services.inference.sandbox import make_sandbox
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from contracts.errors import InvalidRequest, Unavailable, UnknownModel, VersionNotResident
+from contracts.errors import EngineRestarted, InvalidRequest, Unavailable, UnknownModel, VersionNotResident
 from contracts.records import Span
 from services.engine.engine import Engine
-from services.engine.errors import EngineRestarted
 from tests.unit.services.engine.world import (
     POLICY,
     FakeStore,

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from contracts.assignments import Assignment
 from contracts.database import Database
-from contracts.errors import UnknownModel
+from contracts.errors import ContextLengthExceeded, UnknownModel
 from contracts.records import Sampling
 from contracts.tasks import SamplingRule
 from services.inference.arms import Arm, Assignments, choose_arm, draw_of, pinned_version
-from services.inference.errors import ContextLengthExceeded
 from services.inference.plan import decide_sampling
 from services.inference.requests import ChatRequest
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from contracts.errors import InvalidRequest, InvalidSettings
-from services.inference.errors import ContextLengthExceeded
+from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings
 from services.inference.template import ChatTemplate, load_template
 from tests.unit.services.inference.world import CONTEXT, TEMPLATE, make_base
 
