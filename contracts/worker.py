@@ -3,7 +3,8 @@
 In: records of its topics, from the positions stored in the database. Out: its state, its outgoing messages and its new
 positions, in one transaction; then the outbox is relayed. Waits: for records, at most one tick.
 
-A worker that lost its partition fails its compare-and-set, changes nothing, and reads the stored positions again.
+A worker that lost its partition fails its compare-and-set, changes nothing, and reads the stored positions again. While the
+log or the database is away, it waits.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import structlog
-from sqlalchemy import ColumnElement, Connection, insert, select, update
+from sqlalchemy import ColumnElement, Connection, select, update
 
-from contracts.database import Database
+from contracts.database import Database, insert_new
 from contracts.dead_letters import bury
-from contracts.errors import InvalidRecord, NewerSchema, StaleWrite
+from contracts.errors import InvalidRecord, NewerSchema, StaleWrite, Unavailable
 from contracts.event_log import EventLog, LogRecord, Message
 from contracts.faults import FaultPoint, no_fault
 from contracts.outbox import Relay, put
@@ -26,6 +27,7 @@ from contracts.tables import position
 
 BATCH = 200
 TICK_SECONDS = 0.25
+RETRY_SECONDS = 1.0
 
 log = structlog.get_logger()
 
@@ -70,14 +72,16 @@ class Worker:
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop` is set."""
-        self._relay.flush()
         while not stop.is_set():
             try:
                 self.step(TICK_SECONDS)
             except StaleWrite as error:
                 log.warning("partition lost", process=self._handler.name, reason=error.message)
-                self._positions.clear()
-                self._consumer.seek_to_stored()
+                self._start_over()
+            except Unavailable as error:
+                log.warning("waiting", process=self._handler.name, reason=error.message)
+                self._start_over()
+                stop.wait(RETRY_SECONDS)
         self._consumer.close()
 
     def step(self, timeout: float = 0.0) -> int:
@@ -103,6 +107,11 @@ class Worker:
             bury(connection, self._handler.name, record, error, self._clock())
             return []
 
+    def _start_over(self) -> None:
+        """Nothing of the last step is known to have happened: read the stored positions again."""
+        self._positions.clear()
+        self._consumer.seek_to_stored()
+
     def _load_position(self, topic: str, partition: int) -> int:
         statement = select(position.c.next_offset).where(*self._is(topic, partition))
         with self._database.snapshot() as connection:
@@ -110,7 +119,7 @@ class Worker:
         if stored is None:
             row = {"consumer_group": self._handler.name, "topic": topic, "partition": partition, "next_offset": 0}
             with self._database.transaction() as connection:
-                connection.execute(insert(position).values(**row))
+                insert_new(connection, position, row)
             stored = 0
         self._positions[topic, partition] = stored
         return stored

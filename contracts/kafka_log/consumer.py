@@ -51,6 +51,7 @@ class KafkaLogConsumer:
         deadline = time.monotonic() + timeout
         while True:
             self._place()
+            self._finish_joining()
             # In slices: nothing is read in the slice in which partitions were assigned.
             left = min(_SLICE_SECONDS, max(0.0, deadline - time.monotonic()))
             records = self._take(left, limit)
@@ -75,9 +76,20 @@ class KafkaLogConsumer:
         for place in sorted(self._unplaced):
             if place in self._consumer.assignment():
                 self._unplaced.discard(place)
-                offset = self._load_position(place.topic.removeprefix(self._prefix), place.partition)
+                try:
+                    offset = self._load_position(place.topic.removeprefix(self._prefix), place.partition)
+                except MillraceError:
+                    self._unplaced.add(place)
+                    raise
                 self._consumer.seek(place, offset)
                 self._consumer.resume(place)
+
+    def _finish_joining(self) -> None:
+        # The client loses a join that a poll was too short for, if new metadata was its cause: it believes itself joined,
+        # sends no heartbeats and reads nothing, for ever. Told that it must join, it looks for the answer.
+        coordinator = self._consumer._coordinator  # noqa: SLF001 there is no public way
+        if coordinator.rejoining:
+            coordinator.request_rejoin()
 
     def _take(self, timeout: float, limit: int) -> list[LogRecord]:
         with self._cluster.explained("read"):

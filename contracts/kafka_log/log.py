@@ -117,6 +117,7 @@ class KafkaLog:
                 for found in reader.poll(timeout_ms=_SLICE_MS, max_records=limit - len(records)).values():
                     records += [record_of(item, self._prefix) for item in found]
                     position = records[-1].offset + 1
+                    deadline = time.monotonic() + self._cluster.timeout  # a long stretch may take long
                 if time.monotonic() > deadline:
                     raise KafkaTimeoutError(f"nothing new in {place.topic}/{partition} from {position} on")
         return records

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -143,3 +145,32 @@ def test_a_record_of_a_newer_schema_stops_the_worker_and_waits_in_the_log(
             Worker(Echo(), database, event_log).step()
     with database.snapshot() as connection:
         assert connection.execute(select(func.count()).select_from(dead_letter)).scalar_one() == 0
+
+
+class Flaky(LocalLog):
+    """A log that is away for the first append."""
+
+    away = 1
+
+    def append(self, messages: Sequence[Message]) -> None:
+        if self.away:
+            self.away -= 1
+            raise Unavailable("no broker")
+        super().append(messages)
+
+
+def test_a_worker_waits_while_the_log_is_away_and_repeats_nothing(
+    database: Database, event_log: LocalLog, tmp_path: Path
+) -> None:
+    event_log.append(messages(b"a", b"b"))
+    flaky, stop = Flaky(tmp_path / "log"), threading.Event()
+    thread = threading.Thread(target=Worker(Echo(), database, flaky).run, args=(stop,))
+    thread.start()
+    deadline = time.monotonic() + 10
+    while len(everything(event_log, "outcomes")) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    stop.set()
+    thread.join()
+    flaky.close()
+    assert flaky.away == 0
+    assert sorted(record.value for record in everything(event_log, "outcomes")) == [b"a", b"b"]
