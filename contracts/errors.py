@@ -21,6 +21,8 @@ MillraceError
 ├── InvalidTask                  a task file with a mistake, named by file and line
 ├── InvalidSettings
 ├── WeightsRefused               a delta or checkpoint that fails a check; nothing was changed
+├── RecordTooLarge (413)         the log takes no record of this size, now or later
+├── PositionLost                 a stored position is outside of the log: records were lost, or deleted unread
 ├── StaleWrite                   somebody else moved the position, pointer or epoch first
 └── TooManyDeadLetters           a stream this bad means a bad deploy: stop and ask
 """
@@ -138,6 +140,15 @@ class WeightsRefused(MillraceError):
         super().__init__(message)
         self.code = code
         self.facts = facts
+
+
+class RecordTooLarge(MillraceError):
+    status = 413
+    code = "record_too_large"
+
+
+class PositionLost(MillraceError):
+    code = "position_lost"
 
 
 class StaleWrite(MillraceError):

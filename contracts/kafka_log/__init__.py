@@ -12,8 +12,7 @@ import warnings
 with warnings.catch_warnings():
     # kafka-python 3.0 reads its schemas with a function that Python deprecates; here is its first import.
     warnings.simplefilter("ignore", DeprecationWarning)
-    from contracts.kafka_log.appender import MAX_RECORD_BYTES, RecordTooLarge
-    from contracts.kafka_log.consumer import PositionLost
+    from contracts.kafka_log.appender import MAX_RECORD_BYTES
     from contracts.kafka_log.log import KafkaLog
 
-__all__ = ["MAX_RECORD_BYTES", "KafkaLog", "PositionLost", "RecordTooLarge"]
+__all__ = ["MAX_RECORD_BYTES", "KafkaLog"]

@@ -14,7 +14,7 @@ from typing import Any
 from kafka import KafkaProducer
 from kafka.errors import KafkaError, KafkaTimeoutError
 
-from contracts.errors import MillraceError, Unavailable
+from contracts.errors import RecordTooLarge, Unavailable
 from contracts.event_log import Message
 from contracts.kafka_log.clients import Cluster, close_producer
 from contracts.kafka_log.in_flight import InFlight
@@ -24,13 +24,6 @@ MAX_IN_FLIGHT_RECORDS = 10_000
 MAX_IN_FLIGHT_BYTES = 16 * 1024 * 1024
 _CHUNK_RECORDS = 1000
 _CHUNK_BYTES = 4 * 1024 * 1024
-
-
-class RecordTooLarge(MillraceError):
-    """The log takes no record of this size, now or later."""
-
-    status = 413
-    code = "record_too_large"
 
 
 class Appender:

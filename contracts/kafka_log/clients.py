@@ -138,7 +138,7 @@ def close_producer(producer: KafkaProducer) -> None:
     except KafkaTimeoutError:
         log.warning("records in flight were given up")
         # Its close() raises without ending its thread, and there is no public way to end it.
-        producer._sender.force_close()  # noqa: SLF001
+        producer._sender.force_close()  # noqa: SLF001 see above
         end = threading.Thread(target=_end_producer, args=(producer,), name="end-of-producer", daemon=True)
         end.start()
         end.join(_CLOSE_SECONDS)

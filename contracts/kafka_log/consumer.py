@@ -13,17 +13,11 @@ from typing import Any
 from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 from kafka.errors import LogTruncationError, OffsetOutOfRangeError
 
-from contracts.errors import MillraceError
+from contracts.errors import MillraceError, PositionLost
 from contracts.event_log import LoadPosition, LogRecord
 from contracts.kafka_log.clients import Cluster, close_consumer
 
 _SLICE_SECONDS = 0.1
-
-
-class PositionLost(MillraceError):
-    """A stored position points outside of what the log holds: records were lost, or deleted unread."""
-
-    code = "position_lost"
 
 
 class KafkaLogConsumer:

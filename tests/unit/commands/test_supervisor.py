@@ -80,4 +80,6 @@ def test_a_home_that_is_no_folder_is_named(tmp_path: Path) -> None:
 def test_watching_ends_when_told(tmp_path: Path) -> None:
     stop = threading.Event()
     stop.set()
-    Supervisor(tmp_path, {}, lambda _: None).watch(stop)
+    supervisor = Supervisor(tmp_path, {}, lambda _: None)
+    supervisor.watch(stop)  # returns at once, and starts nothing
+    assert supervisor.children == {}
