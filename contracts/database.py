@@ -8,6 +8,7 @@ repeatable read for looking, so that figures of one snapshot agree.
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from contracts.errors import InvalidSettings, Unavailable
 
+_BUSY_SECONDS, _BUSY_PAUSE_SECONDS = 30.0, 0.005
 _MIGRATIONS = Path(__file__).parent.parent / "migrations"
 
 
@@ -36,8 +38,8 @@ class Database:
     def __init__(self, url: str) -> None:
         self.url = url
         if url.startswith("sqlite"):
-            self._engine = sqlalchemy.create_engine(url, connect_args={"timeout": 30.0})
-            event.listen(self._engine, "connect", _prepare_sqlite)
+            self._engine = sqlalchemy.create_engine(url, connect_args={"timeout": _BUSY_SECONDS})
+            event.listen(self._engine, "connect", prepare_sqlite)
             event.listen(self._engine, "begin", _begin_sqlite)
         else:
             self._engine = sqlalchemy.create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": 10})
@@ -128,9 +130,19 @@ def insert_or_update(connection: Connection, table: Table, row: Mapping[str, Any
     )
 
 
-def _prepare_sqlite(connection: sqlite3.Connection, _record: object) -> None:
-    connection.isolation_level = None  # transactions are begun by _begin_sqlite
-    connection.execute("PRAGMA journal_mode = WAL")
+def prepare_sqlite(connection: sqlite3.Connection, _record: object = None) -> None:
+    """WAL, fsync on commit, transactions begun by hand."""
+    connection.isolation_level = None
+    # SQLite does not wait here, whatever the connection's timeout, while somebody else writes to a new file.
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            break
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_BUSY_PAUSE_SECONDS)
     connection.execute("PRAGMA synchronous = FULL")
 
 

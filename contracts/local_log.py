@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from contracts.database import prepare_sqlite
 from contracts.errors import Unavailable
 from contracts.event_log import LoadPosition, LogRecord, Message
 
@@ -115,12 +116,9 @@ class LocalLog:
         if held is None:
             held = self._local.connections = {}
         if topic not in held:
-            # Autocommit: transactions are begun by hand. Threads own their connections; close() may come from another.
-            connection = sqlite3.connect(
-                self._folder / f"{topic}.db", timeout=10.0, isolation_level=None, check_same_thread=False
-            )
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
+            # Threads own their connections; close() may come from another.
+            connection = sqlite3.connect(self._folder / f"{topic}.db", timeout=10.0, check_same_thread=False)
+            prepare_sqlite(connection)
             connection.execute(_SCHEMA)
             held[topic] = connection
             self._opened.append(connection)

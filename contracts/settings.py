@@ -55,10 +55,18 @@ class Settings(Section):
     """Port of the engine."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Where engine and trainer compute: cpu, cuda or cuda:N."""
+    feedback_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port of feedback as a process of its own; without it one process, `web`, serves inference, feedback, dashboard."""
+    dashboard_port: int | None = Field(default=None, ge=1, le=65535)
+    """Port of the dashboard as a process of its own."""
     database_url: str | None = None
     """`postgresql+psycopg://user@host/name`; without it SQLite in the home."""
     kafka: str | None = None
     """`host:port` of brokers, several with commas; without it the embedded log in the home."""
+    redis: str | None = None
+    """`redis://host:port/0`, what replicas tell each other in passing; without it each process only knows itself."""
+    weights_url: str | None = None
+    """`s3://bucket/prefix`; without it a folder in the home. Keys and endpoint come from AWS_* variables."""
 
     @property
     def web_url(self) -> str:

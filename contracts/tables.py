@@ -9,6 +9,7 @@ verdict                         release
 swap                            engine
 assignment, assignment_change   training (candidate), release and operators, by compare-and-set
 api_key                         the command line
+dashboard_session               dashboard
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ metadata = MetaData(
     }
 )
 _BIG_SERIAL = BigInteger().with_variant(Integer, "sqlite")  # only INTEGER PRIMARY KEY counts up by itself in SQLite
+
+# Completion ids begin with their time, so their order is that of time: days are ranges of them (contracts/partitions.py).
+_SORTED_ID = String(64).with_variant(String(64, collation="C"), "postgresql")
+_SORTED_KEY = String(128).with_variant(String(128, collation="C"), "postgresql")
 
 position = Table(
     "position",
@@ -78,12 +83,13 @@ dead_letter = Table(
 received_signal = Table(
     "received_signal",
     metadata,
-    Column("id", String(128), primary_key=True),
     Column("tenant", String(64), nullable=False),
+    Column("id", String(128), nullable=False),
     Column("body_hash", String(64), nullable=False),
     Column("received_at", Float, nullable=False),
     Column("retracted_at", Float),
     Column("record", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("tenant", "id"),
 )
 
 signal_count = Table(
@@ -96,7 +102,7 @@ signal_count = Table(
 generation = Table(
     "generation",
     metadata,
-    Column("completion_id", String(64), nullable=False),
+    Column("completion_id", _SORTED_ID, nullable=False),
     Column("choice", Integer, nullable=False),
     Column("partition", Integer, nullable=False),
     Column("policy", String(64), nullable=False),
@@ -124,8 +130,9 @@ generation = Table(
 signal = Table(
     "signal",
     metadata,
-    Column("id", String(128), primary_key=True),
-    Column("completion_id", String(64), nullable=False),
+    Column("completion_id", _SORTED_ID, nullable=False),
+    Column("tenant", String(64), nullable=False),
+    Column("id", String(128), nullable=False),
     Column("choice", Integer, nullable=False),
     Column("name", String(64), nullable=False),
     Column("submitter", String(128), nullable=False),
@@ -135,7 +142,7 @@ signal = Table(
     Column("reason", String(128), nullable=False),
     Column("revision", Integer),
     Column("record", LargeBinary, nullable=False),
-    Index("ix_signal_completion_id", "completion_id", "choice"),
+    PrimaryKeyConstraint("completion_id", "tenant", "id"),
     Index("ix_signal_received_at", "received_at"),
     Index("ix_signal_state", "state"),
 )
@@ -143,7 +150,7 @@ signal = Table(
 outcome = Table(
     "outcome",
     metadata,
-    Column("key", String(128), nullable=False),
+    Column("key", _SORTED_KEY, nullable=False),
     Column("revision", Integer, nullable=False),
     Column("epoch", Integer, nullable=False),
     Column("state", String(32), nullable=False),
@@ -158,7 +165,7 @@ outcome = Table(
 score = Table(
     "score",
     metadata,
-    Column("key", String(128), nullable=False),
+    Column("key", _SORTED_KEY, nullable=False),
     Column("revision", Integer, nullable=False),
     Column("task", String(64), nullable=False),
     Column("purpose", String(16), nullable=False),
@@ -235,6 +242,17 @@ assignment_change = Table(
     Column("reason", Text, nullable=False),
     Column("at", Float, nullable=False),
     PrimaryKeyConstraint("policy", "arm", "epoch"),
+)
+
+dashboard_session = Table(
+    "dashboard_session",
+    metadata,
+    Column("id_hash", String(64), primary_key=True),
+    Column("role", String(16), nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("csrf", String(64), nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("used_at", Float, nullable=False),
 )
 
 api_key = Table(

@@ -47,6 +47,16 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("policy", "arm", "epoch", name=op.f("pk_assignment_change")),
     )
     op.create_table(
+        "dashboard_session",
+        sa.Column("id_hash", sa.String(length=64), nullable=False),
+        sa.Column("role", sa.String(length=16), nullable=False),
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("csrf", sa.String(length=64), nullable=False),
+        sa.Column("started_at", sa.Float(), nullable=False),
+        sa.Column("used_at", sa.Float(), nullable=False),
+        sa.PrimaryKeyConstraint("id_hash", name=op.f("pk_dashboard_session")),
+    )
+    op.create_table(
         "dead_letter",
         sa.Column("consumer_group", sa.String(length=64), nullable=False),
         sa.Column("topic", sa.String(length=64), nullable=False),
@@ -59,7 +69,11 @@ def upgrade() -> None:
     )
     op.create_table(
         "generation",
-        sa.Column("completion_id", sa.String(length=64), nullable=False),
+        sa.Column(
+            "completion_id",
+            sa.String(length=64).with_variant(sa.String(length=64, collation="C"), "postgresql"),
+            nullable=False,
+        ),
         sa.Column("choice", sa.Integer(), nullable=False),
         sa.Column("partition", sa.Integer(), nullable=False),
         sa.Column("policy", sa.String(length=64), nullable=False),
@@ -80,11 +94,11 @@ def upgrade() -> None:
         sa.Column("record", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("completion_id", "choice", name=op.f("pk_generation")),
     )
-    with op.batch_alter_table("generation", schema=None) as batch_op:
-        batch_op.create_index("ix_generation_closes_at", ["closes_at"], unique=False)
-        batch_op.create_index("ix_generation_created_at", ["created_at"], unique=False)
-        batch_op.create_index("ix_generation_state", ["state", "version", "state_writer", "state_epoch"], unique=False)
-
+    op.create_index("ix_generation_closes_at", "generation", ["closes_at"], unique=False)
+    op.create_index("ix_generation_created_at", "generation", ["created_at"], unique=False)
+    op.create_index(
+        "ix_generation_state", "generation", ["state", "version", "state_writer", "state_epoch"], unique=False
+    )
     op.create_table(
         "outbox",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
@@ -96,12 +110,14 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_outbox")),
         sqlite_autoincrement=True,
     )
-    with op.batch_alter_table("outbox", schema=None) as batch_op:
-        batch_op.create_index(batch_op.f("ix_outbox_process"), ["process"], unique=False)
-
+    op.create_index(op.f("ix_outbox_process"), "outbox", ["process"], unique=False)
     op.create_table(
         "outcome",
-        sa.Column("key", sa.String(length=128), nullable=False),
+        sa.Column(
+            "key",
+            sa.String(length=128).with_variant(sa.String(length=128, collation="C"), "postgresql"),
+            nullable=False,
+        ),
         sa.Column("revision", sa.Integer(), nullable=False),
         sa.Column("epoch", sa.Integer(), nullable=False),
         sa.Column("state", sa.String(length=32), nullable=False),
@@ -111,9 +127,7 @@ def upgrade() -> None:
         sa.Column("at", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("key", "revision", "epoch", "state", name=op.f("pk_outcome")),
     )
-    with op.batch_alter_table("outcome", schema=None) as batch_op:
-        batch_op.create_index("ix_outcome_epoch", ["epoch"], unique=False)
-
+    op.create_index("ix_outcome_epoch", "outcome", ["epoch"], unique=False)
     op.create_table(
         "position",
         sa.Column("consumer_group", sa.String(length=64), nullable=False),
@@ -124,17 +138,21 @@ def upgrade() -> None:
     )
     op.create_table(
         "received_signal",
-        sa.Column("id", sa.String(length=128), nullable=False),
         sa.Column("tenant", sa.String(length=64), nullable=False),
+        sa.Column("id", sa.String(length=128), nullable=False),
         sa.Column("body_hash", sa.String(length=64), nullable=False),
         sa.Column("received_at", sa.Float(), nullable=False),
         sa.Column("retracted_at", sa.Float(), nullable=True),
         sa.Column("record", sa.LargeBinary(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_received_signal")),
+        sa.PrimaryKeyConstraint("tenant", "id", name=op.f("pk_received_signal")),
     )
     op.create_table(
         "score",
-        sa.Column("key", sa.String(length=128), nullable=False),
+        sa.Column(
+            "key",
+            sa.String(length=128).with_variant(sa.String(length=128, collation="C"), "postgresql"),
+            nullable=False,
+        ),
         sa.Column("revision", sa.Integer(), nullable=False),
         sa.Column("task", sa.String(length=64), nullable=False),
         sa.Column("purpose", sa.String(length=16), nullable=False),
@@ -146,13 +164,16 @@ def upgrade() -> None:
         sa.Column("at", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("key", "revision", name=op.f("pk_score")),
     )
-    with op.batch_alter_table("score", schema=None) as batch_op:
-        batch_op.create_index("ix_score_at", ["at"], unique=False)
-
+    op.create_index("ix_score_at", "score", ["at"], unique=False)
     op.create_table(
         "signal",
+        sa.Column(
+            "completion_id",
+            sa.String(length=64).with_variant(sa.String(length=64, collation="C"), "postgresql"),
+            nullable=False,
+        ),
+        sa.Column("tenant", sa.String(length=64), nullable=False),
         sa.Column("id", sa.String(length=128), nullable=False),
-        sa.Column("completion_id", sa.String(length=64), nullable=False),
         sa.Column("choice", sa.Integer(), nullable=False),
         sa.Column("name", sa.String(length=64), nullable=False),
         sa.Column("submitter", sa.String(length=128), nullable=False),
@@ -162,13 +183,10 @@ def upgrade() -> None:
         sa.Column("reason", sa.String(length=128), nullable=False),
         sa.Column("revision", sa.Integer(), nullable=True),
         sa.Column("record", sa.LargeBinary(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_signal")),
+        sa.PrimaryKeyConstraint("completion_id", "tenant", "id", name=op.f("pk_signal")),
     )
-    with op.batch_alter_table("signal", schema=None) as batch_op:
-        batch_op.create_index("ix_signal_completion_id", ["completion_id", "choice"], unique=False)
-        batch_op.create_index("ix_signal_received_at", ["received_at"], unique=False)
-        batch_op.create_index("ix_signal_state", ["state"], unique=False)
-
+    op.create_index("ix_signal_received_at", "signal", ["received_at"], unique=False)
+    op.create_index("ix_signal_state", "signal", ["state"], unique=False)
     op.create_table(
         "signal_count",
         sa.Column("state", sa.String(length=32), nullable=False),
@@ -216,33 +234,23 @@ def downgrade() -> None:
     op.drop_table("training_step")
     op.drop_table("swap")
     op.drop_table("signal_count")
-    with op.batch_alter_table("signal", schema=None) as batch_op:
-        batch_op.drop_index("ix_signal_state")
-        batch_op.drop_index("ix_signal_received_at")
-        batch_op.drop_index("ix_signal_completion_id")
-
+    op.drop_index("ix_signal_state", table_name="signal")
+    op.drop_index("ix_signal_received_at", table_name="signal")
     op.drop_table("signal")
-    with op.batch_alter_table("score", schema=None) as batch_op:
-        batch_op.drop_index("ix_score_at")
-
+    op.drop_index("ix_score_at", table_name="score")
     op.drop_table("score")
     op.drop_table("received_signal")
     op.drop_table("position")
-    with op.batch_alter_table("outcome", schema=None) as batch_op:
-        batch_op.drop_index("ix_outcome_epoch")
-
+    op.drop_index("ix_outcome_epoch", table_name="outcome")
     op.drop_table("outcome")
-    with op.batch_alter_table("outbox", schema=None) as batch_op:
-        batch_op.drop_index(batch_op.f("ix_outbox_process"))
-
+    op.drop_index(op.f("ix_outbox_process"), table_name="outbox")
     op.drop_table("outbox")
-    with op.batch_alter_table("generation", schema=None) as batch_op:
-        batch_op.drop_index("ix_generation_state")
-        batch_op.drop_index("ix_generation_created_at")
-        batch_op.drop_index("ix_generation_closes_at")
-
+    op.drop_index("ix_generation_state", table_name="generation")
+    op.drop_index("ix_generation_created_at", table_name="generation")
+    op.drop_index("ix_generation_closes_at", table_name="generation")
     op.drop_table("generation")
     op.drop_table("dead_letter")
+    op.drop_table("dashboard_session")
     op.drop_table("assignment_change")
     op.drop_table("assignment")
     op.drop_table("api_key")

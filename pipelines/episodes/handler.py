@@ -97,7 +97,7 @@ class EpisodesHandler:
         return self._emit_again(connection, key, held)
 
     def _retraction(self, connection: Connection, record: Signal, key: Key, held: Joined | None) -> list[Message]:
-        before = repository.set_signal_state(connection, record.id, "retracted")
+        before = repository.set_signal_state(connection, record, "retracted")
         if before is None:
             repository.add_signal(connection, record, "retracted")
         # A task that was removed since judges nothing any more; its samples keep what they have.
@@ -112,9 +112,9 @@ class EpisodesHandler:
         declared = task is not None and record.name in task.signals
         if task is None or not declared or record.tenant != about.tenant:
             reason = "other_tenant" if declared else "undeclared_signal"
-            repository.set_signal_state(connection, record.id, "rejected", reason)
+            repository.set_signal_state(connection, record, "rejected", reason)
             return False
-        repository.set_signal_state(connection, record.id, "joined")
+        repository.set_signal_state(connection, record, "joined")
         self._resolve(connection, about, task)
         return True
 
@@ -125,10 +125,10 @@ class EpisodesHandler:
         lost = join.superseded(heard)
         for signal in heard:
             if signal.id in lost:
-                repository.set_signal_state(connection, signal.id, "conflict", "superseded")
+                repository.set_signal_state(connection, signal, "conflict", "superseded")
             else:
                 state = join.state_on_arrival(signal, join.deadline(about, task))
-                repository.set_signal_state(connection, signal.id, state)
+                repository.set_signal_state(connection, signal, state)
 
     def _emit_if_decisive(self, connection: Connection, key: Key, held: Joined) -> list[Message]:
         task = self._tasks[held.record.task]
@@ -146,7 +146,7 @@ class EpisodesHandler:
         # Only a user's generation is judged by signals; the others are scored by what they say alone.
         signals = self._counting(connection, key) if held.record.purpose == "user" else []
         revision = repository.next_revision(connection, key)
-        repository.set_signal_revision(connection, [signal.id for signal in signals], revision)
+        repository.set_signal_revision(connection, signals, revision)
         episode = Episode(
             key=held.record.key,
             revision=revision,

@@ -92,8 +92,9 @@ def add_signal(connection: Connection, record: Signal, state: str, reason: str =
         connection,
         signals,
         {
-            "id": record.id,
             "completion_id": record.completion_id,
+            "tenant": record.tenant,
+            "id": record.id,
             "choice": record.choice,
             "name": record.name,
             "submitter": record.submitter.id,
@@ -106,11 +107,11 @@ def add_signal(connection: Connection, record: Signal, state: str, reason: str =
     )
 
 
-def set_signal_state(connection: Connection, signal_id: str, state: str, reason: str = "") -> str | None:
+def set_signal_state(connection: Connection, record: Signal, state: str, reason: str = "") -> str | None:
     """Returns the state it had; None if there is no such signal."""
-    before = connection.execute(select(signals.c.state).where(signals.c.id == signal_id)).scalar_one_or_none()
+    before = connection.execute(select(signals.c.state).where(*_names(record))).scalar_one_or_none()
     if before is not None and before != state:
-        connection.execute(update(signals).where(signals.c.id == signal_id).values(state=state, reason=reason))
+        connection.execute(update(signals).where(*_names(record)).values(state=state, reason=reason))
     return before
 
 
@@ -124,11 +125,11 @@ def signals_of(connection: Connection, key: Key, *states: str) -> list[Signal]:
     return [decode(Signal, row.record) for row in connection.execute(statement)]
 
 
-def set_signal_revision(connection: Connection, ids: list[str], revision: int) -> None:
+def set_signal_revision(connection: Connection, held: list[Signal], revision: int) -> None:
     """Remember the first revision that holds each signal."""
-    connection.execute(
-        update(signals).where(signals.c.id.in_(ids), signals.c.revision.is_(None)).values(revision=revision)
-    )
+    for record in held:
+        statement = update(signals).where(*_names(record), signals.c.revision.is_(None))
+        connection.execute(statement.values(revision=revision))
 
 
 def add_outcome(connection: Connection, record: Outcome) -> bool:
@@ -173,3 +174,11 @@ def set_standing(connection: Connection, key: Key, record: Outcome) -> None:
 
 def _is(key: Key) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
     return generations.c.completion_id == key[0], generations.c.choice == key[1]
+
+
+def _names(record: Signal) -> tuple[ColumnElement[bool], ColumnElement[bool], ColumnElement[bool]]:
+    return (
+        signals.c.completion_id == record.completion_id,
+        signals.c.tenant == record.tenant,
+        signals.c.id == record.id,
+    )

@@ -69,7 +69,7 @@ class Desk:
         """
         with self._database.snapshot() as connection:
             stored = repository.find(connection, tenant, signal_id)
-            joined = repository.find_joined(connection, signal_id)
+            joined = stored and repository.find_joined(connection, stored.signal)
         if stored is None:
             raise _unknown(signal_id)
         state = "retracted" if stored.retracted_at is not None else joined.state if joined else "pending"

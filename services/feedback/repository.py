@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import ColumnElement, Connection, select, update
 
 from contracts.database import insert_new
 from contracts.outbox import message, put
@@ -37,7 +37,7 @@ class Joined(NamedTuple):
 def add(connection: Connection, received: Received) -> tuple[Fate, float]:
     """Store a signal and its message; its fate, and when its id was first received.
 
-    An id is taken once and for all; the same id with other content is a conflict.
+    An id is taken once and for all within a tenant; the same id with other content is a conflict.
     """
     record = received.signal
     row = {
@@ -51,7 +51,7 @@ def add(connection: Connection, received: Received) -> tuple[Fate, float]:
         put(connection, PROCESS, [message(SIGNALS, record.key, record)])
         return "accepted", record.received_at
     statement = select(received_signal.c.body_hash, received_signal.c.received_at)
-    first = connection.execute(statement.where(received_signal.c.id == record.id)).one()
+    first = connection.execute(statement.where(*_is(record.tenant, record.id))).one()
     fate: Literal["duplicate", "conflict"] = "duplicate" if first.body_hash == received.body_hash else "conflict"
     count(connection, fate)
     return fate, first.received_at
@@ -67,20 +67,26 @@ def count(connection: Connection, state: Count, num: int = 1) -> None:
 
 def find(connection: Connection, tenant: str, signal_id: str) -> Stored | None:
     """A tenant's signal; other tenants' do not exist for it."""
-    statement = select(received_signal).where(received_signal.c.id == signal_id, received_signal.c.tenant == tenant)
+    statement = select(received_signal).where(*_is(tenant, signal_id))
     row = connection.execute(statement).one_or_none()
     return None if row is None else Stored(decode(Signal, row.record), row.retracted_at)
 
 
-def find_joined(connection: Connection, signal_id: str) -> Joined | None:
+def find_joined(connection: Connection, record: Signal) -> Joined | None:
     """What the join made of it; None while it has not seen it."""
-    statement = select(signal.c.state, signal.c.reason, signal.c.revision).where(signal.c.id == signal_id)
+    statement = select(signal.c.state, signal.c.reason, signal.c.revision).where(
+        signal.c.completion_id == record.completion_id, signal.c.tenant == record.tenant, signal.c.id == record.id
+    )
     row = connection.execute(statement).one_or_none()
     return None if row is None else Joined(*row)
 
 
 def retract(connection: Connection, retraction: Signal, now: float) -> None:
     """Note that a signal was taken back, and send it again as such."""
-    statement = update(received_signal).where(received_signal.c.id == retraction.id)
+    statement = update(received_signal).where(*_is(retraction.tenant, retraction.id))
     connection.execute(statement.values(retracted_at=now))
     put(connection, PROCESS, [message(SIGNALS, retraction.key, retraction)])
+
+
+def _is(tenant: str, signal_id: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return received_signal.c.tenant == tenant, received_signal.c.id == signal_id

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -139,3 +140,22 @@ def test_an_empty_topic_has_ends_and_nothing_to_read(log: EventLog) -> None:
 def test_an_empty_append_does_nothing(log: EventLog) -> None:
     log.append([])
     assert sum(log.ends("signals").values()) == 0
+
+
+def test_a_topic_is_opened_while_another_connection_writes_to_the_new_file(tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    other = sqlite3.connect(folder / "signals.db", isolation_level=None, check_same_thread=False)
+    other.execute("CREATE TABLE other (x)")
+    other.execute("BEGIN IMMEDIATE")
+    other.execute("INSERT INTO other VALUES (1)")
+    done = threading.Timer(0.3, lambda: other.execute("COMMIT"))
+    done.start()
+
+    log = LocalLog(folder)
+    log.append([Message("signals", 0, "k", b"v")])
+
+    done.join()
+    assert sum(log.ends("signals").values()) == 1
+    log.close()
+    other.close()

@@ -142,7 +142,7 @@ def _score(number: int, version: int, reward: float | None, at: float) -> Row:
 
 
 def _signal(number: int, at: float, state: str) -> Row:
-    return {"id": f"s{number}", "completion_id": key_of(number), "choice": 0, "name": "accepted", "submitter": "ann",
+    return {"id": f"s{number}", "tenant": "default", "completion_id": key_of(number), "choice": 0, "name": "accepted", "submitter": "ann",
             "at": at + 1, "received_at": at + 2, "state": state, "reason": "", "revision": 1, "record": b"r" * 200}  # fmt: skip
 
 

@@ -1,0 +1,83 @@
+"""What every benchmark does with its figures: median and spread, a table, a dated JSON file.
+
+A measurement is a list of samples of one arm, in the order they were taken; arms are interleaved by the caller.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+_ROOT = Path(__file__).parent.parent
+
+
+def summarise(samples: Sequence[float]) -> dict[str, Any]:
+    """Median, minimum and maximum, and the samples themselves."""
+    return {
+        "median": statistics.median(samples),
+        "min": min(samples),
+        "max": max(samples),
+        "samples": list(samples),
+    }
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` (0 to 1) of the values lie."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def write_report(name: str, figures: Mapping[str, Any]) -> Path:
+    """Write `results/<date>-<name>.json` with the machine, the commit and the command beside the figures."""
+    path = RESULTS / f"{time.strftime('%Y-%m-%d', time.gmtime())}-{name}.json"
+    content = {
+        "command": " ".join(["python", "-m", *([_module()] if _module() else []), *sys.argv[1:]]),
+        "commit": _commit(),
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": {
+            "cores": os.cpu_count(),
+            "load": round(os.getloadavg()[0], 1),
+            "python": platform.python_version(),
+            "system": platform.platform(),
+        },
+        **figures,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n")
+    return path
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """For a person."""
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*(f"{cell:,.1f}" if isinstance(cell, float) else str(cell) for cell in row))
+    Console(soft_wrap=True).print(table)
+
+
+def _module() -> str:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec.name if spec else ""
+
+
+def _commit() -> str:
+    answer = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],  # noqa: S607 whichever git the person uses
+        cwd=_ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return answer.stdout.strip() or "unknown"
