@@ -39,6 +39,8 @@ def up(  # noqa: PLR0917 options of a command
     sentinels: Annotated[Path | None, typer.Option(help="JSON lines of messages and reference: the gate.")] = None,
     kafka: Annotated[str | None, typer.Option(help="host:port of brokers; without it the embedded log.")] = None,
     database: Annotated[str | None, typer.Option(help="postgresql+psycopg://...; without it SQLite.")] = None,
+    redis: Annotated[str | None, typer.Option(help="redis://host:port/0; optional also with several replicas.")] = None,
+    weights: Annotated[str | None, typer.Option(help="s3://bucket/prefix; without it a folder in the home.")] = None,
 ) -> None:
     """Start Millrace for your own policy and tasks; Ctrl-C ends it, the home folder keeps everything."""
     from commands.servers import Servers  # noqa: PLC0415 each command imports only what it needs
@@ -53,7 +55,42 @@ def up(  # noqa: PLR0917 options of a command
         device=device,
         learning_rate=learning_rate,
         sentinels=sentinels,
-        servers=Servers(kafka, database),
+        servers=Servers(kafka, database, redis, weights),
+    )
+
+
+@app.command()
+def init(  # noqa: PLR0917 options of a command
+    policy: PolicyArgument,
+    task: Annotated[list[Path], typer.Option(help="Task file; give it again for more, the first is the default.")],
+    home: HomeOption = DEFAULT_HOME,
+    name: Annotated[str, typer.Option(help="The `model` apps ask for; by default the folder's name.")] = "",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    sentinels: Annotated[Path | None, typer.Option(help="JSON lines of messages and reference: the gate.")] = None,
+    kafka: Annotated[str | None, typer.Option(help="host:port of brokers; without it the embedded log.")] = None,
+    database: Annotated[str | None, typer.Option(help="postgresql+psycopg://...; without it SQLite.")] = None,
+    redis: Annotated[str | None, typer.Option(help="redis://host:port/0.")] = None,
+    weights: Annotated[str | None, typer.Option(help="s3://bucket/prefix; without it a folder in the home.")] = None,
+    inference: Annotated[str, typer.Option(help="Where others reach the process: host:port.")] = "127.0.0.1:8400",
+    engine: Annotated[str, typer.Option(help="As --inference.")] = "127.0.0.1:8401",
+    feedback: Annotated[str, typer.Option(help="As --inference.")] = "127.0.0.1:8402",
+    dashboard: Annotated[str, typer.Option(help="As --inference.")] = "127.0.0.1:8403",
+) -> None:
+    """Make a home ready for processes that something else starts: settings, tables, topics, keys, version 0."""
+    from commands.init import run_init  # noqa: PLC0415
+    from commands.servers import Servers  # noqa: PLC0415
+
+    addresses = {"inference": inference, "engine": engine, "feedback": feedback, "dashboard": dashboard}
+    servers = Servers(kafka, database, redis, weights)
+    run_init(
+        policy=policy,
+        tasks=task,
+        home=home,
+        name=name,
+        device=device,
+        sentinels=sentinels,
+        servers=servers,
+        addresses=addresses,
     )
 
 
@@ -67,7 +104,7 @@ def demo(  # noqa: PLR0917 options of a command
     learning_rate: Annotated[
         float | None, typer.Option(help="Of the trainer; the delta's density falls with it.")
     ] = None,
-    profile: Annotated[str, typer.Option(help="embedded, or services: on Kafka and PostgreSQL.")] = "embedded",
+    profile: Annotated[str, typer.Option(help="embedded, or services: Kafka, PostgreSQL, Redis, S3.")] = "embedded",
 ) -> None:
     """Show a model learning from its users: a reservations assistant, from about half right to over 90%."""
     from commands.demo import run_demo  # noqa: PLC0415
@@ -189,7 +226,7 @@ def _add_process(name: str) -> None:
         run_process(name, home, supervised=supervised)
 
 
-for _name in ("engine", "web", "episodes", "rewards", "training", "release"):
+for _name in ("engine", "web", "inference", "feedback", "dashboard", "episodes", "rewards", "training", "release"):
     _add_process(_name)
 
 

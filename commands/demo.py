@@ -93,7 +93,7 @@ def _run_claimed(
     device: str,
     learning_rate: float | None,
 ) -> int:
-    sockets = listen(0)
+    sockets = listen(0, split=servers.is_shared)
     settings = new_settings(
         folder,
         sockets,
@@ -209,6 +209,7 @@ def _start_users(home: Home, seed: int, seconds: float, listed: Path) -> subproc
     if home.app_key is None:
         raise MillraceError(f"{home.settings.home} was used before; run the demo in a new folder")
     command = [sys.executable, "-m", "examples.reservations.users", "--url", home.settings.web_url]
+    command += ["--feedback-url", home.settings.feedback_url]
     command += ["--key", home.app_key, "--model", home.settings.policy, "--seed", str(seed)]
     command += ["--seconds", str(seconds), "--users", str(NUM_USERS), "--pace", str(PACE_SECONDS), "--out", str(listed)]
     listed.touch()

@@ -129,7 +129,7 @@ def _continued(settings: Settings, held: Settings) -> Settings:
         raise InvalidSettings(
             f"{held.home} holds the policy {held.policy!r}, not {settings.policy!r}; choose another --home"
         )
-    stores = {"database_url": settings.database_url or held.database_url, "kafka": settings.kafka or held.kafka}
+    stores = {name: getattr(settings, name) or getattr(held, name) for name in ("database_url", "kafka", "weights_url")}
     return settings.model_copy(update={"run": held.run, **stores})
 
 

@@ -10,10 +10,10 @@ from rich.table import Table
 
 from commands import queries
 from contracts import assignments
-from contracts.assignments import LIVE
+from contracts.assignments import LIVE, MOVED
 from contracts.errors import NotFound
 from contracts.rollback import roll_back
-from contracts.settings import load_settings
+from contracts.settings import Settings, load_settings
 from contracts.weights.store import FolderWeightStore
 
 _WRITER = "operator"
@@ -61,6 +61,7 @@ def promote(home: Path, version: int, reason: str) -> None:
             reason=reason,
             share=1.0,
         )
+    _tell(settings)
     print(f"v{version} is assigned to live")
 
 
@@ -71,7 +72,14 @@ def rollback(home: Path, to: int | None, reason: str) -> None:
         FolderWeightStore(settings.weights).manifest(settings.policy, to)
     with settings.database().transaction() as connection:
         version = roll_back(connection, policy=settings.policy, writer=_WRITER, reason=reason, to=to)
+    _tell(settings)
     print(f"v{version} is assigned to live, and the trainer goes on from it")
+
+
+def _tell(settings: Settings) -> None:
+    bell = settings.passing().bell
+    bell.ring(MOVED)
+    bell.close()
 
 
 def _verdict_text(verdict: queries.Verdict | None) -> str:

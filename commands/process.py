@@ -17,11 +17,14 @@ from commands.supervisor import WRONG_SETTINGS
 from contracts.errors import InvalidSettings, InvalidTask
 from contracts.logs import set_up_logs
 
-_SERVERS = {"engine", "web"}  # uvicorn handles the signals of these itself
+_SERVERS = {"engine", "web", "inference", "feedback", "dashboard"}  # uvicorn handles the signals of these itself
 _LONGEST_END_SECONDS = 30.0
-_MODULES = {
+PROCESSES = {
     "engine": "services.engine.__main__",
     "web": "services.web",
+    "inference": "services.inference.__main__",
+    "feedback": "services.feedback.__main__",
+    "dashboard": "services.dashboard.__main__",
     "episodes": "pipelines.episodes.__main__",
     "rewards": "rewards.__main__",
     "training": "pipelines.training.__main__",
@@ -37,7 +40,7 @@ def run_process(name: str, home: Path, *, supervised: bool) -> None:
         threading.Thread(target=_follow_supervisor, daemon=True).start()
     try:
         # A process that is still importing has nothing to finish: a signal ends it at once.
-        module = importlib.import_module(_MODULES[name])
+        module = importlib.import_module(PROCESSES[name])
         if name in _SERVERS:
             module.main(home)
         else:

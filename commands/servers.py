@@ -11,18 +11,26 @@ from contracts.errors import InvalidSettings
 
 
 class Servers(NamedTuple):
-    """Kafka and PostgreSQL; None: embedded, in the home."""
+    """Kafka, PostgreSQL, Redis, an object store; None: embedded, in the home."""
 
     kafka: str | None = None
     database_url: str | None = None
+    redis: str | None = None
+    weights_url: str | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Log and database take many readers and writers, so that every service is a process and can have replicas."""
+        return self.kafka is not None and self.database_url is not None
 
     @property
     def replicas(self) -> dict[str, int]:
-        """Workers that share their partitions; an embedded log or database has one reader."""
-        return {"episodes": 2, "rewards": 2} if self.kafka and self.database_url else {}
+        """What runs twice where it can; an embedded log or database has one reader."""
+        return dict.fromkeys(("inference", "feedback", "episodes", "rewards"), 2) if self.is_shared else {}
 
 
 EMBEDDED = Servers()
+_VARIABLES = ("MILLRACE_KAFKA", "MILLRACE_DATABASE", "MILLRACE_REDIS", "MILLRACE_WEIGHTS")
 
 
 def servers_of(profile: str) -> Servers:
@@ -35,11 +43,12 @@ def servers_of(profile: str) -> Servers:
         return EMBEDDED
     if profile != "services":
         raise InvalidSettings(f"--profile is embedded or services, not {profile!r}")
-    kafka, database_url = os.environ.get("MILLRACE_KAFKA"), os.environ.get("MILLRACE_DATABASE")
-    if not kafka or not database_url:
+    found = {name: os.environ.get(name) for name in _VARIABLES}
+    if missing := [name for name, value in found.items() if not value]:
         raise InvalidSettings(
-            "--profile services needs MILLRACE_KAFKA and MILLRACE_DATABASE; `make services` starts servers and writes both "
-            "to runs/services/env"
+            f"--profile services needs {', '.join(missing)}; `make services` starts servers and writes where they are to "
+            "runs/services/env"
         )
-    name = f"millrace_demo_{time.strftime('%Y%m%d_%H%M%S', time.gmtime())}"
-    return Servers(kafka, create_database(database_url, name))
+    now = time.strftime("%Y%m%d_%H%M%S", time.gmtime())
+    kafka, database_url, redis, weights = (value or "" for value in found.values())
+    return Servers(kafka, create_database(database_url, f"millrace_demo_{now}"), redis, f"{weights}/demo-{now}")

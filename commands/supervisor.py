@@ -1,13 +1,15 @@
 """Starts the processes of one home and keeps them alive.
 
 In: a home folder. Out: one child per process, its output in <home>/logs/<name>.log; a child that dies is started again,
-with growing pauses. The sockets of servers belong to the supervisor, so that connections wait while a server starts again.
+with growing pauses. The sockets of servers belong to the supervisor, so that connections wait while a server starts again;
+replicas of a server share one. Where each child answers /metrics stands in <home>/targets.json, as Prometheus reads it.
 Waits: for children to end. A child that says the settings are wrong (exit status 2) ends everything,
 because starting it again cannot help.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -21,16 +23,19 @@ from typing import IO
 
 from contracts.errors import InvalidSettings
 from contracts.listening import LISTEN_FD
+from contracts.operations import OPERATIONS_FD
 
-PROCESSES = ("engine", "web", "episodes", "rewards", "training", "release")
+SERVERS = ("engine", "web", "inference", "feedback", "dashboard")
+WORKERS = ("episodes", "rewards", "training", "release")
 # Who asks ends before who answers: a web that outlived its engine would wait for it with every open request.
-_ENDS = ("training", "release", "rewards", "episodes", "web", "engine")
-_ASKED_BY = {"web": "release", "engine": "web"}
+_ENDS = ("training", "release", "rewards", "episodes", "dashboard", "feedback", "web", "inference", "engine")
+_ASKED_BY = {"web": ("release",), "inference": ("release",), "engine": ("web", "inference")}
 WRONG_SETTINGS = 2
 _MILLRACE = Path(__file__).parent.parent / "millrace.py"
 _FIRST_PAUSE, _LONGEST_PAUSE, _HEALTHY_AFTER = 0.2, 10.0, 30.0
 _GRACE_SECONDS, _HEAD_START_SECONDS = 15.0, 5.0
 _LOOK_SECONDS = 0.1
+_LOOPBACK = "127.0.0.1"
 
 
 @dataclass
@@ -48,7 +53,14 @@ class Child:
 
 
 class Supervisor:
-    """Runs until told to stop. `report` is called with a line a person may want to see."""
+    """Runs until told to stop.
+
+    Args:
+        home: the folder.
+        sockets: by name, those of the servers that run here; every worker runs.
+        report: called with a line that a person may want to see.
+        replicas: by name, how many of a process, if not one.
+    """
 
     def __init__(
         self,
@@ -61,16 +73,23 @@ class Supervisor:
         self._sockets = sockets
         self._replicas = replicas or {}
         self._report = report
+        self._operations: dict[str, socket.socket] = {}
         self.children: dict[str, Child] = {}
         (home / "logs").mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
         """Start every process, and every replica of it: `episodes`, `episodes-2`."""
-        for name in PROCESSES:
-            for number in range(1, self._replicas.get(name, 1) + 1):
-                child = name if number == 1 else f"{name}-{number}"
-                process, output = self._spawn(child)
-                self.children[child] = Child(child, process, output, time.monotonic())
+        names = [name for name in SERVERS if name in self._sockets] + list(WORKERS)
+        children = [
+            name if number == 1 else f"{name}-{number}"
+            for name in names
+            for number in range(1, self._replicas.get(name, 1) + 1)
+        ]
+        self._operations = {child: socket.create_server((_LOOPBACK, 0)) for child in children}
+        self._write_targets()
+        for child in children:
+            process, output = self._spawn(child)
+            self.children[child] = Child(child, process, output, time.monotonic())
 
     def watch(self, stop: threading.Event) -> None:
         """Start again what dies, until `stop` is set.
@@ -87,8 +106,9 @@ class Supervisor:
         deadline = time.monotonic() + _GRACE_SECONDS
         children = [child for name in _ENDS for child in self.children.values() if _process_of(child.name) == name]
         for child in children:
-            if asker := self.children.get(_ASKED_BY.get(child.name, "")):
-                _has_ended(asker, _HEAD_START_SECONDS)
+            for asker in self.children.values():
+                if _process_of(asker.name) in _ASKED_BY.get(_process_of(child.name), ()):
+                    _has_ended(asker, _HEAD_START_SECONDS)
             child.process.terminate()
         for child in children:
             if not _has_ended(child, deadline - time.monotonic()):
@@ -96,6 +116,8 @@ class Supervisor:
                 child.process.kill()
                 child.process.wait()
             _close(child)
+        for listening in self._operations.values():
+            listening.close()
 
     def log_path(self, name: str) -> Path:
         """Where a process's output goes."""
@@ -124,19 +146,30 @@ class Supervisor:
 
     def _spawn(self, name: str) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
         output = self.log_path(name).open("ab")
-        inherited = self._sockets.get(_process_of(name))
-        environment = os.environ | ({LISTEN_FD: str(inherited.fileno())} if inherited else {})
+        inherited = {OPERATIONS_FD: self._operations[name]}
+        if listening := self._sockets.get(_process_of(name)):
+            inherited[LISTEN_FD] = listening
         # The child ends when its standard input closes, so that nothing outlives a supervisor that was killed.
         process = subprocess.Popen(  # noqa: S603 our own interpreter and script
             [sys.executable, str(_MILLRACE), _process_of(name), "--home", str(self._home), "--supervised"],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env=os.environ | {variable: str(handed.fileno()) for variable, handed in inherited.items()},
             process_group=0,  # a Ctrl-C is the supervisor's alone: it ends the children in their order
-            pass_fds=(inherited.fileno(),) if inherited else (),
+            pass_fds=[handed.fileno() for handed in inherited.values()],
         )
         return process, output
+
+    def _write_targets(self) -> None:
+        targets = [
+            {
+                "targets": [f"{_LOOPBACK}:{listening.getsockname()[1]}"],
+                "labels": {"process": _process_of(name), "replica": name.partition("-")[2] or "1"},
+            }
+            for name, listening in self._operations.items()
+        ]
+        (self._home / "targets.json").write_text(json.dumps(targets, indent=2) + "\n")
 
     def _last_line(self, name: str) -> str:
         lines = self.log_path(name).read_text(errors="replace").strip().splitlines()

@@ -44,8 +44,8 @@ def run_up(
     """Start, say where everything is, and stay until Ctrl-C or SIGTERM."""
     with until_interrupted(), claimed(home):
         folder = resolve_policy(policy)
-        chosen = name or re.sub(r"[^a-z0-9._-]+", "-", Path(policy).name.lower()).strip("-._")
-        sockets = listen(port)
+        chosen = name or name_of(policy)
+        sockets = listen(port, split=servers.is_shared)
         settings = new_settings(home, sockets, name=chosen, base=folder, tasks=tasks, device=device, servers=servers)
         training = training_settings(learning_rate)
         release = ReleaseSettings() if sentinels is None else ReleaseSettings(sentinels=sentinels.resolve())
@@ -67,6 +67,11 @@ def until_interrupted() -> Iterator[None]:
         console.print("ended")
 
 
+def name_of(policy: str) -> str:
+    """What apps ask for if nobody said: the last part of a folder or hub id."""
+    return re.sub(r"[^a-z0-9._-]+", "-", Path(policy).name.lower()).strip("-._")
+
+
 def resolve_policy(policy: str) -> Path:
     """A folder as it is; anything else is taken for a hub id and downloaded."""
     if Path(policy).is_dir():
@@ -82,16 +87,19 @@ def resolve_policy(policy: str) -> Path:
         ) from error
 
 
-def listen(port: int) -> dict[str, socket.socket]:
+def listen(port: int, *, split: bool = False) -> dict[str, socket.socket]:
     """The listening sockets of the servers; a port of 0 means any free one.
+
+    `split`: inference on that port, feedback and dashboard on others; else one process, `web`, has all three.
 
     Raises:
         InvalidSettings: the port is taken, or no port.
     """
     try:
+        ports = {"inference": port, "feedback": 0, "dashboard": 0} if split else {"web": port}
         return {
-            "web": socket.create_server(("127.0.0.1", port), backlog=_BACKLOG),
-            "engine": socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG),
+            name: socket.create_server(("127.0.0.1", number), backlog=_BACKLOG)
+            for name, number in {**ports, "engine": 0}.items()
         }
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -109,20 +117,30 @@ def new_settings(
     servers: Servers = EMBEDDED,
 ) -> Settings:
     """Settings of a home whose servers listen on these sockets."""
+    ports = {name: listening.getsockname()[1] for name, listening in sockets.items()}
     return make_section(
         "[millrace]",
         Settings,
         home=home.resolve(),
-        run=f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}",
+        run=new_run(),
         policy=name,
         kafka=servers.kafka,
         database_url=servers.database_url,
+        redis=servers.redis,
+        weights_url=servers.weights_url,
         base=str(base),
         tasks=tuple(task.resolve() for task in tasks),
-        web_port=sockets["web"].getsockname()[1],
-        engine_port=sockets["engine"].getsockname()[1],
+        web_port=ports.get("web") or ports["inference"],
+        feedback_port=ports.get("feedback"),
+        dashboard_port=ports.get("dashboard"),
+        engine_port=ports["engine"],
         device=device,
     )
+
+
+def new_run() -> str:
+    """A name that no other run has."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
 
 
 def training_settings(learning_rate: float | None) -> TrainingSettings:
@@ -152,7 +170,9 @@ def greet(home: Home) -> None:
     settings = home.settings
     token = (settings.home / "dashboard.token").read_text().strip()
     console.print(f"Millrace serves [bold]{settings.policy}[/] at {settings.web_url}/v1")
-    console.print(f"  dashboard     {settings.web_url}/?token={token}")
+    if settings.is_split:
+        console.print(f"  feedback      {settings.feedback_url}/v1/feedback")
+    console.print(f"  dashboard     {settings.dashboard_url}/?token={token}")
     if home.app_key:
         console.print(f"  app key       {home.app_key}   (printed once; `millrace keys` makes more)")
     console.print(f"  operator key  in {settings.home / 'operator.key'}")
@@ -160,18 +180,25 @@ def greet(home: Home) -> None:
 
 
 def _wait_ready(settings: Settings, supervisor: Supervisor) -> None:
-    """Until inference answers, looking after the processes meanwhile."""
+    """Until everything that answers apps does, looking after the processes meanwhile."""
     deadline, reason = time.monotonic() + _START_SECONDS, ""
     while time.monotonic() < deadline:
         done = threading.Event()
         threading.Timer(0.3, done.set).start()
         supervisor.watch(done)
-        try:
-            answer = httpx.get(f"{settings.web_url}/ready", timeout=5.0)
-        except httpx.TransportError as error:
-            reason = f"web does not answer ({type(error).__name__})"
-            continue
-        if answer.is_success:
+        reason = _unready(settings)
+        if not reason:
             return
-        reason = answer.text
     raise Unavailable(f"not ready after {_START_SECONDS:.0f} s: {reason}; see {settings.home / 'logs'}")
+
+
+def _unready(settings: Settings) -> str:
+    """Why apps cannot be served yet; empty if they can."""
+    for url in dict.fromkeys((settings.web_url, settings.feedback_url, settings.dashboard_url)):
+        try:
+            answer = httpx.get(f"{url}/ready", timeout=5.0)
+        except httpx.TransportError as error:
+            return f"{url} does not answer ({type(error).__name__})"
+        if not answer.is_success:
+            return answer.text
+    return ""

@@ -22,6 +22,8 @@ from contracts.database import Database
 from contracts.errors import InvalidSettings
 from contracts.event_log import EventLog
 from contracts.local_log import LocalLog
+from contracts.passing import Passing
+from contracts.passing.in_process import make_passing
 
 SectionType = TypeVar("SectionType", bound="Section")
 
@@ -55,8 +57,12 @@ class Settings(Section):
     """Port of the engine."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Where engine and trainer compute: cpu, cuda or cuda:N."""
+    feedback_host: str | None = None
+    """Address of feedback as a process of its own, if not that of `web`."""
     feedback_port: int | None = Field(default=None, ge=1, le=65535)
     """Port of feedback as a process of its own; without it one process, `web`, serves inference, feedback, dashboard."""
+    dashboard_host: str | None = None
+    """Address of the dashboard as a process of its own, if not that of `web`."""
     dashboard_port: int | None = Field(default=None, ge=1, le=65535)
     """Port of the dashboard as a process of its own."""
     database_url: str | None = None
@@ -65,6 +71,10 @@ class Settings(Section):
     """`host:port` of brokers, several with commas; without it the embedded log in the home."""
     redis: str | None = None
     """`redis://host:port/0`, what replicas tell each other in passing; without it each process only knows itself."""
+    requests_per_minute: int = Field(default=0, ge=0, le=1_000_000)
+    """Chat requests that one key may send in a minute, over all replicas; 0: as many as it likes. Operators' always may."""
+    signals_per_minute: int = Field(default=0, ge=0, le=1_000_000)
+    """Signals that one key may send in a minute, likewise."""
     weights_url: str | None = None
     """`s3://bucket/prefix`; without it a folder in the home. Keys and endpoint come from AWS_* variables."""
 
@@ -72,6 +82,21 @@ class Settings(Section):
     def web_url(self) -> str:
         """Where apps point their client, without `/v1`."""
         return f"http://{self.web_host}:{self.web_port}"
+
+    @property
+    def is_split(self) -> bool:
+        """Inference, feedback and dashboard are processes of their own, not parts of `web`."""
+        return self.feedback_port is not None and self.dashboard_port is not None
+
+    @property
+    def feedback_url(self) -> str:
+        """Where apps send feedback, without `/v1`."""
+        return f"http://{self.feedback_host or self.web_host}:{self.feedback_port or self.web_port}"
+
+    @property
+    def dashboard_url(self) -> str:
+        """Where operators look."""
+        return f"http://{self.dashboard_host or self.web_host}:{self.dashboard_port or self.web_port}"
 
     @property
     def engine_url(self) -> str:
@@ -99,6 +124,14 @@ class Settings(Section):
         from contracts.kafka_log import KafkaLog  # noqa: PLC0415 the client costs time and memory that embedded need not pay
 
         return KafkaLog(self.kafka, prefix=f"{self.policy}.{self.run}.")
+
+    def passing(self) -> Passing:
+        """What a process of this home tells its replicas in passing; without Redis it only knows itself."""
+        if self.redis is None:
+            return make_passing()
+        from contracts.passing.on_redis import connect  # noqa: PLC0415 as of Kafka
+
+        return connect(self.redis, prefix=f"{self.policy}.{self.run}.")
 
 
 def load_settings(home: Path) -> Settings:

@@ -47,9 +47,13 @@ class Seen(NamedTuple):
 class Crowd:
     """A number of users who work at the same time until told to stop."""
 
-    def __init__(self, url: str, key: str, model: str, *, seed: int, out: Path, pace: float) -> None:
+    def __init__(
+        self, url: str, key: str, model: str, *, seed: int, out: Path, pace: float, feedback_url: str | None = None
+    ) -> None:
         self._client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key)
-        self._feedback = httpx.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60.0)
+        self._feedback = httpx.AsyncClient(
+            base_url=feedback_url or url, headers={"Authorization": f"Bearer {key}"}, timeout=60.0
+        )
         self._model = model
         self._random = random.Random(seed)
         self._requests: Iterator[Request] = requests("users", seed)
@@ -209,6 +213,7 @@ def main() -> None:
     """Run a crowd from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", required=True, help="where Millrace answers, without /v1")
+    parser.add_argument("--feedback-url", help="where feedback goes, if elsewhere")
     parser.add_argument("--key", required=True, help="an app key")
     parser.add_argument("--model", default="reservations", help="name of the policy")
     parser.add_argument("--seed", type=int, default=1)
@@ -217,7 +222,15 @@ def main() -> None:
     parser.add_argument("--pace", type=float, default=1.0, help="seconds from one sentence of a user to the next")
     parser.add_argument("--out", type=Path, required=True, help="the users' own list")
     options = parser.parse_args()
-    crowd = Crowd(options.url, options.key, options.model, seed=options.seed, out=options.out, pace=options.pace)
+    crowd = Crowd(
+        options.url,
+        options.key,
+        options.model,
+        seed=options.seed,
+        out=options.out,
+        pace=options.pace,
+        feedback_url=options.feedback_url,
+    )
     asyncio.run(crowd.run(options.users, options.seconds))
 
 

@@ -1,0 +1,69 @@
+"""Every metric of every process: names, units and labels in one place, in Prometheus's conventions.
+
+A process only touches its own; `contracts/operations.py` serves them. Labels have few values: never a key, a person or a
+completion. Versions appear as gauges' values, so that they make no new series.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+# Every process.
+LAST_STEP_NAME = "millrace_last_step_timestamp_seconds"
+LAST_STEP = Gauge(LAST_STEP_NAME, "When this process last got round its loop.")
+
+# Every HTTP service.
+REQUESTS = Counter("millrace_requests_total", "Requests answered.", ["service", "status"])
+REQUEST_SECONDS = Histogram(
+    "millrace_request_seconds",
+    "From the first byte of a request to the last of its answer.",
+    ["service"],
+    buckets=_FAST,
+)
+REQUESTS_IN_FLIGHT = Gauge("millrace_requests_in_flight", "Requests being answered.", ["service"])
+
+# Inference.
+GENERATIONS = Counter("millrace_generations_total", "Choices that ended.", ["arm", "purpose", "finish_reason"])
+TOKENS = Counter("millrace_tokens_total", "Tokens of prompts and completions.", ["kind"])
+NOT_LOGGED = Counter("millrace_generations_not_logged_total", "Answered, and lost for learning: log and spool failed.")
+SPOOL_RECORDS = Gauge("millrace_spool_records", "Generations that wait on disk for the log.")
+SPOOL_BYTES = Gauge("millrace_spool_bytes", "Their size.")
+SPOOL_OLDEST_SECONDS = Gauge("millrace_spool_oldest_seconds", "Age of the oldest of them.")
+
+# Feedback.
+SIGNALS = Counter("millrace_signals_total", "Items of feedback by what became of them on arrival.", ["fate"])
+
+# Workers on the log: episodes, rewards, training.
+RECORDS = Counter("millrace_records_total", "Records handled.", ["group", "topic"])
+BEHIND_SECONDS = Gauge(
+    "millrace_behind_seconds", "Age of the record handled last; 0 once there is none left.", ["group"]
+)
+STEP_SECONDS = Histogram("millrace_step_seconds", "One batch: handle, commit, relay.", ["group"], buckets=_FAST)
+LOST_PARTITIONS = Counter("millrace_lost_partitions_total", "Batches undone: another replica moved on.", ["group"])
+WAITS = Counter("millrace_waits_total", "Times the log or the database was away.", ["group"])
+DEAD_LETTERS = Counter("millrace_dead_letters_total", "Records that could not be read.", ["group"])
+
+# Rewards.
+SCORES = Counter("millrace_scores_total", "Experiences by status and whose fault it was.", ["status", "fault"])
+REWARD = Histogram("millrace_reward", "Rewards given.", buckets=(0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0))
+
+# Training.
+TRAINING_STEPS = Counter("millrace_training_steps_total", "Optimizer steps.")
+TRAINING_SAMPLES = Counter("millrace_training_samples_total", "Samples by their fate.", ["state"])
+TRAINING_FIGURE = Gauge("millrace_training_figure", "Figures of the last step, as the dashboard shows them.", ["name"])
+PUBLISHED_VERSION = Gauge("millrace_published_version", "The newest version cut.")
+
+# Engine.
+ENGINE_VERSION = Gauge("millrace_engine_version", "The version that an arm holds.", ["arm"])
+ENGINE_IN_FLIGHT = Gauge("millrace_engine_requests_in_flight", "Requests in an arm's batch.", ["arm"])
+SWAP_PAUSE_SECONDS = Histogram("millrace_swap_pause_seconds", "Generation paused for new weights.", buckets=_FAST)
+
+# Release.
+VERDICTS = Counter("millrace_verdicts_total", "Candidates judged.", ["accepted"])
+LIVE_VERSION = Gauge("millrace_live_version", "The version that users meet.")
+
+# Dashboard.
+LEDGER_UNEXPLAINED = Gauge("millrace_ledger_unexplained", "Must be 0: total minus the sum over states.", ["kind"])
+LAG_RECORDS = Gauge("millrace_lag_records", "Records appended and not handled.", ["group", "topic", "partition"])

@@ -1,0 +1,21 @@
+"""The process `dashboard`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from contracts.settings import Settings
+from services.dashboard.app import create_app
+from services.serving import make_web, run_services
+
+
+def make(settings: Settings) -> FastAPI:
+    """The service alone on its port."""
+    return make_web(settings, {"/": create_app(settings)})
+
+
+def main(home: Path) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    run_services("dashboard", home, make, lambda settings: settings.dashboard_url)

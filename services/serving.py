@@ -1,0 +1,202 @@
+"""Runs services as a process: one port, whose paths choose the service.
+
+Flows in: requests. Flows out: answers, `/health` and `/ready`; figures and log lines about each request. Waits for:
+nothing; told to stop, it is unready at once, takes no new connection and lets the open ones finish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import httpx
+import structlog
+import uvicorn
+from fastapi import FastAPI, Response
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from contracts.database import Database
+from contracts.errors import Unavailable
+from contracts.listening import listening_socket
+from contracts.logs import set_up_logs
+from contracts.metrics import REQUEST_SECONDS, REQUESTS, REQUESTS_IN_FLIGHT
+from contracts.operations import Operations, step_done
+from contracts.settings import Settings, load_settings
+from services.http import make_service, reply
+
+MIN_FREE_BYTES = 64 * 2**20
+DRAIN_SECONDS = 10
+_KEEP_ALIVE_SECONDS = 75
+_BEAT_SECONDS, _ENGINE_SECONDS = 1.0, 5.0
+_BAD_REQUEST, _UNAVAILABLE = 400, 503
+_log = structlog.get_logger(__name__)
+
+Ready = Callable[[], None]
+"""Raises a `MillraceError` if a request could not be served now."""
+
+
+def make_web(settings: Settings, children: Mapping[str, FastAPI], *, needs_engine: bool = False) -> FastAPI:
+    """Services side by side, the first prefix that fits; each child's lifespan is entered here.
+
+    ASGI tells only the outermost application that it begins and ends.
+    """
+    database = settings.database()
+    checks = {"storage": storage_check(settings.home, database)}
+    if needs_engine:
+        checks["engine"] = engine_check(settings)
+
+    @asynccontextmanager
+    async def lifespan(_web: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for child in children.values():
+                await stack.enter_async_context(child.router.lifespan_context(child))
+            beating = asyncio.create_task(_beat())
+            yield
+            beating.cancel()
+        database.close()
+
+    web = make_service("Millrace", lifespan)
+
+    @web.get("/health")
+    async def health() -> Response:
+        return reply({"status": "alive"})
+
+    @web.get("/ready")
+    async def ready() -> Response:
+        problems = await asyncio.to_thread(_problems, checks)
+        return reply({"ready": not problems, "problems": problems}, _UNAVAILABLE if problems else 200)
+
+    measured = {prefix: Measured(child, _service_of(child)) for prefix, child in children.items()}
+
+    async def dispatch(scope: Scope, receive: Receive, send: Send) -> None:
+        prefix = next((prefix for prefix in measured if scope["path"].startswith(prefix)), "/")
+        await measured[prefix](scope, receive, send)
+
+    web.mount("/", dispatch)
+    return web
+
+
+class Measured:
+    """Counts and times the requests of one service, and binds what its log lines are about.
+
+    The id of a request is the client's `x-request-id` or a new one, and goes back to the client unless the service
+    has a better one.
+    """
+
+    def __init__(self, app: ASGIApp, service: str) -> None:
+        self._app = app
+        self._service = service
+        self._in_flight = REQUESTS_IN_FLIGHT.labels(service)
+        self._seconds = REQUEST_SECONDS.labels(service)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        status, started = 0, time.perf_counter()
+        request = Headers(scope=scope).get("x-request-id") or uuid.uuid4().hex
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message).setdefault("x-request-id", request)
+            await send(message)
+
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(process=self._service, request=request)
+        self._in_flight.inc()
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            seconds = time.perf_counter() - started
+            self._in_flight.dec()
+            self._seconds.observe(seconds)
+            REQUESTS.labels(self._service, str(status)).inc()
+            note = _log.warning if status >= _BAD_REQUEST else _log.debug
+            note("request", method=scope["method"], path=scope["path"], status=status, seconds=round(seconds, 4))
+
+
+def storage_check(home: Path, database: Database) -> Ready:
+    """Tables, log or spool may share a disk: unready if it is nearly full or the database takes no writer."""
+
+    def check() -> None:
+        free = shutil.disk_usage(home).free
+        if free < MIN_FREE_BYTES:
+            raise Unavailable(
+                f"{free // 2**20} MiB free under {home}, less than {MIN_FREE_BYTES // 2**20}: free disk space"
+            )
+        with database.transaction():
+            pass
+
+    return check
+
+
+def engine_check(settings: Settings) -> Ready:
+    """Unready while no engine answers."""
+
+    def check() -> None:
+        try:
+            answer = httpx.get(f"{settings.engine_url}/health", timeout=_ENGINE_SECONDS)
+        except httpx.TransportError as error:
+            raise Unavailable(f"no engine answers at {settings.engine_url} ({type(error).__name__})") from error
+        if not answer.is_success:
+            raise Unavailable(f"the engine at {settings.engine_url} says {answer.status_code}: {answer.text}")
+
+    return check
+
+
+def run_services(process: str, home: Path, make: Callable[[Settings], FastAPI], url: Callable[[Settings], str]) -> None:
+    """Serve an application of a home, where its settings say that it is, until SIGTERM or SIGINT."""
+    set_up_logs(process)
+    settings = load_settings(home)
+    operations = Operations({"storage": storage_check(home, settings.database())})
+    config = uvicorn.Config(
+        make(settings),
+        loop="uvloop",
+        http="httptools",
+        access_log=False,
+        log_level="warning",
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=DRAIN_SECONDS,
+    )
+    address = httpx.URL(url(settings))
+    _Server(config, operations).run([listening_socket(address.host, address.port or 80)])
+    operations.close()
+
+
+class _Server(uvicorn.Server):
+    """Says that it is unready before it drains."""
+
+    def __init__(self, config: uvicorn.Config, operations: Operations) -> None:
+        super().__init__(config)
+        self._operations = operations
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._operations.drain()
+        await super().shutdown(sockets)
+
+
+def _service_of(child: FastAPI) -> str:
+    return child.title.removeprefix("Millrace ")
+
+
+def _problems(checks: Mapping[str, Ready]) -> dict[str, str]:
+    problems = {}
+    for name, check in checks.items():
+        try:
+            check()
+        except Unavailable as error:
+            problems[name] = error.message
+    return problems
+
+
+async def _beat() -> None:
+    while True:
+        step_done()
+        await asyncio.sleep(_BEAT_SECONDS)
