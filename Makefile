@@ -2,8 +2,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 1
 PROFILE ?= embedded
+SERVICES := $(or $(MILLRACE_SERVICES),runs/services)
+# With PROFILE=services the servers are started if need be, and their addresses read.
+ENVIRONMENT = $(if $(filter services,$(PROFILE)),deploy/services start && . $(SERVICES)/env &&)
 
-.PHONY: help setup demo demo-seeds test test-services services services-stop check browser clean
+.PHONY: help setup demo demo-seeds smoke bench test test-services services services-stop check browser clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -17,7 +20,10 @@ $(BIN)/.ready: pyproject.toml constraints.txt
 	touch $@
 
 demo: setup  ## Show a model learning from its users (SEED=1, PROFILE=embedded or services)
-	$(BIN)/millrace demo --seed $(SEED) --profile $(PROFILE)
+	$(ENVIRONMENT) $(BIN)/millrace demo --seed $(SEED) --profile $(PROFILE)
+
+smoke: setup  ## Half a minute of the demo: every process, nothing lost (PROFILE as above)
+	$(ENVIRONMENT) $(BIN)/millrace demo --smoke --seed $(SEED) --profile $(PROFILE)
 
 demo-seeds: setup  ## Run the demo for seeds 1 to 5 and report the worst
 	$(BIN)/millrace demo-seeds
@@ -26,14 +32,17 @@ test: setup  ## Run the tests that need no server, no GPU and no browser
 	$(BIN)/pytest -m "not services and not gpu and not browser"
 	@echo "not run here: tests marked services, gpu, browser"
 
-services: setup  ## Start a Kafka broker, PostgreSQL and Redis on this machine
+services: setup  ## Start a Kafka broker, PostgreSQL, Redis and an S3 server on this machine
 	deploy/services start
 
 services-stop:  ## Stop them; their data stays in runs/services
 	deploy/services stop
 
 test-services: services  ## Run the tests that need those servers
-	. runs/services/env && $(BIN)/pytest -m services -rs
+	. $(SERVICES)/env && $(BIN)/pytest -m services -rs
+
+bench: setup services  ## Run every benchmark and write benchmarks/results (about half an hour)
+	. $(SERVICES)/env && for name in gateway feedback log engine; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 browser: setup  ## Run the page test; it is skipped without Chromium
 	$(BIN)/pytest -m browser -rs
@@ -45,5 +54,6 @@ check: setup  ## Format, lint, types, layers, and that torch stays where it belo
 	$(BIN)/lint-imports
 	$(BIN)/pytest --quiet --durations=0 tests/unit/test_architecture.py
 
-clean:  ## Remove the environment and all runs
+clean:  ## Stop the servers, remove the environment and all runs
+	if [ -d runs/services ]; then deploy/services stop; fi
 	rm -rf .venv runs

@@ -104,6 +104,7 @@ def demo(  # noqa: PLR0917 options of a command
     learning_rate: Annotated[
         float | None, typer.Option(help="Of the trainer; the delta's density falls with it.")
     ] = None,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Half a minute: lose nothing, learn little.")] = False,
     profile: Annotated[str, typer.Option(help="embedded, or services: Kafka, PostgreSQL, Redis, S3.")] = "embedded",
 ) -> None:
     """Show a model learning from its users: a reservations assistant, from about half right to over 90%."""
@@ -118,6 +119,7 @@ def demo(  # noqa: PLR0917 options of a command
             device=device,
             learning_rate=learning_rate,
             profile=profile,
+            smoke=smoke,
         )
     )
 

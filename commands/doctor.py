@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from contracts.errors import InvalidSettings, Unavailable
+from contracts.settings import load_settings
+
 _PACKAGES = ("torch", "transformers", "trl", "fastapi", "sqlalchemy", "alembic", "msgspec", "blake3", "tokenizers")
 _PYTHON = (3, 11)
 _SQLITE = (3, 35)
@@ -43,6 +46,8 @@ def examine(home: Path) -> Iterator[Finding]:
     yield Finding("port 8400", free_port, False, "free" if free_port else "taken: start with --port")
     openai = importlib.util.find_spec("openai") is not None
     yield Finding("openai", openai, False, "installed" if openai else "the demo's users need it: run `make setup`")
+    if (home / "millrace.toml").exists() and (url := load_settings(home).weights_url):
+        yield _bucket(url)
     gpu = shutil.which("nvidia-smi") is not None
     yield Finding("gpu", gpu, False, "there: try --device cuda" if gpu else "none: everything runs on the CPU")
     browser = shutil.which("chromium") is not None
@@ -56,6 +61,16 @@ def run_doctor(home: Path) -> int:
         mark = "ok     " if finding.good else "MISSING" if finding.needed else "note   "
         print(f"{mark}  {finding.name:<12} {finding.says}")
     return 1 if any(finding.needed and not finding.good for finding in findings) else 0
+
+
+def _bucket(url: str) -> Finding:
+    from contracts.weights.object_store import open_objects  # noqa: PLC0415 a home without a bucket needs no client
+
+    try:
+        open_objects(url).check()
+    except (InvalidSettings, Unavailable) as error:
+        return Finding("weights", False, True, error.message)
+    return Finding("weights", True, True, f"{url} takes versions, each once")
 
 
 def _can_bind(port: int) -> bool:

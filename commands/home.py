@@ -24,7 +24,7 @@ from contracts.keys import create_key
 from contracts.settings import Section, Settings, load_settings, write_settings
 from contracts.tasks import load_tasks
 from contracts.weights.format import Tensor, Tensors, read_safetensors, root_of
-from contracts.weights.store import FolderWeightStore, publish_version
+from contracts.weights.store import open_weight_store, publish_version
 from rewards.worker import RewardsHandler
 from services.inference.template import load_template
 
@@ -72,7 +72,7 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
         raise InvalidSettings(f"policy folder {base} does not exist")
     load_template(settings.base)
     target = to_bf16(read_safetensors(base))
-    store = FolderWeightStore(settings.weights)
+    store = open_weight_store(settings)
     is_new = 0 not in store.versions(settings.policy)
     if not is_new and store.manifest(settings.policy, 0).target_root != root_of(target):
         raise InvalidSettings(
@@ -129,8 +129,9 @@ def _continued(settings: Settings, held: Settings) -> Settings:
         raise InvalidSettings(
             f"{held.home} holds the policy {held.policy!r}, not {settings.policy!r}; choose another --home"
         )
-    stores = {name: getattr(settings, name) or getattr(held, name) for name in ("database_url", "kafka", "weights_url")}
-    return settings.model_copy(update={"run": held.run, **stores})
+    kept = ("database_url", "kafka", "redis", "weights_url", "requests_per_minute", "signals_per_minute")
+    update = {name: getattr(settings, name) or getattr(held, name) for name in kept}
+    return settings.model_copy(update={"run": held.run, **update})
 
 
 def to_bf16(tensors: Tensors) -> Tensors:

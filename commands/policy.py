@@ -14,7 +14,7 @@ from contracts.assignments import LIVE, MOVED
 from contracts.errors import NotFound
 from contracts.rollback import roll_back
 from contracts.settings import Settings, load_settings
-from contracts.weights.store import FolderWeightStore
+from contracts.weights.store import open_weight_store
 
 _WRITER = "operator"
 
@@ -22,7 +22,7 @@ _WRITER = "operator"
 def print_versions(home: Path) -> None:
     """One line a version, newest first."""
     settings = load_settings(home)
-    store = FolderWeightStore(settings.weights)
+    store = open_weight_store(settings)
     with settings.database().snapshot() as connection:
         arms = assignments.read(connection, settings.policy)
         verdicts = queries.verdicts(connection, settings.policy)
@@ -46,7 +46,7 @@ def print_versions(home: Path) -> None:
 def promote(home: Path, version: int, reason: str) -> None:
     """Point `live` at a version that the store holds."""
     settings = load_settings(home)
-    FolderWeightStore(settings.weights).manifest(settings.policy, version)
+    open_weight_store(settings).manifest(settings.policy, version)
     with settings.database().transaction() as connection:
         arms = assignments.read(connection, settings.policy)
         if LIVE not in arms:
@@ -69,7 +69,7 @@ def rollback(home: Path, to: int | None, reason: str) -> None:
     """Take the live version back."""
     settings = load_settings(home)
     if to is not None:
-        FolderWeightStore(settings.weights).manifest(settings.policy, to)
+        open_weight_store(settings).manifest(settings.policy, to)
     with settings.database().transaction() as connection:
         version = roll_back(connection, policy=settings.policy, writer=_WRITER, reason=reason, to=to)
     _tell(settings)

@@ -16,6 +16,8 @@ from pathlib import Path
 from commands.supervisor import WRONG_SETTINGS
 from contracts.errors import InvalidSettings, InvalidTask
 from contracts.logs import set_up_logs
+from contracts.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS, Check, Operations
+from contracts.settings import load_settings
 
 _SERVERS = {"engine", "web", "inference", "feedback", "dashboard"}  # uvicorn handles the signals of these itself
 _LONGEST_END_SECONDS = 30.0
@@ -46,10 +48,23 @@ def run_process(name: str, home: Path, *, supervised: bool) -> None:
         else:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: stop.set())
+            longest = LONGEST_WORK_SECONDS if name == "training" else LONGEST_STEP_SECONDS
+            operations = Operations({"database": _database_check(home)}, longest_step_seconds=longest)
             module.main(home, stop)
+            operations.close()
     except (InvalidSettings, InvalidTask) as error:
         print(error.message, flush=True)
         sys.exit(WRONG_SETTINGS)
+
+
+def _database_check(home: Path) -> Check:
+    database = load_settings(home).database()
+
+    def check() -> None:
+        with database.snapshot():
+            pass
+
+    return check
 
 
 def _follow_supervisor() -> None:

@@ -22,6 +22,9 @@ LIVE = "live"
 CANDIDATE = "candidate"
 TRAINING = "training"
 
+MOVED = "assignments"
+"""The bell to ring once a move is committed: who follows the assignments looks at once, not at its next poll."""
+
 
 class Assignment(NamedTuple):
     """One arm of a policy. `version` None: the arm is empty. `epoch` rises with every move."""

@@ -23,6 +23,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from contracts.errors import InvalidSettings, Unavailable
+from contracts.partitions import make_days
 
 _BUSY_SECONDS, _BUSY_PAUSE_SECONDS = 30.0, 0.005
 _MIGRATIONS = Path(__file__).parent.parent / "migrations"
@@ -70,7 +71,7 @@ class Database:
             raise Unavailable(f"the database cannot be read ({error.orig})") from error
 
     def migrate(self) -> None:
-        """Bring the schema to the newest migration.
+        """Bring the schema to the newest migration, and make the days to come.
 
         Raises:
             InvalidSettings: the database was made by a Millrace that knows migrations which this one lacks.
@@ -87,6 +88,7 @@ class Database:
                     f"{self.url} was made by another version of Millrace ({error}); start that one, or choose another "
                     "--home"
                 ) from error
+        make_days(self, time.time())
 
     def close(self) -> None:
         """Close every connection."""

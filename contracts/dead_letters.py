@@ -1,4 +1,7 @@
-"""Records that cannot be read: kept with their reason, up to a limit, so that a bad deploy stops instead of draining a topic."""
+"""Records that cannot be read: kept with their reason, up to limits, so that a bad deploy stops instead of draining a topic.
+
+The limits count rows of the table, not what this process remembers: a worker that is started again stops again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,12 @@ from contracts.errors import InvalidRecord, TooManyDeadLetters
 from contracts.event_log import LogRecord
 from contracts.tables import dead_letter
 
-MAX_DEAD_LETTERS = 100
+MAX_IN_A_ROW = 20
+"""Of one partition: not one record between them could be read."""
+MAX_OF_LATEST, LATEST = 100, 1000
+"""So many of the latest so many offsets of one partition."""
+MAX_DEAD_LETTERS = 10_000
+"""Of a consumer group, until somebody clears them: the table is for looking, not for storing a topic."""
 
 log = structlog.get_logger()
 
@@ -19,14 +27,37 @@ def bury(connection: Connection, group: str, record: LogRecord, error: InvalidRe
     """Keep a record that `group` cannot read; one that is read again is kept once.
 
     Raises:
-        TooManyDeadLetters: the group has buried more than MAX_DEAD_LETTERS.
+        TooManyDeadLetters: they passed one of the limits above; this one was not skipped.
     """
     row = {"topic": record.topic, "partition": record.partition, "offset": record.offset, "value": record.value}
     insert_new(connection, dead_letter, {"consumer_group": group, "reason": error.message, "at": now, **row})
     log.error("dead letter", consumer_group=group, topic=record.topic, offset=record.offset, reason=error.message)
-    statement = select(func.count()).select_from(dead_letter).where(dead_letter.c.consumer_group == group)
-    if (count := connection.execute(statement).scalar_one()) > MAX_DEAD_LETTERS:
+    if (problem := _problem(connection, group, record)) is not None:
         raise TooManyDeadLetters(
-            f"{group} could not read {count} records, the last because: {error.message}. Nothing was skipped beyond "
-            f"those; mend the producer or this process, clear the table dead_letter, and start again",
+            f"{group} could not read {problem}, the last because: {error.message}. It was not skipped; mend the producer or "
+            f"this process, clear the rows of {group} from the table dead_letter, and start again",
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
         )
+
+
+def _problem(connection: Connection, group: str, record: LogRecord) -> str | None:
+    of_group = dead_letter.c.consumer_group == group
+    here = of_group & (dead_letter.c.topic == record.topic) & (dead_letter.c.partition == record.partition)
+    before = here & (dead_letter.c.offset <= record.offset)
+    counts = [
+        select(func.count()).where(condition).select_from(dead_letter).scalar_subquery()
+        for condition in (
+            before & (dead_letter.c.offset >= record.offset - MAX_IN_A_ROW),
+            before & (dead_letter.c.offset > record.offset - LATEST),
+            of_group,
+        )
+    ]
+    in_a_row, of_latest, in_all = connection.execute(select(*counts)).one()
+    where = f"of {record.topic}/{record.partition}"
+    if in_a_row > MAX_IN_A_ROW:
+        return f"{in_a_row} records in a row {where}"
+    if of_latest > MAX_OF_LATEST:
+        return f"{of_latest} of the latest {LATEST} records {where}"
+    return f"{in_all} records in all" if in_all > MAX_DEAD_LETTERS else None

@@ -11,8 +11,10 @@ MillraceError
 │   │   ├── UnknownSignal        no task declares it
 │   │   └── TargetNotSupported   sessions and join keys are declared shapes that are not served yet
 │   └── Conflict (409)           same idempotency key, other content
+│       └── StillRunning         the first request under this idempotency key has not ended
 ├── Unauthorized (401)
 ├── Forbidden (403)
+├── RateLimited (429)            more than the operator allows one key in a minute
 ├── Unavailable (503)            try again: storage full, engine restarting
 │   └── EngineRestarted          the generation loop died under the request: nothing of it was kept
 ├── VersionNotResident (404)     the engine does not hold the version asked for
@@ -29,12 +31,16 @@ MillraceError
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 
 class MillraceError(Exception):
-    """Base of all expected failures. `facts` are shown to operators and logged as fields."""
+    """Base of all expected failures. `facts` are shown to operators and logged as fields, `headers` sent."""
 
     status = 500
     code = "internal_error"
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, message: str, *, param: str | None = None, **facts: object) -> None:
         super().__init__(message)
@@ -93,6 +99,11 @@ class Conflict(InvalidRequest):
     code = "conflict"
 
 
+class StillRunning(Conflict):
+    code = "still_running"
+    headers = MappingProxyType({"retry-after": "1"})
+
+
 class Unauthorized(MillraceError):
     status = 401
     code = "invalid_api_key"
@@ -101,6 +112,11 @@ class Unauthorized(MillraceError):
 class Forbidden(MillraceError):
     status = 403
     code = "operator_key_required"
+
+
+class RateLimited(MillraceError):
+    status = 429
+    code = "rate_limit_exceeded"
 
 
 class Unavailable(MillraceError):

@@ -1,13 +1,20 @@
-"""Structured logs: one JSON object a line on standard output, except where a person watches."""
+"""Structured logs: one JSON object a line on standard output, except where a person watches.
+
+What a line is about is bound by whoever knows it: process, request, key, version. Prompts and answers never stand there.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from contextlib import suppress
 from typing import TextIO, cast
 
 import structlog
+
+LEVEL = "MILLRACE_LOG"
+"""debug (every request), info, warning or error; info if absent."""
 
 
 class Lossy:
@@ -40,7 +47,11 @@ def set_up_logs(process: str) -> None:
             structlog.processors.format_exc_info,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(_level()),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", Lossy(sys.stdout))),
     )
     structlog.contextvars.bind_contextvars(process=process)
+
+
+def _level() -> int:
+    return logging.getLevelNamesMapping().get(os.environ.get(LEVEL, "info").upper(), logging.INFO)

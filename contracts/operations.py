@@ -27,6 +27,8 @@ OPERATIONS_ADDRESS = "MILLRACE_OPERATIONS"
 
 LONGEST_STEP_SECONDS = 120.0
 """A loop that took longer than this hangs."""
+LONGEST_WORK_SECONDS = 1800.0
+"""The same where one turn may fetch all weights of a large policy, or take a training step."""
 
 Check = Callable[[], None]
 """Raises a `MillraceError` if what it looks at is not usable."""
@@ -45,7 +47,10 @@ class Answer(NamedTuple):
 class Operations:
     """See the module. `close` to end; `checks` are what readiness means for this process."""
 
-    def __init__(self, checks: Mapping[str, Check] | None = None) -> None:
+    def __init__(
+        self, checks: Mapping[str, Check] | None = None, *, longest_step_seconds: float = LONGEST_STEP_SECONDS
+    ) -> None:
+        self._longest = longest_step_seconds
         self._checks = dict(checks or {})
         self._draining = threading.Event()
         self._server: ThreadingHTTPServer | None = None
@@ -64,9 +69,7 @@ class Operations:
             return Answer(_OK, CONTENT_TYPE_LATEST, generate_latest())
         if path == "/health":
             seconds = time.time() - (REGISTRY.get_sample_value(LAST_STEP_NAME) or 0.0)
-            return _json(
-                _OK if seconds < LONGEST_STEP_SECONDS else _UNAVAILABLE, {"last_step_seconds": round(seconds, 1)}
-            )
+            return _json(_OK if seconds < self._longest else _UNAVAILABLE, {"last_step_seconds": round(seconds, 1)})
         if path == "/ready":
             problems = self._problems()
             return _json(_UNAVAILABLE if problems else _OK, {"ready": not problems, "problems": problems})

@@ -5,10 +5,11 @@ A crash between append and delete appends a message twice; consumers keep the fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sqlalchemy import Connection, delete, insert, select
 
+from contracts.batches import among
 from contracts.database import Database
 from contracts.event_log import EventLog, Message
 from contracts.faults import FaultPoint, no_fault
@@ -16,7 +17,7 @@ from contracts.records import Record, encode
 from contracts.tables import outbox
 from contracts.topics import route_of_key
 
-_BATCH = 500
+_BATCH = 1000
 
 
 def message(topic: str, key: str, record: Record) -> Message:
@@ -31,13 +32,30 @@ def put(connection: Connection, process: str, messages: Sequence[Message]) -> No
 
 
 class Relay:
-    """Moves one process's outbox to the log, in order."""
+    """Moves one process's outbox to the log, in order.
 
-    def __init__(self, process: str, database: Database, log: EventLog, fault: FaultPoint = no_fault) -> None:
+    Args:
+        process: whose outbox.
+        database: where it lies.
+        log: where it goes.
+        fault: where the process may die.
+        partitions: those this replica speaks for, so that no other sends the same; without it, all of them. What lies in
+            a partition that moves is relayed by its new owner.
+    """
+
+    def __init__(
+        self,
+        process: str,
+        database: Database,
+        log: EventLog,
+        fault: FaultPoint = no_fault,
+        partitions: Callable[[], frozenset[int]] | None = None,
+    ) -> None:
         self._process = process
         self._database = database
         self._log = log
         self._fault = fault
+        self._partitions = partitions
 
     def flush(self) -> int:
         """Relay everything that waits; returns how many."""
@@ -46,13 +64,16 @@ class Relay:
             self._log.append([item for _, item in batch])
             self._fault("relay: appended, not deleted")
             with self._database.transaction() as connection:
-                connection.execute(delete(outbox).where(outbox.c.id.in_([row_id for row_id, _ in batch])))
+                ids = among(connection, outbox.c.id, [row_id for row_id, _ in batch])
+                connection.execute(delete(outbox).where(ids))
             self._fault("relay: deleted")
             count += len(batch)
         return count
 
     def _take(self) -> list[tuple[int, Message]]:
         statement = select(outbox).where(outbox.c.process == self._process).order_by(outbox.c.id).limit(_BATCH)
+        if self._partitions is not None:
+            statement = statement.where((outbox.c.route % self._log.num_partitions).in_(self._partitions()))
         with self._database.snapshot() as connection:
             return [
                 (row.id, Message(row.topic, row.route, row.key, row.value)) for row in connection.execute(statement)

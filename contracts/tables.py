@@ -125,6 +125,7 @@ generation = Table(
     Index("ix_generation_closes_at", "closes_at"),
     Index("ix_generation_created_at", "created_at"),
     Index("ix_generation_state", "state", "version", "state_writer", "state_epoch"),
+    postgresql_partition_by="RANGE (completion_id)",
 )
 
 signal = Table(
@@ -145,6 +146,7 @@ signal = Table(
     PrimaryKeyConstraint("completion_id", "tenant", "id"),
     Index("ix_signal_received_at", "received_at"),
     Index("ix_signal_state", "state"),
+    postgresql_partition_by="RANGE (completion_id)",
 )
 
 outcome = Table(
@@ -160,6 +162,7 @@ outcome = Table(
     Column("at", Float, nullable=False),
     PrimaryKeyConstraint("key", "revision", "epoch", "state"),
     Index("ix_outcome_epoch", "epoch"),
+    postgresql_partition_by="RANGE (key)",
 )
 
 score = Table(
@@ -177,6 +180,7 @@ score = Table(
     Column("at", Float, nullable=False),
     PrimaryKeyConstraint("key", "revision"),
     Index("ix_score_at", "at"),
+    postgresql_partition_by="RANGE (key)",
 )
 
 training_step = Table(

@@ -10,6 +10,7 @@ import hashlib
 import json
 import re
 import tomllib
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -117,7 +118,7 @@ class Task(_Part):
     signals: dict[str, SignalRule] = Field(min_length=1)
     verifiers: tuple[VerifierRule, ...] = ()
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """Twelve hex digits over the whole content; it stands in every score."""
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True)

@@ -1,4 +1,4 @@
-"""A worker: poll, handle, commit.
+"""A worker: poll, handle, commit, a batch at a time.
 
 In: records of its topics, from the positions stored in the database. Out: its state, its outgoing messages and its new
 positions, in one transaction; then the outbox is relayed. Waits: for records, at most one tick.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import structlog
 from sqlalchemy import ColumnElement, Connection, select, update
@@ -25,14 +25,17 @@ from contracts.faults import FaultPoint, no_fault
 from contracts.outbox import Relay, put
 from contracts.tables import position
 
-BATCH = 200
+BATCH = 500
 TICK_SECONDS = 0.25
 RETRY_SECONDS = 1.0
 
 log = structlog.get_logger()
 
 
-class Handler(Protocol):
+Item = TypeVar("Item")
+
+
+class Handler(Protocol[Item]):
     """What a worker does, given a transaction. It never touches the log."""
 
     @property
@@ -43,19 +46,22 @@ class Handler(Protocol):
     def topics(self) -> tuple[str, ...]:
         """What it reads."""
 
-    def handle(self, connection: Connection, record: LogRecord) -> list[Message]:
-        """Apply one record once; return what to send. Raises InvalidRecord for what cannot be read."""
+    def read(self, record: LogRecord) -> Item:
+        """What a record says. Raises InvalidRecord for one that cannot be read, now or later."""
+
+    def handle(self, connection: Connection, items: Sequence[Item]) -> list[Message]:
+        """Apply each item once, in this order, with as few statements as if it were one; return what to send."""
 
     def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
         """Apply the passing of time to what lies in these partitions; the others are another replica's."""
 
 
-class Worker:
+class Worker(Generic[Item]):
     """Drives a handler. One process runs one worker."""
 
     def __init__(
         self,
-        handler: Handler,
+        handler: Handler[Item],
         database: Database,
         event_log: EventLog,
         *,
@@ -66,9 +72,9 @@ class Worker:
         self._database = database
         self._clock = clock
         self._fault = fault
-        self._relay = Relay(handler.name, database, event_log, fault)
         self._positions: dict[tuple[str, int], int] = {}
         self._consumer = event_log.consumer(handler.name, handler.topics, self._load_position)
+        self._relay = Relay(handler.name, database, event_log, fault, self._consumer.partitions)
 
     def run(self, stop: threading.Event) -> None:
         """Work until `stop` is set."""
@@ -89,7 +95,7 @@ class Worker:
         records = self._consumer.poll(timeout, BATCH)
         self._fault("worker: polled")
         with self._database.transaction() as connection:
-            messages = [message for record in records for message in self._apply(connection, record)]
+            messages = self._handler.handle(connection, self._readable(connection, records))
             messages += self._handler.tick(connection, self._clock(), self._consumer.partitions())
             self._advance(connection, records)
             put(connection, self._handler.name, messages)
@@ -98,14 +104,16 @@ class Worker:
         self._relay.flush()
         return len(records)
 
-    def _apply(self, connection: Connection, record: LogRecord) -> list[Message]:
-        try:
-            return self._handler.handle(connection, record)
-        except NewerSchema:
-            raise  # not broken, only early: it waits in the log until this process is upgraded
-        except InvalidRecord as error:
-            bury(connection, self._handler.name, record, error, self._clock())
-            return []
+    def _readable(self, connection: Connection, records: Sequence[LogRecord]) -> list[Item]:
+        items = []
+        for record in records:
+            try:
+                items.append(self._handler.read(record))
+            except NewerSchema:
+                raise  # not broken, only early: it waits in the log until this process is upgraded
+            except InvalidRecord as error:
+                bury(connection, self._handler.name, record, error, self._clock())
+        return items
 
     def _start_over(self) -> None:
         """Nothing of the last step is known to have happened: read the stored positions again."""
@@ -125,7 +133,7 @@ class Worker:
         return stored
 
     def _advance(self, connection: Connection, records: Sequence[LogRecord]) -> None:
-        for place, next_offset in {(r.topic, r.partition): r.offset + 1 for r in records}.items():
+        for place, next_offset in sorted({(r.topic, r.partition): r.offset + 1 for r in records}.items()):
             statement = (
                 update(position)
                 .where(*self._is(*place), position.c.next_offset == self._positions[place])

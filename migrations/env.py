@@ -6,11 +6,16 @@ import sqlalchemy
 from alembic import context
 from sqlalchemy import Connection
 
+from contracts.partitions import is_partition
 from contracts.tables import metadata
 
 
+def _is_ours(name: str | None, kind: str, _parents: object) -> bool:
+    return kind != "table" or name is None or not is_partition(name)
+
+
 def _migrate(connection: Connection) -> None:
-    context.configure(connection=connection, target_metadata=metadata, render_as_batch=True)
+    context.configure(connection=connection, target_metadata=metadata, render_as_batch=True, include_name=_is_ours)
     context.run_migrations()
 
 

@@ -2,29 +2,51 @@
 
 In: episodes. Out: an experience for each revision, scored or not, and an outcome for what has no reward. Waits: for
 nothing; verifiers here are quick and pure.
+
+A batch costs two statements: which revisions are scored already, and the rows of the others.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
-from contracts.database import insert_new
+from contracts.batches import among, insert_all_new
+from contracts.errors import InvalidRecord, InvalidRequest, StaleWrite
 from contracts.event_log import LogRecord, Message
 from contracts.outbox import message
-from contracts.records import Episode, Experience, Generation, Outcome, Score, Segment, decode, pack_floats
+from contracts.records import (
+    Episode,
+    Experience,
+    Generation,
+    GenerationBody,
+    Outcome,
+    Score,
+    Segment,
+    decode,
+    pack_floats,
+)
 from contracts.tables import score as score_table
 from contracts.tasks import Task
-from contracts.topics import EPISODES, EXPERIENCES, OUTCOMES
+from contracts.topics import EPISODES, EXPERIENCES, OUTCOMES, route_of_key
 from rewards.rubric import Verdict, combine
 from rewards.signals.mapping import score_signals
 from rewards.verifiers.check import Answer
 from rewards.verifiers.registry import Grader, graders_of
 
 _INT32 = 4
+
+
+class Opened(NamedTuple):
+    """An episode with its turn, decompressed."""
+
+    episode: Episode
+    turn: Generation
+    body: GenerationBody
 
 
 class RewardsHandler:
@@ -38,20 +60,33 @@ class RewardsHandler:
         self._graders: dict[str, list[Grader]] = {name: graders_of(task) for name, task in tasks.items()}
         self._clock = clock
 
-    def handle(self, connection: Connection, record: LogRecord) -> list[Message]:
-        """Apply one record once."""
+    def read(self, record: LogRecord) -> Opened:
+        """See `Handler.read`."""
         episode = decode(Episode, record.value)
-        turn = episode.turns[0]
-        if turn.task not in self._tasks:
-            outcome = self._outcome(episode, Verdict(None, "unscored", "infra"), f"no task {turn.task!r} here")
-            return [message(OUTCOMES, episode.key, outcome)]
-        scores, verdict = self._score(episode)
-        if not insert_new(connection, score_table, self._row(episode, scores, verdict)):
-            return []
-        messages = [message(EXPERIENCES, episode.key, self._experience(episode, scores, verdict))]
-        if verdict.reward is None and turn.purpose == "user":
-            reason = "silence" if verdict.status == "unlabelled" else "infra_fault"
-            messages.append(message(OUTCOMES, episode.key, self._outcome(episode, verdict, reason)))
+        if not episode.turns:
+            raise InvalidRecord("not an Episode: it has no turns")
+        try:
+            route_of_key(episode.key)
+        except (InvalidRequest, ValueError) as error:
+            raise InvalidRecord(f"Episode {episode.key!r}, which is not a sample key") from error
+        return Opened(episode, episode.turns[0], episode.turns[0].open())
+
+    def handle(self, connection: Connection, items: Sequence[Opened]) -> list[Message]:
+        """See `Handler.handle`."""
+        scored = self._scored(connection, {item.episode.key for item in items})
+        messages, rows = [], []
+        for item in items:
+            episode = item.episode
+            if item.turn.task not in self._tasks:
+                outcome = self._outcome(episode, Verdict(None, "unscored", "infra"), f"no task {item.turn.task!r} here")
+                messages.append(message(OUTCOMES, episode.key, outcome))
+            elif (episode.key, episode.revision) not in scored:
+                scored.add((episode.key, episode.revision))
+                scores, verdict = self._score(item)
+                rows.append(self._row(episode, scores, verdict))
+                messages += self._sent(item, scores, verdict)
+        if insert_all_new(connection, score_table, rows) != len(rows):
+            raise StaleWrite("another worker scored some of these episodes first", table=score_table.name)
         return messages
 
     def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
@@ -59,17 +94,30 @@ class RewardsHandler:
         del connection, now, partitions
         return []
 
-    def _score(self, episode: Episode) -> tuple[list[Score], Verdict]:
-        turn = episode.turns[0]
-        task = self._tasks[turn.task]
-        body = turn.open()
-        answer = Answer(body.text, body.metadata)
-        checks = [grader.score(answer) for grader in self._graders[turn.task]]
-        signals = score_signals(task, episode.signals)
+    def _scored(self, connection: Connection, keys: set[str]) -> set[tuple[str, int]]:
+        if not keys:
+            return set()
+        statement = select(score_table.c.key, score_table.c.revision)
+        rows = connection.execute(statement.where(among(connection, score_table.c.key, keys)))
+        return {(row.key, row.revision) for row in rows}
+
+    def _score(self, item: Opened) -> tuple[list[Score], Verdict]:
+        task = self._tasks[item.turn.task]
+        answer = Answer(item.body.text, item.body.metadata)
+        checks = [grader.score(answer) for grader in self._graders[item.turn.task]]
+        signals = score_signals(task, item.episode.signals)
         return [*checks, *signals], combine(task, checks, signals)
 
-    def _experience(self, episode: Episode, scores: list[Score], verdict: Verdict) -> Experience:
-        turn = episode.turns[0]
+    def _sent(self, item: Opened, scores: list[Score], verdict: Verdict) -> list[Message]:
+        episode = item.episode
+        messages = [message(EXPERIENCES, episode.key, self._experience(item, scores, verdict))]
+        if verdict.reward is None and item.turn.purpose == "user":
+            reason = "silence" if verdict.status == "unlabelled" else "infra_fault"
+            messages.append(message(OUTCOMES, episode.key, self._outcome(episode, verdict, reason)))
+        return messages
+
+    def _experience(self, item: Opened, scores: list[Score], verdict: Verdict) -> Experience:
+        episode, turn, body = item
         task = self._tasks[turn.task]
         return Experience(
             key=episode.key,
@@ -80,7 +128,7 @@ class RewardsHandler:
             tenant=turn.tenant,
             purpose=turn.purpose,
             baseline_key=turn.task if task.baseline_key == "task" else f"{turn.task}/{turn.tenant}",
-            segments=(segment_of(turn),),
+            segments=(segment_of(turn, body),),
             scores=tuple(scores),
             reward=verdict.reward,
             status=verdict.status,
@@ -118,9 +166,8 @@ class RewardsHandler:
         }
 
 
-def segment_of(turn: Generation) -> Segment:
+def segment_of(turn: Generation, body: GenerationBody) -> Segment:
     """Prompt and completion of a turn as one run of tokens; only the completion is learned from."""
-    body = turn.open()
     num_prompt, num_completion = len(body.prompt_ids) // _INT32, len(body.completion_ids) // _INT32
     return Segment(
         token_ids=body.prompt_ids + body.completion_ids,

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+import structlog
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -94,8 +95,8 @@ def reply(content: object, status: int = 200, headers: dict[str, str] | None = N
 
 def reply_error(error: MillraceError) -> Response:
     """An expected failure, in OpenAI's shape; what can be tried again says when."""
-    headers = {"retry-after": "1"} if error.status > _SERVER_ERROR else None
-    return reply(error.as_openai(), error.status, headers)
+    headers = {"retry-after": "1"} if error.status > _SERVER_ERROR else {}
+    return reply(error.as_openai(), error.status, headers | dict(error.headers))
 
 
 def read_json(shape: type[ShapeType], body: bytes) -> ShapeType:
@@ -152,10 +153,13 @@ class KeyRing:
             return check_key(connection, authorization)
 
 
-async def _find_caller(request: Request) -> Caller:
+async def find_caller(request: Request) -> Caller:
+    """Who makes this request; see `KeyRing.caller`."""
     keys: KeyRing = request.app.state.keys
-    return await keys.caller(request.headers.get("authorization", ""))
+    caller = await keys.caller(request.headers.get("authorization", ""))
+    structlog.contextvars.bind_contextvars(key=caller.key_id, tenant=caller.tenant)
+    return caller
 
 
-AnyCaller = Annotated[Caller, Depends(_find_caller)]
+AnyCaller = Annotated[Caller, Depends(find_caller)]
 """The caller of a request, for services that keep their `KeyRing` in `state.keys`."""

@@ -15,10 +15,11 @@ from services.serving import make_web, run_services
 
 def create_app(settings: Settings) -> FastAPI:
     """All services of one home."""
+    passing = settings.passing()
     children = {
-        "/v1/feedback": create_feedback(settings),
-        "/v1/": create_inference(settings),
-        "/": create_dashboard(settings),
+        "/v1/feedback": create_feedback(settings, passing=passing),
+        "/v1/": create_inference(settings, passing=passing),
+        "/": create_dashboard(settings, passing=passing),
     }
     return make_web(settings, children, needs_engine=True)
 

@@ -1,4 +1,4 @@
-"""Where versions live. Flows in: manifests and payloads. Flows out: verified tensors. Waits for: the disk.
+"""Where versions live: the port, and a folder. In: manifests and payloads. Out: verified tensors. Waits for: the disk.
 
 <root>/<policy>/v000012/payload.bin     first
 <root>/<policy>/v000012/manifest.json   second; a version exists from the moment this name does
@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,16 +17,24 @@ from typing import Protocol
 import msgspec
 from blake3 import blake3
 
-from contracts.errors import Conflict, InvalidValue, NotFound, Unavailable, WeightsRefused
+from contracts.errors import Unavailable, WeightsRefused
+from contracts.settings import Settings
 from contracts.weights.codec import CODEC, check_payload, decode, encode
 from contracts.weights.files import make_folder_durably, sync_folder, write_durably
 from contracts.weights.format import Manifest, Tensors, parse_manifest, root_of
+from contracts.weights.layout import (
+    VERSION,
+    check_lineage,
+    check_place,
+    check_same,
+    no_payload,
+    no_version,
+    policy_folder,
+    version_folder,
+)
 
 MAX_CHAIN = 20
 """Versions from a full one to the last delta on it: what a new replica may have to decode."""
-
-_POLICY = re.compile(r"[a-z0-9][a-z0-9._-]*")
-_VERSION = re.compile(r"v(\d{6,})")
 
 
 class WeightStore(Protocol):
@@ -39,7 +46,7 @@ class WeightStore(Protocol):
         Raises:
             Conflict: the version exists with other weights or another parent.
             InvalidValue: a policy name that is none, or a parent that is not earlier.
-            Unavailable: the disk is full; the version stays invisible.
+            Unavailable: the disk is full or the store is away; the version stays invisible.
             WeightsRefused: the payload is not the one the manifest names.
         """
 
@@ -99,13 +106,12 @@ class FolderWeightStore(WeightStore):
     def publish(self, manifest: Manifest, payload: bytes) -> None:
         """See `WeightStore.publish`."""
         check_payload(manifest, payload)
-        if manifest.parent is not None and manifest.parent >= manifest.version:
-            raise InvalidValue(f"version {manifest.version} cannot descend from {manifest.parent}", param="parent")
+        check_lineage(manifest)
         folder = self._folder(manifest.policy, manifest.version)
         with self._turn(manifest.policy):
             make_folder_durably(folder)
             if (folder / "manifest.json").exists():
-                _check_same(self.manifest(manifest.policy, manifest.version), manifest)
+                check_same(self.manifest(manifest.policy, manifest.version), manifest)
                 # A publisher killed right after its rename has not made the name durable.
                 sync_folder(folder)
                 return
@@ -120,19 +126,10 @@ class FolderWeightStore(WeightStore):
     def manifest(self, policy: str, version: int) -> Manifest:
         """See `WeightStore.manifest`."""
         try:
-            manifest = parse_manifest((self._folder(policy, version) / "manifest.json").read_bytes())
+            text = (self._folder(policy, version) / "manifest.json").read_bytes()
         except FileNotFoundError as error:
-            raise NotFound(
-                f"policy {policy!r} has no version {version}; it has {self.versions(policy) or 'none'}",
-                policy=policy,
-                version=version,
-            ) from error
-        if (manifest.policy, manifest.version) != (policy, version):
-            raise WeightsRefused(
-                "corrupt_manifest",
-                f"the folder of {policy!r} version {version} holds {manifest.policy!r} version {manifest.version}",
-            )
-        return manifest
+            raise no_version(policy, version, self.versions(policy)) from error
+        return check_place(policy, version, parse_manifest(text))
 
     def payload(self, policy: str, version: int) -> bytes:
         """See `WeightStore.payload`."""
@@ -140,26 +137,19 @@ class FolderWeightStore(WeightStore):
         try:
             return (self._folder(policy, version) / "payload.bin").read_bytes()
         except FileNotFoundError as error:
-            raise NotFound(f"the payload of policy {policy!r} version {version} was removed from the store") from error
+            raise no_payload(policy, version) from error
 
     def versions(self, policy: str) -> list[int]:
         """See `WeightStore.versions`."""
         manifests = self._policy_folder(policy).glob("v*/manifest.json")
-        names = (_VERSION.fullmatch(path.parent.name) for path in manifests)
+        names = (VERSION.fullmatch(path.parent.name) for path in manifests)
         return sorted(int(name[1]) for name in names if name)
 
     def _policy_folder(self, policy: str) -> Path:
-        if not _POLICY.fullmatch(policy):
-            raise InvalidValue(
-                f"{policy!r} cannot name a policy: use a-z, 0-9, '.', '_', '-', beginning with a letter or digit",
-                param="policy",
-            )
-        return self._root / policy
+        return self._root / policy_folder(policy)
 
     def _folder(self, policy: str, version: int) -> Path:
-        if version < 0:
-            raise InvalidValue(f"versions count from 0, not {version}", param="version")
-        return self._policy_folder(policy) / f"v{version:06d}"
+        return self._root / version_folder(policy, version)
 
     @contextmanager
     def _turn(self, policy: str) -> Iterator[None]:
@@ -232,11 +222,14 @@ def _base_root(store: WeightStore, policy: str, parent: int | None, base: Tensor
     return root if len(manifests) < MAX_CHAIN else None
 
 
-def _check_same(stored: Manifest, offered: Manifest) -> None:
-    """A trainer that restarts publishes again: the bits and the parent must agree, times and counts may not."""
-    if (stored.target_root, stored.parent) != (offered.target_root, offered.parent):
-        raise Conflict(
-            f"policy {offered.policy!r} version {offered.version} is published with other weights: use the next number",
-            stored_root=stored.target_root,
-            offered_root=offered.target_root,
-        )
+def open_weight_store(settings: Settings) -> WeightStore:
+    """The store of a home: a bucket if `weights_url` names one, else a folder. Nothing is asked yet.
+
+    Raises:
+        InvalidSettings: `weights_url` or an AWS_* variable cannot be used.
+    """
+    if settings.weights_url is None:
+        return FolderWeightStore(settings.weights)
+    from contracts.weights.object_store import open_objects  # noqa: PLC0415 embedded need not load the client
+
+    return open_objects(settings.weights_url)

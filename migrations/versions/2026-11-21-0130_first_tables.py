@@ -93,6 +93,7 @@ def upgrade() -> None:
         sa.Column("state_version", sa.Integer(), nullable=True),
         sa.Column("record", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("completion_id", "choice", name=op.f("pk_generation")),
+        postgresql_partition_by="RANGE (completion_id)",
     )
     op.create_index("ix_generation_closes_at", "generation", ["closes_at"], unique=False)
     op.create_index("ix_generation_created_at", "generation", ["created_at"], unique=False)
@@ -126,6 +127,7 @@ def upgrade() -> None:
         sa.Column("writer", sa.String(length=16), nullable=False),
         sa.Column("at", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("key", "revision", "epoch", "state", name=op.f("pk_outcome")),
+        postgresql_partition_by="RANGE (key)",
     )
     op.create_index("ix_outcome_epoch", "outcome", ["epoch"], unique=False)
     op.create_table(
@@ -163,6 +165,7 @@ def upgrade() -> None:
         sa.Column("components", sa.JSON(), nullable=False),
         sa.Column("at", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("key", "revision", name=op.f("pk_score")),
+        postgresql_partition_by="RANGE (key)",
     )
     op.create_index("ix_score_at", "score", ["at"], unique=False)
     op.create_table(
@@ -184,6 +187,7 @@ def upgrade() -> None:
         sa.Column("revision", sa.Integer(), nullable=True),
         sa.Column("record", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("completion_id", "tenant", "id", name=op.f("pk_signal")),
+        postgresql_partition_by="RANGE (completion_id)",
     )
     op.create_index("ix_signal_received_at", "signal", ["received_at"], unique=False)
     op.create_index("ix_signal_state", "signal", ["state"], unique=False)
@@ -226,6 +230,11 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("policy", "version", name=op.f("pk_verdict")),
     )
     # ### end Alembic commands ###
+
+    if op.get_bind().dialect.name == "postgresql":
+        # Their days are made by contracts/partitions.py, ahead of time.
+        for table in ("generation", "signal", "outcome", "score"):
+            op.execute(f'CREATE TABLE "{table}_default" PARTITION OF "{table}" DEFAULT')
 
 
 def downgrade() -> None:

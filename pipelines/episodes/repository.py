@@ -1,184 +1,175 @@
-"""SQL of the join and of the ledger."""
+"""SQL of the join and of the ledger: a batch is read in three statements and written in at most five.
+
+What is read stays locked until the transaction ends, always in the order of its keys, so that two replicas never wait for
+each other in a circle. A row that somebody else added meanwhile makes the whole batch stale: it is read again.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, select, update
+from sqlalchemy import Connection, Row, Table, select
 
-from contracts.database import insert_new
-from contracts.ledger import PENDING
+from contracts.batches import among, insert_all_new, update_all
+from contracts.errors import StaleWrite
 from contracts.records import Generation, Outcome, Signal, decode, encode
 from contracts.tables import generation as generations
 from contracts.tables import outcome as outcomes
 from contracts.tables import signal as signals
 from pipelines.episodes.join import Standing
-
-Key = tuple[str, int]
-
-
-class Joined(NamedTuple):
-    """A generation as the join holds it. `closes_at` is None once its window closed."""
-
-    record: Generation
-    closes_at: float | None
-    revision: int
+from pipelines.episodes.samples import HeldGeneration, HeldSignal, Key, Samples
 
 
-def add_generation(
-    connection: Connection, record: Generation, partition: int, now: float, closes_at: float | None
-) -> bool:
-    """False if it was there already."""
-    return insert_new(
-        connection,
-        generations,
-        {
-            "completion_id": record.completion_id,
-            "choice": record.choice,
-            "partition": partition,
-            "policy": record.policy,
-            "task": record.task,
-            "purpose": record.purpose,
-            "arm": record.arm,
-            "version": record.spans[0].version if record.spans else -1,
-            "created_at": record.created_at,
-            "joined_at": now,
-            "closes_at": closes_at,
-            "revision": 0,
-            "state": PENDING,
-            "state_reason": "",
-            "state_writer": "episodes",
-            "state_epoch": 0,
-            "state_revision": 0,
-            "record": encode(record),
-        },
-    )
+def load(
+    connection: Connection, completion_ids: Collection[str], sample_keys: Collection[str], judged: Collection[str]
+) -> Samples:
+    """Read what a batch is about.
 
-
-def find_generation(connection: Connection, key: Key) -> Joined | None:
-    """The generation of a sample key, if it arrived; held until the transaction ends, so that no replica changes it."""
-    row = connection.execute(select(generations).where(*_is(key)).with_for_update()).one_or_none()
-    return Joined(decode(Generation, row.record), row.closes_at, row.revision) if row else None
+    Args:
+        connection: of the transaction that will save them.
+        completion_ids: of every record.
+        sample_keys: of the outcomes.
+        judged: completions whose signals matter.
+    """
+    samples = Samples()
+    if completion_ids:
+        for row in _generations(connection, completion_ids):
+            samples.generations[row.completion_id, row.choice] = _held(row)
+    if judged:
+        samples.hold(_signals(connection, judged))
+    if sample_keys:
+        statement = select(outcomes.c.key, outcomes.c.revision, outcomes.c.epoch, outcomes.c.state)
+        rows = connection.execute(statement.where(among(connection, outcomes.c.key, sample_keys)))
+        samples.outcomes = {(row.key, row.revision, row.epoch, row.state) for row in rows}
+    return samples
 
 
 def due(connection: Connection, now: float, partitions: frozenset[int], limit: int) -> list[Key]:
-    """Generations of these partitions whose window has passed."""
+    """Generations of these partitions whose window has passed; not those that another replica holds just now."""
     statement = (
         select(generations.c.completion_id, generations.c.choice)
         .where(generations.c.closes_at <= now, generations.c.partition.in_(partitions))
         .order_by(generations.c.closes_at)
         .limit(limit)
+        .with_for_update(skip_locked=True)
     )
     return [(row.completion_id, row.choice) for row in connection.execute(statement)]
 
 
-def close_window(connection: Connection, key: Key) -> None:
-    """The window has passed; later signals are late."""
-    connection.execute(update(generations).where(*_is(key)).values(closes_at=None))
+def save(connection: Connection, samples: Samples) -> None:
+    """Write what is new and what changed.
+
+    Raises:
+        StaleWrite: another worker added one of the new rows first.
+    """
+    held, heard = samples.generations.values(), samples.signals.values()
+    _insert(connection, generations, [_first_row(item) for item in held if item.is_new])
+    _insert(connection, signals, [_signal_row(item) for item in heard if item.is_new])
+    _insert(connection, outcomes, [_outcome_row(item) for item in samples.new_outcomes])
+    changed = [item for item in held if item.is_changed and not item.is_new]
+    update_all(connection, generations, [_key_row(item) | _standing_row(item) for item in changed])
+    spoken = [item for item in heard if item.is_changed and not item.is_new]
+    update_all(connection, signals, [_name_row(item) | _state_row(item) for item in spoken])
 
 
-def next_revision(connection: Connection, key: Key) -> int:
-    """Raise the revision; what was said about an older one is open again, unless the trainer said it."""
-    statement = update(generations).where(*_is(key))
-    connection.execute(statement.values(revision=generations.c.revision + 1))
-    reopened: dict[str, Any] = {"state": PENDING, "state_reason": ""}
-    connection.execute(statement.where(generations.c.state_writer != "training").values(**reopened))
-    return int(connection.execute(select(generations.c.revision).where(*_is(key))).scalar_one())
+def _generations(connection: Connection, completion_ids: Collection[str]) -> Sequence[Row[Any]]:
+    wanted = among(connection, generations.c.completion_id, completion_ids)
+    statement = select(generations).where(wanted).order_by(generations.c.completion_id, generations.c.choice)
+    return connection.execute(statement.with_for_update()).all()
 
 
-def add_signal(connection: Connection, record: Signal, state: str, reason: str = "") -> bool:
-    """False if its id was there already."""
-    return insert_new(
-        connection,
-        signals,
-        {
-            "completion_id": record.completion_id,
-            "tenant": record.tenant,
-            "id": record.id,
-            "choice": record.choice,
-            "name": record.name,
-            "submitter": record.submitter.id,
-            "at": record.at,
-            "received_at": record.received_at,
-            "state": state,
-            "reason": reason,
-            "record": encode(record),
-        },
+def _signals(connection: Connection, completion_ids: Collection[str]) -> Iterator[HeldSignal]:
+    columns = (signals.c.record, signals.c.state, signals.c.reason, signals.c.revision)
+    wanted = among(connection, signals.c.completion_id, completion_ids)
+    for record, state, reason, revision in connection.execute(select(*columns).where(wanted)):
+        yield HeldSignal(decode(Signal, record), state, reason, revision, is_new=False)
+
+
+def _insert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
+    if insert_all_new(connection, table, rows) != len(rows):
+        raise StaleWrite(f"another worker wrote rows of {table.name} first", table=table.name)
+
+
+def _held(row: Row[Any]) -> HeldGeneration:
+    return HeldGeneration(
+        record=decode(Generation, row.record),
+        partition=row.partition,
+        joined_at=row.joined_at,
+        closes_at=row.closes_at,
+        revision=row.revision,
+        state=row.state,
+        state_reason=row.state_reason,
+        standing=Standing(row.state_writer, row.state_epoch, row.state_revision),
+        state_version=row.state_version,
+        is_new=False,
     )
 
 
-def set_signal_state(connection: Connection, record: Signal, state: str, reason: str = "") -> str | None:
-    """Returns the state it had; None if there is no such signal."""
-    before = connection.execute(select(signals.c.state).where(*_names(record))).scalar_one_or_none()
-    if before is not None and before != state:
-        connection.execute(update(signals).where(*_names(record)).values(state=state, reason=reason))
-    return before
+def _first_row(held: HeldGeneration) -> dict[str, Any]:
+    record = held.record
+    return {
+        **_key_row(held),
+        **_standing_row(held),
+        "partition": held.partition,
+        "policy": record.policy,
+        "task": record.task,
+        "purpose": record.purpose,
+        "arm": record.arm,
+        "version": record.spans[0].version if record.spans else -1,
+        "created_at": record.created_at,
+        "joined_at": held.joined_at,
+        "record": encode(record),
+    }
 
 
-def signals_of(connection: Connection, key: Key, *states: str) -> list[Signal]:
-    """The signals of a sample in the given states, oldest first."""
-    statement = (
-        select(signals.c.record)
-        .where(signals.c.completion_id == key[0], signals.c.choice == key[1], signals.c.state.in_(states))
-        .order_by(signals.c.at, signals.c.id)
-    )
-    return [decode(Signal, row.record) for row in connection.execute(statement)]
+def _key_row(held: HeldGeneration) -> dict[str, Any]:
+    return {"completion_id": held.record.completion_id, "choice": held.record.choice}
 
 
-def set_signal_revision(connection: Connection, held: list[Signal], revision: int) -> None:
-    """Remember the first revision that holds each signal."""
-    for record in held:
-        statement = update(signals).where(*_names(record), signals.c.revision.is_(None))
-        connection.execute(statement.values(revision=revision))
+def _standing_row(held: HeldGeneration) -> dict[str, Any]:
+    return {
+        "closes_at": held.closes_at,
+        "revision": held.revision,
+        "state": held.state,
+        "state_reason": held.state_reason,
+        "state_writer": held.standing.writer,
+        "state_epoch": held.standing.epoch,
+        "state_revision": held.standing.revision,
+        "state_version": held.state_version,
+    }
 
 
-def add_outcome(connection: Connection, record: Outcome) -> bool:
-    """False if this (key, revision, epoch, state) was there already."""
-    return insert_new(
-        connection,
-        outcomes,
-        {
-            "key": record.key,
-            "revision": record.revision,
-            "epoch": record.epoch,
-            "state": record.state,
-            "reason": record.reason,
-            "version": record.version,
-            "writer": record.writer,
-            "at": record.at,
-        },
-    )
+def _signal_row(held: HeldSignal) -> dict[str, Any]:
+    record = held.record
+    return {
+        **_name_row(held),
+        **_state_row(held),
+        "choice": record.choice,
+        "name": record.name,
+        "submitter": record.submitter.id,
+        "at": record.at,
+        "received_at": record.received_at,
+        "record": encode(record),
+    }
 
 
-def find_standing(connection: Connection, key: Key) -> tuple[Standing, int] | None:
-    """What the ledger says of a generation, and its newest revision."""
-    row = connection.execute(select(generations).where(*_is(key))).one_or_none()
-    return (Standing(row.state_writer, row.state_epoch, row.state_revision), row.revision) if row else None
+def _name_row(held: HeldSignal) -> dict[str, Any]:
+    return {"completion_id": held.record.completion_id, "tenant": held.record.tenant, "id": held.record.id}
 
 
-def set_standing(connection: Connection, key: Key, record: Outcome) -> None:
-    """Make an outcome the state of its generation."""
-    connection.execute(
-        update(generations)
-        .where(*_is(key))
-        .values(
-            state=record.state,
-            state_reason=record.reason,
-            state_writer=record.writer,
-            state_epoch=record.epoch,
-            state_revision=record.revision,
-            state_version=record.version,
-        )
-    )
+def _state_row(held: HeldSignal) -> dict[str, Any]:
+    return {"state": held.state, "reason": held.reason, "revision": held.revision}
 
 
-def _is(key: Key) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    return generations.c.completion_id == key[0], generations.c.choice == key[1]
-
-
-def _names(record: Signal) -> tuple[ColumnElement[bool], ColumnElement[bool], ColumnElement[bool]]:
-    return (
-        signals.c.completion_id == record.completion_id,
-        signals.c.tenant == record.tenant,
-        signals.c.id == record.id,
-    )
+def _outcome_row(record: Outcome) -> dict[str, Any]:
+    return {
+        "key": record.key,
+        "revision": record.revision,
+        "epoch": record.epoch,
+        "state": record.state,
+        "reason": record.reason,
+        "version": record.version,
+        "writer": record.writer,
+        "at": record.at,
+    }

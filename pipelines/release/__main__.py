@@ -31,4 +31,6 @@ def main(home: Path, stop: threading.Event) -> None:
             max_tokens=own.max_tokens,
             patience_seconds=own.patience_seconds,
         )
-        Releaser(settings.database(), runner, sentinels, policy=settings.policy, settings=own).run(stop)
+        bell = settings.passing().bell
+        Releaser(settings.database(), runner, sentinels, policy=settings.policy, settings=own, bell=bell).run(stop)
+        bell.close()

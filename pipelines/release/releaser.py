@@ -11,9 +11,12 @@ import threading
 import structlog
 
 from contracts import assignments
-from contracts.assignments import CANDIDATE, LIVE, Assignment
+from contracts.assignments import CANDIDATE, LIVE, MOVED, Assignment
 from contracts.database import Database
 from contracts.errors import StaleWrite, Unavailable, VersionNotResident
+from contracts.metrics import LIVE_VERSION, VERDICTS
+from contracts.operations import step_done
+from contracts.passing import Bell
 from pipelines.release import repository
 from pipelines.release.rules import Decision, Sentinels, judge
 from pipelines.release.sentinels import SentinelFile, SentinelRunner
@@ -35,12 +38,14 @@ class Releaser:
         *,
         policy: str,
         settings: ReleaseSettings,
+        bell: Bell,
     ) -> None:
         self._database = database
         self._runner = runner
         self._sentinels = sentinels
         self._policy = policy
         self._settings = settings
+        self._bell = bell
 
     def run(self, stop: threading.Event) -> None:
         """Judge until `stop` is set."""
@@ -50,6 +55,7 @@ class Releaser:
             except (StaleWrite, Unavailable) as error:
                 # Nothing was stored: the candidate changed or could not answer. Look again.
                 log.warning("not judged", reason=error.message)
+            step_done()
             stop.wait(_LOOK_SECONDS)
 
     def look(self, stop: threading.Event) -> bool:
@@ -59,6 +65,8 @@ class Releaser:
             known = repository.verdicts(connection, self._policy, self._sentinels.hash)
         judged = {verdict.version for verdict in known}
         live, candidate = arms.get(LIVE), arms.get(CANDIDATE)
+        if live is not None and live.version is not None:
+            LIVE_VERSION.set(live.version)
         if live is not None and live.version is not None and live.version not in judged:
             # The first live version is nobody's candidate: its accuracy is what later ones are compared with.
             self._judge(live._replace(version=None), live.version, None, stop)
@@ -87,4 +95,6 @@ class Releaser:
                 sentinels_hash=self._sentinels.hash,
                 refusals_before_rollback=self._settings.refusals_before_rollback,
             )
+        self._bell.ring(MOVED)
+        VERDICTS.labels(str(decision.accepted).lower()).inc()
         log.info("judged", version=version, accepted=decision.accepted, reason=decision.reason)

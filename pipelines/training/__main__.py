@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from contracts.settings import load_section, load_settings
-from contracts.weights.store import FolderWeightStore
+from contracts.weights.store import open_weight_store
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import BASE_VERSION
@@ -25,7 +25,7 @@ def main(home: Path, stop: threading.Event) -> None:
     settings = load_settings(home)
     training = load_section(home, "training", TrainingSettings)
     torch.set_num_threads(training.num_threads)
-    store = FolderWeightStore(settings.weights)
+    store = open_weight_store(settings)
     model = load_model(settings.base, device=settings.device, dtype=torch.float32)
     # The base policy is its published bits too, also where its files hold more precision.
     copy_tensors(model, store.load(settings.policy, BASE_VERSION))

@@ -1,18 +1,19 @@
 """Versions: bytes first, pointer second.
 
 In: the bits of a version whose checkpoint is durable. Out: the same in the weight store, as a delta of its parent, then the
-arm `candidate` by compare-and-set. Waits: for nothing; an arm that somebody else moved is tried again next turn.
+arm `candidate` by compare-and-set. Waits: for nothing; an arm that somebody else moved is tried again next turn, and a
+store that is away or refuses later and ever less often: until then the version is held here and nobody is offered it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
 from contracts import assignments
-from contracts.assignments import CANDIDATE, Assignment
-from contracts.errors import StaleWrite
+from contracts.assignments import CANDIDATE, MOVED, Assignment
+from contracts.errors import InvalidSettings, StaleWrite, Unavailable
 from contracts.weights.store import publish_version
 from pipelines.training import repository
 from pipelines.training.state import BASE_VERSION, TrainerState
@@ -24,8 +25,21 @@ if TYPE_CHECKING:
     from contracts.weights.store import WeightStore
 
 VERSIONS_HELD = 2
+FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 5.0, 120.0
 
 log = structlog.get_logger()
+
+
+class Unsent(NamedTuple):
+    """A version that the store does not have yet, as it was when it was cut."""
+
+    version: int
+    parent: int
+    target: Tensors
+    step: int
+    epoch: int
+    num_samples: int
+    cut_at: float
 
 
 class Publisher:
@@ -35,7 +49,15 @@ class Publisher:
         self._settings = settings
         self._database = database
         self._store = store
+        self._bell = settings.passing().bell
+        self._unsent: Unsent | None = None
+        self._num_failures, self._retry_at = 0, 0.0
         self.held: dict[int, Tensors] = {BASE_VERSION: base}
+
+    @property
+    def is_behind(self) -> bool:
+        """True while the newest version is not in the store: no checkpoint may replace the one that holds its bits."""
+        return self._unsent is not None
 
     def versions(self) -> list[int]:
         """What the store has."""
@@ -56,9 +78,43 @@ class Publisher:
             found.append(parent)
         return found
 
-    def publish(self, state: TrainerState, target: Tensors, now: float) -> None:
-        """Make the newest version of the lineage durable; again with the same bits is a no-op."""
+    def is_stored(self, version: int) -> bool:
+        """False also if the store cannot be asked: sending what it has changes nothing."""
+        try:
+            return version in self.versions()
+        except (Unavailable, InvalidSettings):
+            return False
+
+    def cut(self, state: TrainerState, target: Tensors, now: float) -> None:
+        """Take the newest version of the lineage; `send` makes it durable."""
         version, parent = state.lineage[0], state.lineage[1]
+        num_samples = sum(fate.version == version for fate in state.fates.values())
+        self._unsent = Unsent(version, parent, target, state.step, state.epoch, num_samples, now)
+        self._num_failures, self._retry_at = 0, now
+
+    def send(self, now: float) -> bool:
+        """Store the version that was cut, again with the same bits is a no-op; False if it is not time, or in vain."""
+        unsent = self._unsent
+        if unsent is None:
+            return True
+        if now < self._retry_at:
+            return False
+        try:
+            self._store_version(unsent)
+        except (Unavailable, InvalidSettings) as error:
+            wait = min(FIRST_RETRY_SECONDS * 2.0**self._num_failures, LAST_RETRY_SECONDS)
+            self._num_failures, self._retry_at = self._num_failures + 1, now + wait
+            log.warning("version not published yet", version=unsent.version, reason=error.message, retry_seconds=wait)
+            return False
+        self._unsent = None
+        return True
+
+    def forget_unsent(self) -> None:
+        """What was cut is not wanted any more."""
+        self._unsent = None
+
+    def _store_version(self, unsent: Unsent) -> None:
+        version, parent = unsent.version, unsent.parent
         if parent not in self.held:
             self.held[parent] = self.load(parent)
         manifest = publish_version(
@@ -68,13 +124,13 @@ class Publisher:
             version=version,
             parent=parent,
             base=self.held[parent],
-            target=target,
-            step=state.step,
-            epoch=state.epoch,
-            num_samples=sum(fate.version == version for fate in state.fates.values()),
-            created_at=now,
+            target=unsent.target,
+            step=unsent.step,
+            epoch=unsent.epoch,
+            num_samples=unsent.num_samples,
+            created_at=unsent.cut_at,
         )
-        self.held[version] = target
+        self.held[version] = unsent.target
         for old in sorted(self.held)[:-VERSIONS_HELD]:
             del self.held[old]
         log.info(
@@ -109,4 +165,5 @@ class Publisher:
         except StaleWrite as error:
             log.warning("candidate not assigned yet", version=version, reason=error.message)
             return False
+        self._bell.ring(MOVED)
         return True

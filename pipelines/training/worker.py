@@ -21,6 +21,8 @@ from contracts.assignments import CANDIDATE, TRAINING, Assignment
 from contracts.dead_letters import bury
 from contracts.errors import InvalidRecord, NewerSchema, NotFound, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
+from contracts.metrics import PUBLISHED_VERSION, TRAINING_FIGURE, TRAINING_SAMPLES, TRAINING_STEPS
+from contracts.operations import step_done
 from contracts.outbox import message
 from contracts.records import Experience, Outcome, decode
 from contracts.topics import EXPERIENCES, OUTCOMES
@@ -91,7 +93,8 @@ class Trainer:
         """Learn until `stop` is set."""
         while not stop.is_set():
             self.turn(TICK_SECONDS)
-        if self._dirty:
+            step_done()
+        if self._dirty and not self._publisher.is_behind:
             self._checkpoint(None)
         self._consumer.close()
 
@@ -104,12 +107,15 @@ class Trainer:
         if self._is_ready():
             self._learn()
         candidate = arms.get(CANDIDATE)
-        free = candidate is None or candidate.version is None
+        # A version that the store lacks is offered to nobody, and the checkpoint that holds its bits stays the newest: a
+        # crash returns to it, and sends them then.
+        stored = self._send_bytes()
+        free = stored and (candidate is None or candidate.version is None)
         if free and self._is_publish_due() and self._publisher.is_offered(self.state.version):
             self._publish()
-        elif self._dirty and self._clock() - self._saved_at >= self._training.checkpoint_seconds:
+        elif stored and self._dirty and self._clock() - self._saved_at >= self._training.checkpoint_seconds:
             self._checkpoint(None)
-        if free and not self._publisher.is_offered(self.state.version):
+        if free and not self._publisher.is_behind and not self._publisher.is_offered(self.state.version):
             self._publisher.offer(self.state.version, candidate, f"{self.state.step} steps")
             self._fault("training: candidate assigned")
 
@@ -137,7 +143,7 @@ class Trainer:
         self._untold = set(self.state.fates)
         self._tell([epoch_started(self.state.epoch, self._clock())])
         self._tell_fates()
-        if version is not None and version not in self._publisher.versions():
+        if version not in {None, BASE_VERSION} and not self._publisher.is_stored(self.state.version):
             self._publish_bytes()
         log.info("epoch started", epoch=self.state.epoch, version=self.state.version, samples=len(self.state.fates))
 
@@ -153,6 +159,7 @@ class Trainer:
         except (WeightsRefused, NotFound) as error:
             log.error("rollback refused", version=arm.version, reason=error.message)  # noqa: TRY400 no fault of ours
             return
+        self._publisher.forget_unsent()
         roll_back(self.state, target, self._clock())
         self._begin_epoch(arm.version)
 
@@ -197,6 +204,7 @@ class Trainer:
 
     def _decide(self, experience: Experience, fate: Fate) -> None:
         self.state.fates[experience.key] = fate
+        TRAINING_SAMPLES.labels(fate.state).inc()
         self._intake.remove(experience.key)
         self._untold.add(experience.key)
 
@@ -255,6 +263,10 @@ class Trainer:
         figures = {name: _or_null(value) for name, value in figures.items()}
         with self._database.transaction() as connection:
             repository.record_step(connection, epoch, step, now, figures)
+        TRAINING_STEPS.inc()
+        for name, value in figures.items():
+            if isinstance(value, int | float):
+                TRAINING_FIGURE.labels(name).set(value)
         log.info("step", epoch=epoch, step=step, **figures)
 
     def _checkpoint(self, version: int | None) -> None:
@@ -289,8 +301,18 @@ class Trainer:
         self._publish_bytes()
 
     def _publish_bytes(self) -> None:
-        self._publisher.publish(self.state, self._learner.tensors(), self._clock())
+        self._publisher.cut(self.state, self._learner.tensors(), self._clock())
+        self._send_bytes()
+
+    def _send_bytes(self) -> bool:
+        """True if the store has every version that was cut."""
+        if not self._publisher.is_behind:
+            return True
+        if not self._publisher.send(self._clock()):
+            return False
+        PUBLISHED_VERSION.set(self.state.version)
         self._fault("training: bytes published")
+        return True
 
     def _arms(self) -> dict[str, Assignment]:
         with self._database.snapshot() as connection:

@@ -1,6 +1,6 @@
-"""The process's web application: the page, its data and its one button.
+"""The process's web application: the pages, their data and what an operator decides.
 
-In: requests of signed-in browsers. Out: the page; a move of the assignments. Waits for: see `watcher`.
+In: requests of signed-in browsers. Out: pages; moves of the assignments. Waits for: see `watcher`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from fastapi.staticfiles import StaticFiles
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from contracts.assignments import MOVED
+from contracts.passing import Passing
 from contracts.settings import Settings
-from contracts.weights.store import FolderWeightStore
+from contracts.weights.store import open_weight_store
+from services.dashboard.generations.tokens import TokenTexts
 from services.dashboard.routes import router
 from services.dashboard.sessions import Sessions
 from services.dashboard.watcher import Reader, Watcher
@@ -36,24 +39,31 @@ HEADERS = {
 }
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """The dashboard of one home, to be served at the root."""
+def create_app(settings: Settings, *, passing: Passing | None = None) -> FastAPI:
+    """The dashboard of one home, to be served at the root; `passing` replaces the home's own."""
+    passing = passing or settings.passing()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         database, event_log = settings.database(), settings.event_log()
-        reader = Reader(settings, database, event_log, FolderWeightStore(settings.weights))
+        app.state.store = store = open_weight_store(settings)
+        reader = Reader(settings, database, event_log, store)
         app.state.database = database
+        app.state.sessions = Sessions(database)
         app.state.watcher = watcher = Watcher(reader.read)
+        loop = asyncio.get_running_loop()
+        passing.bell.listen(MOVED, lambda: loop.call_soon_threadsafe(watcher.wake))
         with _told_to_stop(watcher.stop):
             yield
+        await passing.aclose()
         watcher.close()
         event_log.close()
         database.close()
 
     app = make_service("Millrace dashboard", lifespan)
     app.state.settings = settings
-    app.state.sessions = Sessions()
+    app.state.bell = passing.bell
+    app.state.token_texts = TokenTexts(settings.base)
     app.include_router(router)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
     app.add_middleware(SafeHeaders)

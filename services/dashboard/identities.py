@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from contracts.ledger import PENDING, Counts
-from services.dashboard.queries import Standing
+from contracts.topics import GENERATIONS, SIGNALS
+from services.dashboard.queries import Standing, Totals
+from services.dashboard.traffic import Traffic
 
 GENERATION_STATES = (
     "trained", PENDING, "unlabelled", "filtered", "unscored", "stale", "off_support", "quarantined", "cancelled",
@@ -32,6 +35,40 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     counts: list[int]
     problems: list[str]
     versions: list[VersionCounts] = []
+
+
+class Identities(NamedTuple):
+    """Both."""
+
+    generations: Identity
+    signals: Identity
+
+
+def identities(totals: Totals, traffic: Mapping[str, Traffic]) -> Identities:
+    """Both identities from one count of the tables and a later look at the log.
+
+    What the log got after the count is unread by the count's positions, so that nothing seems lost between the two.
+    """
+    counts = effective_counts(totals.standings, totals.training_epoch)
+    handled = {topic: _handled(totals, topic) for topic in (GENERATIONS, SIGNALS)}
+    unread = {topic: max(0, traffic[topic].num_appended - handled[topic]) for topic in handled}
+    return Identities(
+        generation_identity(
+            counts,
+            num_handled=handled[GENERATIONS],
+            num_dead=totals.dead_letters.get(("episodes", GENERATIONS), 0),
+            num_unread=unread[GENERATIONS],
+        ),
+        signal_identity(
+            totals.signals,
+            num_unjoined=totals.num_unjoined,
+            num_under_way=unread[SIGNALS] + totals.outboxes.get("feedback", 0),
+        ),
+    )
+
+
+def _handled(totals: Totals, topic: str) -> int:
+    return sum(offset for (group, name, _), offset in totals.positions.items() if (group, name) == ("episodes", topic))
 
 
 def effective_counts(standings: Iterable[Standing], training_epoch: int) -> dict[int, dict[str, int]]:

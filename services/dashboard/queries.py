@@ -1,10 +1,13 @@
-"""Everything the page asks of the database, in one snapshot. Every list has a limit, every count an index."""
+"""What the pages that follow the loop ask of the database. Every list has a limit, every count an index.
+
+`read_snapshot` is cheap and read every second; `read_totals` counts whole tables, and is read as often as that costs.
+"""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Row, Table, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Table, desc, func, select
 
 from contracts import assignments, ledger, rollback
 from contracts.tables import (
@@ -25,6 +28,7 @@ MAX_SCORES = 5000
 MAX_STEPS = 300
 MAX_VERSIONS = 60
 MAX_CHANGES = 200
+MAX_DEAD_LETTERS = 100
 
 Rows = list[Row[Any]]
 
@@ -47,12 +51,9 @@ class Score(NamedTuple):
     reward: float | None
 
 
-class Snapshot(NamedTuple):
-    """The database at one moment. Each list has the columns its query names, in the order its comment gives."""
+class Totals(NamedTuple):
+    """Whole tables, counted at one moment: the identities are made of these."""
 
-    arms: dict[str, assignments.Assignment]
-    rollback_to: int | None
-    live_history: list[int | None]
     standings: list[Standing]
     training_epoch: int
     signals: ledger.Counts
@@ -64,6 +65,20 @@ class Snapshot(NamedTuple):
     """(consumer group, topic) to how many."""
     outboxes: dict[str, int]
     """Process to how many messages wait for the log."""
+
+
+class Snapshot(NamedTuple):
+    """The database at one moment. Each list has the columns its query names, in the order its comment gives."""
+
+    arms: dict[str, assignments.Assignment]
+    rollback_to: int | None
+    live_history: list[int | None]
+    positions: dict[tuple[str, str, int], int]
+    """(consumer group, topic, partition) to the next offset."""
+    dead_letters: Rows
+    """consumer_group, topic, partition, offset, reason, num_bytes, at; newest first."""
+    outboxes: dict[str, int]
+    """Process to how many messages wait for the log."""
     scores: list[Score]
     """Of users' answers; newest first."""
     steps: Rows
@@ -71,21 +86,17 @@ class Snapshot(NamedTuple):
     verdicts: Rows
     """version, accepted, accuracy, best_accuracy, reason, at; newest first."""
     changes: Rows
-    """arm, version, writer, reason, at; newest first."""
+    """arm, version, share, writer, reason, at; newest first."""
     swaps: Rows
     """arm, version, at, pause_seconds, gap_seconds; newest first."""
 
 
 def read_snapshot(connection: Connection, policy: str) -> Snapshot:
-    """Everything the page shows of a policy, except what the log and the weight store know."""
+    """What the pages show of a policy, except totals and what the log and the weight store know."""
     return Snapshot(
         arms=assignments.read(connection, policy),
         rollback_to=rollback.read_target(connection, policy),
         live_history=rollback.read_live_history(connection, policy),
-        standings=_standings(connection),
-        training_epoch=connection.execute(select(ledger.training_epoch())).scalar_one(),
-        signals=ledger.signal_counts(connection),
-        num_unjoined=_num_rows(connection, received_signal) - _num_rows(connection, signal),
         positions=_positions(connection),
         dead_letters=_dead_letters(connection),
         outboxes=_counts(connection, outbox.c.process),
@@ -94,6 +105,19 @@ def read_snapshot(connection: Connection, policy: str) -> Snapshot:
         verdicts=_verdicts(connection, policy),
         changes=_changes(connection, policy),
         swaps=_swaps(connection, policy),
+    )
+
+
+def read_totals(connection: Connection) -> Totals:
+    """Every count of the two identities."""
+    return Totals(
+        standings=_standings(connection),
+        training_epoch=connection.execute(select(ledger.training_epoch())).scalar_one(),
+        signals=ledger.signal_counts(connection),
+        num_unjoined=_num_rows(connection, received_signal) - _num_rows(connection, signal),
+        positions=_positions(connection),
+        dead_letters=_num_dead_letters(connection),
+        outboxes=_counts(connection, outbox.c.process),
     )
 
 
@@ -116,7 +140,25 @@ def _positions(connection: Connection) -> dict[tuple[str, str, int], int]:
     return {(group, topic, part): offset for group, topic, part, offset in connection.execute(select(*columns))}
 
 
-def _dead_letters(connection: Connection) -> dict[tuple[str, str], int]:
+def _dead_letters(connection: Connection) -> Rows:
+    columns = dead_letter.c
+    statement = (
+        select(
+            columns.consumer_group,
+            columns.topic,
+            columns.partition,
+            columns.offset,
+            columns.reason,
+            func.length(columns.value).label("num_bytes"),
+            columns.at,
+        )
+        .order_by(columns.at.desc(), desc(columns.offset))
+        .limit(MAX_DEAD_LETTERS)
+    )
+    return list(connection.execute(statement))
+
+
+def _num_dead_letters(connection: Connection) -> dict[tuple[str, str], int]:
     columns = (dead_letter.c.consumer_group, dead_letter.c.topic)
     statement = select(*columns, func.count()).group_by(*columns)
     return {(group, topic): count for group, topic, count in connection.execute(statement)}
@@ -160,7 +202,7 @@ def _changes(connection: Connection, policy: str) -> Rows:
     changes: Rows = []
     for arm in (assignments.LIVE, assignments.CANDIDATE, assignments.TRAINING):
         statement = (
-            select(columns.arm, columns.version, columns.writer, columns.reason, columns.at)
+            select(columns.arm, columns.version, columns.share, columns.writer, columns.reason, columns.at)
             .where(columns.policy == policy, columns.arm == arm)
             .order_by(columns.epoch.desc())
             .limit(MAX_CHANGES)

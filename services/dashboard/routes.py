@@ -1,87 +1,67 @@
-"""What the dashboard answers. Reading needs a session, changing an operator's; the transaction ends here."""
+"""Signing in, the pages that follow the loop, and what they follow. Reading needs a session."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from pathlib import Path
-from typing import Annotated
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
-import msgspec
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
-from fastapi.templating import Jinja2Templates
+from starlette.concurrency import run_in_threadpool
 
-from contracts import assignments, rollback
-from contracts.assignments import LIVE
-from contracts.errors import Forbidden, StaleWrite, Unauthorized
+from contracts.errors import Unauthorized, Unavailable
 from contracts.keys import check_key
-from services.dashboard.sessions import COOKIE, Session, Sessions, check_csrf, check_same_origin, spend_token
-from services.http import read_json, reply
+from services.dashboard import actions
+from services.dashboard.access import Body, PageRoute, SignedIn, find_session, own_page, render, sign_in_form
+from services.dashboard.generations.routes import router as generations
+from services.dashboard.policies.routes import router as policies
+from services.dashboard.sessions import COOKIE, spend_token
 
+CHECK_SECONDS = 5.0
+"""How long an open stream goes on after its session ended."""
 _SEE_OTHER = 303
 router = APIRouter()
-templates = Jinja2Templates(Path(__file__).parent / "templates")
+pages = APIRouter(route_class=PageRoute)
 
 
-class RollbackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`live` is what the operator saw: if it moved meanwhile, nothing is done. `to` None: the last accepted version."""
-
-    live: int
-    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
-    to: int | None = None
-
-
-def find_session(request: Request) -> Session:
-    """The session of a request. Raises Unauthorized."""
-    sessions: Sessions = request.app.state.sessions
-    return sessions.find(request.cookies.get(COOKIE))
-
-
-def own_page(request: Request) -> None:
-    """Raises Forbidden unless our own page asks."""
-    check_same_origin(request.headers)
-
-
-async def read_body(request: Request) -> bytes:
-    """The whole body; the application bounds its size."""
-    return await request.body()
-
-
-SignedIn = Annotated[Session, Depends(find_session)]
-Body = Annotated[bytes, Depends(read_body)]
-
-
-@router.get("/")
+@pages.get("/")
 def index(request: Request, token: str | None = None) -> Response:
-    """The page; or the form to sign in; or, for a fresh one-time token, a session that may only look."""
+    """The Loop page; or the form to sign in; or, for a fresh one-time token, a session that may only look."""
     try:
         session = find_session(request)
     except Unauthorized:
         return _meet(request, token)
     if token is not None:
         return RedirectResponse("/", _SEE_OTHER)
-    context = {"session": session, "settings": request.app.state.settings}
-    return templates.TemplateResponse(request, "index.html", context)
+    return render(request, "loop.html", session)
 
 
-@router.post("/api/login", dependencies=[Depends(own_page)])
+@pages.get("/ledger")
+def ledger(request: Request, session: SignedIn) -> Response:
+    """The Ledger page."""
+    return render(request, "ledger.html", session)
+
+
+@pages.post("/api/login", dependencies=[Depends(own_page)])
 def login(request: Request, body: Body) -> Response:
     """Exchange a key for a session."""
-    key = parse_qs(body.decode(errors="replace")).get("key", [""])[0]
+    fields = parse_qs(body.decode(errors="replace"))
+    key, target = (fields.get(name, [""])[0] for name in ("key", "next"))
     try:
         with request.app.state.database.snapshot() as connection:
             caller = check_key(connection, f"Bearer {key}")
     except Unauthorized as error:
-        return _refused(request, error)
+        return sign_in_form(request, error.message, error.status)
     request.app.state.sessions.end(request.cookies.get(COOKIE))
-    return _signed_in(request, request.app.state.sessions.start(caller.role, f"{caller.role} {caller.key_id}"))
+    session_id = request.app.state.sessions.start(caller.role, f"{caller.role} {caller.key_id}")
+    return _signed_in(request, session_id, _own_path(target))
 
 
-@router.post("/api/logout", dependencies=[Depends(own_page)])
+@pages.post("/api/logout", dependencies=[Depends(own_page)])
 def logout(request: Request) -> Response:
-    """End the session."""
+    """End the session, on every replica."""
     request.app.state.sessions.end(request.cookies.get(COOKIE))
     response = RedirectResponse("/", _SEE_OTHER)
     response.delete_cookie(COOKIE)
@@ -90,7 +70,7 @@ def logout(request: Request) -> Response:
 
 @router.get("/api/state")
 async def state(request: Request, _session: SignedIn) -> Response:
-    """What the page shows, as JSON."""
+    """What the pages show, as JSON."""
     return Response(await request.app.state.watcher.latest(), media_type="application/json")
 
 
@@ -101,49 +81,49 @@ async def events(request: Request, _session: SignedIn) -> Response:
     return StreamingResponse(watched, media_type="text/event-stream")
 
 
-@router.post("/api/rollback", dependencies=[Depends(own_page)])
-def roll_back(request: Request, session: SignedIn, body: Body) -> Response:
-    """Go back to an accepted version, once a person has confirmed it."""
-    if session.role != "operator":
-        raise Forbidden("a rollback needs an operator: sign in with an operator key")
-    check_csrf(session, request.headers.get("x-csrf-token"))
-    wanted = read_json(RollbackRequest, body)
-    policy = request.app.state.settings.policy
-    with request.app.state.database.transaction() as connection:
-        live = assignments.read(connection, policy).get(LIVE)
-        if live is not None and live.version != wanted.live:
-            raise StaleWrite(f"v{wanted.live} is no longer live, v{live.version} is; look again", live=live.version)
-        version = rollback.roll_back(connection, policy=policy, writer=session.name, reason=wanted.reason, to=wanted.to)
-    return reply({"live": version})
+router.include_router(pages)
+router.include_router(policies)
+router.include_router(generations)
+router.include_router(actions.router)
 
 
 async def _while_signed_in(request: Request, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """An open page keeps its session from idling; signing out, or the longest session, ends the stream."""
+    checked_at = time.monotonic()
     async with aclosing(events):
         async for event in events:
-            try:
-                find_session(request)
-            except Unauthorized:
-                return
+            if time.monotonic() - checked_at >= CHECK_SECONDS:
+                try:
+                    await run_in_threadpool(find_session, request)
+                except Unauthorized:
+                    return
+                except Unavailable:
+                    # The page was let in before the database went away, and is told of that by the stream itself.
+                    pass
+                checked_at = time.monotonic()
             yield event
 
 
 def _meet(request: Request, token: str | None) -> Response:
     if token is None:
-        return templates.TemplateResponse(request, "login.html", {"problem": None})
+        return sign_in_form(request, None, 200)
     try:
-        spend_token(request.app.state.settings.home, token)
+        with request.app.state.sessions.starting("viewer", "one-time link") as session_id:
+            spend_token(request.app.state.settings.home, token)
     except Unauthorized as error:
-        return _refused(request, error)
-    return _signed_in(request, request.app.state.sessions.start("viewer", "one-time link"))
+        return sign_in_form(request, error.message, error.status)
+    return _signed_in(request, session_id, "/")
 
 
-def _refused(request: Request, error: Unauthorized) -> Response:
-    return templates.TemplateResponse(request, "login.html", {"problem": error.message}, status_code=error.status)
+def _own_path(target: str) -> str:
+    """Where to go after signing in; another site's address leads to the Loop page."""
+    parts = urlsplit(target)
+    ours = not parts.scheme and not parts.netloc and target.startswith("/") and "\\" not in target
+    return target if ours and not target.startswith("//") and target.isprintable() else "/"
 
 
-def _signed_in(request: Request, session_id: str) -> Response:
-    response = RedirectResponse("/", _SEE_OTHER)
+def _signed_in(request: Request, session_id: str, target: str) -> Response:
+    response = RedirectResponse(target, _SEE_OTHER)
     secure = request.url.scheme == "https"
     response.set_cookie(COOKIE, session_id, httponly=True, samesite="strict", secure=secure)
     return response

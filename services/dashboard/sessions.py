@@ -1,84 +1,133 @@
-"""Who looks at the page: sessions in memory, one-time tokens, and whether a request comes from our own page."""
+"""Who looks at the pages: sessions in the database, one-time tokens, and whether a request comes from our own page.
+
+Every replica sees the same sessions, and a restart signs nobody out.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+import os
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from contracts.errors import Forbidden, Unauthorized
+from contracts.database import Database
+from contracts.errors import Forbidden, Unauthorized, Unavailable
+from services.dashboard import repository
 
 COOKIE = "millrace_session"
 TOKEN_FILE = "dashboard.token"  # noqa: S105 the name of a file
 IDLE_SECONDS = 3600.0
 LONGEST_SECONDS = 12 * 3600.0
+NOTE_SECONDS = 60.0
+"""Use is written down at most this often."""
 MAX_SESSIONS = 1000
 
 Role = Literal["viewer", "app", "operator"]
 
 
-@dataclass
-class Session:
-    """One signed-in browser. `csrf` is known to our page only. Times are those of the monotonic clock."""
+class Session(NamedTuple):
+    """One signed-in browser. `csrf` is known to our pages only. Times are UTC epoch seconds."""
 
     role: Role
     name: str
     csrf: str
-    started: float
-    used: float
+    started_at: float
+    used_at: float
+
+    @property
+    def reads_words(self) -> bool:
+        """May see what people and models said: an operator, or who holds the link that this home printed.
+
+        An app key belongs to one tenant, and these pages show every tenant.
+        """
+        return self.role != "app"
 
 
 class Sessions:
-    """Session ids to sessions; a restart of the process signs everybody out."""
+    """Session ids to sessions."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        self._database = database
         self._clock = clock
-        self._held: dict[str, Session] = {}
+
+    @contextmanager
+    def starting(self, role: Role, name: str) -> Iterator[str]:
+        """A fresh session id, good once the block ends without an error. The longest unused gives way to it.
+
+        Raises:
+            Unavailable: the database cannot be written.
+        """
+        now, session_id = self._clock(), secrets.token_urlsafe(32)
+        row = {"role": role, "name": name, "csrf": secrets.token_urlsafe(32), "started_at": now, "used_at": now}
+        with self._database.transaction() as connection:
+            repository.remove_expired(connection, used_before=now - IDLE_SECONDS, started_before=now - LONGEST_SECONDS)
+            repository.remove_oldest(connection, MAX_SESSIONS - 1)
+            repository.add(connection, {"id_hash": _digest(session_id), **row})
+            yield session_id
 
     def start(self, role: Role, name: str) -> str:
-        """A fresh session id; the oldest session gives way when there are too many."""
-        now = self._clock()
-        if len(self._held) >= MAX_SESSIONS:
-            del self._held[next(iter(self._held))]
-        session_id = secrets.token_urlsafe(32)
-        self._held[session_id] = Session(role, name, secrets.token_urlsafe(32), now, now)
-        return session_id
+        """The same without a condition."""
+        with self.starting(role, name) as session_id:
+            return session_id
 
     def find(self, session_id: str | None) -> Session:
         """The session behind a cookie.
 
         Raises:
             Unauthorized: there is none, or it has expired.
+            Unavailable: the database cannot be read.
         """
-        session, now = self._held.get(session_id or ""), self._clock()
-        if session is None or now - session.used > IDLE_SECONDS or now - session.started > LONGEST_SECONDS:
-            self._held.pop(session_id or "", None)
+        if not session_id:
             raise Unauthorized("sign in with a Millrace key; `millrace up` printed it")
-        session.used = now
-        return session
+        id_hash, now = _digest(session_id), self._clock()
+        with self._database.snapshot() as connection:
+            row = repository.find(connection, id_hash)
+        if (
+            row is None
+            or not hmac.compare_digest(row.id_hash, id_hash)
+            or now - row.used_at > IDLE_SECONDS
+            or now - row.started_at > LONGEST_SECONDS
+        ):
+            raise Unauthorized("the session has ended; sign in with a Millrace key")
+        if now - row.used_at > NOTE_SECONDS:
+            # Whoever may look may look on while the database takes no writes: that is when looking matters.
+            with suppress(Unavailable), self._database.transaction() as connection:
+                repository.note_use(connection, id_hash, now)
+        return Session(row.role, row.name, row.csrf, row.started_at, row.used_at)
 
     def end(self, session_id: str | None) -> None:
-        """Forget a session."""
-        self._held.pop(session_id or "", None)
+        """Forget a session, on every replica."""
+        if session_id:
+            with self._database.transaction() as connection:
+                repository.remove(connection, _digest(session_id))
 
 
 def spend_token(home: Path, token: str) -> None:
     """Exchange the token that whoever started the process left in the home; it works once.
 
+    Of many replicas on one home, one succeeds: the file is taken by renaming it, which only one can.
+
     Raises:
         Unauthorized: it is not that token, or it was used.
     """
-    path = home / TOKEN_FILE
+    path, taken = home / TOKEN_FILE, home / f"{TOKEN_FILE}.{secrets.token_hex(8)}"
     try:
-        expected = path.read_bytes().strip()
-        if expected and hmac.compare_digest(expected, token.encode()):
-            path.unlink()
-            return
+        # Looked at first, so that a wrong guess takes nothing away.
+        if _holds(path, token):
+            path.rename(taken)
+            if _holds(taken, token):
+                taken.unlink()
+                return
+            # A fresh token was left between the two: it stays for whoever has it.
+            with suppress(FileExistsError):
+                os.link(taken, path)
+            taken.unlink()
     except FileNotFoundError:
         pass
     raise Unauthorized("this link was used already, or is not of this home; sign in with a key")
@@ -104,3 +153,13 @@ def check_csrf(session: Session, sent: str | None) -> None:
     """
     if not hmac.compare_digest(session.csrf.encode(), (sent or "").encode()):
         raise Forbidden("the page is out of date; reload it and try again")
+
+
+def _holds(path: Path, token: str) -> bool:
+    expected = path.read_bytes().strip()
+    return bool(expected) and hmac.compare_digest(expected, token.encode())
+
+
+def _digest(session_id: str) -> str:
+    # 256 random bits: a plain hash is enough.
+    return hashlib.sha256(session_id.encode()).hexdigest()

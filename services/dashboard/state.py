@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from contracts.assignments import CANDIDATE, LIVE
+from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.settings import Settings
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
-from services.dashboard.identities import Identity, effective_counts, generation_identity, signal_identity
+from services.dashboard.identities import Identities, Identity
+from services.dashboard.lags import Lag, lags
+from services.dashboard.loop.freshness import Leg
 from services.dashboard.queries import Rows, Score, Snapshot
 from services.dashboard.timeline import ACCEPTED_FROM, Published, Version, timeline
 from services.dashboard.traffic import RATE_SECONDS, Traffic
@@ -53,6 +55,19 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
     num_trained: int
 
 
+class Arm(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is served what: `share` of the users, in [0, 1]; since when, by whom and why."""
+
+    arm: str
+    version: int | None
+    share: float
+    at: float | None = None
+    writer: str = ""
+    reason: str = ""
+    loaded_at: float | None = None
+    """When an engine took it into service."""
+
+
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """Everything on the page."""
 
@@ -71,23 +86,31 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     signals: Identity
     curves: dict[str, list[float | None]]
     decisions: list[dict[str, Any]]
+    arms: list[Arm]
+    rates: dict[str, list[float | None]]
+    freshness: list[Leg]
+    lags: list[Lag]
+    dead_letters: list[dict[str, Any]]
+
+
+class Flow(NamedTuple):
+    """What is read now and then: rates over time and the stages' delays."""
+
+    rates: dict[str, list[float | None]]
+    freshness: list[Leg]
 
 
 def build_state(
-    snapshot: Snapshot, traffic: Mapping[str, Traffic], store: Mapping[int, Published], settings: Settings, now: float
+    snapshot: Snapshot,
+    traffic: Mapping[str, Traffic],
+    store: Mapping[int, Published],
+    *,
+    identities: Identities,
+    flow: Flow,
+    settings: Settings,
+    now: float,
 ) -> State:
-    """The whole page from one snapshot."""
-    counts = effective_counts(snapshot.standings, snapshot.training_epoch)
-    generations = generation_identity(
-        counts,
-        num_handled=sum(
-            offset
-            for (group, topic, _), offset in snapshot.positions.items()
-            if (group, topic) == ("episodes", GENERATIONS)
-        ),
-        num_dead=snapshot.dead_letters.get(("episodes", GENERATIONS), 0),
-        num_unread=traffic[GENERATIONS].num_waiting,
-    )
+    """Everything from one snapshot."""
     versions = timeline(snapshot, store)
     return State(
         policy=settings.policy,
@@ -95,20 +118,21 @@ def build_state(
         live=_version(snapshot, LIVE),
         candidate=_version(snapshot, CANDIDATE),
         rollback_to=snapshot.rollback_to,
-        headline=_headline(snapshot, versions, generations),
+        headline=_headline(snapshot, versions, identities.generations),
         stages=_stages(snapshot, traffic, now),
         edges=_edges(snapshot, traffic),
         rewards=bucketed(snapshot.scores),
         gate=_gate(snapshot.verdicts),
         versions=versions,
-        generations=generations,
-        signals=signal_identity(
-            snapshot.signals,
-            num_unjoined=snapshot.num_unjoined,
-            num_under_way=traffic[SIGNALS].num_waiting + snapshot.outboxes.get("feedback", 0),
-        ),
+        generations=identities.generations,
+        signals=identities.signals,
         curves=_curves(snapshot.steps),
         decisions=[row._asdict() for row in snapshot.changes[:NUM_DECISIONS]],
+        arms=_arms(snapshot),
+        rates=flow.rates,
+        freshness=flow.freshness,
+        lags=lags(traffic),
+        dead_letters=[row._asdict() for row in snapshot.dead_letters],
     )
 
 
@@ -201,6 +225,18 @@ def _live_edge(snapshot: Snapshot) -> Edge:
     served += [row.at for row in snapshot.scores if row.version == version]
     arrived = max(served, default=0.0) >= moved_at
     return Edge("release", "live", int(not arrived), None if arrived else moved_at)
+
+
+def _arms(snapshot: Snapshot) -> list[Arm]:
+    found = []
+    for arm in (LIVE, CANDIDATE, TRAINING):
+        if held := snapshot.arms.get(arm):
+            moved = next((row for row in snapshot.changes if row.arm == arm), None)
+            swapped = [row.at for row in snapshot.swaps if row.arm == arm and row.version == held.version]
+            facts = {"at": moved.at, "writer": moved.writer, "reason": moved.reason} if moved else {}
+            loaded_at = max(swapped, default=None)
+            found.append(Arm(arm=arm, version=held.version, share=held.share, loaded_at=loaded_at, **facts))
+    return found
 
 
 def _version(snapshot: Snapshot, arm: str) -> int | None:

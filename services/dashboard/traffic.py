@@ -1,16 +1,33 @@
 """What the log says about a topic: how much came in the last minute, how much waits for a group, and since when.
 
-In: the ends of the log and the stored positions. Out: figures. Waits for: nothing; a few dozen point reads a partition.
+In: the ends of the log and the stored positions. Out: figures. Waits for: nothing. The log itself is only looked into
+where something waits, and once to learn what the last minute was before anybody watched.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
+
+import msgspec
 
 from contracts.event_log import EventLog
 
 RATE_SECONDS = 60.0
+_MAX_SAMPLES = 120
+
+Positions = Mapping[tuple[str, str, int], int]
+"""(consumer group, topic, partition) to the next offset."""
+
+
+class PartitionLag(msgspec.Struct, frozen=True):
+    """One partition as a group sees it. `next_offset` None: the group keeps its positions elsewhere."""
+
+    partition: int
+    end: int
+    next_offset: int | None
+    oldest_at: float | None
 
 
 class Traffic(NamedTuple):
@@ -22,19 +39,75 @@ class Traffic(NamedTuple):
     """Records the group has not handled."""
     oldest_at: float | None
     """When the oldest waiting record was appended."""
+    partitions: list[PartitionLag] = []  # noqa: RUF012 never changed
+
+    @property
+    def num_appended(self) -> int:
+        """Records ever appended."""
+        return sum(row.end for row in self.partitions)
 
 
-def read_traffic(
-    event_log: EventLog, topic: str, group: str, positions: Mapping[tuple[str, str, int], int], now: float
-) -> Traffic:
-    """Look at a topic. `positions` must have been read before the log, so that nothing waits a negative count."""
-    ends = event_log.ends(topic)
-    num_waiting, oldest = 0, []
-    for part, end in ends.items():
-        next_offset = positions.get((group, topic, part), 0)
-        num_waiting += end - next_offset
-        oldest += [record.appended_at for record in event_log.read(topic, part, next_offset, 1)]
-    return Traffic(_count_since(event_log, topic, ends, now - RATE_SECONDS), num_waiting, min(oldest, default=None))
+class _Sample(NamedTuple):
+    at: float
+    num_appended: int
+    num_recent: int
+
+
+class Lookout:
+    """Looks at the log again and again. Used from one thread at a time."""
+
+    def __init__(self, event_log: EventLog) -> None:
+        self._log = event_log
+        self._samples: dict[str, deque[_Sample]] = {}
+        self._oldest: dict[tuple[str, int], tuple[int, float | None]] = {}
+
+    def read(self, topic: str, group: str, positions: Positions, now: float, *, tracked: bool = True) -> Traffic:
+        """One topic now.
+
+        Args:
+            topic: which.
+            group: who reads it.
+            positions: of that group; read before the log, so that nothing waits a negative count.
+            now: UTC epoch seconds.
+            tracked: False if the group keeps its positions elsewhere: what waits for it is then unknown here.
+        """
+        rows = []
+        ends = self._log.ends(topic)
+        for part, end in sorted(ends.items()):
+            next_offset = positions.get((group, topic, part), 0) if tracked else None
+            waits = next_offset is not None and next_offset < end
+            oldest = self._appended_at(topic, part, next_offset) if waits and next_offset is not None else None
+            rows.append(PartitionLag(part, end, next_offset, oldest))
+        return Traffic(
+            self._num_recent(topic, ends, now),
+            sum(row.end - row.next_offset for row in rows if row.next_offset is not None),
+            min((row.oldest_at for row in rows if row.oldest_at is not None), default=None),
+            rows,
+        )
+
+    def _appended_at(self, topic: str, partition: int, offset: int) -> float | None:
+        held = self._oldest.get((topic, partition))
+        if held is None or held[0] != offset or held[1] is None:
+            found = self._log.read(topic, partition, offset, 1)
+            held = offset, found[0].appended_at if found else None
+            self._oldest[topic, partition] = held
+        return held[1]
+
+    def _num_recent(self, topic: str, ends: Mapping[int, int], now: float) -> int:
+        """From what was seen a minute ago; before that, what the log said then, fading."""
+        samples = self._samples.setdefault(topic, deque(maxlen=_MAX_SAMPLES))
+        num_appended = sum(ends.values())
+        if not samples or now - samples[-1].at > RATE_SECONDS:
+            samples.clear()
+            num_recent = _count_since(self._log, topic, ends, now - RATE_SECONDS)
+        else:
+            while len(samples) > 1 and samples[1].at <= now - RATE_SECONDS:
+                samples.popleft()
+            first = samples[0]
+            left = max(0.0, 1 - (now - first.at) / RATE_SECONDS)
+            num_recent = num_appended - first.num_appended + round(first.num_recent * left)
+        samples.append(_Sample(now, num_appended, num_recent))
+        return num_recent
 
 
 def _count_since(event_log: EventLog, topic: str, ends: Mapping[int, int], since: float) -> int:

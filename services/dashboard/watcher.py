@@ -1,7 +1,7 @@
 """Reads what the page shows, once for all viewers.
 
 In: the database, the log, the weight store. Out: the state as JSON, to every viewer, when it changed. Waits for: one
-second after the last read. However many watch, one read at a time is made, and none while nobody watches.
+second after the last read, or to be woken. However many watch, one read at a time is made, and none while nobody watches.
 """
 
 from __future__ import annotations
@@ -10,23 +10,29 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import msgspec
+from sqlalchemy import Connection
 
 from contracts.database import Database
-from contracts.errors import MillraceError, NotFound, Unavailable, WeightsRefused
+from contracts.errors import InvalidSettings, MillraceError, NotFound, Unavailable, WeightsRefused
 from contracts.event_log import EventLog
 from contracts.settings import Settings
-from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from contracts.weights.store import WeightStore
-from services.dashboard.queries import MAX_VERSIONS, read_snapshot
-from services.dashboard.state import State, build_state
+from services.dashboard.identities import identities
+from services.dashboard.lags import CONSUMERS, UNTRACKED
+from services.dashboard.loop.freshness import legs, newest_live
+from services.dashboard.loop.queries import read_learned, read_rates
+from services.dashboard.loop.rates import rates, step_buckets, window_start
+from services.dashboard.occasional import Occasional
+from services.dashboard.queries import MAX_VERSIONS, Snapshot, Totals, read_snapshot, read_totals
+from services.dashboard.state import Flow, State, build_state
 from services.dashboard.timeline import Published, published
-from services.dashboard.traffic import read_traffic
+from services.dashboard.traffic import Lookout
 
 PERIOD_SECONDS = 1.0
 MAX_VIEWERS = 64
-_CONSUMERS = {GENERATIONS: "episodes", SIGNALS: "episodes", EPISODES: "rewards", EXPERIENCES: "training"}
 
 
 class Reader:
@@ -35,9 +41,12 @@ class Reader:
     def __init__(self, settings: Settings, database: Database, event_log: EventLog, store: WeightStore) -> None:
         self._settings = settings
         self._database = database
-        self._log = event_log
+        self._lookout = Lookout(event_log)
         self._store = store
         self._published: dict[int, Published] = {}
+        self._totals: Occasional[Totals] = Occasional()
+        self._flow: Occasional[Flow] = Occasional()
+        self._listed: Occasional[dict[int, Published]] = Occasional()
 
     def read(self, now: float) -> State:
         """The state of the whole loop.
@@ -45,24 +54,43 @@ class Reader:
         Raises:
             Unavailable: the database cannot be read.
         """
+        versions = self._listed.get(self._versions)
         with self._database.snapshot() as connection:
             snapshot = read_snapshot(connection, self._settings.policy)
+            totals = self._totals.get(lambda: read_totals(connection))
+            flow = self._flow.get(lambda: _read_flow(connection, snapshot, versions, now))
         # The log after the positions: what was appended between the two only counts as waiting.
         topics = {
-            topic: read_traffic(self._log, topic, group, snapshot.positions, now) for topic, group in _CONSUMERS.items()
+            topic: self._lookout.read(topic, group, snapshot.positions, now, tracked=topic not in UNTRACKED)
+            for topic, group in CONSUMERS.items()
         }
-        return build_state(snapshot, topics, self._versions(), self._settings, now)
+        return build_state(
+            snapshot,
+            topics,
+            versions,
+            identities=identities(totals, topics),
+            flow=flow,
+            settings=self._settings,
+            now=now,
+        )
 
     def _versions(self) -> dict[int, Published]:
         policy = self._settings.policy
-        for version in self._store.versions(policy)[-MAX_VERSIONS:]:
-            if version not in self._published:
-                try:
-                    self._published[version] = published(self._store.manifest(policy, version))
-                except (NotFound, WeightsRefused):
-                    # Removed or damaged meanwhile: the timeline shows the version without its sizes.
-                    continue
+        # A store that is away hides sizes of new versions, not the page; how long it took says when it is asked again.
+        with suppress(Unavailable, InvalidSettings):
+            for version in self._store.versions(policy)[-MAX_VERSIONS:]:
+                # Removed or damaged meanwhile: the timeline shows the version without its sizes.
+                with suppress(NotFound, WeightsRefused):
+                    if version not in self._published:
+                        self._published[version] = published(self._store.manifest(policy, version))
         return self._published
+
+
+def _read_flow(connection: Connection, snapshot: Snapshot, versions: dict[int, Published], now: float) -> Flow:
+    start, live = window_start(now), newest_live(snapshot.changes)
+    buckets = read_rates(connection, start) | {"steps": step_buckets((row.at for row in snapshot.steps), start)}
+    made = {number: kept.created_at for number, kept in versions.items()}
+    return Flow(rates(buckets, start), legs(read_learned(connection, list(live)), made, live))
 
 
 class Watcher:
@@ -75,6 +103,8 @@ class Watcher:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="dashboard")
         self._turn = asyncio.Lock()
         self._stopping = asyncio.Event()
+        self._woken = asyncio.Event()
+        self._is_stale = True
         self._latest = b""
         self._read_at = -period
         self._num_viewers = 0
@@ -86,7 +116,8 @@ class Watcher:
             Unavailable: see `Reader.read`.
         """
         async with self._turn:
-            if time.monotonic() - self._read_at >= self._period:
+            if self._is_stale or time.monotonic() - self._read_at >= self._period:
+                self._is_stale = False  # before the read: what moves during it is read again
                 state = await asyncio.get_running_loop().run_in_executor(self._executor, self._read, time.time())
                 self._latest, self._read_at = msgspec.json.encode(state), time.monotonic()
             return self._latest
@@ -104,6 +135,13 @@ class Watcher:
     def stop(self) -> None:
         """End every stream, now."""
         self._stopping.set()
+        self.wake()
+
+    def wake(self) -> None:
+        """Something moved: read and send now."""
+        self._is_stale = True
+        self._woken.set()
+        self._woken = asyncio.Event()
 
     def close(self) -> None:
         """Wait for the read that is under way."""
@@ -119,6 +157,7 @@ class Watcher:
                     state = await self.latest()
                 except MillraceError as error:
                     yield _event("fault", msgspec.json.encode(error.message))
+                    sent = b""  # so that the state comes again, and takes the fault back, even if it is the same
                 else:
                     if state != sent:
                         yield _event("state", state)
@@ -129,8 +168,10 @@ class Watcher:
             self._num_viewers -= 1
 
     async def _pause(self) -> None:
+        if self._stopping.is_set():
+            return
         try:
-            await asyncio.wait_for(self._stopping.wait(), self._period)
+            await asyncio.wait_for(self._woken.wait(), self._period)
         except TimeoutError:
             return
 

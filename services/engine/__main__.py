@@ -9,11 +9,13 @@ from typing import Any
 import torch
 import uvicorn
 
-from contracts.errors import InvalidSettings, MillraceError
+from contracts.assignments import MOVED
+from contracts.errors import InvalidSettings, MillraceError, Unavailable
 from contracts.listening import listening_socket
 from contracts.logs import set_up_logs
+from contracts.operations import LONGEST_WORK_SECONDS, Operations
 from contracts.settings import Settings, load_section, load_settings
-from contracts.weights.store import FolderWeightStore
+from contracts.weights.store import open_weight_store
 from policy.load import load_model
 from services.engine.app import make_app
 from services.engine.engine import Engine
@@ -46,7 +48,7 @@ def main(home: Path) -> None:
     engine = Engine(
         policy=settings.policy,
         settings=own,
-        store=FolderWeightStore(settings.weights),
+        store=open_weight_store(settings),
         make_model=lambda: _load(settings, dtype),
         on_swap=lambda record: keep_swap(database, record),
         on_gave_up=end,
@@ -59,9 +61,20 @@ def main(home: Path) -> None:
         timeout_graceful_shutdown=_GRACEFUL_SECONDS,
     )
     server = uvicorn.Server(config)
+    operations = Operations({"engine": lambda: _check(engine)}, longest_step_seconds=LONGEST_WORK_SECONDS)
+    bell = settings.passing().bell
+    bell.listen(MOVED, follower.wake)
     server.run([listening_socket(settings.engine_host, settings.engine_port)])
+    bell.close()
+    operations.close()
     if follower.fatal is not None:
         raise follower.fatal
+
+
+def _check(engine: Engine) -> None:
+    status, facts = engine.health()
+    if status != "serving":
+        raise Unavailable(f"the engine is {status}; it holds {facts['versions']}")
 
 
 def _load(settings: Settings, dtype: torch.dtype) -> Any:

@@ -20,6 +20,7 @@ import structlog
 import transformers
 
 from contracts.errors import InvalidRequest, Unavailable, UnknownModel, VersionNotResident, WeightsRefused
+from contracts.metrics import ENGINE_IN_FLIGHT, ENGINE_VERSION, SWAP_PAUSE_SECONDS
 from contracts.weights.format import Tensors
 from policy.weights import Staged, apply_staged, stage_tensors, tensors_of
 from services.engine.arm import Arm
@@ -33,7 +34,7 @@ _log = structlog.get_logger(__name__)
 
 
 class VersionSource(Protocol):
-    """Where versions come from: contracts.weights.store.FolderWeightStore."""
+    """Where versions come from: contracts.weights.store."""
 
     def load(self, policy: str, version: int) -> Tensors:
         """A version's verified tensors."""
@@ -181,6 +182,8 @@ class Engine:
             gap_seconds=added_gap(token_times, swapped_at, arm.recent_gaps),
         )
         self.swaps.append(record)
+        SWAP_PAUSE_SECONDS.observe(pause_seconds)
+        ENGINE_VERSION.labels(name).set(version)
         self._on_swap(record)
         return record
 
@@ -202,6 +205,8 @@ class Engine:
         if self._paused:
             self._held.enter_context(arm.pause())
         self.arms[name] = arm
+        ENGINE_VERSION.labels(name).set(version)
+        ENGINE_IN_FLIGHT.labels(name).set_function(lambda: float(arm.num_in_flight))
         _log.info("engine_arm_loaded", arm=name, version=version, seconds=round(perf_counter() - started, 3))
 
     def _pause(self) -> None:

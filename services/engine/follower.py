@@ -1,7 +1,7 @@
 """Follows the assignments: whatever version an arm is pointed at, the engine comes to hold.
 
-Flows in: arm → version, read every tenth of a second. Flows out: updates of the engine. Waits for: nothing; a version
-that cannot be staged leaves the old one serving, is named in /health, and is tried again, ever less often.
+Flows in: arm → version, read every tenth of a second, and at once when woken. Flows out: updates of the engine. Waits
+for: nothing; a version that cannot be staged leaves the old one serving, is named in /health, and is tried again, ever less often.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from contracts.errors import InvalidSettings, MillraceError, Unavailable
+from contracts.operations import step_done
 from services.engine.engine import ARMS, Engine
 
 _POLL_SECONDS = 0.1
@@ -55,6 +56,7 @@ class Follower:
         engine: what is brought along.
         read_assignments: arm → version now; arms other than the engine's are ignored, None means leave as it is.
         on_exit: called if the thread ends by an error; the process should end too.
+        poll_seconds: the longest pause between two looks.
 
     Attributes:
         fatal: why no version can ever be loaded, if that is why it ended.
@@ -65,13 +67,17 @@ class Follower:
         engine: Engine,
         read_assignments: Callable[[], Mapping[str, int | None]],
         on_exit: Callable[[], None],
+        *,
+        poll_seconds: float = _POLL_SECONDS,
     ) -> None:
         self._engine = engine
         self._read_assignments = read_assignments
         self._on_exit = on_exit
+        self._poll_seconds = poll_seconds
         self.fatal: InvalidSettings | None = None
         self._problems: dict[str, Problem] = {}
         self._stopping = threading.Event()
+        self._awake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine-follower", daemon=True)
 
     def start(self) -> None:
@@ -81,7 +87,12 @@ class Follower:
     def stop(self) -> None:
         """End after the update that is under way, if any."""
         self._stopping.set()
+        self._awake.set()
         self._thread.join()
+
+    def wake(self) -> None:
+        """An arm was moved: read now. Callable from any thread."""
+        self._awake.set()
 
     def problems(self) -> dict[str, Problem]:
         """What cannot be brought in, by arm; `assignments` if they cannot be read."""
@@ -121,8 +132,11 @@ class Follower:
 
     def _run(self) -> None:
         try:
-            while not self._stopping.wait(_POLL_SECONDS):
+            while not self._stopping.is_set():
                 self.step(monotonic())
+                step_done()
+                self._awake.wait(self._poll_seconds)
+                self._awake.clear()
         except InvalidSettings as error:
             self.fatal = error
         finally:

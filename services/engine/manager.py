@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 from transformers.generation.continuous_batching.continuous_api import OutputRouter
 
 from services.engine.sampling import Limits
@@ -34,6 +35,30 @@ class Router(OutputRouter):  # type: ignore[misc] # transformers is untyped
         self._receive(outputs)
 
 
+class IdleFilter(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # transformers is untyped
+    """A per-request filter, left out of steps in which every request has it off: each sorts the whole vocabulary."""
+
+    def __init__(self, wrapped: Any, off: dict[str, float]) -> None:
+        self.supported_kwargs, self.ignored_kwargs = wrapped.supported_kwargs, wrapped.ignored_kwargs
+        self._wrapped = wrapped
+        self._off = {name: off[name] for name in wrapped.supported_kwargs}
+        self._is_idle = False
+
+    def fill_defaults(self, int32_tensor: Any) -> None:
+        """Of the wrapped filter."""
+        self._wrapped.fill_defaults(int32_tensor)
+
+    def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> Any:
+        """The values of the next step's requests [B]; here they are on the host, so looking at them waits for nothing."""
+        given = [request.state.logit_processor_kwargs for request in requests_with_new_token]
+        self._is_idle = all(values.get(name) == off for values in given for name, off in self._off.items())
+        return self._wrapped.prepare_tensor_args(requests_with_new_token)
+
+    def __call__(self, scores: Any, tensor_arg: Any) -> Any:
+        """Logits [B, V], filtered."""
+        return scores if self._is_idle else self._wrapped(scores, tensor_arg)
+
+
 def build_manager(model: Any, settings: EngineSettings, receive: Callable[[list[Any]], None]) -> Any:
     """A manager over a model, not yet started; outputs go to `receive` on its generation thread."""
     # Per-request sampling exists only for processors that the default configuration makes necessary.
@@ -48,8 +73,12 @@ def build_manager(model: Any, settings: EngineSettings, receive: Callable[[list[
         return_logprobs=True,
         per_request_processors=True,
         auto_switch_to_flash=False,  # would look for kernels on the network
+        use_cuda_graph=False,  # a graph would keep the filters of the step it was recorded in
     )
     manager = model.init_continuous_batching(generation_config=defaults, continuous_batching_config=config)
+    off = {"temperature": 1.0, "top_k": model.config.vocab_size, "top_p": 1.0}
+    filters = manager.logit_processor.logits_processor
+    filters[:] = [IdleFilter(wrapped, off) for wrapped in filters]
     manager.output_router = Router(receive)
     return manager
 

@@ -1,12 +1,11 @@
 """Takes signals in: durable before they are acknowledged.
 
-In: items of apps. Out: rows and outbox messages, in one transaction, then a wake-up of the relay. Waits: for the
-database's one writer.
+In: items of apps. Out: what was committed. Waits: for the writer's next commit.
 """
 
 from __future__ import annotations
 
-import threading
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,8 +16,11 @@ from contracts.database import Database
 from contracts.errors import Conflict, InvalidRequest, MillraceError, NotFound
 from contracts.tasks import Task
 from services.feedback import repository
-from services.feedback.relaying import RelayThread
+from services.feedback.repository import Entry, Retraction
 from services.feedback.requests import Received, read_item
+from services.feedback.writer import Submission, Writer
+
+_MANY_ITEMS = 20
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -30,36 +32,31 @@ class Accepted(msgspec.Struct, frozen=True):
 
 
 class Desk:
-    """See the module. Every method is one transaction."""
+    """See the module."""
 
-    def __init__(self, database: Database, tasks: Mapping[str, Task], relay: RelayThread) -> None:
+    def __init__(self, database: Database, tasks: Mapping[str, Task], writer: Writer) -> None:
         self._database = database
         self._tasks = tasks
-        self._relay = relay
-        self._writing = threading.Lock()  # threads take turns here; SQLite would let them sleep and try again
+        self._writer = writer
 
-    def submit(self, items: Sequence[Any], tenant: str) -> list[Accepted | MillraceError]:
-        """Take items in, each on its own: what is refused does not hold up the others.
+    async def submit(self, items: Sequence[Any], tenant: str, num_bytes: int) -> list[Accepted | MillraceError]:
+        """Take items in, each on its own: what is refused does not hold up the others. `num_bytes`: of all of them.
 
         Raises:
             Unavailable: nothing was taken in.
         """
         now = time.time()
-        read = [self._read(item, tenant, now) for item in items]
-        with self._writing, self._database.transaction() as connection:
-            results = [
-                item if isinstance(item, InvalidRequest) else _result(item, *repository.add(connection, item))
-                for item in read
-            ]
-            if num_rejected := sum(isinstance(item, InvalidRequest) for item in read):
-                repository.count(connection, "rejected", num_rejected)
-        self._relay.wake()
-        return results
+        if len(items) > _MANY_ITEMS:  # would hold up other requests
+            read = await asyncio.to_thread(self._read, items, tenant, now)
+        else:
+            read = self._read(items, tenant, now)
+        received = [item for item in read if isinstance(item, Received)]
+        entries = iter(await self._writer.submit(Submission(received, len(read) - len(received), num_bytes)))
+        return [item if isinstance(item, InvalidRequest) else _result(item, next(entries)) for item in read]
 
-    def reject(self, num: int) -> None:
+    async def reject(self, num: int) -> None:
         """Count items that were refused unread."""
-        with self._writing, self._database.transaction() as connection:
-            repository.count(connection, "rejected", num)
+        await self._writer.submit(Submission((), num, 0))
 
     def show(self, signal_id: str, tenant: str) -> dict[str, Any]:
         """A signal and what became of it.
@@ -90,36 +87,33 @@ class Desk:
             "retracted_at": stored.retracted_at,
         }
 
-    def retract(self, signal_id: str, tenant: str) -> dict[str, Any]:
+    async def retract(self, signal_id: str, tenant: str) -> dict[str, Any]:
         """Take a signal back; its history stays. Doing it twice changes nothing.
 
         Raises:
             NotFound: this tenant sent no such signal.
             Unavailable: it still stands.
         """
-        now = time.time()
-        with self._writing, self._database.transaction() as connection:
-            stored = repository.find(connection, tenant, signal_id)
-            if stored is None:
-                raise _unknown(signal_id)
-            if stored.retracted_at is None:
-                retraction = msgspec.structs.replace(stored.signal, retracted=True)
-                repository.retract(connection, retraction, now)
-        self._relay.wake()
-        return {"id": signal_id, "state": "retracted", "retracted_at": stored.retracted_at or now}
+        retracted_at = await self._writer.retract(Retraction(tenant, signal_id, time.time()))
+        if retracted_at is None:
+            raise _unknown(signal_id)
+        return {"id": signal_id, "state": "retracted", "retracted_at": retracted_at}
 
-    def _read(self, item: Any, tenant: str, now: float) -> Received | InvalidRequest:
+    def _read(self, items: Sequence[Any], tenant: str, now: float) -> list[Received | InvalidRequest]:
+        return [self._read_item(item, tenant, now) for item in items]
+
+    def _read_item(self, item: Any, tenant: str, now: float) -> Received | InvalidRequest:
         try:
             return read_item(item, self._tasks, tenant, now)
         except InvalidRequest as error:
             return error
 
 
-def _result(received: Received, fate: repository.Fate, received_at: float) -> Accepted | MillraceError:
+def _result(received: Received, entry: Entry) -> Accepted | MillraceError:
     signal_id = received.signal.id
-    if fate == "conflict":
+    if entry.fate == "conflict":
         return Conflict(f"the id {signal_id!r} was used for other content; send a new one", param="id")
-    return Accepted(signal_id, fate, received_at)
+    return Accepted(signal_id, entry.fate, entry.received_at)
 
 
 def _unknown(signal_id: str) -> NotFound:

@@ -1,12 +1,21 @@
-"""The tables of feedback: what was received, under which id, and how often it was refused or repeated."""
+"""The tables of feedback: what was received, under which id, and how often it was refused or repeated.
+
+Keys are locked in their order, and counts, which every replica changes, last: transactions of replicas wait for each
+other in one direction, and for a count no longer than one commit takes.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, select, update
+import msgspec
+from sqlalchemy import ColumnElement, Connection, func, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 
-from contracts.database import insert_new
+from contracts.database import Database
 from contracts.outbox import message, put
 from contracts.records import Signal, decode, encode
 from contracts.tables import received_signal, signal, signal_count
@@ -14,9 +23,24 @@ from contracts.topics import SIGNALS
 from services.feedback.requests import Received
 
 PROCESS = "feedback"
+_RELAYING = 0x6D_69_6C_6C  # names PostgreSQL's advisory lock; it counts within one database
 
-Count = Literal["duplicate", "conflict", "rejected"]
-Fate = Literal["accepted", "duplicate", "conflict"]
+Key = tuple[str, str]
+
+
+class Entry(NamedTuple):
+    """What became of an item. `received_at`: when its id was first received, UTC epoch seconds."""
+
+    fate: Literal["accepted", "duplicate", "conflict"]
+    received_at: float
+
+
+class Retraction(NamedTuple):
+    """A wish to take a signal back. `at`: UTC epoch seconds."""
+
+    tenant: str
+    id: str
+    at: float
 
 
 class Stored(NamedTuple):
@@ -34,35 +58,39 @@ class Joined(NamedTuple):
     revision: int | None
 
 
-def add(connection: Connection, received: Received) -> tuple[Fate, float]:
-    """Store a signal and its message; its fate, and when its id was first received.
+class _Holder(NamedTuple):
+    body_hash: str
+    received_at: float
+
+
+def add(connection: Connection, received: Sequence[Received], num_rejected: int = 0) -> list[Entry]:
+    """Store signals and their messages; what became of each, as if they had come one after the other.
 
     An id is taken once and for all within a tenant; the same id with other content is a conflict.
     """
-    record = received.signal
-    row = {
-        "id": record.id,
-        "tenant": record.tenant,
-        "body_hash": received.body_hash,
-        "received_at": record.received_at,
-        "record": encode(record),
-    }
-    if insert_new(connection, received_signal, row):
-        put(connection, PROCESS, [message(SIGNALS, record.key, record)])
-        return "accepted", record.received_at
-    statement = select(received_signal.c.body_hash, received_signal.c.received_at)
-    first = connection.execute(statement.where(*_is(record.tenant, record.id))).one()
-    fate: Literal["duplicate", "conflict"] = "duplicate" if first.body_hash == received.body_hash else "conflict"
-    count(connection, fate)
-    return fate, first.received_at
-
-
-def count(connection: Connection, state: Count, num: int = 1) -> None:
-    """Add to the count of items that were received and not stored."""
-    insert_new(connection, signal_count, {"state": state, "count": 0})
-    connection.execute(
-        update(signal_count).where(signal_count.c.state == state).values(count=signal_count.c.count + num)
+    firsts: dict[Key, Received] = {}
+    for item in received:
+        firsts.setdefault(_key(item), item)
+    inserted = _insert_new(connection, firsts)
+    holders = {key: _Holder(firsts[key].body_hash, firsts[key].signal.received_at) for key in inserted}
+    holders |= _find_holders(connection, firsts.keys() - inserted)
+    put(
+        connection,
+        PROCESS,
+        [message(SIGNALS, item.signal.key, item.signal) for key, item in firsts.items() if key in inserted],
     )
+    entries = []
+    for item in received:
+        key = _key(item)
+        holder = holders[key]
+        if key in inserted and item is firsts[key]:
+            entries.append(Entry("accepted", holder.received_at))
+        else:
+            same = holder.body_hash == item.body_hash
+            entries.append(Entry("duplicate" if same else "conflict", holder.received_at))
+    counts = Counter[str](entry.fate for entry in entries if entry.fate != "accepted")
+    _count(connection, counts + Counter({"rejected": num_rejected}))
+    return entries
 
 
 def find(connection: Connection, tenant: str, signal_id: str) -> Stored | None:
@@ -81,11 +109,83 @@ def find_joined(connection: Connection, record: Signal) -> Joined | None:
     return None if row is None else Joined(*row)
 
 
-def retract(connection: Connection, retraction: Signal, now: float) -> None:
-    """Note that a signal was taken back, and send it again as such."""
-    statement = update(received_signal).where(*_is(retraction.tenant, retraction.id))
-    connection.execute(statement.values(retracted_at=now))
-    put(connection, PROCESS, [message(SIGNALS, retraction.key, retraction)])
+def retract(connection: Connection, retractions: Sequence[Retraction]) -> list[float | None]:
+    """Note that signals were taken back, and send them again as such: once, by the first of those who ask.
+
+    Returns when each was first taken back; None for what was never received.
+    """
+    firsts = {(wish.tenant, wish.id): wish for wish in reversed(retractions)}
+    times = {key: _retract(connection, wish) for key, wish in sorted(firsts.items())}
+    return [times[wish.tenant, wish.id] for wish in retractions]
+
+
+@contextmanager
+def turn_to_relay(database: Database) -> Iterator[bool]:
+    """Whether this replica sends what waits, until the end of the block: two at once would send everything twice."""
+    if database.url.startswith("sqlite"):
+        yield True  # one process; and the relay could not delete while we hold the lock
+        return
+    # Read committed: a snapshot held as long as messages flow would keep deleted rows of the outbox from being cleaned up.
+    with database.transaction() as connection:
+        yield bool(connection.execute(select(func.pg_try_advisory_xact_lock(_RELAYING))).scalar_one())
+
+
+def _retract(connection: Connection, wish: Retraction) -> float | None:
+    stands = update(received_signal).where(*_is(wish.tenant, wish.id), received_signal.c.retracted_at.is_(None))
+    wire = connection.execute(
+        stands.values(retracted_at=wish.at).returning(received_signal.c.record)
+    ).scalar_one_or_none()
+    if wire is None:
+        stored = find(connection, wish.tenant, wish.id)
+        return stored.retracted_at if stored else None
+    record = msgspec.structs.replace(decode(Signal, wire), retracted=True)
+    put(connection, PROCESS, [message(SIGNALS, record.key, record)])
+    return wish.at
+
+
+def _insert_new(connection: Connection, firsts: Mapping[Key, Received]) -> set[Key]:
+    """Insert those whose ids are free; returns them. Waits for other replicas that are inserting the same ids."""
+    if not firsts:
+        return set()
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    statement = dialect.insert(received_signal).on_conflict_do_nothing()
+    rows = [
+        {
+            "tenant": tenant,
+            "id": signal_id,
+            "body_hash": item.body_hash,
+            "received_at": item.signal.received_at,
+            "record": encode(item.signal),
+        }
+        for (tenant, signal_id), item in sorted(firsts.items())
+    ]
+    returned = connection.execute(statement.returning(received_signal.c.tenant, received_signal.c.id), rows)
+    return {(row.tenant, row.id) for row in returned}
+
+
+def _find_holders(connection: Connection, keys: Collection[Key]) -> dict[Key, _Holder]:
+    holders = {}
+    table = received_signal.c
+    for tenant in {tenant for tenant, _ in keys}:
+        ids = [signal_id for of, signal_id in keys if of == tenant]
+        statement = select(table.id, table.body_hash, table.received_at)
+        for row in connection.execute(statement.where(table.tenant == tenant, table.id.in_(ids))):
+            holders[tenant, row.id] = _Holder(row.body_hash, row.received_at)
+    return holders
+
+
+def _count(connection: Connection, counts: Mapping[str, int]) -> None:
+    rows = [{"state": state, "count": num} for state, num in sorted(counts.items()) if num]
+    if not rows:
+        return
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    statement = dialect.insert(signal_count).values(rows)
+    added = signal_count.c["count"] + statement.excluded["count"]
+    connection.execute(statement.on_conflict_do_update(index_elements=["state"], set_={"count": added}))
+
+
+def _key(item: Received) -> Key:
+    return item.signal.tenant, item.signal.id
 
 
 def _is(tenant: str, signal_id: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:

@@ -96,6 +96,8 @@ def _check_sizes(item: FeedbackItem) -> None:
     for name, text in (("id", item.id), ("submitter.id", item.submitter.id)):
         if text is not None and not 1 <= len(text) <= _MAX_ID:
             raise InvalidRequest(f"{name} takes 1 to {_MAX_ID} characters, not {len(text)}", param=name)
+        if text is not None and "\0" in text:
+            raise InvalidRequest(f"{name} has a NUL character; PostgreSQL keeps none", param=name)
     for name, value in (("value", item.value), ("correction", item.correction), ("comment", item.comment)):
         if isinstance(value, str) and len(value) > _MAX_TEXT:
             raise InvalidRequest(f"{name} takes up to {_MAX_TEXT} characters, not {len(value)}", param=name)

@@ -2,67 +2,98 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 
+from contracts.assignments import MOVED
 from contracts.errors import UnknownModel
 from contracts.event_log import EventLog
+from contracts.passing import Passing
 from contracts.settings import Settings
+from contracts.spool import Spool
 from contracts.tasks import load_tasks
-from services.http import AnyCaller, KeyRing, make_service, reply
+from services.http import AnyCaller, KeyRing, find_caller, make_service, reply
 from services.inference.arms import Assignments
 from services.inference.endpoint import Endpoint
 from services.inference.engine_client import PATIENCE_SECONDS, EngineClient
+from services.inference.idempotency import Repeats
 from services.inference.recorder import Recorder
 from services.inference.requests import parse_chat_request
 from services.inference.template import load_template
+from services.limits import Limit
 
 _STARTED_AT = int(time.time())
 
 
 def create_app(
-    settings: Settings, *, event_log: EventLog | None = None, patience_seconds: float = PATIENCE_SECONDS
+    settings: Settings,
+    *,
+    event_log: EventLog | None = None,
+    passing: Passing | None = None,
+    patience_seconds: float = PATIENCE_SECONDS,
 ) -> FastAPI:
-    """The service of one home; `event_log` replaces the home's own, `patience_seconds` is how long engines may be gone.
+    """The service of one home; `event_log` and `passing` replace the home's own, `patience_seconds` is how long engines may be gone.
 
     Raises:
-        InvalidSettings: the base policy's folder lacks a file.
+        InvalidSettings: the base policy's folder lacks a file, or Redis' URL is none.
         InvalidTask: a task file has a mistake.
     """
-    database, log = settings.database(), event_log or settings.event_log()
+    database, log = settings.database(), event_log or _durable_log(settings)
+    passing = passing or settings.passing()
+    assignments, repeats = Assignments(database, settings.policy), Repeats(passing.window)
     engine, recorder = EngineClient(settings.engine_url, patience_seconds), Recorder(log)
     endpoint = Endpoint(
         policy=settings.policy,
         tasks=load_tasks(settings.tasks),
         template=load_template(settings.base),
-        assignments=Assignments(database, settings.policy),
+        assignments=assignments,
         engine=engine,
         recorder=recorder,
     )
 
     @asynccontextmanager
     async def lifespan(_service: FastAPI) -> AsyncIterator[None]:
+        passing.bell.listen(MOVED, assignments.look_again)
         yield
+        await repeats.close()
+        await passing.aclose()
         await recorder.close()
         await engine.close()
-        log.close()
+        await asyncio.to_thread(log.close)
         database.close()
 
     service = make_service("Millrace inference", lifespan)
     service.state.keys = KeyRing(database)
-    _add_routes(service, endpoint)
+    service.state.recorder, service.state.spool = recorder, log if isinstance(log, Spool) else None
+    _add_routes(service, endpoint, repeats, Limit(passing.limiter, "requests", settings.requests_per_minute))
     return service
 
 
-def _add_routes(service: FastAPI, endpoint: Endpoint) -> None:
-    @service.post("/v1/chat/completions")
-    async def create_chat_completion(client: Request, caller: AnyCaller) -> Response:
-        request = parse_chat_request(await client.body())
+def _durable_log(settings: Settings) -> EventLog:
+    """The home's log. Kafka may be away: then what it should take waits on this machine's disk."""
+    log = settings.event_log()
+    return log if settings.kafka is None else Spool(log, settings.home / "spool")
+
+
+def _add_routes(service: FastAPI, endpoint: Endpoint, repeats: Repeats, limit: Limit) -> None:
+    async def create_chat_completion(client: Request) -> Response:
+        caller = await find_caller(client)
+        standing, body = await limit.check(caller), await client.body()
+        request = parse_chat_request(body)
         plan = await endpoint.plan(request, caller, client.headers.get("x-millrace-purpose"))
-        return await (endpoint.stream(plan, client) if request.stream else endpoint.answer(plan, client))
+        # What consent forbids to log is not kept for repeats either.
+        key = client.headers.get("idempotency-key") if plan.logged else None
+        answer = endpoint.stream if request.stream else endpoint.answer
+        response = await repeats.once(key, caller.tenant, body, lambda: answer(plan, client))
+        response.headers.update(standing)
+        return response
+
+    # Without FastAPI's dependencies and validation, which this route has no use for: they cost as much as the rest of it.
+    service.add_route("/v1/chat/completions", create_chat_completion, methods=["POST"])
 
     @service.get("/v1/models")
     async def list_models(_caller: AnyCaller) -> Response:

@@ -85,6 +85,10 @@ class Assignments:
                 _log.warning("assignments not read", reason=error.message)
         return self._held
 
+    def look_again(self) -> None:
+        """Somebody moved an arm: the next request reads. Callable from any thread."""
+        self._read_at = float("-inf")
+
     def _read(self) -> dict[str, Assignment]:
         with self._database.snapshot() as connection:
             return read(connection, self._policy)

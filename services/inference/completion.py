@@ -35,14 +35,20 @@ class Completion:
         self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
         self._generation = asyncio.create_task(self._generate())
 
-    async def deltas(self) -> AsyncGenerator[Delta]:
-        """What is added to any choice, until all have ended.
+    async def deltas(self) -> AsyncGenerator[list[Delta]]:
+        """What is added to any choice, until all have ended; together what has come meanwhile.
 
         Raises:
             MillraceError: the engine refused, or did not come back; what was said so far is recorded as failed.
         """
-        while (delta := await self._deltas.get()) is not None:
-            yield delta
+        ended = False
+        while not ended:
+            waiting = [await self._deltas.get()]
+            while not self._deltas.empty():
+                waiting.append(self._deltas.get_nowait())
+            ended = waiting[-1] is None
+            if deltas := [delta for delta in waiting if delta is not None]:
+                yield deltas
         try:
             await self._generation
         except MillraceError:
@@ -51,9 +57,11 @@ class Completion:
 
     async def finish(self) -> bool:
         """Wait for all choices and their record; see `record`."""
-        async with aclosing(self.deltas()) as deltas:
-            async for _ in deltas:
-                pass
+        try:
+            await asyncio.shield(self._generation)
+        except MillraceError:
+            self._leave("error")
+            raise
         return await self.record()
 
     async def record(self) -> bool:
@@ -81,13 +89,21 @@ class Completion:
         return [generation_of(self.plan, choice, system, now) for choice in self.choices if choice.tokens]
 
     async def _generate(self) -> None:
+        try:
+            if len(self.choices) == 1:
+                await self._generate_choice(self.choices[0])
+            else:
+                await self._generate_together()
+        finally:
+            self._deltas.put_nowait(None)
+
+    async def _generate_together(self) -> None:
         parts = [asyncio.create_task(self._generate_choice(choice)) for choice in self.choices]
         try:
             await asyncio.gather(*parts)
         finally:
             for part in parts:
                 part.cancel()  # one refused: the answer as a whole fails
-            self._deltas.put_nowait(None)
 
     async def _generate_choice(self, choice: Choice) -> None:
         plan = self.plan

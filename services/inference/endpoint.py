@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from fastapi import Request, Response
 
@@ -23,9 +24,10 @@ from services.inference.engine_client import EngineClient
 from services.inference.plan import Plan, decide_purpose, decide_sampling, find_task, may_log
 from services.inference.recorder import Recorder
 from services.inference.requests import ChatRequest
-from services.inference.streams import CompletionStream, completion_events, unless_client_leaves
+from services.inference.streams import CompletionStream, Presence, completion_events
 from services.inference.template import ChatTemplate
 
+_SHORT_CHARACTERS = 4000
 _CLIENT_LEFT = 499  # nobody reads it; nginx's number for it
 
 
@@ -54,7 +56,7 @@ class Endpoint:
         version = pinned_version(request.model, self._policy)
         purpose = decide_purpose(purpose_header, caller)
         task = find_task(self._tasks, request)
-        prompt_ids = await asyncio.to_thread(self._template.encode, request.messages)
+        prompt_ids = await self._encode(request.messages)
         sampling = decide_sampling(request, task.sampling, purpose, len(prompt_ids), self._template.context)
         session_id = request.labels.get("session_id")
         arm = choose_arm(await self._assignments.held(), self._policy, version, draw_of(session_id))
@@ -81,10 +83,13 @@ class Endpoint:
 
     async def answer(self, plan: Plan, client: Request) -> Response:
         """The whole answer, once it is durable."""
-        completion = self._start(plan)
+        completion, presence = self._start(plan), Presence(client)
+        logged: bool | None = None
         try:
-            logged = await unless_client_leaves(client, completion.finish())
+            with presence:
+                logged = await completion.finish()
         finally:
+            presence.end()
             completion.abandon()
         if logged is None:
             return Response(status_code=_CLIENT_LEFT)
@@ -93,23 +98,30 @@ class Endpoint:
 
     async def stream(self, plan: Plan, client: Request) -> Response:
         """The answer as it is made. The response begins with the first token."""
-        completion = self._start(plan)
+        completion, presence = self._start(plan), Presence(client)
         deltas = completion.deltas()
         response: Response | None = None
         try:
-            first = await unless_client_leaves(client, anext(deltas))
-            if first is not None:
+            with presence:
+                first = await anext(deltas)
                 events = completion_events(completion, first, deltas, self._template.tokenizer)
-                response = CompletionStream(completion, events, _headers(plan))
+                response = CompletionStream(completion, events, _headers(plan), presence)
             return response or Response(status_code=_CLIENT_LEFT)
         finally:
             if response is None:
+                presence.end()
                 completion.abandon()
 
     async def models(self) -> list[str]:
         """The policy, and the versions of it that can be asked for now."""
         held = await self._engine.models()
         return [self._policy, *(name for name in held if name.startswith(f"{self._policy}@v"))]
+
+    async def _encode(self, messages: list[dict[str, Any]]) -> list[int]:
+        # A thread costs more than a short prompt does, and a long prompt would keep everybody else waiting.
+        if sum(len(str(message.get("content"))) for message in messages) <= _SHORT_CHARACTERS:
+            return self._template.encode(messages)
+        return await asyncio.to_thread(self._template.encode, messages)
 
     def _start(self, plan: Plan) -> Completion:
         return Completion(plan, self._template.tokenizer, self._engine, self._recorder)

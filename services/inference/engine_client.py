@@ -10,21 +10,21 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 
-import httpx
 import msgspec
 import structlog
 
 from contracts.errors import Unavailable
 from contracts.records import Sampling, Span
+from services.inference.engine_http import Broken, Exchange, HttpClient
 from services.inference.engine_wire import Piece, System, read_event, read_models, read_refusal
 
 PATIENCE_SECONDS = 30.0
 _POLL_SECONDS = 0.2
 _ACCEPT_SECONDS = 10.0  # a live engine answers the request line at once, however long its queue is
+_HEALTH_SECONDS = 2.0
 _OK = 200
-_TIMEOUT = httpx.Timeout(connect=2.0, read=120.0, write=10.0, pool=None)
 _log = structlog.get_logger(__name__)
 
 
@@ -34,12 +34,11 @@ class EngineClient:
     def __init__(self, url: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self.system: System | None = None
         self._patience = patience_seconds
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=512)
-        self._http = httpx.AsyncClient(base_url=url, timeout=_TIMEOUT, limits=limits, trust_env=False)
+        self._http = HttpClient(url)
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._http.aclose()
+        self._http.close()
 
     async def generate(
         self, model: str, prompt_ids: list[int], sampling: Sampling, request_id: str
@@ -80,23 +79,24 @@ class EngineClient:
         Raises:
             Unavailable: it does not answer.
         """
-        try:
-            response = await self._http.get("/v1/models", timeout=_ACCEPT_SECONDS)
-        except httpx.TransportError as error:
-            raise _unreachable(error) from error
-        if response.status_code != _OK:
-            raise Unavailable(f"the engine does not list its models (HTTP {response.status_code})")
-        return read_models(response.content)
+        status, content = await self._fetch("/v1/models", _ACCEPT_SECONDS)
+        if status != _OK:
+            raise Unavailable(f"the engine does not list its models (HTTP {status})")
+        return read_models(content)
 
     async def check_health(self) -> None:
         """Raises Unavailable unless the engine serves."""
+        status, content = await self._fetch("/health", _HEALTH_SECONDS)
+        if status != _OK:
+            raise Unavailable(f"the engine is not serving yet (HTTP {status})")
+        self.system = msgspec.json.decode(content, type=System)
+
+    async def _fetch(self, path: str, seconds: float) -> tuple[int, bytes]:
         try:
-            response = await self._http.get("/health", timeout=2.0)
-        except httpx.TransportError as error:
+            async with asyncio.timeout(seconds):
+                return await self._http.fetch("GET", path)
+        except (Broken, TimeoutError) as error:
             raise _unreachable(error) from error
-        if response.status_code != _OK:
-            raise Unavailable(f"the engine is not serving yet (HTTP {response.status_code})")
-        self.system = msgspec.json.decode(response.content, type=System)
 
     async def _wait_until_healthy(self, deadline: float, reason: Unavailable) -> None:
         while time.monotonic() < deadline:
@@ -128,24 +128,34 @@ class EngineClient:
             "return_token_ids": True,
             "request_id": request_id,
         }
-        async with AsyncExitStack() as stack:
-            try:
-                async with asyncio.timeout(min(_ACCEPT_SECONDS, self._patience)):
-                    response = await stack.enter_async_context(
-                        self._http.stream("POST", "/v1/completions", content=msgspec.json.encode(body))
-                    )
-                if response.status_code != _OK:
-                    raise read_refusal(response.status_code, await response.aread())
-                async for line in response.aiter_lines():
-                    if line.startswith("data: {"):
+        exchange = await self._begin(msgspec.json.encode(body))
+        ended = False
+        try:
+            if exchange.status != _OK:
+                raise read_refusal(exchange.status, await exchange.read_all())
+            rest = b""
+            while arrived := await exchange.read():
+                *lines, rest = (rest + arrived).split(b"\n")
+                for line in lines:
+                    if line.startswith(b"data: {"):
                         piece, system = read_event(line[6:], num_made)
                         self.system = system or self.system
+                        ended = piece.finish_reason is not None
                         yield piece
-                raise Unavailable("the engine ended a stream before its answer")
-            except TimeoutError as error:
-                raise Unavailable("the engine does not take requests") from error
-            except httpx.TransportError as error:
-                raise _unreachable(error) from error
+            raise Unavailable("the engine ended a stream before its answer")
+        except Broken as error:
+            raise _unreachable(error) from error
+        finally:
+            exchange.end(only_formalities=ended)
+
+    async def _begin(self, body: bytes) -> Exchange:
+        try:
+            async with asyncio.timeout(min(_ACCEPT_SECONDS, self._patience)):
+                return await self._http.begin("POST", "/v1/completions", body)
+        except TimeoutError as error:
+            raise Unavailable("the engine does not take requests") from error
+        except Broken as error:
+            raise _unreachable(error) from error
 
 
 def _changes(version: int | None, spans: list[Span]) -> list[Span]:
@@ -154,5 +164,5 @@ def _changes(version: int | None, spans: list[Span]) -> list[Span]:
     return [span for span, previous in zip(spans, before, strict=False) if span.version != previous]
 
 
-def _unreachable(error: httpx.TransportError) -> Unavailable:
+def _unreachable(error: Broken | TimeoutError) -> Unavailable:
     return Unavailable(f"the engine cannot be reached ({type(error).__name__}: {error})")

@@ -67,13 +67,16 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-def read_event(data: str, offset: int) -> tuple[Piece, System | None]:
+_EVENT = msgspec.json.Decoder(_Event)
+
+
+def read_event(data: bytes, offset: int) -> tuple[Piece, System | None]:
     """One event of a stream whose first token is number `offset` of the answer.
 
     Raises:
         Unavailable: it says that the engine failed.
     """
-    event = msgspec.json.decode(data, type=_Event)
+    event = _EVENT.decode(data)
     if event.error is not None:
         raise Unavailable(f"the engine failed: {event.error.message}")
     choice = event.choices[0]

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import structlog
 
-from contracts.errors import Unavailable
+from contracts.errors import RecordTooLarge, Unavailable
 from contracts.event_log import EventLog, Message
 from contracts.outbox import message
 from contracts.records import Generation, GenerationBody, pack_floats, pack_ids, seal_body
@@ -37,7 +37,7 @@ class Recorder:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
         self._appending = asyncio.Lock()
         self._waiting: list[Message] = []
-        self._next: asyncio.Task[None] | None = None
+        self._next: asyncio.Task[frozenset[str]] | None = None
         self._left_behind: set[asyncio.Task[bool]] = set()
 
     async def record(self, generations: Sequence[Generation]) -> bool:
@@ -48,12 +48,14 @@ class Recorder:
         if self._next is None:
             self._next = asyncio.create_task(self._append())
         try:
-            await asyncio.shield(self._next)
+            refused = await asyncio.shield(self._next)
         except Unavailable as error:
             self.num_lost += len(generations)
             _log.warning("generations not logged", num=len(generations), lost=self.num_lost, reason=error.message)
             return False
-        return True
+        lost = [generation.key for generation in generations if generation.key in refused]
+        self.num_lost += len(lost)
+        return not lost
 
     def record_later(self, generations: Sequence[Generation]) -> None:
         """Append without anybody waiting: the client has left."""
@@ -67,10 +69,21 @@ class Recorder:
             await asyncio.wait(self._left_behind)
         self._thread.shutdown()
 
-    async def _append(self) -> None:
+    async def _append(self) -> frozenset[str]:
         async with self._appending:
             batch, self._waiting, self._next = self._waiting, [], None
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._event_log.append, batch)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._write, batch)
+
+    def _write(self, batch: Sequence[Message]) -> frozenset[str]:
+        """Append; returns the keys that the log refuses for good."""
+        try:
+            self._event_log.append(batch)
+        except RecordTooLarge as error:
+            if len(batch) > 1:  # whoever shared the append with it must not pay for it
+                return frozenset().union(*(self._write([message]) for message in batch))
+            _log.error("a generation is too large for the log", reason=error.message)
+            return frozenset({batch[0].key})
+        return frozenset()
 
 
 def generation_of(plan: Plan, choice: Choice, system: System, finished_at: float) -> Generation:

@@ -25,7 +25,7 @@ def completion_body(plan: Plan, choices: Sequence[Choice], tokenizer: Tokenizer)
         }
         for choice in choices
     ]
-    return {**_head(plan, "chat.completion", choices), "choices": shown, "usage": usage(plan, choices)}
+    return {**_head(plan, "chat.completion", _version(choices)), "choices": shown, "usage": usage(plan, choices)}
 
 
 def opening_chunk(plan: Plan, choice: Choice) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def closing_chunk(plan: Plan, choice: Choice) -> dict[str, Any]:
 
 def usage_chunk(plan: Plan, choices: Sequence[Choice]) -> dict[str, Any]:
     """The last chunk, if the caller asked for it."""
-    return {**_head(plan, "chat.completion.chunk", choices), "choices": [], "usage": usage(plan, choices)}
+    return {**_head(plan, "chat.completion.chunk", _version(choices)), "choices": [], "usage": usage(plan, choices)}
 
 
 def usage(plan: Plan, choices: Sequence[Choice]) -> dict[str, int]:
@@ -68,13 +68,18 @@ def _chunk(
     finish_reason: str | None = None,
 ) -> dict[str, Any]:
     shown = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-    return {**_head(plan, "chat.completion.chunk", [choice]), "choices": [shown]} | (
-        {"usage": None} if plan.include_usage else {}
-    )
+    chunk = _head(plan, "chat.completion.chunk", choice.version)
+    chunk["choices"] = [shown]
+    if plan.include_usage:
+        chunk["usage"] = None
+    return chunk
 
 
-def _head(plan: Plan, kind: str, choices: Sequence[Choice]) -> dict[str, Any]:
-    version = max((choice.version for choice in choices if choice.version is not None), default=None)
+def _version(choices: Sequence[Choice]) -> int | None:
+    return max((choice.version for choice in choices if choice.version is not None), default=None)
+
+
+def _head(plan: Plan, kind: str, version: int | None) -> dict[str, Any]:
     return {
         "id": plan.completion_id,
         "object": kind,

@@ -7,11 +7,10 @@ durable. Waits for: the next token, then the log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
-from typing import TypeVar
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, NamedTuple
 
-from fastapi import Request
-from starlette.responses import StreamingResponse
+from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
 from tokenizers import Tokenizer
 
@@ -20,63 +19,105 @@ from services.inference import replies
 from services.inference.answer import Delta
 from services.inference.completion import Completion
 
-ResultType = TypeVar("ResultType")
+
+class Events(NamedTuple):
+    """Server-sent events that go out together."""
+
+    content: bytes
+    last: bool = False
 
 
-class CompletionStream(StreamingResponse):
+class Presence:
+    """Notices that a client leaves; only one for each request, since it reads what the client sends.
+
+    Entered, it cancels the task that entered it when the client leaves, and keeps that cancellation to itself.
+    """
+
+    def __init__(self, client: Request) -> None:
+        self._leaving = asyncio.create_task(_left(client))
+        self._waiting: asyncio.Task[Any] | None = None
+        self._cancelled = False
+
+    def end(self) -> None:
+        """Nobody asks any more."""
+        self._leaving.cancel()
+
+    def __enter__(self) -> None:
+        self._waiting = asyncio.current_task()
+        self._leaving.add_done_callback(self._cancel)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self._leaving.remove_done_callback(self._cancel)
+        waiting, self._waiting = self._waiting, None
+        if not self._cancelled or waiting is None:
+            return False
+        self._cancelled = False
+        return waiting.uncancel() == 0 and kind is asyncio.CancelledError
+
+    def _cancel(self, _leaving: object) -> None:
+        if self._waiting is not None:
+            self._cancelled = True
+            self._waiting.cancel()
+
+
+class CompletionStream(Response):
     """A streamed answer. However it ends, a completion that was not recorded is abandoned."""
 
-    def __init__(self, completion: Completion, events: AsyncIterator[bytes], headers: dict[str, str]) -> None:
-        super().__init__(events, media_type="text/event-stream", headers={"cache-control": "no-store", **headers})
-        self._completion = completion
+    media_type = "text/event-stream"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+    def __init__(
+        self, completion: Completion, events: AsyncIterator[Events], headers: dict[str, str], presence: Presence
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-store", **headers})
+        del self.headers["content-length"]  # nobody knows it yet
+        self._completion = completion
+        self._events = events
+        self._presence = presence
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Send it. Starlette's own stream does the same with a task group, at the price of a third of the request."""
         try:
-            await super().__call__(scope, receive, send)
+            with self._presence:
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                async for events in self._events:
+                    await send({"type": "http.response.body", "body": events.content, "more_body": not events.last})
         finally:
+            self._presence.end()
             self._completion.abandon()
 
 
 async def completion_events(
-    completion: Completion, first: Delta, deltas: AsyncIterator[Delta], tokenizer: Tokenizer
-) -> AsyncIterator[bytes]:
-    """The events of one answer. A failure after the first token is an event too: the status line is gone."""
-    plan, opened = completion.plan, set[int]()
-    delta: Delta | None = first
+    completion: Completion, first: list[Delta], deltas: AsyncIterator[list[Delta]], tokenizer: Tokenizer
+) -> AsyncIterator[Events]:
+    """The events of one answer, as many at once as there are. A failure after the first token is one too: the status line is gone."""
+    opened = set[int]()
+    new: list[Delta] | None = first
     try:
-        while delta is not None:
-            choice = completion.choices[delta.choice]
-            if choice.index not in opened:
-                opened.add(choice.index)
-                yield replies.event(replies.opening_chunk(plan, choice))
-            if delta.text or plan.logprobs:
-                yield replies.event(replies.delta_chunk(plan, choice, delta, tokenizer))
-            delta = await anext(deltas, None)
+        while new is not None:
+            chunks = [chunk for delta in new for chunk in _chunks(completion, delta, opened, tokenizer)]
+            if chunks:
+                yield Events(b"".join(map(replies.event, chunks)))
+            new = await anext(deltas, None)
     except MillraceError as error:
-        yield replies.event(error.as_openai())
+        yield Events(replies.event(error.as_openai()), last=True)
         return
+    plan = completion.plan
     logged = await completion.record()
     closing = [replies.closing_chunk(plan, choice) for choice in completion.choices]
     if plan.include_usage:
         closing.append(replies.usage_chunk(plan, completion.choices))
     if not logged:
         closing[-1]["millrace"] = {"logged": False}
-    for chunk in closing:
-        yield replies.event(chunk)
-    yield replies.DONE
+    yield Events(b"".join(map(replies.event, closing)) + replies.DONE, last=True)
 
 
-async def unless_client_leaves(client: Request, result: Awaitable[ResultType]) -> ResultType | None:
-    """The result, or None if the client closes the connection first; then the result is cancelled."""
-    wanted = asyncio.ensure_future(result)
-    left = asyncio.create_task(_left(client))
-    try:
-        await asyncio.wait({wanted, left}, return_when=asyncio.FIRST_COMPLETED)
-        return wanted.result() if wanted.done() else None
-    finally:
-        left.cancel()
-        wanted.cancel()
+def _chunks(completion: Completion, delta: Delta, opened: set[int], tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
+    plan, choice = completion.plan, completion.choices[delta.choice]
+    if choice.index not in opened:
+        opened.add(choice.index)
+        yield replies.opening_chunk(plan, choice)
+    if delta.text or plan.logprobs:
+        yield replies.delta_chunk(plan, choice, delta, tokenizer)
 
 
 async def _left(client: Request) -> None:

@@ -40,6 +40,8 @@ class ChatTemplate:
             self._template = make_sandbox().from_string(_template_of(folder, settings))
         except jinja2.TemplateError as error:
             raise InvalidSettings(f"{folder}: the chat template is not valid: {error}") from error
+        # jinja2 goes through all of them on every render, and its own chain of dicts is slow at that.
+        self._template.globals = dict(self._template.globals)
 
     def render(self, messages: list[dict[str, Any]]) -> str:
         """The prompt as text.

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,7 @@ from alembic.config import Config
 from sqlalchemy import Connection, func, insert, select, update
 
 from contracts import assignments
-from contracts.database import Database, create_database, insert_new, insert_or_update
+from contracts.database import Database, insert_new, insert_or_update
 from contracts.errors import StaleWrite, Unavailable
 from contracts.ledger import generation_counts, signal_counts
 from contracts.local_log import LocalLog
@@ -25,21 +22,7 @@ from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, message
 
-SERVER = os.environ.get("MILLRACE_DATABASE")
 ROOT = Path(__file__).parent.parent.parent
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.services)])
-def any_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    if request.param == "sqlite":
-        opened = Database(f"sqlite:///{tmp_path / 'm.db'}")
-    elif SERVER is None:
-        pytest.skip("no MILLRACE_DATABASE: run make test-services")
-    else:
-        opened = Database(create_database(SERVER, f"millrace_test_{secrets.token_hex(6)}"))
-    opened.migrate()
-    yield opened
-    opened.close()
 
 
 def count_of(connection: Connection, state: str) -> int | None:

@@ -86,12 +86,18 @@ class Chromium:
         return result["result"].get("value")
 
     def wait_for(self, expression: str) -> None:
-        """Wait until an expression is true."""
+        """Wait until an expression is true; while the page goes elsewhere there is nothing to ask."""
         deadline = time.monotonic() + WAIT_SECONDS
-        while not self.evaluate(f"Boolean({expression})"):
+        while not self._holds(expression):
             if time.monotonic() > deadline:
                 raise PageFailed(f"still not so after {WAIT_SECONDS} s: {expression}; errors: {self.errors}")
             time.sleep(0.1)
+
+    def press(self, key: str, code: int = 0, text: str = "") -> None:
+        """Strike one key: `Tab` (9), `Enter` (13, text "\\r")."""
+        details = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        self.send("Input.dispatchKeyEvent", type="keyDown", **details, **({"text": text} if text else {}))
+        self.send("Input.dispatchKeyEvent", type="keyUp", **details)
 
     def resize(self, width: int, height: int, *, dark: bool = False) -> None:
         """Show the page on a screen of this size."""
@@ -111,6 +117,12 @@ class Chromium:
         os.waitpid(self._pid, 0)
         os.close(self._commands)
         os.close(self._answers)
+
+    def _holds(self, expression: str) -> bool:
+        try:
+            return bool(self.evaluate(f"Boolean({expression})"))
+        except PageFailed:
+            return False
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:

@@ -1,4 +1,4 @@
-"""The page in a real browser: at two widths, in both themes, with a hostile text, a rollback, a lost connection."""
+"""The pages in a real browser: at two widths, in both themes, by keyboard, with hostile texts, a decision, a lost connection."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 import uvicorn
+from sqlalchemy import insert
 
 from contracts import assignments
 from contracts.keys import create_key
 from contracts.settings import Settings
+from contracts.tables import dead_letter
 from services.dashboard.app import create_app
 from services.dashboard.sessions import TOKEN_FILE
 from tests.end_to_end.chromium import BROWSER, Chromium
-from tests.unit.services.dashboard.seed import NUM_VERSIONS, POLICY, seed, settings_of
+from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, POLICY, SCRIPT, key_of, seed, settings_of
 
 pytestmark = [
     pytest.mark.browser,
@@ -25,16 +27,28 @@ pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="no Chromium here; apt-get install chromium"),
 ]
 READY = "document.documentElement.dataset.ready"
-SCROLL = "document.documentElement.scrollWidth - innerWidth"
+SCROLL = "document.scrollingElement.scrollWidth - innerWidth"
+FOCUSED = "document.activeElement.getAttribute('href')"
+MAX_TABS = 60
+HOSTILE_PAGE = f"/generations/{key_of(HOSTILE_NUMBER)}/0"
 FIGURES = {
-    "#tiles .tile": 6,
-    "#loop svg .stage": 7,
-    "#loop svg .edge": 7,
-    "#rewards canvas": 1,
-    "#gate canvas": 1,
-    "#curves canvas": 6,
-    "#generations li": 10,
-    "#signals li": 7,
+    "/": {
+        "#tiles .tile": 6,
+        "#loop svg .stage": 7,
+        "#loop svg .edge": 7,
+        "#rates canvas": 1,
+        "#rewards canvas": 1,
+        "#gate canvas": 1,
+        "#curves canvas": 6,
+        "#freshness tbody tr": 6,
+        "#lags .lag": 5,
+        "#alarm:not([hidden])": 0,
+    },
+    "/policies": {"#arms .arm": 2, "#tree .node": NUM_VERSIONS + 1, "#tree .branch": NUM_VERSIONS, "#decisions li": 12},
+    "/policies/3": {"h1": 1, ".dense tbody tr": 36, ".lineage a": 3},
+    "/generations": {".found li": 40, ".search input, .search select": 6, ".paging a": 1},
+    HOSTILE_PAGE: {".event": 5, ".messages li": 2, "script[src], main img": 1},
+    "/ledger": {"#generations li": 10, "#signals li": 7, "#by-version tbody tr": NUM_VERSIONS, "#dead tbody tr": 1},
 }
 
 
@@ -51,6 +65,10 @@ class Site:
             time.sleep(0.02)
         self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
 
+    def forget_connections(self) -> None:
+        """Make the next read open the database's file anew."""
+        self._app.state.database.close()
+
     def close(self) -> None:
         # In a process of its own a signal does both; signals reach the main thread only.
         self._loop.call_soon_threadsafe(self._app.state.watcher.stop)
@@ -61,7 +79,13 @@ class Site:
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return seed(tmp_path_factory.mktemp("home"), num_generations=800)
+    made = seed(tmp_path_factory.mktemp("home"), num_generations=800)
+    database = made.database()
+    with database.transaction() as connection:
+        place = {"consumer_group": "rewards", "topic": "outcomes", "partition": 2, "offset": 7}
+        connection.execute(insert(dead_letter).values(**place, reason=SCRIPT, value=b"?", at=time.time()))
+    database.close()
+    return made
 
 
 @pytest.fixture
@@ -84,33 +108,69 @@ def enter_by_link(page: Chromium, site: Site, settings: Settings) -> None:
     page.wait_for(READY)
 
 
+def count(page: Chromium, selector: str) -> int:
+    return int(page.evaluate(f"document.querySelectorAll({selector!r}).length"))
+
+
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 400])
-def test_everything_is_drawn_and_nothing_overflows(
+def test_every_page_is_drawn_and_nothing_overflows(
     page: Chromium, site: Site, settings: Settings, tmp_path: Path, *, width: int, dark: bool
 ) -> None:
     page.resize(width, 900, dark=dark)
     enter_by_link(page, site, settings)
-    for selector, number in FIGURES.items():
-        assert page.evaluate(f"document.querySelectorAll('{selector}').length") == number, selector
-    assert page.evaluate(SCROLL) == 0
-    assert (
-        page.evaluate("document.querySelector('#generations .total').textContent")
-        == "803 answers logged = 803 explained"
-    )
-    assert page.evaluate("document.querySelector('#alarm').hidden")
-    assert page.evaluate("document.querySelector('#tiles .value').textContent") == f"v{NUM_VERSIONS - 1}"
-    assert page.errors == []
-    picture = tmp_path / f"dashboard-{width}{'-dark' if dark else ''}.png"
-    page.screenshot(picture)
-    assert picture.stat().st_size > 20_000
+    for path, figures in FIGURES.items():
+        page.open(site.url + path)
+        page.wait_for(READY)
+        for selector, number in figures.items():
+            assert count(page, selector) == number, (path, selector)
+        assert page.evaluate(SCROLL) <= 0, path
+        assert page.evaluate("document.querySelectorAll('nav [aria-current]').length") == 1, path
+        assert page.evaluate("document.querySelector('#lost').hidden"), path
+        assert "undefined" not in page.evaluate("document.querySelector('main').innerText"), path
+        assert page.errors == [], path
+        picture = tmp_path / f"{path.strip('/').replace('/', '-') or 'loop'}-{width}{'-dark' if dark else ''}.png"
+        page.screenshot(picture)
+        assert picture.stat().st_size > 10_000, path
 
 
 def test_hostile_text_is_shown_as_text(page: Chromium, site: Site, settings: Settings) -> None:
     enter_by_link(page, site, settings)
-    assert page.evaluate("document.querySelector('#versions').textContent.includes('<img src=x onerror')")
-    assert page.evaluate("document.querySelectorAll('#versions img').length") == 0
-    assert page.evaluate("document.title") != "owned"
+    for path, place in (
+        ("/policies", "#versions"),
+        ("/ledger", "#dead"),
+        (HOSTILE_PAGE, ".messages"),
+        (HOSTILE_PAGE, ".story"),
+        ("/generations?text=onerror", ".found"),
+    ):
+        page.open(site.url + path)
+        page.wait_for(READY)
+        assert page.evaluate(f"document.querySelector('{place}').textContent.includes('<img src=x onerror')"), path
+        assert count(page, f"{place} img, {place} script") == 0, path
+        assert page.evaluate("document.title") != "owned", path
+    assert page.errors == []
+
+
+def test_the_keyboard_leads_to_one_answer(page: Chromium, site: Site, settings: Settings) -> None:
+    enter_by_link(page, site, settings)
+    tab_to(page, "/generations")
+    page.press("Enter", 13, "\r")
+    page.wait_for("location.pathname === '/generations' && document.documentElement.dataset.ready")
+    wanted = page.evaluate("document.querySelector('.hit').getAttribute('href')")
+    tab_to(page, wanted)
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.press("Enter", 13, "\r")
+    page.wait_for(f"location.pathname === '{wanted}' && document.querySelector('.tokens .token')")
+    assert page.evaluate("document.querySelector('nav [aria-current]').textContent") == "Generations"
+
+
+def tab_to(page: Chromium, address: str) -> None:
+    """Go on with the Tab key alone."""
+    for _ in range(MAX_TABS):
+        page.press("Tab", 9)
+        if page.evaluate(FOCUSED) == address:
+            return
+    raise AssertionError(f"{address} is not among the first {MAX_TABS} places of the keyboard")
 
 
 def test_an_empty_home_says_what_to_do(page: Chromium, tmp_path: Path) -> None:
@@ -123,14 +183,24 @@ def test_an_empty_home_says_what_to_do(page: Chromium, tmp_path: Path) -> None:
         page.resize(400, 900)
         enter_by_link(page, site, settings)
         assert page.evaluate("document.querySelector('#empty').innerText").startswith("Nothing has happened yet")
-        assert page.evaluate("document.querySelectorAll('.nothing:not([hidden])').length") == 8
-        assert page.evaluate(SCROLL) == 0
+        assert "curl http://127.0.0.1" in page.evaluate("document.querySelector('.command').innerText")
+        assert count(page, ".nothing:not([hidden])") == 9
+        said = {
+            "/policies": "Nothing is assigned yet",
+            "/generations": "curl http://127.0.0.1",
+            "/ledger": "None: every",
+        }
+        for path, words in {"/": "No answer has made the whole way", **said}.items():
+            page.open(site.url + path)
+            page.wait_for(READY)
+            assert words in page.evaluate("document.querySelector('main').innerText"), path
+            assert page.evaluate(SCROLL) <= 0, path
         assert page.errors == []
     finally:
         site.close()
 
 
-def test_an_operator_rolls_back_in_two_steps(page: Chromium, tmp_path: Path) -> None:
+def test_an_operator_rolls_back_in_two_steps_and_promotes(page: Chromium, tmp_path: Path) -> None:
     settings = seed(tmp_path / "home", num_generations=40)
     database = settings.database()
     with database.transaction() as connection:
@@ -142,25 +212,56 @@ def test_an_operator_rolls_back_in_two_steps(page: Chromium, tmp_path: Path) -> 
         page.evaluate("document.querySelector('form button').click()")
         page.wait_for(READY)
         page.evaluate("document.querySelector('#tiles button').click()")
-        assert page.evaluate("document.querySelector('#rollback').open")
-        page.evaluate("document.querySelector('#rollback button.danger').click()")
-        assert page.evaluate("document.querySelector('#rollback').open"), "a reason is required"
-        page.evaluate("document.querySelector('#reason').value = 'too many complaints'")
-        page.evaluate("document.querySelector('#rollback button.danger').click()")
+        assert page.evaluate("document.querySelector('#decision').open")
+        page.evaluate("document.querySelector('#decision button.danger').click()")
+        assert page.evaluate("document.querySelector('#decision').open"), "a reason is required"
+        decide(page, "too many complaints")
         page.wait_for(f"document.querySelector('#tiles .value').textContent === 'v{NUM_VERSIONS - 2}'")
+        page.wait_for("!document.querySelector('#decision').open")
+        page.open(f"{site.url}/policies")
+        page.wait_for(READY)
         assert page.evaluate("document.querySelector('#decisions').textContent.includes('too many complaints')")
-        assert not page.evaluate("document.querySelector('#rollback').open")
+        page.evaluate(f"""document.querySelector('[aria-label="Promote to v{NUM_VERSIONS - 1}"]').click()""")
+        decide(page, "mended")
+        page.wait_for(f"document.querySelector('.arm-live .value').textContent === 'v{NUM_VERSIONS - 1}'")
         with database.snapshot() as connection:
-            assert assignments.read(connection, POLICY)["live"].version == NUM_VERSIONS - 2
+            assert assignments.read(connection, POLICY)["live"].version == NUM_VERSIONS - 1
     finally:
         database.close()
         site.close()
 
 
-def test_a_lost_connection_is_said(page: Chromium, settings: Settings) -> None:
+def decide(page: Chromium, reason: str) -> None:
+    page.evaluate(f"document.querySelector('#reason').value = '{reason}'")
+    page.evaluate("document.querySelector('#decision button.danger').click()")
+
+
+def test_a_lost_connection_is_said_and_the_figures_stay(page: Chromium, settings: Settings) -> None:
     site = Site(settings)
     enter_by_link(page, site, settings)
     assert page.evaluate("document.querySelector('#lost').hidden")
     site.close()
     page.wait_for("document.documentElement.dataset.stream === 'lost'")
     assert page.evaluate("document.querySelector('#lost').textContent").startswith("Connection lost.")
+    assert page.evaluate("document.querySelector('#tiles .value').textContent") == f"v{NUM_VERSIONS - 1}"
+
+
+def test_a_lost_database_is_said_and_the_figures_stay(page: Chromium, tmp_path: Path) -> None:
+    settings = seed(tmp_path / "home", num_generations=40)
+    site = Site(settings)
+    enter_by_link(page, site, settings)
+    path = settings.home / "millrace.db"
+    held = path.rename(settings.home / "away.db")
+    path.mkdir()
+    try:
+        site.forget_connections()
+        page.wait_for("document.documentElement.dataset.stream === 'fault'")
+        assert "cannot be read" in page.evaluate("document.querySelector('#lost').textContent")
+        assert page.evaluate("document.querySelector('#tiles .value').textContent") == f"v{NUM_VERSIONS - 1}"
+        path.rmdir()
+        held.rename(path)
+        site.forget_connections()
+        page.wait_for("document.documentElement.dataset.stream === 'live'")
+        assert page.evaluate("document.querySelector('#lost').hidden")
+    finally:
+        site.close()

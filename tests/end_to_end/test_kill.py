@@ -22,7 +22,7 @@ from commands.up import listen, new_settings, running
 from contracts.ledger import trained_versions
 from contracts.records import Outcome, decode
 from contracts.topics import OUTCOMES
-from contracts.weights.store import FolderWeightStore
+from contracts.weights.store import open_weight_store
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 from tests.fakes import everything
@@ -143,7 +143,7 @@ def test_no_sample_was_learned_twice(aftermath: Aftermath) -> None:
     database, log = settings.database(), settings.event_log()
     with database.snapshot() as connection:
         trained = trained_versions(connection)
-    store = FolderWeightStore(settings.weights)
+    store = open_weight_store(settings)
     newest = store.versions(settings.policy)[-1]
     learned, version = 0, newest
     while (manifest := store.manifest(settings.policy, version)).parent is not None:

@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -39,9 +39,12 @@ class Echo:
     name = "echo"
     topics = ("signals",)
 
-    def handle(self, connection: Connection, record: LogRecord) -> list[Message]:
+    def read(self, record: LogRecord) -> LogRecord:
+        return record
+
+    def handle(self, connection: Connection, items: Sequence[LogRecord]) -> list[Message]:
         del connection
-        return [Message("outcomes", 0, record.key, record.value)]
+        return [Message("outcomes", 0, record.key, record.value) for record in items]
 
     def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
         del connection, now, partitions
@@ -111,7 +114,7 @@ def until(is_so: Callable[[], bool]) -> None:
 class Running:
     """A worker in a thread."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker[LogRecord]) -> None:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=worker.run, args=(self._stop,))
         self._thread.start()
@@ -131,9 +134,9 @@ def die_in_mid_batch(servers: str, prefix: str, url: str) -> None:
     handled: list[LogRecord] = []
 
     class Watched(Echo):
-        def handle(self, connection: Connection, record: LogRecord) -> list[Message]:
-            handled.append(record)
-            return super().handle(connection, record)
+        def handle(self, connection: Connection, items: Sequence[LogRecord]) -> list[Message]:
+            handled.extend(items)
+            return super().handle(connection, items)
 
     log = KafkaLog(servers, prefix=prefix, session=6.0)
     Worker(Watched(), Database(url), log, fault=fault).run(threading.Event())

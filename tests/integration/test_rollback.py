@@ -18,6 +18,7 @@ from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.event_log import Message
 from contracts.ledger import generation_counts, generation_states, trained_versions
 from contracts.outbox import message
+from contracts.passing.in_process import LocalBell
 from contracts.records import Span
 from contracts.tables import assignment_change, training_step
 from contracts.topics import EXPERIENCES, GENERATIONS, SIGNALS, route_of_key
@@ -46,7 +47,9 @@ class Loop:
             for handler in (EpisodesHandler(TASKS, self._clock), RewardsHandler(TASKS, self._clock))
         ]
         runner = FakeRunner(right(RIGHT_OF_TEN))
-        self._releaser = Releaser(self.world.database, runner, FILE, policy=POLICY, settings=ReleaseSettings())
+        self._releaser = Releaser(
+            self.world.database, runner, FILE, policy=POLICY, settings=ReleaseSettings(), bell=LocalBell()
+        )
         self.trainer: Trainer = self.world.start()
 
     def say(self, count: int) -> set[str]:

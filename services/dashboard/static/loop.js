@@ -1,8 +1,8 @@
 // The loop as a drawing: stages with their rate, edges with what waits on them. Two layouts, chosen by the room there is.
 
 import { count, seconds } from "./format.js";
+import { shape, text } from "./svg.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const LATE_SECONDS = 30;
 const BOX = { width: 124, height: 62 };
 
@@ -29,15 +29,6 @@ const NARROW = {
   back: "M118 598 H14 V40 H30",
   backNote: [180, 656],
 };
-
-function shape(tag, attributes, ...children) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
-}
-
-const text = (x, y, className, content) => shape("text", { x, y, class: className, "text-anchor": "middle" }, content);
 
 function path([x1, y1], [x2, y2], wide) {
   if (wide) {

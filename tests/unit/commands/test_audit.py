@@ -32,7 +32,7 @@ def filled(database: Database, log: LocalLog) -> list[dict[str, Any]]:
         insert_new(connection, received_signal, row)
         connection.execute(insert(signal_count).values(state="duplicate", count=2))
         for topic, record in records:
-            handler.handle(connection, LogRecord(topic, 0, 0, "", encode(record), 0.0))
+            handler.handle(connection, [handler.read(LogRecord(topic, 0, 0, "", encode(record), 0.0))])
     return [{"kind": "generation", "key": seen.key}, {"kind": "signal", "id": said.id}]
 
 
@@ -102,7 +102,7 @@ def test_a_row_without_a_record_in_the_log_is_unexplained(database: Database, ev
     orphan = a_generation()
     with database.transaction() as connection:
         handler = EpisodesHandler({"booking": BOOKING_TASK}, lambda: 103.0)
-        handler.handle(connection, LogRecord(GENERATIONS, 0, 0, "", encode(orphan), 0.0))
+        handler.handle(connection, [handler.read(LogRecord(GENERATIONS, 0, 0, "", encode(orphan), 0.0))])
     assert audit(database, event_log).problems == ("generations: -1 unexplained",)
 
 
@@ -118,7 +118,7 @@ class BusyLog(LocalLog):
         self.append([Message(GENERATIONS, 0, self.fresh.key, encode(self.fresh))])
         with self._database.transaction() as connection:
             handler = EpisodesHandler({"booking": BOOKING_TASK}, lambda: 103.0)
-            handler.handle(connection, LogRecord(GENERATIONS, 0, 0, "", encode(self.fresh), 0.0))
+            handler.handle(connection, [handler.read(LogRecord(GENERATIONS, 0, 0, "", encode(self.fresh), 0.0))])
         return super().ends(topic)
 
 

@@ -12,7 +12,7 @@ from commands.home import prepare_home, to_bf16
 from contracts.errors import InvalidSettings, MillraceError
 from contracts.settings import Settings, load_settings
 from contracts.weights.format import Tensor, read_safetensors
-from contracts.weights.store import FolderWeightStore
+from contracts.weights.store import open_weight_store
 
 ROOT = Path(__file__).parent.parent.parent.parent
 PRODUCT = ROOT / "examples" / "reservations"
@@ -49,7 +49,7 @@ def test_a_home_can_be_prepared_twice_and_keys_are_shown_once(settings: Settings
     assert again.app_key is None
     assert again.operator_key == first.operator_key
     assert (settings.home / "operator.key").stat().st_mode & 0o077 == 0
-    store = FolderWeightStore(settings.weights)
+    store = open_weight_store(settings)
     assert store.versions("reservations") == [0]
     assert store.load("reservations", 0).keys() == read_safetensors(PRODUCT / "base").keys()
 
@@ -61,6 +61,13 @@ def test_a_home_keeps_its_run_and_its_policy(settings: Settings) -> None:
     assert load_settings(settings.home) == again.settings
     with pytest.raises(InvalidSettings, match="choose another --home"):
         prepare_home(settings.model_copy(update={"policy": "another"}), {})
+
+
+def test_a_home_keeps_redis_and_the_limits_that_were_written_into_its_file(settings: Settings) -> None:
+    told = {"redis": "redis://127.0.0.1:1/0", "requests_per_minute": 600, "signals_per_minute": 1200}
+    prepare_home(settings.model_copy(update=told), {})
+    again = prepare_home(settings, {}).settings
+    assert {name: getattr(again, name) for name in told} == told
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "config.json", "model.safetensors"])

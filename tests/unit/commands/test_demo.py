@@ -18,7 +18,7 @@ from contracts.settings import Settings
 from contracts.tables import swap, verdict
 from contracts.topics import GENERATIONS, OUTCOMES, SIGNALS
 from contracts.weights.format import Tensor, Tensors
-from contracts.weights.store import FolderWeightStore, publish_version
+from contracts.weights.store import open_weight_store, publish_version
 from examples.reservations.evaluate import Evaluation
 from pipelines.episodes.handler import EpisodesHandler
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
@@ -47,7 +47,7 @@ def learn(database: Database, version: int) -> tuple[str, str]:
     told = Outcome(key=about.key, revision=1, epoch=1, state="trained", version=version, writer="training", at=1.0)
     with database.transaction() as connection:
         for topic, record in ((GENERATIONS, about), (SIGNALS, said), (OUTCOMES, told)):
-            handler.handle(connection, LogRecord(topic, 0, 0, "", encode(record), 0.0))
+            handler.handle(connection, [handler.read(LogRecord(topic, 0, 0, "", encode(record), 0.0))])
     return about.key, said.id
 
 
@@ -56,7 +56,7 @@ def publish(home: Home, version: int, base: Tensors | None, num_changed: int) ->
     values[:num_changed] = version
     target = {"w": Tensor("BF16", (1000,), values.view(np.uint8))}
     publish_version(
-        FolderWeightStore(home.settings.weights), policy="booking", run="r", version=version,
+        open_weight_store(home.settings), policy="booking", run="r", version=version,
         parent=version - 1 if version else None, base=base, target=target, step=0, epoch=1, num_samples=1, created_at=0.0,
     )  # fmt: skip
     return target

@@ -13,7 +13,7 @@ def handle(database: Database, *records: tuple[str, Record]) -> None:
     handler = EpisodesHandler({"booking": BOOKING_TASK}, lambda: 103.0)
     with database.transaction() as connection:
         for topic, record in records:
-            handler.handle(connection, LogRecord(topic, 0, 0, "", encode(record), 0.0))
+            handler.handle(connection, [handler.read(LogRecord(topic, 0, 0, "", encode(record), 0.0))])
 
 
 def outcome(key: str, epoch: int, state: str, version: int | None = None) -> Outcome:

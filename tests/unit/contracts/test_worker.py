@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, delete, func, insert, select
 
 from contracts.database import Database
-from contracts.dead_letters import MAX_DEAD_LETTERS
+from contracts.dead_letters import LATEST, MAX_DEAD_LETTERS, MAX_IN_A_ROW, MAX_OF_LATEST, bury
 from contracts.errors import InvalidRecord, NewerSchema, StaleWrite, TooManyDeadLetters, Unavailable
 from contracts.event_log import LogRecord, Message
 from contracts.local_log import LocalLog
 from contracts.outbox import Relay, put
 from contracts.tables import dead_letter, outbox, position
-from contracts.worker import Worker
+from contracts.worker import BATCH, Worker
 from tests.fakes import FullLog, everything
 
 
@@ -26,13 +26,16 @@ class Echo:
     name = "echo"
     topics = ("signals",)
 
-    def handle(self, connection: Connection, record: LogRecord) -> list[Message]:
-        del connection
+    def read(self, record: LogRecord) -> LogRecord:
         if record.value == b"bad":
             raise InvalidRecord("this one is bad")
         if record.value == b"newer":
             raise NewerSchema("schema 2, this process reads up to 1: upgrade it")
-        return [Message("outcomes", 0, record.key, record.value)]
+        return record
+
+    def handle(self, connection: Connection, items: Sequence[LogRecord]) -> list[Message]:
+        del connection
+        return [Message("outcomes", 0, record.key, record.value) for record in items]
 
     def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
         del connection, now, partitions
@@ -59,13 +62,77 @@ def test_a_bad_record_is_buried_with_its_reason_and_the_rest_goes_on(database: D
     assert (row.reason, row.value, row.topic) == ("this one is bad", b"bad", "signals")
 
 
-def test_dead_letters_have_a_limit_and_then_nothing_moves(database: Database, event_log: LocalLog) -> None:
-    event_log.append(messages(*[b"bad"] * (MAX_DEAD_LETTERS + 1)))
-    worker = Worker(Echo(), database, event_log)
-    with pytest.raises(TooManyDeadLetters, match="clear the table"):
-        worker.step()
+def of_one_partition(*values: bytes) -> list[Message]:
+    return [Message("signals", 0, str(number), value) for number, value in enumerate(values)]
+
+
+def stored_position(database: Database) -> int:
     with database.snapshot() as connection:
-        assert connection.execute(select(func.sum(position.c.next_offset))).scalar_one() == 0
+        return int(connection.execute(select(func.sum(position.c.next_offset))).scalar_one())
+
+
+def test_too_many_dead_letters_in_a_row_stop_the_worker_and_nothing_moves(
+    database: Database, event_log: LocalLog
+) -> None:
+    event_log.append(of_one_partition(b"good", *[b"bad"] * (MAX_IN_A_ROW + 1)))
+    for _ in range(2):  # a supervisor that starts it again changes nothing
+        with pytest.raises(TooManyDeadLetters, match=r"21 records in a row of signals/0.*clear the rows"):
+            Worker(Echo(), database, event_log).step()
+        assert stored_position(database) == 0
+
+
+def test_in_a_row_is_counted_over_steps_and_restarts(database: Database, event_log: LocalLog) -> None:
+    event_log.append(of_one_partition(*[b"bad"] * MAX_IN_A_ROW))
+    assert Worker(Echo(), database, event_log).step() == MAX_IN_A_ROW
+    event_log.append(of_one_partition(b"bad"))
+    with pytest.raises(TooManyDeadLetters):
+        Worker(Echo(), database, event_log).step()
+    with database.transaction() as connection:
+        connection.execute(delete(dead_letter))
+    assert Worker(Echo(), database, event_log).step() == 1
+
+
+def test_bad_records_with_a_good_one_between_are_not_in_a_row(database: Database, event_log: LocalLog) -> None:
+    event_log.append(of_one_partition(*[b"bad"] * MAX_IN_A_ROW, b"good", b"bad"))
+    assert Worker(Echo(), database, event_log).step() == MAX_IN_A_ROW + 2
+
+
+def test_too_large_a_share_of_dead_letters_stops_the_worker(database: Database, event_log: LocalLog) -> None:
+    event_log.append(of_one_partition(*[b"bad", b"good"] * MAX_OF_LATEST))
+    worker = Worker(Echo(), database, event_log)
+    assert worker.step() == 2 * MAX_OF_LATEST
+    event_log.append(of_one_partition(b"bad"))
+    with pytest.raises(TooManyDeadLetters, match="101 of the latest 1000 records of signals/0"):
+        worker.step()
+    assert stored_position(database) == 2 * MAX_OF_LATEST
+
+
+def test_a_bad_record_now_and_then_is_no_reason_to_stop(database: Database, event_log: LocalLog) -> None:
+    every = 2 * LATEST // MAX_OF_LATEST
+    values = [b"bad" if number % every == 0 else b"good" for number in range(2 * LATEST)]
+    event_log.append(of_one_partition(*values))
+    worker = Worker(Echo(), database, event_log)
+    assert sum(worker.step() for _ in range(len(values) // BATCH + 1)) == len(values)
+
+
+def test_the_dead_letters_of_a_group_are_bounded_in_all(database: Database) -> None:
+    rows = [
+        {
+            "consumer_group": "echo",
+            "topic": "signals",
+            "partition": 0,
+            "offset": LATEST * number,
+            "reason": "",
+            "at": 0.0,
+        }
+        for number in range(MAX_DEAD_LETTERS)
+    ]
+    with database.transaction() as connection:
+        connection.execute(insert(dead_letter), [{**row, "value": b""} for row in rows])
+        other = LogRecord("signals", 1, 5, "", b"bad", 0.0)
+        bury(connection, "another", other, InvalidRecord("no"), 0.0)
+        with pytest.raises(TooManyDeadLetters, match="10001 records in all"):
+            bury(connection, "echo", other, InvalidRecord("no"), 0.0)
 
 
 def test_a_worker_that_lost_its_partition_changes_nothing(database: Database, event_log: LocalLog) -> None:
@@ -120,6 +187,19 @@ def test_a_relay_sends_only_its_own(database: Database, event_log: LocalLog) -> 
         put(connection, "other", messages(b"b"))
     assert Relay("echo", database, event_log).flush() == 1
     assert [record.value for record in everything(event_log, "signals")] == [b"a"]
+
+
+def test_a_relay_leaves_what_lies_in_the_partitions_of_others(database: Database, event_log: LocalLog) -> None:
+    sent = [Message("signals", route, str(route), b"") for route in range(12)]
+    with database.transaction() as connection:
+        put(connection, "echo", sent)
+    mine = Relay("echo", database, event_log, partitions=lambda: frozenset((1, 2)))
+    assert mine.flush() == 6
+    assert {record.partition for record in everything(event_log, "signals")} == {1, 2}
+    nobodys = Relay("echo", database, event_log, partitions=frozenset)
+    assert nobodys.flush() == 0
+    everyones = Relay("echo", database, event_log)
+    assert everyones.flush() == 6
 
 
 def test_a_full_disk_refuses_the_append_and_keeps_what_was(tmp_path: Path) -> None:

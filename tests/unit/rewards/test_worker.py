@@ -18,7 +18,7 @@ def score(database: Database, turn: Generation, *signals: Signal, times: int = 1
     episode = Episode(key=turn.key, revision=1, reason="window", turns=(turn,), signals=signals, closed_at=111.0)
     record = LogRecord(EPISODES, 0, 0, episode.key, encode(episode), 0.0)
     with database.transaction() as connection:
-        sent = [message for _ in range(times) for message in handler.handle(connection, record)]
+        sent = handler.handle(connection, [handler.read(record)] * times)
     experiences = [decode(Experience, message.value) for message in sent if message.topic == EXPERIENCES]
     return experiences, [decode(Outcome, message.value) for message in sent if message.topic != EXPERIENCES]
 
@@ -49,7 +49,8 @@ def test_without_its_task_a_sample_is_unscored_by_our_fault(database: Database) 
 
 
 def test_only_the_completion_is_learned_from() -> None:
-    segment = segment_of(a_generation())
+    turn = a_generation()
+    segment = segment_of(turn, turn.open())
     assert np.frombuffer(segment.token_ids, "<i4").tolist() == [1, 2, 3, 4, 5]
     assert list(segment.loss_mask) == [0, 0, 0, 1, 1]
     assert np.frombuffer(segment.logprobs, "<f4").tolist() == [0.0, 0.0, 0.0, -0.5, -0.25]

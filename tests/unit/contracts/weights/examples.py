@@ -51,3 +51,12 @@ def publish(
         store, policy="reservations", run="run-1", version=version, parent=parent, base=base, target=target,
         step=version, epoch=0, num_samples=32, created_at=created_at,
     )  # fmt: skip
+
+
+def publish_chain(store: WeightStore, length: int) -> list[Tensors]:
+    weights = [bf16_policy()]
+    publish(store, 0, weights[0])
+    for version in range(1, length):
+        weights.append(stepped(weights[-1], 0.03, seed=version))
+        publish(store, version, weights[-1], parent=version - 1, base=weights[-2])
+    return weights

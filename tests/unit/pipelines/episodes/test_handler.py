@@ -25,7 +25,7 @@ def handle(database: Database, tasks: dict[str, Task], *records: tuple[str, Reco
     sent = []
     with database.transaction() as connection:
         for topic, record in records:
-            sent += handler.handle(connection, LogRecord(topic, 0, 0, "", encode(record), 0.0))
+            sent += handler.handle(connection, [handler.read(LogRecord(topic, 0, 0, "", encode(record), 0.0))])
     return [decode(Episode, message.value) for message in sent]
 
 

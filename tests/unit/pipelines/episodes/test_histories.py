@@ -13,6 +13,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -48,7 +49,7 @@ class System:
         self.now = 103.0
         self._crash = crash
         self.fault: FaultPoint = self._maybe_crash
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, Worker[Any]] = {}
 
     def work(self, name: str) -> None:
         """One step of a worker, which may die at any fault point and is then built anew from what is durable."""
@@ -85,7 +86,7 @@ class System:
                 newest[experience.key] = experience
         return generations, signals, {key: item.reward for key, item in newest.items()}
 
-    def _worker(self, name: str) -> Worker:
+    def _worker(self, name: str) -> Worker[Any]:
         if name not in self._workers:
             clock = lambda: self.now  # noqa: E731 the clock is the test's, read at each call
             handler = EpisodesHandler(TASKS, clock) if name == "episodes" else RewardsHandler(TASKS, clock)

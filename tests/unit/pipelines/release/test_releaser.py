@@ -10,6 +10,7 @@ from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.database import Database
 from contracts.errors import StaleWrite, VersionNotResident
+from contracts.passing.in_process import LocalBell
 from contracts.tables import verdict
 from pipelines.release.releaser import Releaser
 from pipelines.release.rules import Sentinels
@@ -51,7 +52,8 @@ def arms(database: Database) -> dict[str, int | None]:
 
 
 def a_releaser(database: Database, answers: Answers, tolerance: float = 0.03) -> Releaser:
-    return Releaser(database, FakeRunner(answers), FILE, policy="p", settings=ReleaseSettings(tolerance=tolerance))
+    settings = ReleaseSettings(tolerance=tolerance)
+    return Releaser(database, FakeRunner(answers), FILE, policy="p", settings=settings, bell=LocalBell())
 
 
 def right(share: dict[int, int]) -> Answers:

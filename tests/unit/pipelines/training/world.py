@@ -9,11 +9,13 @@ import torch
 
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
+from contracts.errors import Unavailable
 from contracts.faults import FaultPoint, no_fault
 from contracts.outbox import message
 from contracts.records import Experience, Outcome, decode
 from contracts.settings import Settings
 from contracts.topics import EXPERIENCES, OUTCOMES
+from contracts.weights.format import Manifest
 from contracts.weights.store import FolderWeightStore, publish_version
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
@@ -156,3 +158,16 @@ def survive(world: World, run: Callable[[Trainer], None], fault: FaultPoint) -> 
 
 def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     return trainer._learner.capture(trainer.state, None).weights
+
+
+class AwayStore(FolderWeightStore):
+    """A weight store that can be away for writing, as an object store can."""
+
+    is_away = False
+    num_refused = 0
+
+    def publish(self, manifest: Manifest, payload: bytes) -> None:
+        if self.is_away:
+            self.num_refused += 1
+            raise Unavailable("the weight store does not answer")
+        super().publish(manifest, payload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 import sqlite3
@@ -11,10 +12,23 @@ from typing import Any
 
 import numpy as np
 from sqlalchemy import Connection, insert
+from tokenizers import Tokenizer
 
 from contracts import assignments, tables
 from contracts.assignments import CANDIDATE, LIVE
 from contracts.event_log import Message
+from contracts.records import (
+    Generation,
+    GenerationBody,
+    Sampling,
+    Signal,
+    Span,
+    Submitter,
+    encode,
+    pack_floats,
+    pack_ids,
+    seal_body,
+)
 from contracts.settings import Settings
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from contracts.weights.format import Tensor
@@ -25,6 +39,10 @@ EPOCH = 2
 NUM_VERSIONS = 10
 REFUSED = 6
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"> accuracy 0.861, -0.062 against v5 (0.923)"
+SCRIPT = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+HOSTILE_NUMBER = 3
+"""The sample whose prompt, answer, signal and submitter are SCRIPT."""
+BASE = "examples/reservations/base"
 WAITING = {GENERATIONS: 3, SIGNALS: 2, EPISODES: 5, EXPERIENCES: 21}
 SECONDS = 280.0
 _GROUPS = {GENERATIONS: "episodes", SIGNALS: "episodes", EPISODES: "rewards"}
@@ -32,15 +50,17 @@ _GROUPS = {GENERATIONS: "episodes", SIGNALS: "episodes", EPISODES: "rewards"}
 Row = dict[str, Any]
 
 
-def settings_of(home: Path) -> Settings:
+def settings_of(home: Path, database_url: str | None = None) -> Settings:
     return Settings(
-        home=home, run="2026-11-20-a", policy=POLICY, base="examples/reservations/base", tasks=(Path("task.toml"),)
+        database_url=database_url, home=home, run="2026-11-20-a", policy=POLICY, base=BASE, tasks=(Path("task.toml"),)
     )
 
 
-def seed(home: Path, *, num_generations: int = 1500, now: float | None = None) -> Settings:
+def seed(
+    home: Path, *, num_generations: int = 1500, now: float | None = None, database_url: str | None = None
+) -> Settings:
     """Write it all; every identity holds. Times end at `now`."""
-    settings, now, dice = settings_of(home), now or time.time(), random.Random(7)
+    settings, now, dice = settings_of(home, database_url), now or time.time(), random.Random(7)
     home.mkdir(parents=True, exist_ok=True)
     database = settings.database()
     database.migrate()
@@ -73,11 +93,13 @@ def _samples(connection: Connection, dice: random.Random, num_generations: int, 
         version = int(share * NUM_VERSIONS)
         sentinel = dice.random() < 0.1
         silent = dice.random() < 0.4
+        if number == HOSTILE_NUMBER:
+            sentinel = silent = False
         reward = None if silent else float(dice.random() < 0.5 + 0.46 * (1 - math.exp(-4 * share)))
-        state, writer, epoch = fate = _fate(dice, share, sentinel, silent)
+        fate = _fate(dice, share, sentinel, silent)
         generations.append(_generation(number, version, at, sentinel=sentinel, fate=fate))
-        if writer != "episodes" or sentinel:
-            outcomes.append(_outcome(number, state, writer, epoch, at))
+        if fate[1] != "episodes" or sentinel:
+            outcomes.append(_outcome(number, fate, at, version + 1))
         if sentinel:
             continue
         scores.append(_score(number, version, reward, at))
@@ -122,15 +144,53 @@ def _generation(number: int, version: int, at: float, *, sentinel: bool, fate: t
     return {
         "completion_id": key_of(number), "choice": 0, "partition": number % 4, "policy": POLICY, "task": POLICY,
         "purpose": "sentinel" if sentinel else "user", "arm": LIVE, "version": version, "created_at": at,
-        "joined_at": at + 0.1, "closes_at": None, "revision": 1, "state": state,
+        "joined_at": at + 0.1 + 0.2 * (number % 7), "closes_at": None, "revision": 1, "state": state,
         "state_reason": "sentinel" if sentinel else "", "state_writer": writer, "state_epoch": epoch,
-        "state_revision": 1, "state_version": version + 1 if state == "trained" else None, "record": b"g" * 700,
+        "state_revision": 1, "state_version": version + 1 if state == "trained" else None,
+        "record": encode(record_of(number, version, at, sentinel=sentinel)),
     }  # fmt: skip
 
 
-def _outcome(number: int, state: str, writer: str, epoch: int, at: float) -> Row:
+def record_of(number: int, version: int, at: float, *, sentinel: bool = False) -> Generation:
+    """What was said: a booking, or SCRIPT."""
+    dice = random.Random(number)
+    name, party, hour = dice.choice(("Ada", "Grace", "Alan", "Edsger")), dice.randint(2, 9), dice.randint(17, 21)
+    prompt = f"a table for {party} at {hour}:30 please, {name}"
+    text = f'{{"party": {party}, "time": "{hour}:30", "name": "{name}"}}'
+    if number == HOSTILE_NUMBER:
+        prompt = text = SCRIPT
+    ids = _tokenizer().encode(text, add_special_tokens=False).ids
+    logprobs = [-abs(dice.gauss(0, 0.05)) if dice.random() < 0.7 else -dice.expovariate(0.6) for _ in ids]
+    body = GenerationBody(
+        messages=[{"role": "system", "content": "Answer with a booking."}, {"role": "user", "content": prompt}],
+        text=text, prompt_ids=pack_ids([1, 2, 3]), completion_ids=pack_ids(ids), logprobs=pack_floats(logprobs),
+    )  # fmt: skip
+    return Generation(
+        completion_id=key_of(number), choice=0, tenant="default", policy=POLICY, task=POLICY, task_hash="ab12",
+        purpose="sentinel" if sentinel else "user", arm=LIVE, arm_probability=1.0, spans=(Span(0, version),),
+        sampling=Sampling(temperature=1.0, max_tokens=32), finish_reason="stop", created_at=at, finished_at=at + 0.09,
+        engine="millrace/1", dtype="BF16", body=seal_body(body),
+    )  # fmt: skip
+
+
+@functools.cache
+def _tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(f"{BASE}/tokenizer.json")
+
+
+def signal_of(number: int, at: float) -> Signal:
+    """A user's word on an answer."""
+    hostile = number == HOSTILE_NUMBER
+    return Signal(
+        id=f"s{number}", completion_id=key_of(number), choice=0, name="accepted", value=SCRIPT if hostile else True,
+        at=at + 1, received_at=at + 2, tenant="default", submitter=Submitter(id=SCRIPT if hostile else "ann"),
+    )  # fmt: skip
+
+
+def _outcome(number: int, fate: tuple[str, str, int], at: float, version: int) -> Row:
+    state, writer, epoch = fate
     return {"key": f"{key_of(number)}:0", "revision": 1, "epoch": epoch, "state": state, "reason": "",
-            "version": None, "writer": writer, "at": at + 5}  # fmt: skip
+            "version": version if state == "trained" else None, "writer": writer, "at": at + 5 + number % 5}  # fmt: skip
 
 
 def _score(number: int, version: int, reward: float | None, at: float) -> Row:
@@ -142,8 +202,9 @@ def _score(number: int, version: int, reward: float | None, at: float) -> Row:
 
 
 def _signal(number: int, at: float, state: str) -> Row:
-    return {"id": f"s{number}", "tenant": "default", "completion_id": key_of(number), "choice": 0, "name": "accepted", "submitter": "ann",
-            "at": at + 1, "received_at": at + 2, "state": state, "reason": "", "revision": 1, "record": b"r" * 200}  # fmt: skip
+    return {"id": f"s{number}", "tenant": "default", "completion_id": key_of(number), "choice": 0, "name": "accepted",
+            "submitter": signal_of(number, at).submitter.id, "at": at + 1, "received_at": at + 2, "state": state, "reason": "",
+            "revision": 1, "record": encode(signal_of(number, at))}  # fmt: skip
 
 
 def _steps(connection: Connection, dice: random.Random, num_steps: int, now: float) -> None:
@@ -198,6 +259,13 @@ def _policy(connection: Connection, now: float) -> None:
     point(CANDIDATE, NUM_VERSIONS, "published", published_at(NUM_VERSIONS, now))
 
 
+def parent_of(version: int) -> int | None:
+    """What is refused has no children."""
+    if version == 0:
+        return None
+    return version - 2 if version - 1 == REFUSED else version - 1
+
+
 def published_at(version: int, now: float) -> float:
     return now - SECONDS + version * SECONDS / (NUM_VERSIONS + 0.3)
 
@@ -229,13 +297,14 @@ def _log(settings: Settings, totals: dict[str, int], now: float) -> None:
 def _weights(settings: Settings, now: float) -> None:
     store, dice = FolderWeightStore(settings.weights), np.random.default_rng(3)
     words = dice.integers(0, 2**16, 4096, dtype=np.uint16)
-    before = None
+    made: dict[int, Any] = {}
     for version in range(NUM_VERSIONS + 1):
+        parent = parent_of(version)
         tensor = {"embed": Tensor("BF16", (64, 64), words.copy().view(np.uint8))}
         publish_version(
-            store, policy=POLICY, run=settings.run, version=version, parent=version - 1 if version else None,
-            base=before, target=tensor, step=version * 16, epoch=EPOCH, num_samples=128 if version else 0,
+            store, policy=POLICY, run=settings.run, version=version, parent=parent,
+            base=None if parent is None else made[parent], target=tensor, step=version * 16, epoch=EPOCH, num_samples=128 if version else 0,
             created_at=published_at(version, now),
         )  # fmt: skip
-        before = tensor
+        made[version] = tensor
         words = words + (dice.random(4096) < 0.7 * math.exp(-0.15 * version)).astype(np.uint16)

@@ -12,10 +12,11 @@ from contracts.keys import Role, create_key
 from contracts.settings import Settings
 from services.dashboard.app import create_app
 from services.dashboard.sessions import COOKIE, TOKEN_FILE
-from tests.unit.services.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY
+from tests.unit.services.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY, key_of
 
 ORIGIN = {"origin": "http://testserver"}
 LIVE = NUM_VERSIONS - 1
+PAGES = ("/", "/policies", f"/policies/{LIVE}", "/generations", f"/generations/{key_of(30)}/0", "/ledger")
 
 
 @pytest.fixture
@@ -120,6 +121,35 @@ def test_an_operator_rolls_back(client: TestClient, small: Settings) -> None:
     assert decision["writer"].startswith("operator ")
 
 
+def promote(client: TestClient, **content: Any) -> Any:
+    body = {"live": LIVE, "to": NUM_VERSIONS, "reason": "a demo", **content}
+    return client.post("/api/promote", json=body, headers={**ORIGIN, "x-csrf-token": csrf_of(client)})
+
+
+def test_an_operator_promotes_a_published_version(client: TestClient, small: Settings) -> None:
+    sign_in(client, small, "operator")
+    answer = promote(client)
+    assert (answer.status_code, answer.json()) == (200, {"live": NUM_VERSIONS})
+    assert live_of(small) == NUM_VERSIONS
+
+
+@pytest.mark.parametrize(
+    ("content", "status"), [({"to": 99}, 404), ({"to": 3}, 422), ({"live": 1}, 409), ({"reason": ""}, 400)]
+)
+def test_a_promotion_that_makes_no_sense_is_refused(
+    client: TestClient, small: Settings, content: dict[str, Any], status: int
+) -> None:
+    sign_in(client, small, "operator")
+    assert promote(client, **content).status_code == status
+    assert live_of(small) == LIVE
+
+
+def test_an_app_key_may_not_promote(client: TestClient, small: Settings) -> None:
+    sign_in(client, small, "app")
+    assert promote(client).status_code == 403
+    assert live_of(small) == LIVE
+
+
 def test_an_operator_names_the_version(client: TestClient, small: Settings) -> None:
     sign_in(client, small, "operator")
     assert roll_back(client, to=2).json() == {"live": 2}
@@ -178,7 +208,7 @@ def test_a_rollback_that_makes_no_sense_is_refused(
 
 def test_every_answer_forbids_what_the_page_does_not_need(client: TestClient, small: Settings) -> None:
     sign_in(client, small, "app")
-    for path in ("/", "/api/state", "/static/dashboard.js", "/missing"):
+    for path in (*PAGES, "/api/state", "/static/page.js", "/missing", "/generations/x/y", "/policies/99"):
         headers = client.get(path).headers
         assert "default-src 'self'" in headers["content-security-policy"]
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
@@ -187,8 +217,9 @@ def test_every_answer_forbids_what_the_page_does_not_need(client: TestClient, sm
 
 def test_the_page_holds_no_script_style_or_foreign_address(client: TestClient, small: Settings) -> None:
     sign_in(client, small, "operator")
-    for page in (client.get("/").text, client.post("/api/login", headers=ORIGIN).text):
-        assert not re.search(r"<script(?![^>]* src=\"/static/)|<style|\son\w+=|style=|https?://", page)
+    texts = [client.get(path).text for path in PAGES]
+    for page in (*texts, client.post("/api/login", headers=ORIGIN).text):
+        assert not re.search(r"<script(?![^>]* src=\"/static/)|<style|<[^>]*\s(on\w+|style)=|https?://", page)
 
 
 def test_hostile_text_never_becomes_markup(client: TestClient, small: Settings) -> None:

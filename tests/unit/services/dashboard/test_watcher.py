@@ -97,6 +97,22 @@ async def test_a_failed_read_is_told_and_the_stream_goes_on(scripted: Scripted) 
     assert names == ["time", "state"]
 
 
+async def test_a_woken_watcher_reads_and_sends_at_once(scripted: Scripted) -> None:
+    watcher = Watcher(scripted, period=60.0)
+    async with aclosing(watcher.events()) as events:
+        for _ in range(2):
+            await anext(events)
+        scripted.change()
+        waiting = asyncio.ensure_future(anext(events))
+        await asyncio.sleep(0)
+        watcher.wake()
+        name, data = parse(await asyncio.wait_for(waiting, 5.0))
+    watcher.close()
+    assert name == "state"
+    assert isinstance(data, dict)
+    assert data["live"] == 77
+
+
 async def test_streams_end_when_told(scripted: Scripted) -> None:
     watcher = Watcher(scripted, period=60.0)
 

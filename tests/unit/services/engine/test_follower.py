@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -72,7 +73,25 @@ def test_a_broken_reader_ends_the_process() -> None:
     deadline = time.monotonic() + 5
     while not ended and time.monotonic() < deadline:
         time.sleep(0.01)
+    follower.stop()
     assert ended == [True]
+    engine.close()
+
+
+def test_a_woken_follower_reads_at_once() -> None:
+    reads = threading.Semaphore(0)
+
+    def read() -> dict[str, int | None]:
+        reads.release()
+        return {}
+
+    engine = make_engine(make_store(1))
+    follower = Follower(engine, read, on_exit=lambda: None, poll_seconds=60.0)
+    follower.start()
+    assert reads.acquire(timeout=5), "the first look needs no bell"
+    follower.wake()
+    assert reads.acquire(timeout=5)
+    follower.stop()
     engine.close()
 
 

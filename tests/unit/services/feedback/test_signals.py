@@ -92,6 +92,8 @@ BAD_ITEMS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"submitter": {"id": "u1", "kind": "cat"}}, 400, "invalid_request", "submitter.kind"),
     ({"submitter": {"id": ""}}, 400, "invalid_request", "submitter.id"),
     ({"id": "x" * 129}, 400, "invalid_request", "id"),
+    ({"id": "a\0b"}, 400, "invalid_request", "id"),
+    ({"submitter": {"id": "\0"}}, 400, "invalid_request", "submitter.id"),
     ({"choice": 8}, 400, "invalid_request", "choice"),
     ({"at": "yesterday"}, 400, "invalid_request", "at"),
     ({"at": 4_000_000_000}, 400, "invalid_request", "at"),
@@ -160,6 +162,7 @@ def test_a_signal_shows_what_the_join_made_of_it(feedback: Feedback) -> None:
     [signal] = feedback.relayed()
     row = {
         "id": "fb/1",
+        "tenant": "default",
         "completion_id": signal.completion_id,
         "choice": 0,
         "name": "accepted",
@@ -202,7 +205,8 @@ def test_a_tenant_sees_only_its_own(feedback: Feedback, database: Database) -> N
     for method in ("GET", "DELETE"):
         response = feedback.call(method, "/fb-1", key=other)
         assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
-    assert feedback.call("POST", "", key=other, json=feedback.item(id="fb-1")).status_code == 409
+    assert feedback.call("POST", "", key=other, json=feedback.item(id="fb-1")).status_code == 202
+    assert feedback.num_received() == 2
     assert feedback.call("GET", "/fb-1").json()["state"] == "pending"
     assert feedback.call("GET", "/never").status_code == 404
 

@@ -6,19 +6,20 @@ import json
 from typing import Any
 
 import httpx
+import msgspec
 import openai
 import pytest
 
 from contracts.errors import InvalidRequest
-from services.inference.requests import parse_chat_request
+from services.inference.requests import ChatRequest, parse_chat_request
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import CONTEXT
 
 GOOD: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
 
-def parse(**changes: Any) -> None:
-    parse_chat_request(json.dumps(GOOD | changes).encode())
+def parse(**changes: Any) -> ChatRequest:
+    return parse_chat_request(json.dumps(GOOD | changes).encode())
 
 
 @pytest.mark.parametrize(
@@ -74,9 +75,10 @@ def test_a_bad_message_is_named(message: dict[str, Any], param: str) -> None:
 
 
 def test_neutral_and_unknown_fields_are_ignored() -> None:
-    parse(
-        tools=[], tool_choice="none", response_format={"type": "text"}, frequency_penalty=0, seed=7, service_tier="auto"
-    )
+    plain = parse()
+    assert parse(seed=7, service_tier="auto") == plain
+    neutral = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "frequency_penalty": 0}
+    assert msgspec.structs.replace(parse(**neutral), **dict.fromkeys(neutral)) == plain
 
 
 def test_every_refusal_is_an_error_object(inference: Inference) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+import string
 import threading
 
 import httpx
+import msgspec
 import openai
 import pytest
 
-from contracts.records import Span, unpack_floats, unpack_ids
+from contracts.records import Span, encode, unpack_floats, unpack_ids
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.serving import wait_until
 
@@ -166,6 +169,34 @@ def test_an_answer_survives_a_full_log_and_says_so(inference: Inference) -> None
     )
     assert "x-millrace-logged" not in again.headers
     assert "millrace" not in list(inference.ask(stream=True))[-1].model_extra
+
+
+def test_a_generation_too_large_for_the_log_costs_only_its_own_record(inference: Inference) -> None:
+    inference.ask(messages=[{"role": "user", "content": "hi"}])
+    [small] = [len(encode(record)) for record in inference.logged()]
+    inference.log.waiting.clear()
+    inference.log.open.clear()
+    inference.log.largest = small + 50
+    noise = "".join(random.Random(7).choices(string.ascii_letters, k=150))
+    answers: dict[str, httpx.Response] = {}
+
+    def ask(name: str, content: str) -> None:
+        answers[name] = inference.post(
+            msgspec.json.encode({"model": "demo", "messages": [{"role": "user", "content": content}]}).decode()
+        )
+
+    asking = [threading.Thread(target=ask, args=pair) for pair in [("first", "hi"), ("large", noise), ("small", "hi")]]
+    for thread in asking:
+        thread.start()
+        wait_until(inference.log.waiting.is_set)
+    wait_until(lambda: inference.engine.num_closed == 4)
+    inference.log.open.set()
+    for thread in asking:
+        thread.join()
+
+    assert {name: answer.status_code for name, answer in answers.items()} == dict.fromkeys(answers, 200)
+    assert {name for name, answer in answers.items() if "x-millrace-logged" in answer.headers} == {"large"}
+    assert len(inference.logged()) == 3
 
 
 def test_a_client_that_leaves_a_stream_is_logged_as_cancelled(inference: Inference) -> None:

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from contracts.errors import Unavailable
+from contracts.errors import RecordTooLarge, Unavailable
 from contracts.event_log import Message
 from contracts.local_log import LocalLog
 
@@ -154,13 +154,14 @@ class Stage:
 
 
 class StubbornLog(LocalLog):
-    """A local log whose appends wait while `open` is clear, and fail while `full` is set."""
+    """A local log whose appends wait while `open` is clear, fail while `full` is set, and take nothing above `largest` bytes."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.open = threading.Event()
         self.open.set()
         self.full = threading.Event()
+        self.largest = 10**9
         self.num_appends = 0
         self.waiting = threading.Event()
 
@@ -169,5 +170,7 @@ class StubbornLog(LocalLog):
         self.open.wait()
         if self.full.is_set():
             raise Unavailable("the log cannot be written (disk full); free disk space")
+        if any(len(message.value) > self.largest for message in messages):
+            raise RecordTooLarge("the log takes no record of this size")
         self.num_appends += 1
         super().append(messages)

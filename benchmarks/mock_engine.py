@@ -1,0 +1,126 @@
+"""An engine without a model: sixteen tokens at once, one event each, in the dialect of ours.
+
+Raw asyncio, so that a benchmark of what stands before it measures that and not this. `/v1/chat/completions` answers in
+OpenAI's chat dialect, for peers that speak it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+
+import uvloop
+
+NUM_TOKENS = 16
+_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+_TEXT = "Table for 4 at 7pm, Anna: booked"
+
+
+def _chunked(parts: list[bytes]) -> bytes:
+    return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+def _stream(parts: list[bytes]) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    return head + _chunked(parts)
+
+
+def _json(content: object) -> bytes:
+    body = json.dumps(content).encode()
+    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def _event(content: object) -> bytes:
+    return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
+
+
+def _completion() -> bytes:
+    events = []
+    for place in range(NUM_TOKENS):
+        last = place == NUM_TOKENS - 1
+        choice = {
+            "index": 0,
+            "token_ids": [70 + place],
+            "logprobs": {"token_logprobs": [-0.125 * place]},
+            "finish_reason": "length" if last else None,
+        }
+        spans = [] if place else [{"start": 0, "version": 1}]
+        content = {"id": "x", "object": "text_completion", "model": "m", "choices": [choice], "spans": spans}
+        events.append(_event(content | ({"system": _SYSTEM} if last else {})))
+    return _stream([*events, b"data: [DONE]\n\n"])
+
+
+def _chat(stream: bool) -> bytes:
+    head = {"id": "chatcmpl-1", "created": 1, "model": "m"}
+    if not stream:
+        choice = {"index": 0, "message": {"role": "assistant", "content": _TEXT}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 20, "completion_tokens": NUM_TOKENS, "total_tokens": 20 + NUM_TOKENS}
+        return _json({**head, "object": "chat.completion", "choices": [choice], "usage": usage})
+    pieces = [_TEXT[place : place + 2] for place in range(0, len(_TEXT), 2)]
+    deltas: list[tuple[dict[str, str], str | None]] = [({"content": piece}, None) for piece in pieces]
+    deltas.append(({}, "stop"))
+    events = [
+        _event({**head, "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": d, "finish_reason": f}]})
+        for d, f in deltas
+    ]
+    return _stream([*events, b"data: [DONE]\n\n"])
+
+
+_SYSTEM = {"engine": "mock/1", "dtype": "float32"}
+_HEALTH = _json({"status": "serving", **_SYSTEM})
+_MODELS = _json({"object": "list", "data": [{"id": "gateway", "object": "model"}]})
+_COMPLETION, _CHAT, _CHAT_STREAM = _completion(), _chat(stream=False), _chat(stream=True)
+
+
+class MockEngine(asyncio.Protocol):
+    """One connection: a request is answered once its body is complete."""
+
+    def __init__(self) -> None:
+        self._held = b""
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = transport  # type: ignore[assignment] # TCP: it can be written
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        self._held += data
+        while (end := self._held.find(b"\r\n\r\n")) >= 0:
+            head = self._held[:end]
+            found = _LENGTH.search(head)
+            size = end + 4 + (int(found[1]) if found else 0)
+            if len(self._held) < size:
+                return
+            body, self._held = self._held[end + 4 : size], self._held[size:]
+            if self._transport is not None:
+                self._transport.write(_answer(head, body))
+
+
+def _answer(head: bytes, body: bytes) -> bytes:
+    if b"/chat/completions" in head:
+        return _CHAT_STREAM if b'"stream": true' in body or b'"stream":true' in body else _CHAT
+    if b"/completions" in head:
+        return _COMPLETION
+    return _MODELS if b"/models" in head else _HEALTH
+
+
+async def serve(port: int) -> None:
+    """Answer on 127.0.0.1 until cancelled; prints the port once it listens."""
+    server = await asyncio.get_running_loop().create_server(MockEngine, "127.0.0.1", port, backlog=1024)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    async with server:
+        await server.serve_forever()
+
+
+def main() -> None:
+    """Run until killed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one; it is printed")
+    uvloop.run(serve(parser.parse_args().port))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""What a batch touches, in memory: generations with their signals and standing, and which of it changed.
+
+A sample is there before its generation arrives: signals may come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from contracts.ledger import PENDING
+from contracts.records import Generation, Outcome, Signal
+from pipelines.episodes.join import Standing
+
+_NOBODY_YET = Standing("episodes", 0, 0)
+Key = tuple[str, int]
+SignalName = tuple[str, str, str]
+OutcomeName = tuple[str, int, int, str]
+
+
+@dataclass
+class HeldSignal:
+    """A signal and its state. `revision`: the first one that holds it."""
+
+    record: Signal
+    state: str
+    reason: str = ""
+    revision: int | None = None
+    is_new: bool = True
+    is_changed: bool = False
+
+    def become(self, state: str, reason: str = "") -> None:
+        """Take a state; the reason of the one it has is kept."""
+        if state != self.state:
+            self.state, self.reason, self.is_changed = state, reason, True
+
+    def belong_to(self, revision: int) -> None:
+        """Remember the first revision that holds it."""
+        if self.revision is None:
+            self.revision, self.is_changed = revision, True
+
+
+@dataclass
+class HeldGeneration:
+    """A generation and what the ledger says of it. `closes_at` is None once its window closed."""
+
+    record: Generation
+    partition: int
+    joined_at: float
+    closes_at: float | None
+    revision: int = 0
+    state: str = PENDING
+    state_reason: str = ""
+    standing: Standing = _NOBODY_YET
+    state_version: int | None = None
+    is_new: bool = True
+    is_changed: bool = False
+
+    def close_window(self) -> None:
+        """The window has passed; later signals are late."""
+        self.closes_at, self.is_changed = None, True
+
+    def raise_revision(self) -> int:
+        """What was said about an older revision is open again, unless the trainer said it."""
+        self.revision, self.is_changed = self.revision + 1, True
+        if self.standing.writer != "training":
+            self.state, self.state_reason = PENDING, ""
+        return self.revision
+
+    def stand(self, record: Outcome) -> None:
+        """Make an outcome its state."""
+        self.state, self.state_reason, self.state_version = record.state, record.reason, record.version
+        self.standing, self.is_changed = Standing(record.writer, record.epoch, record.revision), True
+
+
+@dataclass
+class Samples:
+    """All that the records of a batch are about. Lives as long as a transaction, which holds what it has read."""
+
+    generations: dict[Key, HeldGeneration] = field(default_factory=dict)
+    signals: dict[SignalName, HeldSignal] = field(default_factory=dict)
+    outcomes: set[OutcomeName] = field(default_factory=set)
+    new_outcomes: list[Outcome] = field(default_factory=list)
+    _signals_of: dict[Key, list[HeldSignal]] = field(default_factory=dict)
+
+    def hold(self, found: Iterable[HeldSignal]) -> None:
+        """Add signals that are held already."""
+        for held in found:
+            record = held.record
+            self.signals[record.completion_id, record.tenant, record.id] = held
+            self._signals_of.setdefault((record.completion_id, record.choice), []).append(held)
+
+    def find_signal(self, record: Signal) -> HeldSignal | None:
+        """The one with its name, which may be an earlier word about the same."""
+        return self.signals.get((record.completion_id, record.tenant, record.id))
+
+    def add_signal(self, record: Signal, state: str) -> HeldSignal | None:
+        """None if its name was there already."""
+        if self.find_signal(record) is not None:
+            return None
+        held = HeldSignal(record, state)
+        self.hold([held])
+        return held
+
+    def signals_of(self, key: Key, *states: str) -> list[HeldSignal]:
+        """The signals of a sample in the given states, oldest first."""
+        found = [held for held in self._signals_of.get(key, ()) if held.state in states]
+        return sorted(found, key=lambda held: (held.record.at, held.record.id))
+
+    def add_generation(self, held: HeldGeneration) -> bool:
+        """False if it was there already."""
+        key = (held.record.completion_id, held.record.choice)
+        return self.generations.setdefault(key, held) is held
+
+    def add_outcome(self, record: Outcome) -> bool:
+        """False if this (key, revision, epoch, state) was there already."""
+        name = (record.key, record.revision, record.epoch, record.state)
+        if name in self.outcomes:
+            return False
+        self.outcomes.add(name)
+        self.new_outcomes.append(record)
+        return True

@@ -1,0 +1,99 @@
+"""Who may ask what, as dependencies of routes; and pages whose failures are pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from fastapi.templating import Jinja2Templates
+
+from contracts.errors import Forbidden, MillraceError, Unauthorized
+from services.dashboard.sessions import COOKIE, Session, Sessions, check_csrf, check_same_origin
+from services.dashboard.shown import add_filters
+
+templates = Jinja2Templates(Path(__file__).parent / "templates")
+add_filters(templates.env)
+
+
+def find_session(request: Request) -> Session:
+    """The session of a request. Raises Unauthorized, Unavailable."""
+    sessions: Sessions = request.app.state.sessions
+    return sessions.find(request.cookies.get(COOKIE))
+
+
+def own_page(request: Request) -> None:
+    """Raises Forbidden unless our own page asks."""
+    check_same_origin(request.headers)
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body; the application bounds its size."""
+    return await request.body()
+
+
+SignedIn = Annotated[Session, Depends(find_session)]
+Body = Annotated[bytes, Depends(read_body)]
+
+
+def reader_of_words(session: SignedIn) -> Session:
+    """Raises Forbidden for an app key: what people said is not only its tenant's."""
+    if not session.reads_words:
+        raise Forbidden("this page shows what users of every app said: sign in with an operator key")
+    return session
+
+
+def operator(request: Request, session: SignedIn) -> Session:
+    """Raises Forbidden unless an operator asks, from a page of ours."""
+    if session.role != "operator":
+        raise Forbidden("this needs an operator: sign in with an operator key")
+    check_csrf(session, request.headers.get("x-csrf-token"))
+    return session
+
+
+WordsReader = Annotated[Session, Depends(reader_of_words)]
+Operator = Annotated[Session, Depends(operator)]
+
+
+class PageRoute(APIRoute):
+    """A route for people: who is not signed in meets the form, and a failure says so in a page."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wrap the usual handler."""
+        handle = super().get_route_handler()
+
+        async def handle_as_page(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except Unauthorized as error:
+                return sign_in_form(request, None, error.status)
+            except MillraceError as error:
+                return _failed(request, error.message, error.status)
+            except RequestValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(str(part) for part in first["loc"][1:])
+                return _failed(request, f"{where}: {first['msg']}", 400)
+
+        return handle_as_page
+
+
+def render(request: Request, name: str, session: Session, **context: Any) -> Response:
+    """A page of ours."""
+    known = {"session": session, "settings": request.app.state.settings, "path": request.url.path}
+    return templates.TemplateResponse(request, name, {**known, **context})
+
+
+def sign_in_form(request: Request, problem: str | None, status: int) -> Response:
+    """The form, which leads back to where it stands."""
+    target = request.url.path if request.method == "GET" else "/"
+    return templates.TemplateResponse(request, "login.html", {"problem": problem, "next": target}, status_code=status)
+
+
+def _failed(request: Request, problem: str, status: int) -> Response:
+    context = {"session": None, "settings": request.app.state.settings, "path": request.url.path}
+    return templates.TemplateResponse(
+        request, "failed.html", {**context, "problem": problem, "status": status}, status_code=status
+    )

@@ -1,0 +1,1 @@
+"""The Generations pages: what was said, and everything that became of it."""

@@ -1,0 +1,118 @@
+"""What became of one answer, as a story in the order of time. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from contracts.errors import InvalidRecord
+from contracts.records import Signal, decode
+from services.dashboard.generations.queries import Whole
+
+EDITED = 200
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the time line. `detail` are people's or models' words: text, never markup."""
+
+    at: float
+    kind: str
+    title: str
+    state: str = ""
+    detail: str = ""
+    note: str = ""
+    delay: float | None = None
+    """Seconds since the answer."""
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One message of the prompt."""
+
+    role: str
+    content: str
+
+
+def story(whole: Whole) -> list[Event]:
+    """Answer, join, signals, scores and outcomes; what happened first comes first."""
+    created = whole.head.created_at
+    made = f"{whole.head.purpose} request, arm {whole.head.arm}, v{whole.head.version}"
+    events = [
+        Event(at=created, kind="answer", title="answered", note=made),
+        Event(at=whole.head.joined_at, kind="join", title="joined", note="episodes knows the answer"),
+        *(_signal(row) for row in whole.signals),
+        *(_score(row) for row in whole.scores),
+        *(_outcome(row) for row in whole.outcomes),
+    ]
+    events.sort(key=lambda event: event.at)
+    return [msgspec.structs.replace(event, delay=max(0.0, event.at - created)) for event in events]
+
+
+def messages(raw: list[dict[str, Any]]) -> list[Message]:
+    """Role and text of each; parts and calls of tools as JSON."""
+    shown = []
+    for message in raw:
+        content = message.get("content")
+        rest = {name: value for name, value in message.items() if name not in {"role", "content"} and value}
+        texts = [content if isinstance(content, str) else _json(content)] if content is not None else []
+        texts += [_json(rest)] if rest else []
+        shown.append(Message(str(message.get("role", "?")), "\n".join(texts)))
+    return shown
+
+
+def excerpt(raw: list[dict[str, Any]], length: int = EDITED) -> str:
+    """The last thing a user said, cut to what fits a row."""
+    said = [message.content for message in messages(raw) if message.role == "user"]
+    return cut(said[-1], length) if said else ""
+
+
+def cut(text: str, length: int = EDITED) -> str:
+    """At most `length` characters of a text, on one line."""
+    flat = " ".join(text[: 4 * length].split())
+    return flat if len(flat) <= length else f"{flat[: length - 1]}…"
+
+
+def _signal(row: Any) -> Event:
+    said, kind = _said(row.record)
+    late = f"learned as revision {row.revision}" if row.revision is not None else ""
+    notes = [f"by {row.submitter}{kind}", row.reason, late, f"id {row.id}"]
+    return Event(
+        at=row.received_at,
+        kind="signal",
+        title=row.name,
+        state=row.state,
+        detail=said,
+        note=" · ".join(note for note in notes if note),
+    )
+
+
+def _said(wire: bytes) -> tuple[str, str]:
+    try:
+        record = decode(Signal, wire)
+    except InvalidRecord as error:
+        return error.message, ""
+    value = record.value if isinstance(record.value, str) else _json(record.value)
+    correction = f"\ncorrection: {record.correction}" if record.correction else ""
+    return f"{value}{correction}", f" ({record.submitter.kind})"
+
+
+def _score(row: Any) -> Event:
+    reward = "no reward" if row.reward is None else f"reward {row.reward:.3g}"
+    fault = f" · fault: {row.fault}" if row.fault != "none" else ""
+    return Event(at=row.at, kind="score", title=reward, state=row.status, note=f"revision {row.revision}{fault}")
+
+
+def _outcome(row: Any) -> Event:
+    version = f"first in v{row.version}" if row.version is not None else ""
+    notes = [version, row.reason, f"revision {row.revision}", f"epoch {row.epoch}", f"said by {row.writer}"]
+    return Event(
+        at=row.at,
+        kind="outcome",
+        title="outcome",
+        state=row.state,
+        note=" · ".join(note for note in notes if note),
+    )
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

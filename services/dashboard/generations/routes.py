@@ -1,0 +1,137 @@
+"""The Generations pages. The transaction ends here."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel, StringConstraints
+
+from contracts.errors import InvalidValue, NotFound
+from contracts.ledger import GENERATION_STATES
+from contracts.records import unpack_floats, unpack_ids
+from services.dashboard.access import PageRoute, WordsReader, render
+from services.dashboard.generations.detail import cut, excerpt, messages, story
+from services.dashboard.generations.queries import Cursor, Search, find_page, find_whole
+from services.dashboard.generations.tokens import LIMITS, MAX_TOKENS, Token, tokens
+
+router = APIRouter(prefix="/generations", route_class=PageRoute)
+_FORM_TIME = "%Y-%m-%dT%H:%M"
+
+Text = Annotated[str, StringConstraints(max_length=200, strip_whitespace=True)]
+
+
+class Asked(BaseModel):
+    """The fields of the search form as they were typed, and `after`, where the page begins."""
+
+    completion: Text = ""
+    state: Text = ""
+    task: Text = ""
+    version: Text = ""
+    text: Text = ""
+    before: Text = ""
+    after: Text = ""
+
+    def search(self) -> Search:
+        """What they ask. Raises InvalidValue."""
+        return Search(
+            completion=self.completion,
+            state=self.state,
+            task=self.task,
+            version=_number(self.version),
+            text=self.text,
+            before=_time(self.before),
+        )
+
+
+@router.get("")
+def search(request: Request, session: WordsReader, asked: Annotated[Asked, Query()]) -> Response:
+    """A page of answers, newest first."""
+    with request.app.state.database.snapshot() as connection:
+        page = find_page(connection, asked.search(), _cursor(asked.after))
+    kept = {name: value for name, value in asked.model_dump(exclude={"after"}).items() if value}
+    older = f"?{urlencode({**kept, 'after': _written(page.after)})}" if page.after else None
+    return render(
+        request,
+        "generations.html",
+        session,
+        asked=asked,
+        is_search=bool(kept),
+        page=page,
+        older=older,
+        newest=f"?{urlencode(kept)}" if asked.after else None,
+        states=sorted(GENERATION_STATES),
+        cut=cut,
+        excerpt=excerpt,
+    )
+
+
+@router.get("/{completion_id}/{choice}")
+def show(request: Request, session: WordsReader, completion_id: str, choice: int) -> Response:
+    """One answer with all that became of it."""
+    with request.app.state.database.snapshot() as connection:
+        whole = find_whole(connection, completion_id, choice)
+    if whole is None:
+        raise NotFound(
+            f"there is no answer {completion_id} with choice {choice} here; it may not have been joined yet, or its "
+            "day was deleted"
+        )
+    body = whole.record.open() if whole.record else None
+    shown: list[Token] = []
+    problem = whole.problem
+    if whole.record and body:
+        ids = unpack_ids(body.completion_ids)
+        texts = request.app.state.token_texts
+        shown = tokens(ids, unpack_floats(body.logprobs), whole.record.spans, texts.texts(ids[:MAX_TOKENS]))
+        problem = texts.problem
+    return render(
+        request,
+        "generation.html",
+        session,
+        whole=whole,
+        record=whole.record,
+        body=body,
+        messages=messages(body.messages) if body else [],
+        num_prompt=len(unpack_ids(body.prompt_ids)) if body else 0,
+        num_tokens=len(unpack_ids(body.completion_ids)) if body else 0,
+        tokens=shown,
+        limits=LIMITS,
+        problem=problem,
+        story=story(whole),
+    )
+
+
+def _number(text: str) -> int | None:
+    if not text:
+        return None
+    try:
+        return int(text.removeprefix("v"))
+    except ValueError as error:
+        raise InvalidValue(f"{text!r} is not a version; write 7 or v7", param="version") from error
+
+
+def _time(text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        return dt.datetime.fromisoformat(text).replace(tzinfo=dt.UTC).timestamp()
+    except ValueError as error:
+        raise InvalidValue(f"{text!r} is not a time; write {dt.datetime.now(dt.UTC):{_FORM_TIME}}",
+                           param="before") from error  # fmt: skip
+
+
+def _written(cursor: Cursor) -> str:
+    # repr of a float is exact: the next page begins where this one ended.
+    return f"{cursor.at!r}_{cursor.completion_id}_{cursor.choice}"
+
+
+def _cursor(text: str) -> Cursor | None:
+    if not text:
+        return None
+    try:
+        at, completion_id, choice = text.split("_")
+        return Cursor(float(at), completion_id, int(choice))
+    except ValueError as error:
+        raise InvalidValue("this page's address is damaged; begin with the newest answers", param="after") from error

@@ -1,0 +1,1 @@
+"""The Loop page: rates over time and how fresh each stage is."""

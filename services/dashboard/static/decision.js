@@ -1,0 +1,74 @@
+// Decisions in two steps: a button says where to, the dialog asks for a reason and confirms.
+
+import { element } from "./elements.js";
+import { version } from "./format.js";
+
+const dialog = document.getElementById("decision");
+const { csrf, role } = document.body.dataset;
+const [title, what, problem, reason] = ["#decision-title", ".what", ".problem", "#reason"].map((name) => dialog.querySelector(name));
+const confirm = dialog.querySelector("button.danger");
+let asked = null;
+
+const KINDS = {
+  rollback: {
+    verb: "Roll back",
+    consequence: (live, to) =>
+      `Users get ${version(to)} instead of ${version(live)}, training goes on from ${version(to)}, and the candidate, if any, is dropped. ` +
+      "Requests in flight finish. Nothing is deleted.",
+  },
+  promote: {
+    verb: "Promote",
+    consequence: (live, to, note) => `Users get ${version(to)} instead of ${version(live)}, whatever the gate says. ${note} Requests in flight finish; you can roll back.`,
+  },
+};
+
+export const mayDecide = role === "operator";
+
+// body: what is sent besides the reason
+function open(kind, body, note = "") {
+  const { verb, consequence } = KINDS[kind];
+  asked = { kind, body };
+  title.textContent = `${verb} to ${version(body.to)}`;
+  what.textContent = consequence(body.live, body.to, note);
+  confirm.textContent = `${verb} to ${version(body.to)}`;
+  problem.hidden = true;
+  reason.value = "";
+  dialog.showModal();
+}
+
+dialog.querySelector("form").addEventListener("submit", async (event) => {
+  if (event.submitter?.value !== "confirm") return;
+  event.preventDefault();
+  confirm.disabled = true;
+  const answer = await fetch(`/api/${asked.kind}`, {
+    method: "POST",
+    headers: { "content-type": "application/json", "x-csrf-token": csrf },
+    body: JSON.stringify({ ...asked.body, reason: reason.value }),
+  }).catch(() => null);
+  confirm.disabled = false;
+  if (answer?.ok) return dialog.close();
+  const refusal = answer ? await answer.json().catch(() => null) : null;
+  problem.textContent = refusal?.error?.message ?? "The server did not answer; nothing is known to have changed. Look again.";
+  problem.hidden = false;
+});
+
+// A button for a table's row; current() gives the state at the time of the click.
+export function decisionButton(kind, to, current, note) {
+  const button = element("button", { className: `small ${kind}` }, KINDS[kind].verb);
+  button.setAttribute("aria-label", `${KINDS[kind].verb} to ${version(to)}`);
+  button.addEventListener("click", () => open(kind, { live: current().live, to }, note));
+  return button;
+}
+
+// The button beside the live version: where a rollback would go now.
+export function offerRollback(tile) {
+  const button = element("button", { className: "small" });
+  const hint = element("p", { className: "detail" }, "operators can roll back");
+  tile.append(mayDecide ? button : hint);
+  button.addEventListener("click", () => open("rollback", { live: Number(button.dataset.live), to: Number(button.dataset.to) }));
+  return (state) => {
+    hint.hidden = button.hidden = state.rollback_to == null;
+    button.textContent = `Roll back to ${version(state.rollback_to)}`;
+    Object.assign(button.dataset, { live: state.live, to: state.rollback_to });
+  };
+}

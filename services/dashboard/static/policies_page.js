@@ -1,0 +1,113 @@
+// The Policies page: arms, the tree of versions, and what each version is.
+
+import { decisionButton, mayDecide } from "./decision.js";
+import { element, fillTable } from "./elements.js";
+import { bytes, clock, count, percent, seconds, version } from "./format.js";
+import { find, followLoop, makeRefresh } from "./page.js";
+import { drawTree } from "./tree.js";
+
+const NUM_VERSIONS = matchMedia("(max-width: 900px)").matches ? 5 : 12;
+const ROLE = { live: "what users get", candidate: "what the gate judges", training: "what the trainer goes on from" };
+let current = null;
+let showAll = false;
+
+function drawArms(arms) {
+  const cards = arms.map((arm) => {
+    const number = arm.version == null ? element("span", { className: "quiet" }, "none") : link(arm.version);
+    const served = arm.arm === "training" ? "" : `${percent(arm.share, 0)} of users`;
+    const since = [served, arm.at == null ? "" : `since ${clock(arm.at)}`, arm.loaded_at == null ? "" : `in an engine since ${clock(arm.loaded_at)}`];
+    return element(
+      "div", { className: `arm arm-${arm.arm}` },
+      element("h3", {}, arm.arm, element("small", {}, ROLE[arm.arm] ?? "")),
+      element("p", { className: "value" }, number),
+      element("p", { className: "detail" }, since.filter(Boolean).join(" · ")),
+      element("p", { className: "detail why" }, arm.writer ? `${arm.writer}: ${arm.reason}` : ""),
+    );
+  });
+  find("arms").replaceChildren(...(cards.length ? cards : [element("p", { className: "quiet" }, "Nothing is assigned yet: millrace up publishes the base as v0 and makes it live.")]));
+}
+
+function link(number) {
+  const made = element("a", {}, version(number));
+  made.href = `/policies/${number}`;
+  return made;
+}
+
+function accuracy(row) {
+  if (row.accuracy == null) return "–";
+  const cell = element("span", {}, percent(row.accuracy));
+  if (row.best_accuracy != null) {
+    const points = (row.accuracy - row.best_accuracy) * 100;
+    cell.append(element("small", { className: points < 0 ? "down" : "up" }, ` ${points < 0 ? "−" : "+"}${Math.abs(points).toFixed(1)} pts`));
+  }
+  return cell;
+}
+
+function size(row) {
+  if (row.payload_bytes == null) return "–";
+  const times = row.full_bytes / Math.max(row.payload_bytes, 1);
+  const ratio = row.kind === "delta" ? `${times.toFixed(times < 10 ? 1 : 0)}× less` : "full";
+  return element("span", {}, bytes(row.payload_bytes), element("small", {}, ` ${ratio}`));
+}
+
+// The gap between tokens that held the swap, less a usual gap: noise can make it negative.
+function swapPause(row) {
+  const pause = row.gap_seconds ?? row.pause_seconds;
+  return pause == null ? "–" : seconds(Math.max(0, pause));
+}
+
+const BACK_TO = new Set(["accepted", "base"]);
+function decision(row) {
+  const { live } = current;
+  if (live != null && row.version < live && BACK_TO.has(row.status)) return decisionButton("rollback", row.version, () => current);
+  if (live != null && row.version > live) return decisionButton("promote", row.version, () => current, row.reason ? `The gate said: ${row.reason}.` : "The gate has not judged it.");
+  return "";
+}
+
+const COLUMNS = [
+  { name: "version", cell: (row) => element("span", {}, link(row.version), element("small", {}, row.parent == null ? "" : ` from ${version(row.parent)}`)) },
+  { name: "status", cell: (row) => element("span", { className: `status ${row.status.replace(" ", "-")}` }, row.status) },
+  { name: "accuracy vs best", number: true, cell: accuracy },
+  { name: "users accept", number: true, cell: (row) => (row.num_labelled ? element("span", {}, percent(row.num_accepted / row.num_labelled, 0), element("small", {}, ` of ${count(row.num_labelled)}`)) : "–") },
+  { name: "payload", number: true, cell: size },
+  { name: "density", number: true, cell: (row) => (row.kind === "delta" ? percent(row.density) : "–") },
+  { name: "samples", number: true, cell: (row) => (row.num_samples ? count(row.num_samples) : "–") },
+  { name: "swap pause", number: true, cell: (row) => swapPause(row) },
+  { name: "published", number: true, cell: (row) => clock(row.created_at) },
+  { name: "verdict", className: "reason", cell: (row) => row.reason || "–" },
+  ...(mayDecide ? [{ name: "decide", className: "decide", cell: decision }] : []),
+];
+
+function drawVersions({ versions }) {
+  const shown = showAll ? versions : versions.slice(0, NUM_VERSIONS);
+  const rows = shown.map((row) => ({ ...row, className: row.status === "live" ? "is-live" : "" }));
+  find("no-versions").hidden = versions.length > 0;
+  find("versions").hidden = find("tree").hidden = !versions.length;
+  find("all-versions").hidden = shown.length === versions.length;
+  find("all-versions").textContent = `Show all ${count(versions.length)} versions`;
+  const held = document.activeElement?.getAttribute("aria-label");
+  fillTable(find("versions"), COLUMNS, rows);
+  // What had the keyboard's focus has it again, after the table was drawn anew.
+  if (held && document.activeElement === document.body) [...find("versions").querySelectorAll("button")].find((button) => button.getAttribute("aria-label") === held)?.focus();
+}
+
+find("all-versions").addEventListener("click", () => {
+  showAll = true;
+  drawVersions(current);
+});
+
+function drawDecisions(decisions) {
+  const lines = decisions.map((change) =>
+    element("li", {}, element("time", {}, clock(change.at)), element("b", {}, change.arm), ` ${change.version == null ? "cleared" : `→ ${version(change.version)}`} `, element("span", { className: "quiet" }, `${change.writer}: ${change.reason}`)),
+  );
+  find("decisions").replaceChildren(...(lines.length ? lines : [element("li", { className: "quiet" }, "No arm has been moved yet.")]));
+}
+
+const refresh = makeRefresh();
+followLoop((state) => {
+  current = state;
+  refresh("arms", state.arms, drawArms);
+  refresh("tree", { versions: state.versions, live: state.live }, ({ versions, live }) => drawTree(find("tree"), versions, live));
+  refresh("versions", { versions: state.versions, live: state.live }, drawVersions);
+  refresh("decisions", state.decisions, drawDecisions);
+});

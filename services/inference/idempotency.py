@@ -1,0 +1,159 @@
+"""A request that is sent again under the same `Idempotency-Key` gets the first one's answer.
+
+Flows in: a request's key and body, and how to run it. Flows out: its response, or the kept one with `x-millrace-replayed`.
+Waits for: a first request that still runs, some seconds. Only whole answers with status 200 are kept, streamed ones as their
+events; whatever else happened runs again, and so does everything whose window was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from types import MappingProxyType
+
+import msgspec
+from fastapi import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from contracts.errors import Conflict, StillRunning
+from contracts.passing import Turn, Window
+from contracts.passing.ports import LEASE_SECONDS
+from services.inference.replies import DONE
+
+REPLAYED = "x-millrace-replayed"
+MAX_ANSWER_BYTES = 2**20
+PATIENCE_SECONDS = 10.0
+_LOOK_SECONDS = 0.2
+_CLOSE_SECONDS = 1.0
+_OK = 200
+_EVENTS = "text/event-stream"
+_KEPT_HEADERS = ("content-type", "cache-control", "x-request-id", "x-millrace-logged")
+
+
+class _Answer(msgspec.Struct, frozen=True, array_like=True):
+    headers: dict[str, str]
+    body: bytes
+
+
+class Repeats:
+    """See the module. Belongs to one event loop."""
+
+    def __init__(self, window: Window, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self._window = window
+        self._patience = patience_seconds
+        self._running: set[asyncio.Task[None]] = set()
+
+    async def once(self, key: str | None, tenant: str, body: bytes, run: Callable[[], Awaitable[Response]]) -> Response:
+        """The response to a request; without a key it always runs.
+
+        Raises:
+            Conflict: the key belongs to another body.
+            StillRunning: the first request has not ended in time.
+        """
+        if not key:
+            return await run()
+        name = hashlib.blake2b(f"{tenant}\0{key}".encode(), digest_size=16).hexdigest()
+        turn = Turn(hashlib.blake2b(body, digest_size=16).digest(), secrets.token_bytes(8))
+        held = await self._claim(name, turn)
+        if held.digest != turn.digest:
+            error = Conflict("this idempotency key was used with another body; use a new key for a new request")
+            error.headers = MappingProxyType({"x-should-retry": "false"})
+            raise error
+        if held.answer is not None:
+            return _replay(msgspec.msgpack.decode(held.answer, type=_Answer))
+        hold = _Hold(self._window, name, turn)
+        self._running.add(hold.task)
+        hold.task.add_done_callback(self._running.discard)
+        try:
+            return _Kept(await run(), hold)
+        except BaseException:
+            hold.end(None)
+            raise
+
+    async def close(self) -> None:
+        """Wait a moment for what is being kept."""
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=_CLOSE_SECONDS)
+            for task in late:
+                task.cancel()
+
+    async def _claim(self, name: str, turn: Turn) -> Turn:
+        deadline = time.monotonic() + self._patience
+        while True:
+            held = await self._window.claim(name, turn)
+            if held == turn or held.digest != turn.digest or held.answer is not None:
+                return held
+            if time.monotonic() >= deadline:
+                raise StillRunning("the first request under this idempotency key still runs; try again later")
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+class _Hold:
+    """A key that is held while its request runs: a replica that dies loses it within `LEASE_SECONDS`."""
+
+    def __init__(self, window: Window, name: str, turn: Turn) -> None:
+        self._window = window
+        self._name = name
+        self._turn = turn
+        self._ended: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self.task = asyncio.create_task(self._run())
+
+    def end(self, answer: bytes | None) -> None:
+        """Keep this answer; None: there is none to keep."""
+        if not self._ended.done():
+            self._ended.set_result(answer)
+
+    async def _run(self) -> None:
+        while not (await asyncio.wait({self._ended}, timeout=LEASE_SECONDS / 3))[0]:
+            await self._window.renew(self._name, self._turn)
+        answer = self._ended.result()
+        if answer is None:
+            await self._window.release(self._name, self._turn)
+        else:
+            await self._window.finish(self._name, self._turn, answer)
+
+
+class _Kept(Response):
+    """Passes a response on and remembers what was sent."""
+
+    def __init__(self, response: Response, hold: _Hold) -> None:
+        super().__init__(status_code=response.status_code)
+        self.raw_headers = response.raw_headers  # the same list: what is added to these headers is sent
+        self._response = response
+        self._hold = hold
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        body = bytearray()
+        is_whole = False
+
+        async def pass_on(message: Message) -> None:
+            nonlocal is_whole
+            await send(message)
+            if message["type"] == "http.response.body":
+                if len(body) <= MAX_ANSWER_BYTES:
+                    body.extend(message.get("body", b""))
+                is_whole = not message.get("more_body", False)
+
+        try:
+            await self._response(scope, receive, pass_on)
+        finally:
+            self._hold.end(self._answer(bytes(body)) if is_whole else None)
+
+    def _answer(self, body: bytes) -> bytes | None:
+        is_streamed = self._response.media_type == _EVENTS
+        if (
+            self._response.status_code != _OK
+            or len(body) > MAX_ANSWER_BYTES
+            or (is_streamed and not body.endswith(DONE))
+        ):
+            return None
+        headers = {name: self.headers[name] for name in _KEPT_HEADERS if name in self.headers}
+        return msgspec.msgpack.encode(_Answer(headers, body))
+
+
+def _replay(answer: _Answer) -> Response:
+    return Response(answer.body, headers=answer.headers | {REPLAYED: "true"})

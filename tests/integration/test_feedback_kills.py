@@ -1,0 +1,27 @@
+"""SIGKILL at random moments under load: whatever feedback acknowledged is stored, and is in the log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.feedback_kills import kill_under_load
+from benchmarks.feedback_world import running, servers
+
+
+def test_nothing_acknowledged_is_lost_embedded(tmp_path: Path) -> None:
+    with running(tmp_path) as world:
+        verdict = kill_under_load(world, num_kills=3, connections=4)
+
+    assert verdict.is_good, verdict
+
+
+@pytest.mark.services
+def test_nothing_acknowledged_is_lost_by_two_replicas_on_kafka_and_postgresql(tmp_path: Path) -> None:
+    if (found := servers()) is None:
+        pytest.skip("no MILLRACE_KAFKA and MILLRACE_DATABASE: run make test-services")
+    with running(tmp_path, *found, replicas=2) as world:
+        verdict = kill_under_load(world, num_kills=4, connections=4)
+
+    assert verdict.is_good, verdict

@@ -1,0 +1,88 @@
+"""The weight store is away when a version is cut: steps go on, nobody is offered the version, it is sent later."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipelines.training.publisher import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS
+from pipelines.training.worker import Trainer
+from tests.unit.contracts.weights.examples import same
+from tests.unit.pipelines.training.world import AwayStore, World, weights_of
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World.new(tmp_path / "home", batch_size=4, publish_samples=8, checkpoint_seconds=0.0)
+    world.store = AwayStore(world.settings.weights)
+    world.add_random(40)
+    yield world
+    world.close()
+
+
+def away(world: World) -> AwayStore:
+    assert isinstance(world.store, AwayStore)
+    return world.store
+
+
+def begin_without_the_store(world: World) -> Trainer:
+    trainer = world.start()
+    away(world).is_away = True
+    for _ in range(12):
+        world.turns(trainer, 1)
+    return trainer
+
+
+def test_steps_go_on_and_the_version_is_sent_as_it_was_cut(world: World) -> None:
+    trainer = world.start()
+    base = trainer._learner.tensors()
+    away(world).is_away = True
+    while not away(world).num_refused:
+        world.turns(trainer, 1)
+    cut, step = trainer._learner.tensors(), trainer.state.step
+    world.turns(trainer, 4)
+    assert trainer.state.step > step
+    assert not same(cut, base)
+    assert not same(cut, trainer._learner.tensors())
+    assert (trainer.state.version, world.arm("candidate"), world.arm("live")) == (1, None, 0)
+    assert away(world).num_refused == 1, "it is not asked again before it is time"
+
+    away(world).is_away = False
+    world.now += FIRST_RETRY_SECONDS
+    world.turns(trainer, 1)
+    assert same(world.store.load("tiny", 1), cut)
+    assert (world.store.manifest("tiny", 1).step, world.store.manifest("tiny", 1).num_samples) == (step, 8)
+    assert world.arm("live") == 1
+    world.turns(trainer, 3)
+    assert 2 in world.store.versions("tiny")
+
+
+def test_a_crash_meanwhile_returns_to_what_was_cut(world: World) -> None:
+    begin_without_the_store(world)
+    away(world).is_away = False
+    restarted = world.start()
+    assert restarted.state.version == 1
+    assert world.store.versions("tiny") == [0, 1]
+    assert same(world.store.load("tiny", 1), restarted._learner.tensors())
+    world.turns(restarted, 12)
+    restarted._checkpoint(None)
+    fates = sorted(world.ledger().values())
+    assert len(fates) == 40
+    assert {state for state, _, _ in fates} == {"trained"}
+
+
+def test_a_rollback_meanwhile_drops_what_was_cut(world: World) -> None:
+    base = weights_of(world.start())
+    trainer = begin_without_the_store(world)
+    world.roll_back_to(0)
+    trainer.turn()
+    assert trainer.state.version == 0
+    assert all(torch.equal(value, base[name]) for name, value in weights_of(trainer).items())
+    away(world).is_away = False
+    world.now += LAST_RETRY_SECONDS
+    world.turns(trainer, 3)
+    assert world.store.versions("tiny") == [0]
+    world.add_random(8, seed=9)
+    world.turns(trainer, 4)
+    assert world.store.versions("tiny") == [0, 2], "the number of the dropped one is never given again"

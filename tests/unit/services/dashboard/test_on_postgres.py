@@ -1,0 +1,88 @@
+"""The same pages on PostgreSQL, whose tables lie in partitions and whose arithmetic differs."""
+
+import os
+import secrets
+import time
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import func, select
+
+from contracts.database import Database, create_database
+from contracts.errors import Unauthorized
+from contracts.keys import create_key
+from contracts.settings import Settings
+from contracts.tables import dashboard_session
+from services.dashboard import repository
+from services.dashboard.app import create_app
+from services.dashboard.generations.queries import Search, find_page
+from services.dashboard.sessions import MAX_SESSIONS, Sessions
+from tests.unit.services.dashboard.conftest import ReaderOf
+from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, key_of, seed
+
+pytestmark = [pytest.mark.services, pytest.mark.enable_socket]
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    if (server := os.environ.get("MILLRACE_DATABASE")) is None:
+        pytest.skip("no MILLRACE_DATABASE: run make test-services")
+    url = create_database(server, f"millrace_test_{secrets.token_hex(6)}")
+    return seed(tmp_path_factory.mktemp("postgres") / "home", num_generations=600, database_url=url)
+
+
+def test_the_state_is_that_of_the_embedded_home(settings: Settings, seeded: Settings, reader_of: ReaderOf) -> None:
+    now = time.time()
+    state, embedded = reader_of(settings).read(now), reader_of(seeded).read(now)
+    assert state.generations == embedded.generations
+    assert state.signals == embedded.signals
+    assert [(leg.name, leg.number > 0) for leg in state.freshness] == [(leg.name, True) for leg in embedded.freshness]
+    assert sum(rate or 0 for rate in state.rates["generations"]) > 0
+    assert [row.version for row in state.versions] == list(range(NUM_VERSIONS, -1, -1))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/policies", "/policies/3", "/ledger", "/generations", "/generations?state=trained&version=3",
+     "/generations?text=onerror", "/generations?completion=chatcmpl-0000001", f"/generations/{key_of(HOSTILE_NUMBER)}/0"],
+)  # fmt: skip
+def test_every_page_is_written(settings: Settings, path: str) -> None:
+    database = settings.database()
+    with database.transaction() as connection:
+        key = create_key(connection, "operator")
+    database.close()
+    with TestClient(create_app(settings)) as client:
+        client.post("/api/login", data={"key": key}, headers={"origin": "http://testserver"})
+        answer = client.get(path)
+    assert answer.status_code == 200
+    assert "data-csrf" in answer.text
+
+
+def test_pages_hold_every_answer_once_newest_first(settings: Settings) -> None:
+    database, seen, after = Database(settings.database_url or ""), [], None
+    with database.snapshot() as connection:
+        while True:
+            page = find_page(connection, Search(), after)
+            seen += [head.completion_id for head, _ in page.rows]
+            if (after := page.after) is None:
+                break
+    database.close()
+    assert seen == [key_of(number) for number in range(599, -1, -1)]
+
+
+def test_sessions_are_shared_and_bounded(settings: Settings) -> None:
+    database, other = settings.database(), settings.database()
+    with database.transaction() as connection:
+        for number in range(MAX_SESSIONS):
+            row = {"id_hash": f"{number}", "role": "app", "name": "", "csrf": "", "started_at": time.time()}
+            repository.add(connection, row | {"used_at": time.time()})
+    session_id = Sessions(database).start("viewer", "v")
+    assert Sessions(other).find(session_id).name == "v"
+    with database.snapshot() as connection:
+        assert connection.execute(select(func.count()).select_from(dashboard_session)).scalar_one() == MAX_SESSIONS
+        assert repository.find(connection, "0") is None
+    Sessions(other).end(session_id)
+    with pytest.raises(Unauthorized):
+        Sessions(database).find(session_id)
+    database.close()
+    other.close()

@@ -1,0 +1,231 @@
+"""The pages as the server writes them: who may see them, what is escaped, how they page, what they say when there is nothing."""
+
+import html
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from sqlalchemy import insert
+
+from contracts.keys import Role, create_key
+from contracts.settings import Settings
+from contracts.tables import dead_letter
+from services.dashboard.app import create_app
+from services.dashboard.sessions import COOKIE, TOKEN_FILE
+from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, SCRIPT, key_of
+
+ORIGIN = {"origin": "http://testserver"}
+HOSTILE_PAGE = f"/generations/{key_of(HOSTILE_NUMBER)}/0"
+WORDS = ("/generations", HOSTILE_PAGE, "/policies/3")
+PAGES = ("/", "/policies", "/ledger", *WORDS)
+
+
+@pytest.fixture
+def open_client() -> Iterator[Any]:
+    with ExitStack() as held:
+        yield lambda settings: held.enter_context(TestClient(create_app(settings), follow_redirects=False))
+
+
+@pytest.fixture
+def client(open_client: Any, seeded: Settings) -> TestClient:
+    return signed_in(open_client(seeded), seeded)
+
+
+def signed_in(client: TestClient, settings: Settings, role: Role = "operator", target: str = "") -> TestClient:
+    database = settings.database()
+    with database.transaction() as connection:
+        key = create_key(connection, role)
+    database.close()
+    answer = client.post("/api/login", data={"key": key, "next": target}, headers=ORIGIN)
+    assert answer.status_code == 303
+    client.headers["x-went-to"] = answer.headers["location"]
+    return client
+
+
+def links(page: str, name: str) -> list[str]:
+    return [html.unescape(found) for found in re.findall(rf'href="([^"]+)"[^>]*>{name}<', page)]
+
+
+def test_one_sign_in_opens_every_replica(open_client: Any, small: Settings) -> None:
+    here, there = signed_in(open_client(small), small), open_client(small)
+    there.cookies.set(COOKIE, here.cookies[COOKIE])
+    assert 'data-role="operator"' in there.get("/policies").text
+    assert there.post("/api/logout", headers=ORIGIN).status_code == 303
+    assert here.get("/api/state").status_code == 401
+
+
+def test_the_secret_of_a_page_of_one_replica_is_good_on_another(open_client: Any, small: Settings) -> None:
+    here, there = signed_in(open_client(small), small), open_client(small)
+    there.cookies.set(COOKIE, here.cookies[COOKIE])
+    secret = re.search(r'data-csrf="([^"]+)"', here.get("/policies").text)
+    assert secret
+    body = {"live": NUM_VERSIONS - 1, "reason": "complaints"}
+    headers = {**ORIGIN, "x-csrf-token": html.unescape(secret[1])}
+    assert there.post("/api/rollback", json=body, headers=headers).json() == {"live": NUM_VERSIONS - 2}
+
+
+def test_the_link_is_spent_for_every_replica(open_client: Any, small: Settings) -> None:
+    (small.home / TOKEN_FILE).write_text("secret")
+    here, there = open_client(small), open_client(small)
+    assert here.get("/?token=secret").status_code == 303
+    assert there.get("/?token=secret").status_code == 401
+
+
+@pytest.mark.parametrize("path", PAGES[1:])
+def test_who_is_not_signed_in_meets_the_form_and_comes_back(open_client: Any, small: Settings, path: str) -> None:
+    client = open_client(small)
+    answer = client.get(path)
+    assert answer.status_code == 401
+    assert f'name="next" value="{path}"' in answer.text
+    assert SCRIPT not in answer.text
+    assert signed_in(client, small, target=path).headers["x-went-to"] == path
+
+
+@pytest.mark.parametrize(
+    "target", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)", "evil", "/a\nb"]
+)
+def test_signing_in_leads_nowhere_else(open_client: Any, small: Settings, target: str) -> None:
+    assert signed_in(open_client(small), small, target=target).headers["x-went-to"] == "/"
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_every_page_has_its_title_and_says_where_one_is(client: TestClient, path: str) -> None:
+    page = client.get(path).text
+    assert re.search(r"<title>[^<]+ · reservations · Millrace</title>", page)
+    assert page.count("aria-current=") == 1
+    assert page.count("<h1") == 1
+    assert '<html lang="en">' in page
+
+
+@pytest.mark.parametrize("path", WORDS)
+def test_an_app_key_sees_figures_but_nobodys_words(open_client: Any, small: Settings, path: str) -> None:
+    client = signed_in(open_client(small), small, "app")
+    answer = client.get(path)
+    assert answer.status_code == 403
+    assert "operator key" in answer.text
+    assert "please" not in answer.text
+    assert client.get("/ledger").status_code == 200
+
+
+def test_hostile_words_are_text_wherever_they_stand(client: TestClient) -> None:
+    for path in (HOSTILE_PAGE, "/generations?text=onerror", f"/generations?text={SCRIPT}&task={SCRIPT}"):
+        page = client.get(path).text
+        assert "&lt;script&gt;" in page
+        assert "<script>" not in page
+        assert "<img" not in page
+    page = client.get(HOSTILE_PAGE).text
+    assert (
+        page.count(html.escape(SCRIPT).replace("&#x27;", "&#39;").replace("&quot;", "&#34;")) == 3
+    )  # prompt, signal, submitter
+    assert "".join(re.findall(r'<span class="token[^>]*title[^>]*>([^<]*)</span>', page)).startswith("&lt;")
+
+
+def test_the_pages_of_a_search_follow_each_other(client: TestClient) -> None:
+    path, seen = "/generations?version=3", []
+    while True:
+        page = client.get(path).text
+        seen += re.findall(r'class="hit" href="/generations/([^/]+)/0"', page)
+        older = links(page, "Older")
+        if not older:
+            break
+        path = older[0]
+        assert "version=3" in path
+    assert seen == [key_of(number) for number in range(239, 179, -1)]
+    assert links(page, "Newest") == ["/generations?version=3"]
+
+
+def test_one_answer_shows_tokens_signals_scores_and_outcomes(client: TestClient) -> None:
+    found = client.get("/generations?state=trained&version=2").text
+    page = client.get(re.findall(r'class="hit" href="([^"]+)"', found)[0]).text
+    tokens = re.findall(r'<span class="token shade-(\d)" title="id \d+ · log-prob -?\d+\.\d+ · [\d.]+ %">', page)
+    assert len(tokens) > 10
+    assert len(re.findall(r'<code class="piece">', page)) == len(tokens)
+    assert 'href="/policies/2"' in page
+    assert 'href="/policies/3"' in page
+    assert "by ann (user)" in page
+    assert "signal/1#ab12" in page
+    assert "first in v3" in page
+
+
+def test_a_version_shows_what_it_learned_page_by_page(client: TestClient) -> None:
+    path, seen = "/policies/3", []
+    first = client.get(path).text
+    while True:
+        page = client.get(path).text
+        seen += re.findall(r'href="/generations/([^/]+)/0"', page)
+        older = links(page, "Older")
+        if not older:
+            break
+        path = older[0]
+    assert seen == sorted(seen, reverse=True)
+    assert len(seen) == len(set(seen)) > 20
+    assert f"{len(seen)} samples" in first
+    assert [links(first, f"v{number}") for number in (1, 0)] == [["/policies/1"], ["/policies/0"]]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/policies/99", 404, "no version 99"),
+        ("/policies/-1", 400, "version"),
+        ("/policies/x", 400, "version"),
+        ("/policies/3?after=x", 422, "damaged"),
+        ("/generations/chatcmpl-x/0", 404, "no answer chatcmpl-x"),
+        ("/generations/chatcmpl-x/one", 400, "choice"),
+        ("/generations?version=newest", 422, "is not a version"),
+        ("/generations?before=soon", 422, "is not a time"),
+        ("/generations?after=x", 422, "damaged"),
+        (f"/generations?text={'a' * 201}", 400, "text"),
+    ],
+)
+def test_what_cannot_be_shown_is_said_on_a_page(client: TestClient, path: str, status: int, words: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == status
+    assert words in answer.text
+    assert "<nav" in answer.text
+
+
+def test_an_empty_home_says_what_to_do(open_client: Any, bare: Settings) -> None:
+    client = signed_in(open_client(bare), bare)
+    assert "curl" in client.get("/generations").text
+    assert "No answer fits" in client.get("/generations?state=trained").text
+    assert "curl" in client.get("/").text
+    state = client.get("/api/state").json()
+    assert state["versions"] == state["arms"] == state["dead_letters"] == state["rates"]["at"] == []
+    assert client.get("/policies/0").status_code == 404
+
+
+def test_without_a_database_pages_say_so(open_client: Any, small: Settings) -> None:
+    client = signed_in(open_client(small), small)
+    (small.home / "millrace.db").rename(small.home / "away.db")
+    for suffix in ("-wal", "-shm"):
+        (small.home / f"millrace.db{suffix}").unlink(missing_ok=True)
+    (small.home / "millrace.db").mkdir()
+    client.app.state.database.close()  # type: ignore[attr-defined]  # the type of `app` is that of any ASGI application
+    for path in PAGES:
+        answer = client.get(path)
+        assert answer.status_code == 503, path
+        assert "cannot be read" in answer.text
+        assert 'http-equiv="refresh"' in answer.text
+    assert client.get("/api/state").status_code == 503
+
+
+def test_dead_letters_are_listed_with_their_reason(open_client: Any, small: Settings) -> None:
+    database = small.database()
+    with database.transaction() as connection:
+        row = {"consumer_group": "episodes", "topic": "signals", "partition": 1, "value": b"x" * 9, "reason": SCRIPT}
+        connection.execute(
+            insert(dead_letter), [{**row, "offset": number, "at": float(number)} for number in range(150)]
+        )
+    database.close()
+    letters = signed_in(open_client(small), small).get("/api/state").json()["dead_letters"]
+    assert len(letters) == 100
+    assert letters[0] == {
+        **{name: row[name] for name in row if name != "value"},
+        "offset": 149,
+        "num_bytes": 9,
+        "at": 149.0,
+    }

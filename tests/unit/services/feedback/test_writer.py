@@ -1,0 +1,223 @@
+"""Group commit: one transaction for all that wait, and each item with a fate of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event, func, select
+
+from contracts.database import Database
+from contracts.errors import Unavailable
+from contracts.ids import new_completion_id
+from contracts.records import Signal, decode
+from contracts.tables import outbox, received_signal, signal_count
+from contracts.tasks import load_tasks
+from services.feedback import writer as writing
+from services.feedback.repository import Retraction
+from services.feedback.requests import Received, read_item
+from services.feedback.writer import Submission, Writer
+from tests.unit.services.serving import make_home
+
+COMPLETION = new_completion_id()
+
+
+class Gated(Database):
+    """A database whose transactions wait until the gate is open, so that requests gather behind the first."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.is_entered, self.gate = threading.Event(), threading.Event()
+        self.fail_with: Exception | None = None
+        self.num_transactions = 0
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        self.is_entered.set()
+        self.gate.wait(10.0)
+        if self.fail_with is not None:
+            error, self.fail_with = self.fail_with, None
+            raise error
+        with super().transaction() as connection:
+            self.num_transactions += 1
+            yield connection
+
+
+@pytest.fixture
+def gated(database: Database) -> Iterator[Gated]:
+    opened = Gated(database.url)
+    yield opened
+    opened.close()
+
+
+class Items:
+    """Items of the tasks of a home."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tasks = load_tasks(make_home(folder).tasks)
+
+    def one(self, signal_id: str, value: bool = True, at: float = 100.0) -> Received:
+        item = {"id": signal_id, "completion_id": COMPLETION, "name": "accepted", "value": value}
+        return read_item(item | {"submitter": {"id": "u1"}}, self.tasks, "default", at)
+
+    def submission(self, *signal_ids: str, num_rejected: int = 0, **changes: Any) -> Submission:
+        return Submission([self.one(name, **changes) for name in signal_ids], num_rejected, 100)
+
+
+@pytest.fixture
+def items(tmp_path: Path) -> Items:
+    return Items(tmp_path)
+
+
+async def gathered(gated: Gated, writer: Writer, *waiting: Awaitable[Any]) -> Sequence[Any]:
+    """Begin all of them while the first is being written."""
+    tasks = [asyncio.ensure_future(waiting[0])]
+    while not gated.is_entered.is_set():
+        await asyncio.sleep(0.001)
+    tasks += [asyncio.ensure_future(one) for one in waiting[1:]]
+    await asyncio.sleep(0)
+    gated.gate.set()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    await writer.close()
+    return results
+
+
+def fates(results: Sequence[Any]) -> list[list[tuple[str, float]]]:
+    return [[tuple(entry) for entry in entries] for entries in results]
+
+
+def messages(database: Database) -> list[Signal]:
+    with database.snapshot() as connection:
+        return [decode(Signal, row.value) for row in connection.execute(select(outbox).order_by(outbox.c.id))]
+
+
+def counts(database: Database) -> dict[str, int]:
+    with database.snapshot() as connection:
+        return {row[0]: row[1] for row in connection.execute(select(signal_count.c.state, signal_count.c.count))}
+
+
+def num_received(database: Database) -> int:
+    with database.snapshot() as connection:
+        return connection.execute(select(func.count()).select_from(received_signal)).scalar_one()
+
+
+def test_requests_that_wait_share_a_transaction(gated: Gated, items: Items) -> None:
+    commits: list[int] = []
+    writer = Writer(gated, lambda: commits.append(1))
+    requests = [writer.submit(items.submission(f"fb-{number}")) for number in range(50)]
+    results = asyncio.run(gathered(gated, writer, *requests))
+
+    assert fates(results) == [[("accepted", 100.0)]] * 50
+    assert len(commits) == gated.num_transactions == 2  # the first alone; all that came meanwhile
+    assert [signal.id for signal in messages(gated)] == [f"fb-{number}" for number in range(50)]
+
+
+def test_one_id_in_a_group_fares_as_in_sequence(gated: Gated, items: Items) -> None:
+    writer = Writer(gated, lambda: None)
+    results = asyncio.run(
+        gathered(
+            gated,
+            writer,
+            writer.submit(items.submission("old")),
+            writer.submit(items.submission("a", "b", at=101.0)),
+            writer.submit(items.submission("a", at=102.0, num_rejected=2)),
+            writer.submit(items.submission("a", value=False, at=103.0)),
+            writer.submit(items.submission("old", "old", at=104.0)),
+            writer.submit(items.submission("old", value=False, at=105.0)),
+        )
+    )
+
+    assert fates(results) == [
+        [("accepted", 100.0)],
+        [("accepted", 101.0), ("accepted", 101.0)],
+        [("duplicate", 101.0)],
+        [("conflict", 101.0)],
+        [("duplicate", 100.0), ("duplicate", 100.0)],
+        [("conflict", 100.0)],
+    ]
+    assert gated.num_transactions == 2
+    assert counts(gated) == {"duplicate": 3, "conflict": 2, "rejected": 2}
+    assert [signal.id for signal in messages(gated)] == ["old", "a", "b"]
+
+
+def test_a_failed_commit_fails_its_requests_and_no_other(gated: Gated, items: Items) -> None:
+    writer = Writer(gated, lambda: None)
+    gated.fail_with = Unavailable("disk full")
+    requests = [writer.submit(items.submission(name)) for name in ("a", "b", "c")]
+    first, *others = asyncio.run(gathered(gated, writer, *requests))
+
+    assert isinstance(first, Unavailable)
+    assert fates(others) == [[("accepted", 100.0)]] * 2
+    assert [signal.id for signal in messages(gated)] == ["b", "c"]
+
+
+def test_what_the_database_cannot_take_does_not_fail_its_neighbours(gated: Gated, items: Items) -> None:
+    def refuse(_connection: object, _cursor: object, _statement: str, parameters: object, *_: object) -> None:
+        if "poison" in repr(parameters):
+            raise ValueError("not in this encoding")
+
+    event.listen(gated._engine, "before_cursor_execute", refuse)
+    writer = Writer(gated, lambda: None)
+    requests = [writer.submit(items.submission(name)) for name in ("first", "a", "poison", "b")]
+    first, a, poison, b = asyncio.run(gathered(gated, writer, *requests))
+
+    assert fates([first, a, b]) == [[("accepted", 100.0)]] * 3
+    assert isinstance(poison, ValueError)
+    assert [signal.id for signal in messages(gated)] == ["first", "a", "b"]
+
+
+def test_a_retraction_keeps_its_place(gated: Gated, items: Items) -> None:
+    writer = Writer(gated, lambda: None)
+    results = asyncio.run(
+        gathered(
+            gated,
+            writer,
+            writer.retract(Retraction("default", "a", 1.0)),  # too early
+            writer.submit(items.submission("a", "b")),
+            writer.retract(Retraction("default", "a", 2.0)),
+            writer.retract(Retraction("default", "a", 3.0)),
+            writer.retract(Retraction("other", "b", 4.0)),
+            writer.submit(items.submission("a", at=105.0)),
+        )
+    )
+
+    early, submitted, taken_back, again, foreign, later = results
+    assert (early, taken_back, again, foreign) == (None, 2.0, 2.0, None)
+    assert fates([submitted, later]) == [[("accepted", 100.0), ("accepted", 100.0)], [("duplicate", 100.0)]]
+    assert [(signal.id, signal.retracted) for signal in messages(gated)] == [("a", False), ("b", False), ("a", True)]
+
+
+def test_more_than_may_wait_is_refused_and_room_comes_back(gated: Gated, items: Items) -> None:
+    large = Submission([items.one("large")], 0, writing.MAX_WAITING_BYTES)
+
+    async def scenario(writer: Writer) -> None:
+        waiting = asyncio.ensure_future(writer.submit(large))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="does not keep up"):
+            await writer.submit(items.submission("small"))
+        gated.gate.set()
+        await waiting
+        assert fates([await writer.submit(items.submission("small"))]) == [[("accepted", 100.0)]]
+        await writer.close()
+
+    asyncio.run(scenario(Writer(gated, lambda: None)))
+    assert num_received(gated) == 2
+
+
+def test_a_request_that_is_given_up_is_stored_all_the_same(gated: Gated, items: Items) -> None:
+    async def scenario(writer: Writer) -> None:
+        given_up = asyncio.ensure_future(writer.submit(items.submission("a")))
+        stays = asyncio.ensure_future(writer.submit(items.submission("b")))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        gated.gate.set()
+        await stays
+        await writer.close()
+
+    asyncio.run(scenario(Writer(gated, lambda: None)))
+    assert num_received(gated) == 2

@@ -1,0 +1,179 @@
+"""HTTP on raw sockets: a server that says exactly these bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from services.inference.engine_http import Broken, HttpClient
+
+Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class Server:
+    """Plays one script for each connection.
+
+    Attributes:
+        num_connections: that were made.
+        requests: their first lines.
+    """
+
+    def __init__(self, script: Script) -> None:
+        self.num_connections = 0
+        self.requests: list[bytes] = []
+        self.closed = asyncio.Event()
+        self._script = script
+
+    async def play(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        try:
+            await self._script(reader, writer)
+        finally:
+            writer.close()
+            self.closed.set()
+
+    async def request(self, reader: asyncio.StreamReader) -> bytes:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.requests.append(head.split(b"\r\n")[0])
+        [length] = [line for line in head.split(b"\r\n") if line.startswith(b"content-length")]
+        return await reader.readexactly(int(length.partition(b":")[2]))
+
+
+@asynccontextmanager
+async def serving(
+    script: Callable[[Server, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[tuple[Server, HttpClient]]:
+    server = Server(lambda reader, writer: script(server, reader, writer))
+    listening = await asyncio.start_server(server.play, "127.0.0.1", 0)
+    client = HttpClient(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
+    yield server, client
+    client.close()
+    listening.close()
+    await listening.wait_closed()
+
+
+async def answer_all(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while True:
+        try:
+            await server.request(reader)
+        except asyncio.IncompleteReadError:
+            return
+        writer.write(WHOLE)
+
+
+async def answer_one(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await server.request(reader)
+    writer.write(WHOLE)
+
+
+async def test_one_connection_carries_one_request_after_another() -> None:
+    async with serving(answer_all) as (server, client):
+        for body in (b"", b"x" * 100_000):
+            assert await client.fetch("POST", "/v1/completions", body) == (200, b"ok")
+        assert server.num_connections == 1
+        assert server.requests == [b"POST /v1/completions HTTP/1.1"] * 2
+
+
+async def test_requests_at_the_same_time_have_connections_of_their_own() -> None:
+    async with serving(answer_all) as (server, client):
+        exchanges = await asyncio.gather(*(client.begin("GET", "/health") for _ in range(3)))
+        assert [exchange.status for exchange in exchanges] == [200] * 3
+        assert server.num_connections == 3
+        for exchange in exchanges:
+            await exchange.read_all()
+            exchange.end()
+
+
+async def test_a_kept_connection_that_the_server_closed_is_replaced() -> None:
+    async with serving(answer_one) as (server, client):
+        for _ in range(5):
+            assert await client.fetch("GET", "/health") == (200, b"ok")
+        assert server.num_connections == 5
+
+
+async def test_a_body_comes_as_it_is_sent() -> None:
+    go = asyncio.Event()
+
+    async def script(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.request(reader)
+        writer.write(CHUNKED + b"3\r\none\r\n")
+        await go.wait()
+        writer.write(b"3\r\ntwo\r\n0\r\n\r\n")
+
+    async with serving(script) as (_, client):
+        exchange = await client.begin("POST", "/")
+        assert await exchange.read() == b"one"
+        go.set()
+        assert await exchange.read() == b"two"
+        assert await exchange.read() == b""
+        exchange.end()
+
+
+async def test_an_answer_that_is_given_up_is_cut_off() -> None:
+    async def script(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.request(reader)
+        writer.write(CHUNKED + b"3\r\none\r\n")
+        await reader.read()  # until the client closes
+
+    async with serving(script) as (server, client):
+        exchange = await client.begin("POST", "/")
+        assert await exchange.read() == b"one"
+        exchange.end()
+        await asyncio.wait_for(server.closed.wait(), 5)
+
+
+async def test_a_connection_is_kept_for_its_formalities() -> None:
+    go = asyncio.Event()
+
+    async def script(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.request(reader)
+        writer.write(CHUNKED + b"3\r\none\r\n")
+        await go.wait()
+        writer.write(b"0\r\n\r\n")
+        await answer_one(server, reader, writer)
+
+    async with serving(script) as (server, client):
+        exchange = await client.begin("POST", "/")
+        assert await exchange.read() == b"one"
+        exchange.end(only_formalities=True)
+        go.set()
+        while not client._idle:  # noqa: ASYNC110 the end of a chunk wakes nobody
+            await asyncio.sleep(0.001)
+        assert await client.fetch("GET", "/health") == (200, b"ok")
+        assert server.num_connections == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [(b"", "closed"), (CHUNKED + b"3\r\no", "closed"), (WHOLE[:-1], "closed"), (b"SSH-2.0-hello\r\n", "not HTTP")],
+)
+async def test_what_is_no_whole_answer_is_broken(said: bytes, reason: str) -> None:
+    async def script(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.request(reader)
+        writer.write(said)
+
+    async with serving(script) as (_, client):
+        with pytest.raises(Broken, match=reason):
+            await client.fetch("POST", "/")
+
+
+async def test_no_server_is_broken() -> None:
+    with pytest.raises(Broken):
+        await HttpClient("http://127.0.0.1:1").fetch("GET", "/health")
+
+
+async def test_a_server_that_closes_after_each_answer_is_asked_anew() -> None:
+    async def script(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.request(reader)
+        writer.write(WHOLE.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"))
+        await reader.read()  # until the client closes
+
+    async with serving(script) as (server, client):
+        for _ in range(2):
+            assert await client.fetch("GET", "/health") == (200, b"ok")
+        assert server.num_connections == 2

@@ -1,0 +1,183 @@
+"""Requests that are sent again, and keys that send too many."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from contracts.database import Database
+from contracts.passing import Passing
+from contracts.passing.in_process import make_passing
+from services.inference.app import create_app
+from services.inference.idempotency import REPLAYED
+from tests.unit.services.inference.conftest import Inference
+from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
+from tests.unit.services.serving import make_home, make_key, serve, wait_until
+
+TEXT = "Tisch für 4: {ok}"
+KEY = {"Idempotency-Key": "order-17"}
+
+
+def ask(inference: Inference, headers: dict[str, str] = KEY, **changes: Any) -> Any:
+    return inference.client.chat.completions.with_raw_response.create(
+        model="demo",
+        messages=changes.pop("messages", [{"role": "user", "content": "table for 4"}]),
+        extra_headers=headers,
+        **changes,
+    )
+
+
+@contextmanager
+def held(inference: Inference) -> Iterator[list[Any]]:
+    """A first request that runs until the block ends; its raw responses."""
+    answers: list[Any] = []
+    inference.engine.hold_after = 2
+    first = threading.Thread(target=lambda: answers.append(ask(inference)))
+    first.start()
+    wait_until(lambda: inference.engine.requests)
+    yield answers
+    inference.engine.go.set()
+    first.join()
+
+
+def test_a_repeat_gets_the_first_answer_and_is_neither_run_nor_logged(inference: Inference) -> None:
+    first, second = ask(inference), ask(inference)
+    assert first.parse() == second.parse()
+    assert first.headers["x-request-id"] == second.headers["x-request-id"] == first.parse().id
+    assert (first.headers.get(REPLAYED), second.headers.get(REPLAYED)) == (None, "true")
+    assert len(inference.engine.requests) == len(inference.logged()) == 1
+
+
+def test_a_repeated_stream_is_the_same_stream(inference: Inference) -> None:
+    chunks = [list(ask(inference, stream=True).parse()) for _ in range(2)]
+    assert chunks[0] == chunks[1]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[1]) == TEXT
+    assert len(inference.engine.requests) == len(inference.logged()) == 1
+
+
+def test_without_a_key_nothing_is_a_repeat(inference: Inference) -> None:
+    assert ask(inference, {}).parse().id != ask(inference, {}).parse().id
+
+
+def test_another_body_under_the_key_is_a_conflict_that_is_not_tried_again(inference: Inference) -> None:
+    ask(inference)
+    with pytest.raises(openai.ConflictError, match="another body") as error:
+        ask(inference, messages=[{"role": "user", "content": "for 5"}])
+    assert error.value.code == "conflict"
+    assert error.value.response.headers["x-should-retry"] == "false"
+
+
+def test_another_tenant_has_its_own_keys(inference: Inference, database: Database) -> None:
+    ask(inference)
+    inference.client = inference.client.with_options(api_key=make_key(database, tenant="other"))
+    assert REPLAYED not in ask(inference).headers
+
+
+def test_a_repeat_of_a_running_request_waits_for_its_answer(inference: Inference) -> None:
+    answers: list[Any] = []
+    with held(inference) as first:
+        second = threading.Thread(target=lambda: answers.append(ask(inference)))
+        second.start()
+        second.join(0.1)
+        assert answers == []
+        inference.engine.go.set()
+        second.join()
+    assert answers[0].headers[REPLAYED] == "true"
+    assert answers[0].parse() == first[0].parse()
+    assert len(inference.engine.requests) == 1
+
+
+def test_a_failed_request_runs_again(inference: Inference) -> None:
+    inference.engine.serving = False
+    with pytest.raises(openai.InternalServerError):
+        ask(inference)
+    inference.engine.serving = True
+    assert REPLAYED not in ask(inference).headers
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_left_may_ask_again(inference: Inference, stream: bool) -> None:
+    inference.engine.hold_after = 2
+    patient, inference.client = inference.client, inference.client.with_options(timeout=0.5)
+    with pytest.raises((openai.APITimeoutError, httpx.ReadTimeout)):
+        list(ask(inference, stream=stream).parse())
+    inference.client = patient
+    inference.engine.go.set()
+    again = ask(inference, stream=stream)
+    assert REPLAYED not in again.headers
+    text = (
+        "".join(chunk.choices[0].delta.content or "" for chunk in again.parse())
+        if stream
+        else again.parse().choices[0].message.content
+    )
+    assert text == TEXT
+
+
+@pytest.mark.parametrize("changes", [{"store": False}, {"metadata": {"task": "private"}}])
+def test_nothing_is_kept_without_consent(inference: Inference, changes: dict[str, Any]) -> None:
+    ids = {ask(inference, **changes).parse().id for _ in range(2)}
+    assert len(ids) == 2
+    assert inference.logged() == []
+
+
+@pytest.fixture
+def limited(tmp_path: Path, database: Database, stage: Stage) -> Iterator[Callable[..., Inference]]:
+    """A service whose keys may send so many requests a minute, and have sent some."""
+    make_base(tmp_path / "base")
+    stage.engine = FakeEngine(TEXT)
+    key, operator = make_key(database), make_key(database, "operator")
+    with ExitStack() as stack:
+
+        def start(per_minute: int, spent: int = 0) -> Inference:
+            passing = make_passing()
+            if spent:
+                asyncio.run(_spend(passing, f"requests:{key.split('-')[2]}", per_minute, spent))
+            settings = make_home(tmp_path, stage.url).model_copy(update={"requests_per_minute": per_minute})
+            log = StubbornLog(tmp_path / "log")
+            url = stack.enter_context(serve(create_app(settings, event_log=log, passing=passing)))
+            world = Inference(stage.engine, log, url, key, operator)
+            stack.callback(world.client.close)
+            return world
+
+        yield start
+
+
+async def _spend(passing: Passing, key: str, limit: int, num: int) -> None:
+    await passing.limiter.allow(key, limit, num)
+
+
+def test_too_many_requests_are_refused_as_openai_does(limited: Callable[..., Inference]) -> None:
+    world = limited(2)
+    first = ask(world, {})
+    assert first.headers["x-ratelimit-limit-requests"] == "2"
+    assert first.headers["x-ratelimit-remaining-requests"] == "1"
+    ask(world, {})
+    with pytest.raises(openai.RateLimitError, match="may send 2 requests a minute") as error:
+        ask(world, {})
+    headers = error.value.response.headers
+    assert error.value.code == "rate_limit_exceeded"
+    assert 0 < int(headers["retry-after"]) <= 30
+    assert 0 < int(headers["retry-after-ms"]) <= 30_000
+    assert headers["x-ratelimit-remaining-requests"] == "0"
+    assert len(world.logged()) == 2
+
+
+def test_the_sdk_waits_as_long_as_it_is_told(limited: Callable[..., Inference]) -> None:
+    world = limited(600, spent=610)  # owes a second more than it may, longer than the SDK would wait by itself
+    patient = world.client.with_options(max_retries=1)
+    answer = patient.chat.completions.create(model="demo", messages=[{"role": "user", "content": "x"}])
+    assert answer.choices[0].message.content == TEXT
+
+
+def test_operators_are_not_limited(limited: Callable[..., Inference]) -> None:
+    world = limited(1)
+    for _ in range(3):
+        world.operator.chat.completions.create(model="demo", messages=[{"role": "user", "content": "x"}])

@@ -1,0 +1,341 @@
+"""docker-compose.yml and Dockerfile against deploy/services and the code: two descriptions of one wiring.
+
+No container engine is asked: what is compared is what the files say.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tomllib
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from commands import process, supervisor
+from commands.servers import Servers
+from contracts import settings as settings_module
+from contracts.kafka_log.log import NUM_PARTITIONS
+from contracts.listening import BIND
+from contracts.logs import LEVEL
+from contracts.operations import OPERATIONS_ADDRESS
+from millrace import app
+from services.serving import DRAIN_SECONDS
+
+ROOT = Path(__file__).parent.parent.parent
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+SCRIPT = (ROOT / "deploy" / "services").read_text()
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+STANDS_ON = {"kafka", "postgres", "redis", "s3"}
+OBSERVERS = {"prometheus", "grafana"}
+OURS = set(process.PROCESSES) - {"web"}
+HOME = "/var/lib/millrace"
+
+
+def plain(text: str) -> str:
+    """A value of the file as it is where the environment says nothing."""
+    return re.sub(r"\$\{\w+:?-([^}]*)\}", r"\1", text)
+
+
+def words(name: str) -> list[str]:
+    return shlex.split(plain(SERVICES[name]["command"]))
+
+
+def function(name: str) -> str:
+    """The body of a function of deploy/services."""
+    found = re.search(rf"^{name}\(\).*?^}}", SCRIPT, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found.group()
+
+
+def options(of: list[str]) -> dict[str, str]:
+    """--name value pairs; what stands before the first is not one."""
+    rest = of[next(index for index, word in enumerate(of) if word.startswith("-")) :]
+    assert len(rest) % 2 == 0
+    return dict(zip(rest[::2], rest[1::2], strict=True))
+
+
+def image(name: str) -> tuple[str, str]:
+    repository, _, tag = SERVICES[name]["image"].partition(":")
+    return repository, tag
+
+
+def init_options() -> dict[str, str]:
+    return options(words("init")[1:])
+
+
+def test_every_process_is_a_service_and_every_service_is_known() -> None:
+    assert set(SERVICES) == STANDS_ON | OURS | OBSERVERS | {"init"}
+    assert {name for name in SERVICES if "profiles" in SERVICES[name]} == OBSERVERS
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_a_service_runs_the_process_of_its_name(name: str) -> None:
+    assert words(name) == [name, "--home", HOME]
+
+
+def test_replicas_are_those_of_the_profile_services() -> None:
+    shared = Servers("kafka:9092", "postgresql+psycopg://millrace@postgres/millrace")
+    declared = {name: SERVICES[name]["deploy"]["replicas"] for name in OURS}
+    assert declared == {name: shared.replicas.get(name, 1) for name in OURS}
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_every_service_has_limits_and_a_way_to_end(name: str) -> None:
+    service = SERVICES[name]
+    assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory"}
+    assert service["restart"] == ("no" if name == "init" else "unless-stopped")
+    assert int(service["stop_grace_period"].removesuffix("s")) > 0
+    assert service["logging"]["options"]["max-size"]
+
+
+@pytest.mark.parametrize("name", sorted(set(SERVICES) - {"init"}))
+def test_every_service_that_stays_has_a_health_check(name: str) -> None:
+    check = SERVICES[name]["healthcheck"]
+    assert check["test"][0] == "CMD"
+    assert {"interval", "timeout", "retries"} <= check.keys()
+
+
+def test_ours_have_longer_to_end_than_they_take() -> None:
+    for name in OURS:
+        seconds = int(SERVICES[name]["stop_grace_period"].removesuffix("s"))
+        assert seconds > max(DRAIN_SECONDS, supervisor._GRACE_SECONDS, process._LONGEST_END_SECONDS)
+
+
+def test_the_health_check_asks_the_port_for_operators() -> None:
+    [(_, python, option, code)] = {tuple(SERVICES[name]["healthcheck"]["test"]) for name in OURS}
+    assert (python, option) == ("python", "-c")
+    port = SERVICES["engine"]["environment"][OPERATIONS_ADDRESS].rpartition(":")[2]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        here = free.getsockname()[1]
+    check = [sys.executable, "-c", code.replace(f":{port}/", f":{here}/")]
+    assert subprocess.run(check, check=False, capture_output=True).returncode == 1, "nobody is there"  # noqa: S603
+    for longest, status in ((60.0, 0), (-1.0, 1)):
+        process = (
+            f"from contracts.operations import Operations; Operations(longest_step_seconds={longest}); "
+            "print(flush=True); input()"
+        )
+        with subprocess.Popen(  # noqa: S603 our own code
+            [sys.executable, "-c", process],
+            cwd=ROOT,
+            env=os.environ | {OPERATIONS_ADDRESS: f"127.0.0.1:{here}"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as running:
+            assert running.stdout is not None
+            running.stdout.readline()
+            assert subprocess.run(check, check=False, capture_output=True).returncode == status  # noqa: S603
+            running.kill()
+
+
+def test_ports_are_published_on_this_machine_only_and_one_for_each_replica() -> None:
+    taken: list[int] = []
+    for name, service in SERVICES.items():
+        for published in service.get("ports", []):
+            address, ports, _ = published.split(":")
+            first, _, last = ports.partition("-")
+            numbers = range(int(first), int(last or first) + 1)
+            assert address == "127.0.0.1"
+            assert len(numbers) == service["deploy"].get("replicas", 1), name
+            taken += numbers
+    assert len(taken) == len(set(taken))
+
+
+def test_published_ports_are_those_that_init_wrote_down() -> None:
+    told = init_options()
+    for name in ("inference", "engine", "feedback", "dashboard"):
+        host, _, port = told[f"--{name}"].partition(":")
+        assert host == name
+        assert {published.rpartition(":")[2] for published in SERVICES[name].get("ports", [port])} == {port}
+        assert port in exposed()
+
+
+def exposed() -> list[str]:
+    [line] = re.findall(r"^EXPOSE (.*)$", DOCKERFILE, re.MULTILINE)
+    return str(line).split()
+
+
+def test_dependencies_are_services_that_can_be_what_they_are_waited_for() -> None:
+    for name, service in SERVICES.items():
+        for other, waits in service.get("depends_on", {}).items():
+            expected = "service_completed_successfully" if other == "init" else "service_healthy"
+            assert waits["condition"] == expected, name
+    assert set(SERVICES["init"]["depends_on"]) == STANDS_ON
+    assert all("init" in SERVICES[name]["depends_on"] for name in OURS)
+
+
+def test_one_image_and_one_home_for_all_of_ours() -> None:
+    for name in OURS | {"init"}:
+        assert SERVICES[name]["image"] == SERVICES["init"]["image"]
+        assert f"home:{HOME}" in SERVICES[name]["volumes"]
+        assert SERVICES[name]["environment"] == SERVICES["init"]["environment"]
+    assert HOME in DOCKERFILE
+
+
+def test_variables_of_the_environment_are_read_by_the_code() -> None:
+    names = set(SERVICES["init"]["environment"])
+    assert {name for name in names if name.startswith("MILLRACE_")} == {BIND, OPERATIONS_ADDRESS, LEVEL}
+    handed_to_tests = set(re.findall(r"\b(AWS_\w+)=", SCRIPT))
+    assert {name for name in names if name.startswith("AWS_")} == handed_to_tests
+
+
+def test_init_is_called_as_the_command_line_has_it() -> None:
+    told, command = init_options(), typer.main.get_command(app)
+    known = command.commands["init"].params  # type: ignore[attr-defined] # a group has commands
+    names = {option for parameter in known for option in parameter.opts}
+    assert told.keys() <= names
+    assert told["--home"] == HOME
+    assert told["--kafka"] == SERVICES["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"].partition("://")[2]
+    assert told["--redis"] == "redis://redis:6379/0"
+    postgres = {key: plain(value) for key, value in SERVICES["postgres"]["environment"].items()}
+    login = f"{postgres['POSTGRES_USER']}:{postgres['POSTGRES_PASSWORD']}"
+    assert told["--database"] == f"postgresql+psycopg://{login}@postgres/{postgres['POSTGRES_DB']}"
+
+
+def test_init_works_with_what_the_image_gets(tmp_path: Path) -> None:
+    """The Dockerfile's files, the example as it is mounted, the options but for the servers: init makes a home."""
+    for source, target in copied():
+        copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
+        copy(ROOT / source, tmp_path / target)
+    mounted = plain(SERVICES["init"]["volumes"][1]).split(":")
+    assert mounted[1:] == ["/products", "ro"]
+    replaced = {HOME: str(tmp_path / "home"), "/products": str(ROOT / mounted[0])}
+    arguments = []
+    for option, value in init_options().items():
+        if option in {"--kafka", "--database", "--redis", "--weights"}:
+            continue
+        for there, here in replaced.items():
+            value = value.replace(there, here)  # noqa: PLW2901 a path of the container becomes one of here
+        arguments += [option, value]
+    command = [sys.executable, "millrace.py", "init", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.returncode == 0, done.stderr + done.stdout
+    made = settings_module.load_settings(tmp_path / "home")
+    assert made.policy == "reservations"
+    assert (made.engine_url, made.web_url) == ("http://engine:8401", "http://inference:8400")
+    assert (made.feedback_url, made.dashboard_url) == ("http://feedback:8402", "http://dashboard:8403")
+    assert made.is_split
+
+
+def copied() -> list[tuple[str, str]]:
+    pairs = []
+    for line in re.findall(r"^COPY (.*)$", DOCKERFILE, re.MULTILINE):
+        *sources, target = line.split()
+        pairs += [(source, source if target == "./" else target) for source in sources]
+    return pairs
+
+
+def test_the_image_gets_what_the_package_consists_of() -> None:
+    project, packages = PROJECT["project"], PROJECT["tool"]["setuptools"]
+    needed = {name.removesuffix("*") for name in packages["packages"]["find"]["include"]}
+    needed |= {f"{module}.py" for module in packages["py-modules"]} | {project["readme"], "pyproject.toml"}
+    assert {source for source, _ in copied()} == needed | {"constraints.txt"}
+    installs = re.findall(r"pip install .*", DOCKERFILE)
+    assert installs
+    assert all("--constraint constraints.txt" in line for line in installs)
+
+
+def test_the_image_is_told_of_nothing_else() -> None:
+    *rules, _, _ = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    assert rules[0] == "*"
+    assert {rule.removeprefix("!") for rule in rules[1:]} == {source for source, _ in copied()}
+    assert not any(fnmatch.fnmatch("operator.key", rule.removeprefix("!")) for rule in rules[1:])
+
+
+def test_the_image_has_the_python_of_the_project_and_no_root() -> None:
+    [version] = re.findall(r"^FROM python:(\d+\.\d+)-", DOCKERFILE, re.MULTILINE)
+    assert PROJECT["project"]["requires-python"] == f">={version}"
+    assert DOCKERFILE.index("USER millrace") < DOCKERFILE.index("ENTRYPOINT")
+    assert 'ENTRYPOINT ["tini", "--", "millrace"]' in DOCKERFILE
+
+
+def test_kafka_is_the_same_version() -> None:
+    name = {"m": "http://maven.apache.org/POM/4.0.0"}
+    pom = ET.parse(ROOT / "deploy" / "kafka" / "pom.xml")  # noqa: S314 our own file
+    versions = {
+        found.findtext("m:artifactId", namespaces=name): found.findtext("m:version", namespaces=name)
+        for found in pom.iterfind(".//m:dependency", name)
+    }
+    assert image("kafka") == ("apache/kafka", versions["kafka_2.13"])
+
+
+def test_kafka_has_the_same_settings() -> None:
+    lines = (ROOT / "deploy" / "kafka" / "server.properties").read_text().splitlines()
+    there = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    here = {
+        name.removeprefix("KAFKA_").lower().replace("_", "."): str(value)
+        for name, value in SERVICES["kafka"]["environment"].items()
+        if name != "KAFKA_HEAP_OPTS"
+    }
+    of_the_place = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs"}
+    assert here.keys() == there.keys()
+    assert {key: here[key] for key in here.keys() - of_the_place} == {
+        key: there[key] for key in there.keys() - of_the_place
+    }
+    for key in ("listeners", "advertised.listeners"):
+        assert re.findall(r"(\w+)://", here[key]) == re.findall(r"(\w+)://", there[key])
+    for option in SERVICES["kafka"]["environment"]["KAFKA_HEAP_OPTS"].split():
+        assert option in function("start_kafka")
+
+
+def test_only_init_makes_topics() -> None:
+    properties = (ROOT / "deploy" / "kafka" / "server.properties").read_text()
+    assert "auto.create.topics.enable=false" in properties
+    assert SERVICES["kafka"]["environment"]["KAFKA_AUTO_CREATE_TOPICS_ENABLE"] == "false"
+    assert SERVICES["kafka"]["environment"]["KAFKA_NUM_PARTITIONS"] == NUM_PARTITIONS
+    sources = [path for folder in ("services", "pipelines", "rewards") for path in (ROOT / folder).rglob("*.py")]
+    assert [str(path) for path in sources if ".create_topics(" in path.read_text()] == []
+    assert ".create_topics(" in (ROOT / "commands" / "home.py").read_text()
+
+
+def test_postgres_has_the_same_flags() -> None:
+    body = function("start_postgres")
+    [told] = re.findall(r'--options "([^"]*)"', body)
+    flags = dict(re.findall(r"-c (\w+)=(\S+)", told))
+    assert flags.pop("listen_addresses") == "127.0.0.1"
+    assert dict(re.findall(r"-c (\w+)=(\S+)", plain(SERVICES["postgres"]["command"]))) == flags
+    environment = SERVICES["postgres"]["environment"]
+    assert environment["POSTGRES_INITDB_ARGS"] in body
+    assert f"--username {environment['POSTGRES_USER']} " in body
+    assert f"-U millrace {environment['POSTGRES_DB']}" in function("start")
+
+
+def test_redis_has_the_same_flags() -> None:
+    started = function("start_redis").replace("\\\n", " ")
+    [line] = re.findall(r"redis-server (--.*?) >", started)
+    there = options(shlex.split(line))
+    of_the_place = {"--bind", "--port", "--dir"}
+    assert options(words("redis")) == {name: value for name, value in there.items() if name not in of_the_place}
+
+
+def test_the_object_store_is_the_same_version_and_has_the_bucket() -> None:
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+    assert image("s3") == ("motoserver/moto", pins["moto"])
+    [place] = re.findall(r"MILLRACE_WEIGHTS=(\S+)", SCRIPT)
+    assert init_options()["--weights"] == place
+    bucket = place.removeprefix("s3://").partition("/")[0]
+    assert f's3/serve.py" "$S3_PORT" {bucket} ' in function("start_s3")
+    assert f":5000/{bucket}', method='PUT'" in SERVICES["s3"]["healthcheck"]["test"][-1]
+    assert SERVICES["init"]["environment"]["AWS_ENDPOINT_URL"] == "${AWS_ENDPOINT_URL-http://s3:5000}"
+
+
+def test_both_start_the_same_servers() -> None:
+    [names] = re.findall(r"^names=\((.*)\)$", SCRIPT, re.MULTILINE)
+    assert set(names.split()) == STANDS_ON
+
+
+def test_secrets_have_local_defaults_or_none() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    defaults = dict(re.findall(r"\$\{(\w*(?:PASSWORD|SECRET|KEY)\w*):?-([^}]*)\}", text))
+    assert set(defaults.values()) == {"millrace"}
