@@ -23,6 +23,8 @@ policy_app = typer.Typer(help="Versions of the policy: list, promote, roll back.
 log_app = typer.Typer(help="Look at the log.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
 app.add_typer(log_app, name="log")
+database_app = typer.Typer(help="Care for the database.", no_args_is_help=True)
+app.add_typer(database_app, name="database")
 
 DEFAULT_HOME = Path("runs/home")
 
@@ -216,6 +218,17 @@ def log_tail(
     from commands.log import tail  # noqa: PLC0415
 
     tail(home, topic, count, follow=follow)
+
+
+@database_app.command("drop-days")
+def database_drop_days(
+    before: Annotated[str, typer.Option(help="YYYY-MM-DD, UTC: the first day that stays.")],
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Drop whole days of generations, signals, scores and outcomes; not while anything in them is pending (PostgreSQL)."""
+    from commands.database import run_drop_days  # noqa: PLC0415
+
+    run_drop_days(home, before)
 
 
 def _add_process(name: str) -> None:

@@ -20,11 +20,14 @@ from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy import Connection, Table, event
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import InternalError, OperationalError, SQLAlchemyError
 
 from contracts.errors import InvalidSettings, Unavailable
 from contracts.partitions import make_days
 
+LONGEST_PAUSE_SECONDS = 15.0
+"""Between two statements of a transaction, on PostgreSQL."""
+_AWAY = (OperationalError, InternalError)  # the second is what PostgreSQL says of a transaction that it ended
 _BUSY_SECONDS, _BUSY_PAUSE_SECONDS = 30.0, 0.005
 _MIGRATIONS = Path(__file__).parent.parent / "migrations"
 
@@ -34,16 +37,20 @@ class Database:
 
     Args:
         url: SQLAlchemy URL: `sqlite:////home/app/millrace.db` or `postgresql+psycopg://user@host/name`.
+        longest_pause_seconds: PostgreSQL ends a transaction that waits longer for its next statement.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, longest_pause_seconds: float = LONGEST_PAUSE_SECONDS) -> None:
         self.url = url
         if url.startswith("sqlite"):
             self._engine = sqlalchemy.create_engine(url, connect_args={"timeout": _BUSY_SECONDS})
             event.listen(self._engine, "connect", prepare_sqlite)
             event.listen(self._engine, "begin", _begin_sqlite)
         else:
-            self._engine = sqlalchemy.create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": 10})
+            # A frozen process would keep its row locks for ever; what it holds is undone, and it starts over.
+            options = f"-c idle_in_transaction_session_timeout={round(longest_pause_seconds * 1000)}"
+            arguments = {"connect_timeout": 10, "options": options}
+            self._engine = sqlalchemy.create_engine(url, pool_pre_ping=True, connect_args=arguments)
         self._looking = self._engine.execution_options(read_only=True)
         if not url.startswith("sqlite"):
             self._looking = self._looking.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
@@ -58,7 +65,7 @@ class Database:
         try:
             with self._engine.begin() as connection:
                 yield connection
-        except OperationalError as error:
+        except _AWAY as error:
             raise Unavailable(f"the database cannot be used ({error.orig}); free disk space or start it") from error
 
     @contextmanager
@@ -67,7 +74,7 @@ class Database:
         try:
             with self._looking.connect() as connection:
                 yield connection
-        except OperationalError as error:
+        except _AWAY as error:
             raise Unavailable(f"the database cannot be read ({error.orig})") from error
 
     def migrate(self) -> None:

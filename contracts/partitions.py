@@ -9,6 +9,8 @@ made, such as the id of a clock that runs wrong, lands in the default partition.
 from __future__ import annotations
 
 import re
+import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
@@ -30,6 +32,7 @@ AHEAD = 7
 
 _CHILD = re.compile(rf"({'|'.join(table.name for table in PARTITIONED)})_(default|p(\d{{8}}))")
 _LOCK_SECONDS = 2
+_HOUR_SECONDS = 3600.0
 _TURN = 0x6D696C6C  # an advisory lock: replicas take turns
 _CHECK_VIOLATION = "23514"
 _CHILDREN = text(
@@ -77,6 +80,17 @@ def make_days(database: Database, now: float, ahead: int = AHEAD) -> list[str]:
         held = set(_children(connection))
     missing = [(table, day) for table, day in wanted if _name(table, day) not in held]
     return [_name(table, day) for table, day in missing if _make_logged(database, table, day)]
+
+
+def keep_days_ahead(database: Database, stop: threading.Event) -> None:
+    """Make days once an hour until `stop` is set; a database that is away is asked again then."""
+    while not stop.is_set():
+        try:
+            make_days(database, time.time())
+        except (DBAPIError, Unavailable) as error:
+            log.warning("days not made", reason=str(error))
+        stop.wait(_HOUR_SECONDS)
+    database.close()
 
 
 def drop_days(database: Database, before: date) -> list[Dropped]:

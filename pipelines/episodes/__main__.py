@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from contracts.partitions import keep_days_ahead
 from contracts.settings import load_settings
 from contracts.tasks import load_tasks
 from contracts.worker import Worker
@@ -15,4 +16,5 @@ def main(home: Path, stop: threading.Event) -> None:
     """Join until `stop` is set."""
     settings = load_settings(home)
     handler = EpisodesHandler(load_tasks(settings.tasks))
+    threading.Thread(target=keep_days_ahead, args=(settings.database(), stop), daemon=True).start()
     Worker(handler, settings.database(), settings.event_log()).run(stop)

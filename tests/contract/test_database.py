@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,16 @@ def test_a_server_that_is_gone_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="start it"), gone.transaction():
         pass
     gone.close()
+
+
+def test_a_transaction_of_a_frozen_process_is_undone(any_database: Database) -> None:
+    if any_database.url.startswith("sqlite"):
+        return  # one machine: whoever freezes there is seen to
+    hasty = Database(any_database.url, longest_pause_seconds=0.2)
+    with pytest.raises(Unavailable), hasty.transaction() as connection:
+        connection.execute(insert(signal_count).values(state="late", count=1))
+        time.sleep(1.0)
+        count_of(connection, "late")
+    with hasty.snapshot() as connection:
+        assert count_of(connection, "late") is None
+    hasty.close()

@@ -17,7 +17,7 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
 )  # fmt: skip
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 class PageFailed(AssertionError):

@@ -49,7 +49,7 @@ function waiting(lag, now) {
 function partition(row, topic) {
   const wait = row.next_offset == null ? null : row.end - row.next_offset;
   const place = row.next_offset == null ? `end ${count(row.end)}` : `position ${count(row.next_offset)} of ${count(row.end)}`;
-  const shown = wait == null ? count(row.end) : count(wait);
+  const shown = wait == null ? `ends at ${count(row.end)}` : count(wait);
   return element("li", { className: wait ? "waits" : "", title: `${topic}/${row.partition}: ${place}` }, element("span", { className: "part" }, `p${row.partition}`), ` ${shown}`);
 }
 

@@ -8,7 +8,7 @@ import pytest
 from contracts.settings import Settings
 from contracts.weights.store import FolderWeightStore
 from services.dashboard.watcher import Reader
-from tests.unit.services.dashboard.seed import seed, settings_of
+from tests.unit.services.dashboard.seed import STARTED, seed, settings_of
 
 ReaderOf = Callable[[Settings], Reader]
 
@@ -16,7 +16,7 @@ ReaderOf = Callable[[Settings], Reader]
 @pytest.fixture(scope="session")
 def seeded(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """A home that nobody may write to."""
-    return seed(tmp_path_factory.mktemp("seeded") / "home", num_generations=600)
+    return seed(tmp_path_factory.mktemp("seeded") / "home", num_generations=600, now=STARTED)
 
 
 @pytest.fixture(scope="session")

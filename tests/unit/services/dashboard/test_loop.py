@@ -1,4 +1,3 @@
-import time
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,7 +11,7 @@ from services.dashboard.loop.queries import BUCKET_SECONDS, WINDOW_SECONDS, Lear
 from services.dashboard.loop.rates import NUM_BUCKETS, rates, step_buckets, window_start
 from services.dashboard.traffic import PartitionLag, Traffic
 from tests.unit.services.dashboard.conftest import ReaderOf
-from tests.unit.services.dashboard.seed import NUM_VERSIONS, WAITING
+from tests.unit.services.dashboard.seed import NUM_VERSIONS, STARTED, WAITING
 
 
 class Change(NamedTuple):
@@ -41,7 +40,7 @@ def test_steps_before_the_window_are_left_out() -> None:
 
 
 def test_rates_come_from_the_tables(seeded: Settings) -> None:
-    start = window_start(time.time())
+    start = window_start(STARTED)
     database = seeded.database()
     with database.snapshot() as connection:
         buckets = read_rates(connection, start)
@@ -103,7 +102,7 @@ def test_what_live_versions_learned_is_found_by_the_index(seeded: Settings) -> N
 
 
 def test_the_page_has_rates_freshness_and_lags(seeded: Settings, reader_of: ReaderOf) -> None:
-    state = reader_of(seeded).read(time.time())
+    state = reader_of(seeded).read(STARTED)
     assert len(state.rates["at"]) == len(state.rates["generations"]) > 20
     assert {leg.name: leg.number > 0 for leg in state.freshness} == dict.fromkeys(
         ("joined", "scored", "trained", "published", "live", "total"), True

@@ -18,7 +18,7 @@ from services.dashboard.app import create_app
 from services.dashboard.generations.queries import Search, find_page
 from services.dashboard.sessions import MAX_SESSIONS, Sessions
 from tests.unit.services.dashboard.conftest import ReaderOf
-from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, key_of, seed
+from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, STARTED, key_of, seed
 
 pytestmark = [pytest.mark.services, pytest.mark.enable_socket]
 
@@ -28,12 +28,11 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     if (server := os.environ.get("MILLRACE_DATABASE")) is None:
         pytest.skip("no MILLRACE_DATABASE: run make test-services")
     url = create_database(server, f"millrace_test_{secrets.token_hex(6)}")
-    return seed(tmp_path_factory.mktemp("postgres") / "home", num_generations=600, database_url=url)
+    return seed(tmp_path_factory.mktemp("postgres") / "home", num_generations=600, now=STARTED, database_url=url)
 
 
 def test_the_state_is_that_of_the_embedded_home(settings: Settings, seeded: Settings, reader_of: ReaderOf) -> None:
-    now = time.time()
-    state, embedded = reader_of(settings).read(now), reader_of(seeded).read(now)
+    state, embedded = reader_of(settings).read(STARTED), reader_of(seeded).read(STARTED)
     assert state.generations == embedded.generations
     assert state.signals == embedded.signals
     assert [(leg.name, leg.number > 0) for leg in state.freshness] == [(leg.name, True) for leg in embedded.freshness]

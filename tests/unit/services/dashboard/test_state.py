@@ -10,12 +10,12 @@ from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from services.dashboard.queries import Score
 from services.dashboard.state import MAX_BUCKETS, MIN_IN_BUCKET, MIN_LABELS, State, bucketed
 from tests.unit.services.dashboard.conftest import ReaderOf
-from tests.unit.services.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY, REFUSED, WAITING
+from tests.unit.services.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY, REFUSED, STARTED, WAITING
 
 
 @pytest.fixture
 def state(seeded: Settings, reader_of: ReaderOf) -> State:
-    return reader_of(seeded).read(time.time())
+    return reader_of(seeded).read(STARTED)
 
 
 def edge_of(state: State, target: str, source: str) -> tuple[int, float | None]:
@@ -59,7 +59,7 @@ def test_rates_and_lags_come_from_the_log_and_the_positions(state: State) -> Non
         num_waiting, oldest_at = edge_of(state, target, source)
         assert num_waiting == WAITING[topic]
         assert oldest_at is not None
-        assert time.time() - 60 < oldest_at < time.time()
+        assert STARTED - 60 < oldest_at < STARTED
     recent = {stage.name: stage.num_recent for stage in state.stages}
     assert recent["generations"] == pytest.approx(603 * 60 / 280, abs=12)
     assert recent["rewards"] == pytest.approx((600 + WAITING[EXPERIENCES]) * 60 / 280, abs=12)
