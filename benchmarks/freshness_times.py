@@ -16,7 +16,7 @@ from contracts.records import Episode, decode
 from contracts.settings import Settings
 from contracts.tables import assignment_change, outcome, received_signal, score, signal
 from contracts.topics import EPISODES
-from contracts.weights.store import FolderWeightStore
+from contracts.weights.store import open_weight_store
 
 _PAGE = 1000
 
@@ -59,7 +59,7 @@ def read_times(settings: Settings, clients: Path) -> Times:
     answers = sorted(
         (float(item["at"]), int(item["version"])) for item in read_clients(clients) if item["kind"] == "generation"
     )
-    store = FolderWeightStore(settings.weights)
+    store = open_weight_store(settings)
     manifests = [store.manifest(settings.policy, version) for version in store.versions(settings.policy)]
     lineage: dict[int, frozenset[int]] = {}
     for manifest in manifests:  # ascending, so the parent is there

@@ -129,8 +129,9 @@ def _continued(settings: Settings, held: Settings) -> Settings:
         raise InvalidSettings(
             f"{held.home} holds the policy {held.policy!r}, not {settings.policy!r}; choose another --home"
         )
-    kept = ("database_url", "kafka", "redis", "weights_url", "requests_per_minute", "signals_per_minute")
-    update = {name: getattr(settings, name) or getattr(held, name) for name in kept}
+    servers = ("database_url", "kafka", "kafka_session_seconds", "redis", "weights_url")
+    limits = ("requests_per_minute", "signals_per_minute")
+    update = {name: getattr(settings, name) or getattr(held, name) for name in servers + limits}
     return settings.model_copy(update={"run": held.run, **update})
 
 

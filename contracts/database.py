@@ -129,6 +129,14 @@ def insert_new(connection: Connection, table: Table, row: Mapping[str, Any]) -> 
     return connection.execute(statement.returning(*table.primary_key.columns)).first() is not None
 
 
+def add_to_count(connection: Connection, table: Table, state: str, num: int) -> None:
+    """Add to one count of a table of (state, count)."""
+    if num:
+        insert_new(connection, table, {"state": state, "count": 0})
+        counted = table.update().where(table.c.state == state)
+        connection.execute(counted.values(count=table.c["count"] + num))
+
+
 def insert_or_update(connection: Connection, table: Table, row: Mapping[str, Any], update: Sequence[str]) -> None:
     """Insert a row, or set the `update` columns of the one with its primary key."""
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, func, select
 from contracts.database import insert_new
 from contracts.errors import InvalidRecord, TooManyDeadLetters
 from contracts.event_log import LogRecord
+from contracts.metrics import DEAD_LETTERS
 from contracts.tables import dead_letter
 
 MAX_IN_A_ROW = 20
@@ -31,6 +32,7 @@ def bury(connection: Connection, group: str, record: LogRecord, error: InvalidRe
     """
     row = {"topic": record.topic, "partition": record.partition, "offset": record.offset, "value": record.value}
     insert_new(connection, dead_letter, {"consumer_group": group, "reason": error.message, "at": now, **row})
+    DEAD_LETTERS.labels(group).inc()
     log.error("dead letter", consumer_group=group, topic=record.topic, offset=record.offset, reason=error.message)
     if (problem := _problem(connection, group, record)) is not None:
         raise TooManyDeadLetters(

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 from sqlalchemy import ColumnElement, Connection, Table, func, select, text
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 
 from contracts.errors import Conflict, Unavailable
 from contracts.ledger import PENDING, effective_state
-from contracts.tables import generation, outcome, received_signal, score, signal
+from contracts.tables import generation, generation_count, outcome, received_signal, score, signal
 
 if TYPE_CHECKING:
     from contracts.database import Database
@@ -154,6 +155,9 @@ def _drop(database: Database, day: date) -> Dropped:
         for table in tables:
             connection.exec_driver_sql(f'ALTER TABLE "{table.name}" DETACH PARTITION "{_name(table, day)}"')
             connection.exec_driver_sql(f'DROP TABLE "{_name(table, day)}"')
+        counted = postgresql.insert(generation_count).values(state="dropped", count=num_generations)
+        more = {"count": generation_count.c["count"] + num_generations}
+        connection.execute(counted.on_conflict_do_update(index_elements=["state"], set_=more))
     log.info("day dropped", day=day.isoformat(), num_generations=num_generations)
     return Dropped(day, num_generations)
 

@@ -69,6 +69,8 @@ class Settings(Section):
     """`postgresql+psycopg://user@host/name`; without it SQLite in the home."""
     kafka: str | None = None
     """`host:port` of brokers, several with commas; without it the embedded log in the home."""
+    kafka_session_seconds: float | None = Field(default=None, ge=6, le=1800)
+    """Silence after which Kafka gives a worker's partitions to its replicas, within the broker's bounds; else 15."""
     redis: str | None = None
     """`redis://host:port/0`, what replicas tell each other in passing; without it each process only knows itself."""
     requests_per_minute: int = Field(default=0, ge=0, le=1_000_000)
@@ -121,9 +123,11 @@ class Settings(Section):
         """The log of this home; on Kafka its topics carry policy and run in their names."""
         if self.kafka is None:
             return LocalLog(self.home / "log")
-        from contracts.kafka_log import KafkaLog  # noqa: PLC0415 the client costs time and memory that embedded need not pay
+        # The client costs time and memory that embedded need not pay.
+        from contracts.kafka_log import SESSION_SECONDS, KafkaLog  # noqa: PLC0415
 
-        return KafkaLog(self.kafka, prefix=f"{self.policy}.{self.run}.")
+        session = self.kafka_session_seconds or SESSION_SECONDS
+        return KafkaLog(self.kafka, prefix=f"{self.policy}.{self.run}.", session=session)
 
     def passing(self) -> Passing:
         """What a process of this home tells its replicas in passing; without Redis it only knows itself."""

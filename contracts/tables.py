@@ -3,6 +3,7 @@
 position, outbox, dead_letter   every worker, its own rows
 received_signal, signal_count   feedback
 generation, signal, outcome     episodes (the join and the ledger)
+generation_count                episodes (duplicate) and whoever drops days (dropped): records of the log without a row
 score                           rewards
 training_step                   training
 verdict                         release
@@ -126,6 +127,13 @@ generation = Table(
     Index("ix_generation_created_at", "created_at"),
     Index("ix_generation_state", "state", "version", "state_writer", "state_epoch"),
     postgresql_partition_by="RANGE (completion_id)",
+)
+
+generation_count = Table(
+    "generation_count",
+    metadata,
+    Column("state", String(32), primary_key=True),
+    Column("count", BigInteger, nullable=False),
 )
 
 signal = Table(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -22,6 +23,8 @@ from contracts.dead_letters import bury
 from contracts.errors import InvalidRecord, NewerSchema, StaleWrite, Unavailable
 from contracts.event_log import EventLog, LogRecord, Message
 from contracts.faults import FaultPoint, no_fault
+from contracts.metrics import BEHIND_SECONDS, LOST_PARTITIONS, RECORDS, STEP_SECONDS, WAITS
+from contracts.operations import step_done
 from contracts.outbox import Relay, put
 from contracts.tables import position
 
@@ -81,10 +84,15 @@ class Worker(Generic[Item]):
         while not stop.is_set():
             try:
                 self.step(TICK_SECONDS)
+                step_done()
             except StaleWrite as error:
+                LOST_PARTITIONS.labels(self._handler.name).inc()
                 log.warning("partition lost", process=self._handler.name, reason=error.message)
                 self._start_over()
             except Unavailable as error:
+                # It gets round its loop: what is missing is somebody else's, and starting again would not bring it.
+                step_done()
+                WAITS.labels(self._handler.name).inc()
                 log.warning("waiting", process=self._handler.name, reason=error.message)
                 self._start_over()
                 stop.wait(RETRY_SECONDS)
@@ -93,6 +101,7 @@ class Worker(Generic[Item]):
     def step(self, timeout: float = 0.0) -> int:
         """One poll, one transaction, one relay; returns how many records were handled."""
         records = self._consumer.poll(timeout, BATCH)
+        started = time.perf_counter()
         self._fault("worker: polled")
         with self._database.transaction() as connection:
             messages = self._handler.handle(connection, self._readable(connection, records))
@@ -102,7 +111,17 @@ class Worker(Generic[Item]):
             self._fault("worker: before commit")
         self._fault("worker: committed")
         self._relay.flush()
+        self._note(records, time.perf_counter() - started)
         return len(records)
+
+    def _note(self, records: Sequence[LogRecord], seconds: float) -> None:
+        group = self._handler.name
+        behind = self._clock() - min(record.appended_at for record in records) if records else 0.0
+        BEHIND_SECONDS.labels(group).set(max(0.0, behind))
+        if records:
+            STEP_SECONDS.labels(group).observe(seconds)
+        for topic, num in Counter(record.topic for record in records).items():
+            RECORDS.labels(group, topic).inc(num)
 
     def _readable(self, connection: Connection, records: Sequence[LogRecord]) -> list[Item]:
         items = []

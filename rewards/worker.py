@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
-from contracts.batches import among, insert_all_new
-from contracts.errors import InvalidRecord, InvalidRequest, StaleWrite
+from contracts.errors import InvalidRecord, InvalidRequest
 from contracts.event_log import LogRecord, Message
+from contracts.metrics import REWARD, SCORES
 from contracts.outbox import message
 from contracts.records import (
     Episode,
@@ -30,9 +30,9 @@ from contracts.records import (
     decode,
     pack_floats,
 )
-from contracts.tables import score as score_table
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, OUTCOMES, route_of_key
+from rewards.repository import add_scores, scored_revisions
 from rewards.rubric import Verdict, combine
 from rewards.signals.mapping import score_signals
 from rewards.verifiers.check import Answer
@@ -73,7 +73,7 @@ class RewardsHandler:
 
     def handle(self, connection: Connection, items: Sequence[Opened]) -> list[Message]:
         """See `Handler.handle`."""
-        scored = self._scored(connection, {item.episode.key for item in items})
+        scored = scored_revisions(connection, {item.episode.key for item in items})
         messages, rows = [], []
         for item in items:
             episode = item.episode
@@ -84,22 +84,17 @@ class RewardsHandler:
                 scored.add((episode.key, episode.revision))
                 scores, verdict = self._score(item)
                 rows.append(self._row(episode, scores, verdict))
+                SCORES.labels(verdict.status, verdict.fault).inc()
+                if verdict.reward is not None:
+                    REWARD.observe(verdict.reward)
                 messages += self._sent(item, scores, verdict)
-        if insert_all_new(connection, score_table, rows) != len(rows):
-            raise StaleWrite("another worker scored some of these episodes first", table=score_table.name)
+        add_scores(connection, rows)
         return messages
 
     def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
         """Time changes nothing here."""
         del connection, now, partitions
         return []
-
-    def _scored(self, connection: Connection, keys: set[str]) -> set[tuple[str, int]]:
-        if not keys:
-            return set()
-        statement = select(score_table.c.key, score_table.c.revision)
-        rows = connection.execute(statement.where(among(connection, score_table.c.key, keys)))
-        return {(row.key, row.revision) for row in rows}
 
     def _score(self, item: Opened) -> tuple[list[Score], Verdict]:
         task = self._tasks[item.turn.task]

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.database import Database
-from contracts.errors import InvalidRequest, MillraceError
+from contracts.errors import InvalidRequest, MillraceError, Unavailable
 from contracts.keys import Caller, check_key
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -128,7 +128,10 @@ def invalid_shape(error: msgspec.ValidationError) -> InvalidRequest:
 
 
 class KeyRing:
-    """Knows who calls. A key is looked up once in two seconds, so a revoked one works that much longer."""
+    """Knows who calls. A key is looked up once in two seconds, so a revoked one works that much longer.
+
+    While the database is away, keys that were seen before go on working.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -139,10 +142,16 @@ class KeyRing:
 
         Raises:
             Unauthorized: no key, or one that we do not know.
+            Unavailable: the database is away, and this key was not seen before.
         """
         until, caller = self._known.get(authorization, (0.0, None))
         if caller is None or until < time.monotonic():
-            caller = await asyncio.to_thread(self._look_up, authorization)
+            try:
+                caller = await asyncio.to_thread(self._look_up, authorization)
+            except Unavailable:
+                if caller is None:
+                    raise
+                # Whoever was known a moment ago is served: apps do not wait for our database.
             if len(self._known) >= _MAX_KEYS:
                 self._known.clear()
             self._known[authorization] = (time.monotonic() + _KEY_SECONDS, caller)

@@ -13,6 +13,6 @@ with warnings.catch_warnings():
     # kafka-python 3.0 reads its schemas with a function that Python deprecates; here is its first import.
     warnings.simplefilter("ignore", DeprecationWarning)
     from contracts.kafka_log.appender import MAX_RECORD_BYTES
-    from contracts.kafka_log.log import KafkaLog
+    from contracts.kafka_log.log import SESSION_SECONDS, KafkaLog
 
-__all__ = ["MAX_RECORD_BYTES", "KafkaLog"]
+__all__ = ["MAX_RECORD_BYTES", "SESSION_SECONDS", "KafkaLog"]

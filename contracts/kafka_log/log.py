@@ -18,6 +18,7 @@ from contracts.kafka_log.consumer import KafkaLogConsumer, record_of
 from contracts.topics import RETENTION_DAYS, TOPICS
 
 NUM_PARTITIONS = 4
+SESSION_SECONDS = 15.0
 _SLICE_MS = 100
 _DAY_MS = 86_400_000
 
@@ -41,7 +42,7 @@ class KafkaLog:
         prefix: str = "",
         num_partitions: int = NUM_PARTITIONS,
         timeout: float = 10.0,
-        session: float = 15.0,
+        session: float = SESSION_SECONDS,
         max_poll: float = 300.0,
     ) -> None:
         self.num_partitions = num_partitions

@@ -101,6 +101,12 @@ def upgrade() -> None:
         "ix_generation_state", "generation", ["state", "version", "state_writer", "state_epoch"], unique=False
     )
     op.create_table(
+        "generation_count",
+        sa.Column("state", sa.String(length=32), nullable=False),
+        sa.Column("count", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("state", name=op.f("pk_generation_count")),
+    )
+    op.create_table(
         "outbox",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),
         sa.Column("process", sa.String(length=64), nullable=False),
@@ -254,6 +260,7 @@ def downgrade() -> None:
     op.drop_table("outcome")
     op.drop_index(op.f("ix_outbox_process"), table_name="outbox")
     op.drop_table("outbox")
+    op.drop_table("generation_count")
     op.drop_index("ix_generation_state", table_name="generation")
     op.drop_index("ix_generation_created_at", table_name="generation")
     op.drop_index("ix_generation_closes_at", table_name="generation")

@@ -12,9 +12,11 @@ from typing import Any
 from sqlalchemy import Connection, Row, Table, select
 
 from contracts.batches import among, insert_all_new, update_all
+from contracts.database import add_to_count
 from contracts.errors import StaleWrite
 from contracts.records import Generation, Outcome, Signal, decode, encode
 from contracts.tables import generation as generations
+from contracts.tables import generation_count
 from contracts.tables import outcome as outcomes
 from contracts.tables import signal as signals
 from pipelines.episodes.join import Standing
@@ -64,6 +66,7 @@ def save(connection: Connection, samples: Samples) -> None:
         StaleWrite: another worker added one of the new rows first.
     """
     held, heard = samples.generations.values(), samples.signals.values()
+    add_to_count(connection, generation_count, "duplicate", samples.num_duplicates)
     _insert(connection, generations, [_first_row(item) for item in held if item.is_new])
     _insert(connection, signals, [_signal_row(item) for item in heard if item.is_new])
     _insert(connection, outcomes, [_outcome_row(item) for item in samples.new_outcomes])

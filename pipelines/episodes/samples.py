@@ -81,6 +81,8 @@ class Samples:
     signals: dict[SignalName, HeldSignal] = field(default_factory=dict)
     outcomes: set[OutcomeName] = field(default_factory=set)
     new_outcomes: list[Outcome] = field(default_factory=list)
+    num_duplicates: int = 0
+    """Generations that the log holds once more: sent again after a lost acknowledgement."""
     _signals_of: dict[Key, list[HeldSignal]] = field(default_factory=dict)
 
     def hold(self, found: Iterable[HeldSignal]) -> None:
@@ -110,7 +112,9 @@ class Samples:
     def add_generation(self, held: HeldGeneration) -> bool:
         """False if it was there already."""
         key = (held.record.completion_id, held.record.choice)
-        return self.generations.setdefault(key, held) is held
+        is_first = self.generations.setdefault(key, held) is held
+        self.num_duplicates += not is_first
+        return is_first
 
     def add_outcome(self, record: Outcome) -> bool:
         """False if this (key, revision, epoch, state) was there already."""

@@ -55,7 +55,7 @@ def identities(totals: Totals, traffic: Mapping[str, Traffic]) -> Identities:
     return Identities(
         generation_identity(
             counts,
-            num_handled=handled[GENERATIONS],
+            num_handled=handled[GENERATIONS] - totals.without_row,
             num_dead=totals.dead_letters.get(("episodes", GENERATIONS), 0),
             num_unread=unread[GENERATIONS],
         ),
@@ -89,7 +89,8 @@ def generation_identity(
 
     Args:
         counts: see `effective_counts`.
-        num_handled: records before the position of episodes, which makes one row of each in the same transaction.
+        num_handled: records before the position of episodes, which makes one row of each in the same transaction,
+            without those that were sent twice or whose day was dropped.
         num_dead: those of them that it could not read.
         num_unread: records after that position: pending, and of no version yet.
     """

@@ -14,6 +14,7 @@ from contracts.tables import (
     assignment_change,
     dead_letter,
     generation,
+    generation_count,
     outbox,
     position,
     received_signal,
@@ -65,6 +66,8 @@ class Totals(NamedTuple):
     """(consumer group, topic) to how many."""
     outboxes: dict[str, int]
     """Process to how many messages wait for the log."""
+    without_row: int = 0
+    """Records of generations that were read and have no row: sent twice, or of a day that was dropped."""
 
 
 class Snapshot(NamedTuple):
@@ -118,6 +121,7 @@ def read_totals(connection: Connection) -> Totals:
         positions=_positions(connection),
         dead_letters=_num_dead_letters(connection),
         outboxes=_counts(connection, outbox.c.process),
+        without_row=sum(connection.execute(select(generation_count.c["count"])).scalars()),
     )
 
 

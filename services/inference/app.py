@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request, Response
 from contracts.assignments import MOVED
 from contracts.errors import UnknownModel
 from contracts.event_log import EventLog
+from contracts.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS
 from contracts.passing import Passing
 from contracts.settings import Settings
 from contracts.spool import Spool
@@ -36,7 +37,7 @@ def create_app(
     passing: Passing | None = None,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> FastAPI:
-    """The service of one home; `event_log` and `passing` replace the home's own, `patience_seconds` is how long engines may be gone.
+    """The service of one home; `event_log` and `passing` replace its own, `patience_seconds`: how long engines may be gone.
 
     Raises:
         InvalidSettings: the base policy's folder lacks a file, or Redis' URL is none.
@@ -58,6 +59,10 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_service: FastAPI) -> AsyncIterator[None]:
         passing.bell.listen(MOVED, assignments.look_again)
+        if isinstance(log, Spool):
+            SPOOL_RECORDS.set_function(lambda: log.num_waiting)
+            SPOOL_BYTES.set_function(lambda: log.waiting_bytes)
+            SPOOL_OLDEST_SECONDS.set_function(lambda: log.oldest_age_seconds)
         yield
         await repeats.close()
         await passing.aclose()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import structlog
 from fastapi import Request, Response
 
 from contracts.ids import new_completion_id
@@ -59,9 +60,13 @@ class Endpoint:
         prompt_ids = await self._encode(request.messages)
         sampling = decide_sampling(request, task.sampling, purpose, len(prompt_ids), self._template.context)
         session_id = request.labels.get("session_id")
-        arm = choose_arm(await self._assignments.held(), self._policy, version, draw_of(session_id))
+        arms = await self._assignments.held()
+        arm = choose_arm(arms, self._policy, version, draw_of(session_id))
+        completion_id = new_completion_id(session_id)
+        held = arms.get(arm.name)
+        structlog.contextvars.bind_contextvars(completion=completion_id, version=held.version if held else version)
         return Plan(
-            completion_id=new_completion_id(session_id),
+            completion_id=completion_id,
             created_at=time.time(),
             policy=self._policy,
             model=request.model,

@@ -14,6 +14,8 @@ import structlog
 
 from contracts.errors import RecordTooLarge, Unavailable
 from contracts.event_log import EventLog, Message
+from contracts.metrics import GENERATIONS as GENERATIONS_ENDED
+from contracts.metrics import NOT_LOGGED, TOKENS
 from contracts.outbox import message
 from contracts.records import Generation, GenerationBody, pack_floats, pack_ids, seal_body
 from contracts.topics import GENERATIONS
@@ -21,6 +23,7 @@ from services.inference.answer import Choice
 from services.inference.engine_wire import System
 from services.inference.plan import Plan
 
+PROMPT_TOKENS, COMPLETION_TOKENS = TOKENS.labels("prompt"), TOKENS.labels("completion")
 _log = structlog.get_logger(__name__)
 
 
@@ -51,10 +54,12 @@ class Recorder:
             refused = await asyncio.shield(self._next)
         except Unavailable as error:
             self.num_lost += len(generations)
+            NOT_LOGGED.inc(len(generations))
             _log.warning("generations not logged", num=len(generations), lost=self.num_lost, reason=error.message)
             return False
         lost = [generation.key for generation in generations if generation.key in refused]
         self.num_lost += len(lost)
+        NOT_LOGGED.inc(len(lost))
         return not lost
 
     def record_later(self, generations: Sequence[Generation]) -> None:
@@ -88,6 +93,9 @@ class Recorder:
 
 def generation_of(plan: Plan, choice: Choice, system: System, finished_at: float) -> Generation:
     """The record of a choice that has at least one token."""
+    GENERATIONS_ENDED.labels(plan.arm.name, plan.purpose, choice.finish_reason or "cancelled").inc()
+    PROMPT_TOKENS.inc(len(plan.prompt_ids))
+    COMPLETION_TOKENS.inc(len(choice.tokens))
     body = GenerationBody(
         messages=plan.messages,
         text=choice.text,

@@ -129,10 +129,15 @@ def test_a_transaction_of_a_frozen_process_is_undone(any_database: Database) -> 
     if any_database.url.startswith("sqlite"):
         return  # one machine: whoever freezes there is seen to
     hasty = Database(any_database.url, longest_pause_seconds=0.2)
-    with pytest.raises(Unavailable), hasty.transaction() as connection:
-        connection.execute(insert(signal_count).values(state="late", count=1))
-        time.sleep(1.0)
-        count_of(connection, "late")
+
+    def pause() -> None:
+        with hasty.transaction() as connection:
+            connection.execute(insert(signal_count).values(state="late", count=1))
+            time.sleep(1.0)
+            count_of(connection, "late")
+
+    with pytest.raises(Unavailable):
+        pause()
     with hasty.snapshot() as connection:
         assert count_of(connection, "late") is None
     hasty.close()

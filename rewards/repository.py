@@ -1,0 +1,30 @@
+"""SQL of the scores."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from contracts.batches import among, insert_all_new
+from contracts.errors import StaleWrite
+from contracts.tables import score
+
+
+def scored_revisions(connection: Connection, keys: Collection[str]) -> set[tuple[str, int]]:
+    """(key, revision) of what is scored already."""
+    if not keys:
+        return set()
+    statement = select(score.c.key, score.c.revision).where(among(connection, score.c.key, keys))
+    return {(row.key, row.revision) for row in connection.execute(statement)}
+
+
+def add_scores(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Store scores.
+
+    Raises:
+        StaleWrite: another worker scored some of them first.
+    """
+    if insert_all_new(connection, score, rows) != len(rows):
+        raise StaleWrite("another worker scored some of these episodes first", table=score.name)

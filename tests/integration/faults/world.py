@@ -1,0 +1,175 @@
+"""A small Millrace on real servers: two processes `episodes`, two `rewards` and one `feedback`, as users run them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import func, select
+
+from benchmarks.feedback_world import free_port, wait_for_port
+from benchmarks.log_feed import TASK, task_text
+from contracts.database import Database, create_database
+from contracts.errors import Unavailable
+from contracts.kafka_log import KafkaLog
+from contracts.keys import create_key
+from contracts.settings import Settings, write_settings
+from contracts.tables import generation, outbox, position
+from contracts.topics import EPISODES, GENERATIONS, OUTCOMES, SIGNALS
+
+READS = {"episodes": (GENERATIONS, SIGNALS, OUTCOMES), "rewards": (EPISODES,)}
+REPLICAS = ("episodes-1", "episodes-2", "rewards-1", "rewards-2")
+SESSION_SECONDS = 6.0
+PATIENCE_SECONDS = 120.0
+_MILLRACE = Path(__file__).parent.parent.parent.parent / "millrace.py"
+_LOOK_SECONDS = 0.1
+
+
+class World:
+    """See the module. `clients` is what its users were told is kept; `is_sound` until something is missing."""
+
+    def __init__(self, folder: Path, kafka: str, server_url: str) -> None:
+        self._folder = folder
+        (folder / "task.toml").write_text(task_text())
+        run = f"faults-{os.urandom(4).hex()}"
+        self.settings = Settings(
+            home=folder,
+            run=run,
+            policy=TASK,
+            base="none",
+            tasks=(folder / "task.toml",),
+            feedback_port=free_port(),
+            kafka=kafka,
+            kafka_session_seconds=SESSION_SECONDS,
+            database_url=create_database(server_url, run),
+        )
+        write_settings(self.settings, {})
+        self.database: Database = self.settings.database()
+        self.database.migrate()
+        self._prefix = f"{TASK}.{run}."
+        self.log = KafkaLog(kafka, prefix=self._prefix, timeout=5.0)
+        self.log.create_topics()
+        with self.database.transaction() as connection:
+            self.key = create_key(connection, "app")
+        self.clients: list[dict[str, Any]] = []
+        self.is_sound = True
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, *names: str) -> None:
+        """Start processes, by name and number, and wait until they do their work."""
+        for name in names:
+            self.processes[name] = self._spawn(name)
+        wait_for_port(self.settings.feedback_port or 0, seconds=PATIENCE_SECONDS)
+        until(lambda: all(self.num_members(group) == 2 for group in READS), self)
+
+    def stop(self) -> None:
+        """End everything."""
+        for process in self.processes.values():
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(30.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.log.close()
+        self.database.close()
+
+    def printed(self, name: str) -> str:
+        """What a process wrote so far."""
+        return (self._folder / f"{name}.log").read_text()
+
+    def num_members(self, group: str) -> int:
+        """How many members of a group have partitions, and 0 while it is being formed."""
+        admin = self.log._cluster.admin()
+        try:
+            found = admin.describe_groups([self._prefix + group])[self._prefix + group]
+        finally:
+            admin.close()
+        if found["group_state"] != "Stable":
+            return 0
+        return sum(bool(member["member_assignment"]["assigned_partitions"]) for member in found["members"])
+
+    def is_drained(self) -> bool:
+        """Everything was read, every passed window is closed, and everything that was decided was sent."""
+        ends = {
+            (group, topic, partition): end
+            for group, topics in READS.items()
+            for topic in topics
+            for partition, end in self.log.ends(topic).items()
+            if end
+        }
+        due = select(func.count()).select_from(generation).where(generation.c.closes_at <= time.time())
+        with self.database.snapshot() as connection:
+            rows = connection.execute(select(position)).all()
+            waiting = connection.execute(select(func.count()).select_from(outbox)).scalar_one()
+            waiting += connection.execute(due).scalar_one()
+        stored = {(row.consumer_group, row.topic, row.partition): row.next_offset for row in rows}
+        return waiting == 0 and all(stored.get(place) == end for place, end in ends.items())
+
+    def settle(self) -> None:
+        """Wait until the loop is drained; a process that ended meanwhile never comes back."""
+        until(self.is_drained, self)
+
+    @contextmanager
+    def generations_locked(self, mode: str) -> Iterator[None]:
+        """A lock on the table of generations until the block ends: whoever needs it waits within its transaction.
+
+        `mode`: `EXCLUSIVE` stops those who read rows to change them, `SHARE ROW EXCLUSIVE` those who write.
+        """
+        with self.database.transaction() as connection:
+            connection.exec_driver_sql(f"LOCK TABLE generation IN {mode} MODE")
+            yield
+
+    def num_waiting(self) -> int:
+        """How many transactions wait for a lock."""
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        with self.database.snapshot() as connection:
+            return int(connection.exec_driver_sql(waiting).scalar_one())
+
+    def _spawn(self, name: str) -> subprocess.Popen[bytes]:
+        with (self._folder / f"{name}.log").open("ab") as output:
+            return subprocess.Popen(  # noqa: S603 our own program
+                [sys.executable, str(_MILLRACE), name.partition("-")[0], "--home", str(self._folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+
+def until(is_so: Callable[[], bool], world: World) -> None:
+    """Wait for it; servers may be away meanwhile, processes may not."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            if is_so():
+                return
+            why = "waited in vain"
+        except Unavailable as error:
+            why = error.message
+        ended = [name for name, process in world.processes.items() if process.poll() is not None]
+        tails = {name: world.printed(name)[-2000:] for name in ended or world.processes}
+        assert not ended, f"these ended: {tails}"
+        assert time.monotonic() < deadline, f"{why}: {tails}"
+        time.sleep(_LOOK_SECONDS)
+
+
+@contextmanager
+def a_world(kafka: str, server_url: str) -> Iterator[World]:
+    """A world whose processes run, until the block ends."""
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(Path(folder), kafka, server_url)
+        try:
+            world.start("feedback", *REPLICAS)
+            yield world
+        finally:
+            world.stop()
