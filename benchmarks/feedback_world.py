@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import sqlalchemy
 from sqlalchemy import func, select
 
 from benchmarks.load import Plan
@@ -22,7 +23,7 @@ from contracts.keys import create_key
 from contracts.records import Signal, decode
 from contracts.settings import Settings, write_settings
 from contracts.tables import outbox, received_signal
-from contracts.topics import SIGNALS
+from contracts.topics import SIGNALS, TOPICS
 
 _ROOT = Path(__file__).parent.parent
 _START_SECONDS, _PAUSE_SECONDS, _READ = 60.0, 0.02, 5000
@@ -53,7 +54,8 @@ class FeedbackWorld:
 
     def __init__(self, folder: Path, kafka: str | None = None, server: str | None = None, replicas: int = 1) -> None:
         (folder / "task.toml").write_text(_TASK)
-        name = f"feedback_{secrets.token_hex(6)}"
+        self._server = server
+        self._name = name = f"feedback_{secrets.token_hex(6)}"
         database_url = create_database(server, name) if server else None
         self.homes = []
         for number in range(replicas):
@@ -143,13 +145,24 @@ class FeedbackWorld:
         return time.monotonic() - started
 
     def close(self) -> None:
-        """Stop the replicas."""
+        """Stop the replicas; what they made on servers goes away."""
         for process in self.processes:
             process.terminate()
         for process in self.processes:
             process.wait()
+        if self.settings.kafka is not None:
+            from kafka import KafkaAdminClient  # noqa: PLC0415 only where there is a Kafka
+
+            admin = KafkaAdminClient(bootstrap_servers=self.settings.kafka)
+            admin.delete_topics([f"{self.settings.policy}.{self.settings.run}.{topic}" for topic in TOPICS])
+            admin.close()
         self.log.close()
         self.database.close()
+        if self._server is not None:
+            engine = sqlalchemy.create_engine(self._server, isolation_level="AUTOCOMMIT")
+            with engine.connect() as connection:
+                connection.exec_driver_sql(f'DROP DATABASE "{self._name}" WITH (FORCE)')
+            engine.dispose()
 
     def _start(self, home: Path) -> subprocess.Popen[bytes]:
         with (home / "output.txt").open("ab") as output:

@@ -25,8 +25,8 @@ from sqlalchemy.exc import InternalError, OperationalError, SQLAlchemyError
 from contracts.errors import InvalidSettings, Unavailable
 from contracts.partitions import make_days
 
-LONGEST_PAUSE_SECONDS = 15.0
-"""Between two statements of a transaction, on PostgreSQL."""
+LONGEST_PAUSE_SECONDS = 20.0
+"""Between two statements of a transaction, on PostgreSQL; a relay waits that long for Kafka while it holds its turn."""
 _AWAY = (OperationalError, InternalError)  # the second is what PostgreSQL says of a transaction that it ended
 _BUSY_SECONDS, _BUSY_PAUSE_SECONDS = 30.0, 0.005
 _MIGRATIONS = Path(__file__).parent.parent / "migrations"

@@ -65,5 +65,5 @@ VERDICTS = Counter("millrace_verdicts_total", "Candidates judged.", ["accepted"]
 LIVE_VERSION = Gauge("millrace_live_version", "The version that users meet.")
 
 # Dashboard.
-LEDGER_UNEXPLAINED = Gauge("millrace_ledger_unexplained", "Must be 0: total minus the sum over states.", ["kind"])
+LEDGER_UNEXPLAINED = Gauge("millrace_ledger_unexplained", "Must be 0: kinds of trouble in an identity.", ["kind"])
 LAG_RECORDS = Gauge("millrace_lag_records", "Records appended and not handled.", ["group", "topic", "partition"])

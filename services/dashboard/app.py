@@ -53,8 +53,10 @@ def create_app(settings: Settings, *, passing: Passing | None = None) -> FastAPI
         app.state.watcher = watcher = Watcher(reader.read)
         loop = asyncio.get_running_loop()
         passing.bell.listen(MOVED, lambda: loop.call_soon_threadsafe(watcher.wake))
+        watching = asyncio.create_task(watcher.keep_watch())
         with _told_to_stop(watcher.stop):
             yield
+        watching.cancel()
         await passing.aclose()
         watcher.close()
         event_log.close()

@@ -1,14 +1,15 @@
 """Reads what the page shows, once for all viewers.
 
 In: the database, the log, the weight store. Out: the state as JSON, to every viewer, when it changed. Waits for: one
-second after the last read, or to be woken. However many watch, one read at a time is made, and none while nobody watches.
+second after the last read, or to be woken. However many watch, one read at a time is made, and one in fifteen seconds
+while nobody does: alarms need no viewer.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -18,9 +19,10 @@ from sqlalchemy import Connection
 from contracts.database import Database
 from contracts.errors import InvalidSettings, MillraceError, NotFound, Unavailable, WeightsRefused
 from contracts.event_log import EventLog
+from contracts.metrics import LAG_RECORDS, LEDGER_UNEXPLAINED
 from contracts.settings import Settings
 from contracts.weights.store import WeightStore
-from services.dashboard.identities import identities
+from services.dashboard.identities import Identities, identities
 from services.dashboard.lags import CONSUMERS, UNTRACKED
 from services.dashboard.loop.freshness import legs, newest_live
 from services.dashboard.loop.queries import read_learned, read_rates
@@ -29,9 +31,10 @@ from services.dashboard.occasional import Occasional
 from services.dashboard.queries import MAX_VERSIONS, Snapshot, Totals, read_snapshot, read_totals
 from services.dashboard.state import Flow, State, build_state
 from services.dashboard.timeline import Published, published
-from services.dashboard.traffic import Lookout
+from services.dashboard.traffic import Lookout, Traffic
 
 PERIOD_SECONDS = 1.0
+UNWATCHED_SECONDS = 15.0
 MAX_VIEWERS = 64
 
 
@@ -64,11 +67,13 @@ class Reader:
             topic: self._lookout.read(topic, group, snapshot.positions, now, tracked=topic not in UNTRACKED)
             for topic, group in CONSUMERS.items()
         }
+        both = identities(totals, topics)
+        _tell(both, topics)
         return build_state(
             snapshot,
             topics,
             versions,
-            identities=identities(totals, topics),
+            identities=both,
             flow=flow,
             settings=self._settings,
             now=now,
@@ -84,6 +89,16 @@ class Reader:
                     if version not in self._published:
                         self._published[version] = published(self._store.manifest(policy, version))
         return self._published
+
+
+def _tell(both: Identities, topics: Mapping[str, Traffic]) -> None:
+    """Figures for whoever scrapes this process."""
+    for kind, identity in both._asdict().items():
+        LEDGER_UNEXPLAINED.labels(kind).set(len(identity.problems))
+    for topic, group in CONSUMERS.items():
+        if topic not in UNTRACKED:
+            for lag in topics[topic].partitions:
+                LAG_RECORDS.labels(group, topic, str(lag.partition)).set(max(0, lag.end - (lag.next_offset or 0)))
 
 
 def _read_flow(connection: Connection, snapshot: Snapshot, versions: dict[int, Published], now: float) -> Flow:
@@ -121,6 +136,13 @@ class Watcher:
                 state = await asyncio.get_running_loop().run_in_executor(self._executor, self._read, time.time())
                 self._latest, self._read_at = msgspec.json.encode(state), time.monotonic()
             return self._latest
+
+    async def keep_watch(self) -> None:
+        """Read now and then, until cancelled."""
+        while True:
+            with suppress(Unavailable):
+                await self.latest()
+            await asyncio.sleep(UNWATCHED_SECONDS)
 
     def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events: `state` whenever it changed, the server's `time` every period, `fault` if it cannot be read.

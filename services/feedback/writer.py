@@ -16,6 +16,7 @@ import structlog
 
 from contracts.database import Database
 from contracts.errors import Unavailable
+from contracts.metrics import SIGNALS
 from services.feedback import repository
 from services.feedback.repository import Entry, Retraction
 from services.feedback.requests import Received
@@ -143,7 +144,18 @@ class Writer:
             _log.warning("a group is written one by one", num=len(group), reason=str(error))
             return [self._commit([work])[0] for work in group]
         self._committed()
+        _count(group, fates)
         return fates
+
+
+def _count(group: Sequence[Work], fates: Sequence[Fate]) -> None:
+    for work, fate in zip(group, fates, strict=True):
+        if isinstance(work, Submission) and isinstance(fate, list):
+            for entry in fate:
+                SIGNALS.labels(entry.fate).inc()
+            SIGNALS.labels("rejected").inc(work.num_rejected)
+        else:
+            SIGNALS.labels("retracted").inc()
 
 
 def _num_items(work: Work) -> int:

@@ -22,6 +22,6 @@ def test_nothing_acknowledged_is_lost_by_two_replicas_on_kafka_and_postgresql(tm
     if (found := servers()) is None:
         pytest.skip("no MILLRACE_KAFKA and MILLRACE_DATABASE: run make test-services")
     with running(tmp_path, *found, replicas=2) as world:
-        verdict = kill_under_load(world, num_kills=4, connections=4)
+        verdict = kill_under_load(world, num_kills=3, connections=4)
 
     assert verdict.is_good, verdict

@@ -186,3 +186,16 @@ def shown(field: Any) -> str:
 def test_the_manual_knows_how_long_the_log_keeps_things() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| (\d+) days \|", MANUAL, re.MULTILINE))
     assert {topic: int(days) for topic, days in rows.items()} == RETENTION_DAYS
+
+
+def test_every_metric_is_set_somewhere() -> None:
+    sources = [
+        path.read_text()
+        for folder in ("contracts", "services", "pipelines", "rewards")
+        for path in (ROOT / folder).rglob("*.py")
+        if path.name != "metrics.py"
+    ]
+    names = [name for name, kept in vars(metrics).items() if isinstance(kept, MetricWrapperBase)]
+    assert len(names) > 20
+    silent = [name for name in names if not any(re.search(rf"\b{name}\b", text) for text in sources)]
+    assert silent == []

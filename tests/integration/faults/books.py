@@ -8,17 +8,17 @@ from sqlalchemy import select
 
 from commands.audit import audit
 from contracts.ids import sample_key
+from contracts.records import Episode, Experience, decode
 from contracts.tables import dead_letter, generation, received_signal, score, signal
 from contracts.topics import EPISODES, EXPERIENCES
-from contracts.records import Episode, Experience, decode
 from tests.fakes import everything
 from tests.integration.faults.world import World
 
 
 def balance(world: World) -> None:
     """Wait until the loop is drained; then all that was acknowledged is there, and each of it was applied once."""
-    world.is_sound = False
     world.settle()
+    assert world.ended() == []
     result = audit(world.database, world.log, world.clients)
     assert result.problems == ()
     assert result.in_doubt == ()
@@ -45,8 +45,11 @@ def _check_scores(world: World, revisions: dict[str, int]) -> None:
     assert scored == expected
     for topic, kind in ((EPISODES, Episode), (EXPERIENCES, Experience)):
         distinct = {record.value for record in everything(world.log, topic)}
-        sent = Counter((item.key, item.revision) for item in (decode(kind, value) for value in distinct))
-        assert sent == expected
+        assert Counter(_revision_of(decode(kind, value)) for value in distinct) == expected
+
+
+def _revision_of(record: Episode | Experience) -> tuple[str, int]:
+    return record.key, record.revision
 
 
 def _check_signals(world: World, revisions: dict[str, int]) -> None:

@@ -26,6 +26,7 @@ class Worlds:
         if self._world is None or not self._world.is_sound:
             self.close()
             self._world = self._stack.enter_context(a_world(self._servers.kafka, self._servers.database_url))
+        self._world.is_sound = False  # until its books are balanced again
         return self._world
 
     def close(self) -> None:

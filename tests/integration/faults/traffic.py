@@ -6,6 +6,7 @@ import queue
 import random
 import threading
 import time
+import uuid
 from collections import Counter
 from types import TracebackType
 from typing import Self
@@ -31,9 +32,9 @@ class Traffic:
     `answers` counts the statuses that feedback answered.
     """
 
-    def __init__(self, world: World, seed: int = 0) -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
-        self._chance = random.Random(seed)
+        self._chance = random.Random(1)
         self._said: queue.Queue[dict[str, object]] = queue.Queue()
         self._stop = threading.Event()
         self._errors: list[BaseException] = []
@@ -86,7 +87,7 @@ class Traffic:
         names = ["accepted", "edited"] if self._chance.random() < _SECOND_SHARE else ["accepted"]
         return [
             {
-                "id": f"fb-{self._chance.getrandbits(96):024x}",
+                "id": f"fb-{uuid.uuid4()}",
                 "completion_id": about.completion_id,
                 "choice": about.choice,
                 "name": name,
@@ -124,8 +125,8 @@ def append(world: World, messages: list[Message]) -> None:
             return
 
 
-def a_burst(world: World, num_generations: int, seed: int = 0) -> None:
+def a_burst(world: World, num_generations: int) -> None:
     """Many silent answers at once."""
-    chance = random.Random(seed)
+    chance = random.Random(2)
     batch = [a_generation(chance, time.time() - 2 * WINDOW_SECONDS) for _ in range(num_generations)]
     append(world, [message(GENERATIONS, about.key, about) for about in batch])

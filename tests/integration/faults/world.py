@@ -54,8 +54,8 @@ class World:
         write_settings(self.settings, {})
         self.database: Database = self.settings.database()
         self.database.migrate()
-        self._prefix = f"{TASK}.{run}."
-        self.log = KafkaLog(kafka, prefix=self._prefix, timeout=5.0)
+        self.prefix = f"{TASK}.{run}."
+        self.log = KafkaLog(kafka, prefix=self.prefix, timeout=5.0)
         self.log.create_topics()
         with self.database.transaction() as connection:
             self.key = create_key(connection, "app")
@@ -88,11 +88,15 @@ class World:
         """What a process wrote so far."""
         return (self._folder / f"{name}.log").read_text()
 
+    def ended(self) -> list[str]:
+        """Processes that should run and do not; nobody starts them again."""
+        return [name for name, process in self.processes.items() if process.poll() is not None]
+
     def num_members(self, group: str) -> int:
         """How many members of a group have partitions, and 0 while it is being formed."""
         admin = self.log._cluster.admin()
         try:
-            found = admin.describe_groups([self._prefix + group])[self._prefix + group]
+            found = admin.describe_groups([self.prefix + group])[self.prefix + group]
         finally:
             admin.close()
         if found["group_state"] != "Stable":
@@ -132,7 +136,9 @@ class World:
 
     def num_waiting(self) -> int:
         """How many transactions wait for a lock."""
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
         with self.database.snapshot() as connection:
             return int(connection.exec_driver_sql(waiting).scalar_one())
 
@@ -156,7 +162,7 @@ def until(is_so: Callable[[], bool], world: World) -> None:
             why = "waited in vain"
         except Unavailable as error:
             why = error.message
-        ended = [name for name, process in world.processes.items() if process.poll() is not None]
+        ended = world.ended()
         tails = {name: world.printed(name)[-2000:] for name in ended or world.processes}
         assert not ended, f"these ended: {tails}"
         assert time.monotonic() < deadline, f"{why}: {tails}"

@@ -77,8 +77,7 @@ def items(tmp_path: Path) -> Items:
 async def gathered(gated: Gated, writer: Writer, *waiting: Awaitable[Any]) -> Sequence[Any]:
     """Begin all of them while the first is being written."""
     tasks = [asyncio.ensure_future(waiting[0])]
-    while not gated.is_entered.is_set():
-        await asyncio.sleep(0.001)
+    await asyncio.to_thread(gated.is_entered.wait, 10.0)
     tasks += [asyncio.ensure_future(one) for one in waiting[1:]]
     await asyncio.sleep(0)
     gated.gate.set()
