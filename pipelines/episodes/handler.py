@@ -26,6 +26,7 @@ from pipelines.episodes import join, repository
 from pipelines.episodes.samples import HeldGeneration, HeldSignal, Key, Samples
 
 _DUE_AT_ONCE = 500
+_ORPHANS_EVERY_SECONDS = 60.0
 _KINDS: dict[str, type[Generation | Signal | Outcome]] = {GENERATIONS: Generation, SIGNALS: Signal, OUTCOMES: Outcome}
 Reason = Literal["decisive", "window"]
 
@@ -47,6 +48,7 @@ class EpisodesHandler:
     def __init__(self, tasks: Mapping[str, Task], clock: Callable[[], float] = time.time) -> None:
         self._tasks = tasks
         self._clock = clock
+        self._orphans_at = 0.0
 
     def read(self, record: LogRecord) -> Heard:
         """See `Handler.read`."""
@@ -69,6 +71,9 @@ class EpisodesHandler:
 
     def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
         """Close windows that have passed; what was not emitted yet is emitted with whatever it has."""
+        if now >= self._orphans_at:
+            self._orphans_at = now + _ORPHANS_EVERY_SECONDS
+            repository.reject_orphans(connection, now - join.ORPHAN_SECONDS, _DUE_AT_ONCE)
         keys = repository.due(connection, now, partitions, _DUE_AT_ONCE)
         if not keys:
             return []

@@ -8,6 +8,9 @@ from typing import Literal, NamedTuple
 from contracts.records import Generation, Outcome, Scalar, Signal
 from contracts.tasks import Task
 
+ORPHAN_SECONDS = 7 * 86_400.0
+"""A signal waits so long for its answer; whoever made up an id, or forbade to log the answer, has none."""
+
 SignalState = Literal["joined", "late"]
 
 

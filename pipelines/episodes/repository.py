@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Row, Table, select
 from contracts.batches import among, insert_all_new, update_all
 from contracts.database import add_to_count
 from contracts.errors import StaleWrite
+from contracts.ledger import PENDING
 from contracts.records import Generation, Outcome, Signal, decode, encode
 from contracts.tables import generation as generations
 from contracts.tables import generation_count
@@ -57,6 +58,21 @@ def due(connection: Connection, now: float, partitions: frozenset[int], limit: i
         .with_for_update(skip_locked=True)
     )
     return [(row.completion_id, row.choice) for row in connection.execute(statement)]
+
+
+def reject_orphans(connection: Connection, received_before: float, limit: int) -> int:
+    """Name what waited too long for an answer that never was logged; returns how many."""
+    keys = (signals.c.completion_id, signals.c.tenant, signals.c.id)
+    statement = (
+        select(*keys)
+        .where(signals.c.state == PENDING, signals.c.received_at < received_before)
+        .order_by(*keys)
+        .limit(limit)
+        .with_for_update(skip_locked=True)
+    )
+    rows = [dict(row) for row in connection.execute(statement).mappings()]
+    update_all(connection, signals, [row | {"state": "rejected", "reason": "never_logged"} for row in rows])
+    return len(rows)
 
 
 def save(connection: Connection, samples: Samples) -> None:

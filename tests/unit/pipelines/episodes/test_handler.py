@@ -12,6 +12,7 @@ from contracts.records import Episode, Record, decode, encode
 from contracts.tasks import Task
 from contracts.topics import GENERATIONS, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
+from pipelines.episodes.join import ORPHAN_SECONDS
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 
 WITHOUT_COMMENTS = BOOKING_TASK.model_copy(
@@ -83,3 +84,20 @@ def test_a_value_that_is_worth_nothing_decides_nothing(database: Database) -> No
     about = a_generation()
     sent = handle(database, {"booking": task}, (GENERATIONS, about), (SIGNALS, a_signal(about, value=False)))
     assert sent == []
+
+
+def test_a_signal_whose_answer_never_comes_is_rejected_in_the_end(database: Database) -> None:
+    about = a_generation()
+    handler = EpisodesHandler({"booking": BOOKING_TASK})
+    signal = a_signal(about)
+    handle(database, {"booking": BOOKING_TASK}, (SIGNALS, signal))
+
+    def states(seconds: float) -> dict[str, str]:
+        with database.transaction() as connection:
+            handler.tick(connection, signal.received_at + seconds, frozenset({0}))
+            return signal_states(connection)
+
+    assert states(ORPHAN_SECONDS) == {signal.id: "pending"}
+    assert states(ORPHAN_SECONDS + 30.0) == {signal.id: "pending"}, "it looks once a minute"
+    assert states(ORPHAN_SECONDS + 61.0) == {signal.id: "rejected"}
+    assert handle(database, {"booking": BOOKING_TASK}, (GENERATIONS, about)) == []
