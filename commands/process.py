@@ -20,6 +20,7 @@ from contracts.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS, Che
 from contracts.settings import load_settings
 
 _SERVERS = {"engine", "web", "inference", "feedback", "dashboard"}  # uvicorn handles the signals of these itself
+_LONG_WORKERS = {"training", "release"}  # one turn takes a training step, or puts all sentinels to a candidate
 _LONGEST_END_SECONDS = 30.0
 PROCESSES = {
     "engine": "services.engine.__main__",
@@ -48,7 +49,7 @@ def run_process(name: str, home: Path, *, supervised: bool) -> None:
         else:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: stop.set())
-            longest = LONGEST_WORK_SECONDS if name == "training" else LONGEST_STEP_SECONDS
+            longest = LONGEST_WORK_SECONDS if name in _LONG_WORKERS else LONGEST_STEP_SECONDS
             operations = Operations({"database": _database_check(home)}, longest_step_seconds=longest)
             module.main(home, stop)
             operations.close()

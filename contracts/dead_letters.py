@@ -1,5 +1,7 @@
 """Records that cannot be read: kept with their reason, up to limits, so that a bad deploy stops instead of draining a topic.
 
+Beside them, messages that the log refuses for good.
+
 The limits count rows of the table, not what this process remembers: a worker that is started again stops again.
 """
 
@@ -9,7 +11,7 @@ import structlog
 from sqlalchemy import Connection, func, select
 
 from contracts.database import insert_new
-from contracts.errors import InvalidRecord, TooManyDeadLetters
+from contracts.errors import InvalidRecord, RecordTooLarge, TooManyDeadLetters
 from contracts.event_log import LogRecord
 from contracts.metrics import DEAD_LETTERS
 from contracts.tables import dead_letter
@@ -42,6 +44,17 @@ def bury(connection: Connection, group: str, record: LogRecord, error: InvalidRe
             partition=record.partition,
             offset=record.offset,
         )
+
+
+def keep_unsent(connection: Connection, process: str, record: LogRecord, error: RecordTooLarge, now: float) -> None:
+    """Keep a message of `process` that the log will never take, instead of all that waits behind it.
+
+    It has no offset: the record carries the number of its outbox row, negative.
+    """
+    row = {"topic": record.topic, "partition": record.partition, "offset": record.offset, "value": record.value}
+    insert_new(connection, dead_letter, {"consumer_group": process, "reason": error.message, "at": now, **row})
+    DEAD_LETTERS.labels(process).inc()
+    log.error("the log refuses a message for good", process=process, key=record.key, reason=error.message)
 
 
 def _problem(connection: Connection, group: str, record: LogRecord) -> str | None:

@@ -28,7 +28,7 @@ OPERATIONS_ADDRESS = "MILLRACE_OPERATIONS"
 LONGEST_STEP_SECONDS = 120.0
 """A loop that took longer than this hangs."""
 LONGEST_WORK_SECONDS = 1800.0
-"""The same where one turn may fetch all weights of a large policy, or take a training step."""
+"""The same where one turn may fetch all weights of a large policy, take a training step or judge a candidate."""
 
 Check = Callable[[], None]
 """Raises a `MillraceError` if what it looks at is not usable."""

@@ -5,13 +5,16 @@ A crash between append and delete appends a message twice; consumers keep the fi
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, delete, select
 
-from contracts.batches import among
+from contracts.batches import among, insert_all
 from contracts.database import Database
-from contracts.event_log import EventLog, Message
+from contracts.dead_letters import keep_unsent
+from contracts.errors import RecordTooLarge
+from contracts.event_log import EventLog, LogRecord, Message
 from contracts.faults import FaultPoint, no_fault
 from contracts.records import Record, encode
 from contracts.tables import outbox
@@ -28,11 +31,11 @@ def message(topic: str, key: str, record: Record) -> Message:
 def put(connection: Connection, process: str, messages: Sequence[Message]) -> None:
     """Add messages to the outbox of a process, inside the transaction of their cause."""
     if messages:
-        connection.execute(insert(outbox), [{"process": process, **item._asdict()} for item in messages])
+        insert_all(connection, outbox, [{"process": process, **item._asdict()} for item in messages])
 
 
 class Relay:
-    """Moves one process's outbox to the log, in order.
+    """Moves one process's outbox to the log, in order; what the log refuses for good becomes a dead letter.
 
     Args:
         process: whose outbox.
@@ -61,14 +64,28 @@ class Relay:
         """Relay everything that waits; returns how many."""
         count = 0
         while batch := self._take():
-            self._log.append([item for _, item in batch])
+            refused = self._append(batch)
             self._fault("relay: appended, not deleted")
             with self._database.transaction() as connection:
+                for record, error in refused:
+                    keep_unsent(connection, self._process, record, error, time.time())
                 ids = among(connection, outbox.c.id, [row_id for row_id, _ in batch])
                 connection.execute(delete(outbox).where(ids))
             self._fault("relay: deleted")
             count += len(batch)
         return count
+
+    def _append(self, batch: Sequence[tuple[int, Message]]) -> list[tuple[LogRecord, RecordTooLarge]]:
+        """Append in order; returns what the log refuses for good, which must not keep back what waits behind it."""
+        try:
+            self._log.append([item for _, item in batch])
+        except RecordTooLarge as error:
+            if len(batch) > 1:
+                half = len(batch) // 2
+                return self._append(batch[:half]) + self._append(batch[half:])
+            [(row_id, (topic, route, key, value))] = batch
+            return [(LogRecord(topic, route % self._log.num_partitions, -row_id, key, value, 0.0), error)]
+        return []
 
     def _take(self) -> list[tuple[int, Message]]:
         statement = select(outbox).where(outbox.c.process == self._process).order_by(outbox.c.id).limit(_BATCH)

@@ -171,8 +171,8 @@ class Spool:
                 if time.monotonic() >= adopt_at:
                     adopt_at = time.monotonic() + _ADOPT_SECONDS
                     self._adopt()
-            except Unavailable as error:
-                _log.warning("the spool waits", num=self.num_waiting, reason=error.message)
+            except Exception as error:  # noqa: BLE001 a forwarder that ended would fill the disk
+                _log.warning("the spool waits", num=self.num_waiting, reason=str(error) or type(error).__name__)
                 if self._closing_at is not None:
                     return
                 time.sleep(_RETRY_SECONDS)

@@ -104,6 +104,7 @@ class Worker(Generic[Item]):
         started = time.perf_counter()
         self._fault("worker: polled")
         with self._database.transaction() as connection:
+            self._hold(connection, {record.partition for record in records})
             messages = self._handler.handle(connection, self._readable(connection, records))
             messages += self._handler.tick(connection, self._clock(), self._consumer.partitions())
             self._advance(connection, records)
@@ -150,6 +151,25 @@ class Worker(Generic[Item]):
             stored = 0
         self._positions[topic, partition] = stored
         return stored
+
+    def _hold(self, connection: Connection, partitions: set[int]) -> None:
+        """Keep other workers off these partitions, on every topic, until the transaction ends.
+
+        Positions move one by one: without this, somebody who was frozen could store a signal while its heir, further on in
+        another topic, stores the generation, and neither would see what the other wrote.
+        """
+        if not partitions:
+            return
+        columns = position.c
+        statement = (
+            select(columns.topic, columns.partition, columns.next_offset)
+            .where(columns.consumer_group == self._handler.name, columns.partition.in_(partitions))
+            .order_by(columns.topic, columns.partition)
+            .with_for_update()
+        )
+        for topic, partition, next_offset in connection.execute(statement):
+            if self._positions.get((topic, partition), next_offset) != next_offset:
+                raise StaleWrite(f"another worker moved {topic}/{partition}", topic=topic, partition=partition)
 
     def _advance(self, connection: Connection, records: Sequence[LogRecord]) -> None:
         for place, next_offset in sorted({(r.topic, r.partition): r.offset + 1 for r in records}.items()):

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.database import Database
-from contracts.errors import InvalidRequest, MillraceError, Unavailable
+from contracts.errors import InvalidRequest, MillraceError, Unauthorized, Unavailable
 from contracts.keys import Caller, check_key
 
 MAX_BODY_BYTES = 8 * 2**20
@@ -83,7 +83,7 @@ def make_service(title: str, lifespan: Callable[[FastAPI], AbstractAsyncContextM
 
     @service.exception_handler(Exception)
     async def unexpected(_request: Request, _error: Exception) -> Response:
-        return reply_error(MillraceError("an unexpected error; the log of the process `web` has its traceback"))
+        return reply_error(MillraceError("an unexpected error; the log of this process has its traceback"))
 
     return service
 
@@ -130,11 +130,12 @@ def invalid_shape(error: msgspec.ValidationError) -> InvalidRequest:
 class KeyRing:
     """Knows who calls. A key is looked up once in two seconds, so a revoked one works that much longer.
 
-    While the database is away, keys that were seen before go on working.
+    While the database is away, keys that worked when they were last looked up go on working.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, keep_seconds: float = _KEY_SECONDS) -> None:
         self._database = database
+        self._keep = keep_seconds
         self._known: dict[str, tuple[float, Caller]] = {}
 
     async def caller(self, authorization: str) -> Caller:
@@ -148,13 +149,16 @@ class KeyRing:
         if caller is None or until < time.monotonic():
             try:
                 caller = await asyncio.to_thread(self._look_up, authorization)
+            except Unauthorized:
+                self._known.pop(authorization, None)  # or it would be served again once the database is away
+                raise
             except Unavailable:
                 if caller is None:
                     raise
                 # Whoever was known a moment ago is served: apps do not wait for our database.
             if len(self._known) >= _MAX_KEYS:
                 self._known.clear()
-            self._known[authorization] = (time.monotonic() + _KEY_SECONDS, caller)
+            self._known[authorization] = (time.monotonic() + self._keep, caller)
         return caller
 
     def _look_up(self, authorization: str) -> Caller:

@@ -23,9 +23,10 @@ _log = structlog.get_logger(__name__)
 class RelayThread:
     """Flushes at its start, which moves what a crash left behind, and then after every wake-up."""
 
-    def __init__(self, database: Database, relay: Relay) -> None:
+    def __init__(self, database: Database, relay: Relay, retry_seconds: float = _RETRY_SECONDS) -> None:
         self._database = database
         self._relay = relay
+        self._retry = retry_seconds
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feedback-relay", daemon=True)
@@ -53,8 +54,14 @@ class RelayThread:
                 self._flush()
             except Unavailable as error:
                 _log.warning("signals not relayed", reason=error.message)
-                self._stop.wait(_RETRY_SECONDS)
-                self._wake.set()
+                self._rest_and_retry()
+            except Exception:  # noqa: BLE001 signals that were acknowledged must not lie here until the next start
+                _log.exception("signals not relayed")
+                self._rest_and_retry()
+
+    def _rest_and_retry(self) -> None:
+        self._stop.wait(self._retry)
+        self._wake.set()
 
     def _flush(self) -> None:
         with repository.turn_to_relay(self._database) as is_ours:

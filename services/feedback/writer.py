@@ -154,7 +154,7 @@ def _count(group: Sequence[Work], fates: Sequence[Fate]) -> None:
             for entry in fate:
                 SIGNALS.labels(entry.fate).inc()
             SIGNALS.labels("rejected").inc(work.num_rejected)
-        else:
+        elif isinstance(work, Retraction) and fate == work.at:  # not one that was taken back before, or never came
             SIGNALS.labels("retracted").inc()
 
 

@@ -39,10 +39,13 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Repeats:
-    """See the module. Belongs to one event loop."""
+    """See the module. Belongs to one event loop. `lease_seconds`: the window's."""
 
-    def __init__(self, window: Window, patience_seconds: float = PATIENCE_SECONDS) -> None:
+    def __init__(
+        self, window: Window, patience_seconds: float = PATIENCE_SECONDS, lease_seconds: float = LEASE_SECONDS
+    ) -> None:
         self._window = window
+        self._lease = lease_seconds
         self._patience = patience_seconds
         self._running: set[asyncio.Task[None]] = set()
 
@@ -64,7 +67,7 @@ class Repeats:
             raise error
         if held.answer is not None:
             return _replay(msgspec.msgpack.decode(held.answer, type=_Answer))
-        hold = _Hold(self._window, name, turn)
+        hold = _Hold(self._window, name, turn, self._lease)
         self._running.add(hold.task)
         hold.task.add_done_callback(self._running.discard)
         try:
@@ -94,8 +97,9 @@ class Repeats:
 class _Hold:
     """A key that is held while its request runs: a replica that dies loses it within `LEASE_SECONDS`."""
 
-    def __init__(self, window: Window, name: str, turn: Turn) -> None:
+    def __init__(self, window: Window, name: str, turn: Turn, lease_seconds: float) -> None:
         self._window = window
+        self._lease = lease_seconds
         self._name = name
         self._turn = turn
         self._ended: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
@@ -107,7 +111,7 @@ class _Hold:
             self._ended.set_result(answer)
 
     async def _run(self) -> None:
-        while not (await asyncio.wait({self._ended}, timeout=LEASE_SECONDS / 3))[0]:
+        while not (await asyncio.wait({self._ended}, timeout=self._lease / 3))[0]:
             await self._window.renew(self._name, self._turn)
         answer = self._ended.result()
         if answer is None:

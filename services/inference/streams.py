@@ -75,7 +75,7 @@ class CompletionStream(Response):
         self._presence = presence
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send it. Starlette's own stream does the same with a task group, at the price of a third of the request."""
+        """Send it. Starlette's own stream does the same with a task group, which costs each answer more."""
         try:
             with self._presence:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

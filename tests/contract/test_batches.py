@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 
-from contracts.batches import among, insert_all_new, update_all
+from contracts.batches import among, insert_all, insert_all_new, update_all
 from contracts.database import Database
-from contracts.errors import StaleWrite
+from contracts.errors import StaleWrite, Unavailable
 from contracts.event_log import LogRecord
 from contracts.records import encode
 from contracts.tables import generation, outbox, outcome
@@ -90,6 +91,35 @@ def test_a_window_that_another_replica_holds_is_not_waited_for(any_database: Dat
 
 @pytest.mark.services
 @pytest.mark.parametrize("any_database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("kind", ["insert", "insert new", "update"])
+def test_a_process_that_freezes_after_a_batch_gives_its_locks_back(any_database: Database, kind: str) -> None:
+    if any_database.url.startswith("sqlite"):
+        return  # as of any other transaction
+    rows = [a_row(number) for number in range(3)]
+    with any_database.transaction() as connection:
+        insert_all_new(connection, outcome, rows)
+    others = [row | {"revision": 2} for row in rows]
+    hasty = Database(any_database.url, longest_pause_seconds=0.2)
+
+    def freeze() -> None:
+        with hasty.transaction() as connection:
+            if kind == "insert":
+                insert_all(connection, outcome, others)
+            elif kind == "insert new":
+                insert_all_new(connection, outcome, others)
+            else:
+                update_all(connection, outcome, [row | {"at": 1.0} for row in rows])
+            time.sleep(1.0)
+            connection.execute(select(outcome.c.key))
+
+    with pytest.raises(Unavailable):
+        freeze()
+    hasty.close()
+    with any_database.snapshot() as connection:
+        found = connection.execute(select(outcome.c.revision, outcome.c.at)).all()
+    assert [tuple(row) for row in found] == [(1, 0.0)] * 3
+
+
 def test_two_replicas_with_one_batch_wait_in_one_direction(any_database: Database) -> None:
     turns = [a_generation() for _ in range(50)]
     join(any_database, *turns)

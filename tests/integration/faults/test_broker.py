@@ -10,7 +10,7 @@ import pytest
 from tests.integration.faults.books import balance
 from tests.integration.faults.servers import Servers
 from tests.integration.faults.traffic import Traffic
-from tests.integration.faults.world import World
+from tests.integration.faults.world import World, until
 
 pytestmark = [
     pytest.mark.services,
@@ -25,6 +25,7 @@ def test_a_broker_stopped_and_started_loses_nothing(world: World, servers: Serve
     with Traffic(world) as traffic:
         traffic.flow(100)
         servers.stop("kafka")
+        until(lambda: "signals not relayed" in world.printed("feedback"), world)  # nobody's patience bridges this
         servers.start("kafka")
         traffic.flow(100)
     assert set(traffic.answers) == {httpx.codes.ACCEPTED}, "feedback keeps signals in the database until Kafka is back"

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 
-VICTIM, HEIR = "episodes-1", "episodes-2"
+VICTIM = "episodes-1"
 BURST = 400
 
 
@@ -47,8 +47,9 @@ def test_what_a_killed_replica_held_is_done_by_the_other(world: World) -> None:
             killed.kill()
             killed.wait()
         traffic.flow(100)
-    balance(world)
+    world.settle()
     world.start(VICTIM)
+    balance(world)
 
 
 @pytest.mark.parametrize("moment", [READING, WRITING], ids=lambda moment: moment.name)

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -60,8 +61,7 @@ class Traffic:
             assert time.monotonic() < deadline, f"{self.num_generations} of {wanted} were acknowledged"
             time.sleep(PAUSE_SECONDS)
 
-    def _run(self, work: object) -> None:
-        assert callable(work)
+    def _run(self, work: Callable[[], None]) -> None:
         try:
             work()
         except BaseException as error:  # noqa: BLE001 told at the end of the block

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,10 @@ class World:
         """What a process wrote so far."""
         return (self._folder / f"{name}.log").read_text()
 
+    def last_words(self, names: Iterable[str]) -> dict[str, str]:
+        """The end of what processes wrote."""
+        return {name: self.printed(name)[-2000:] for name in names}
+
     def ended(self) -> list[str]:
         """Processes that should run and do not; nobody starts them again."""
         return [name for name, process in self.processes.items() if process.poll() is not None]
@@ -130,9 +134,11 @@ class World:
 
         `mode`: `EXCLUSIVE` stops those who read rows to change them, `SHARE ROW EXCLUSIVE` those who write.
         """
-        with self.database.transaction() as connection:
+        patient = Database(self.database.url, longest_pause_seconds=2 * PATIENCE_SECONDS)
+        with patient.transaction() as connection:
             connection.exec_driver_sql(f"LOCK TABLE generation IN {mode} MODE")
             yield
+        patient.close()
 
     def num_waiting(self) -> int:
         """How many transactions wait for a lock."""
@@ -163,9 +169,8 @@ def until(is_so: Callable[[], bool], world: World) -> None:
         except Unavailable as error:
             why = error.message
         ended = world.ended()
-        tails = {name: world.printed(name)[-2000:] for name in ended or world.processes}
-        assert not ended, f"these ended: {tails}"
-        assert time.monotonic() < deadline, f"{why}: {tails}"
+        assert not ended, f"these ended: {world.last_words(ended)}"
+        assert time.monotonic() < deadline, f"{why}: {world.last_words(world.processes)}"
         time.sleep(_LOOK_SECONDS)
 
 

@@ -77,6 +77,55 @@ def test_a_log_that_answers_gets_everything_itself(log: Away, tmp_path: Path) ->
         assert (spool.away, spool.num_spooled, spool.num_waiting, spool.oldest_age_seconds) == (False, 0, 0, 0.0)
 
 
+def test_while_something_waits_nothing_overtakes_it_and_the_log_is_probed_with_one(log: Away, tmp_path: Path) -> None:
+    with spooling(log, tmp_path) as spool:
+        log.refuses = True
+        spool.append(messages("a", "b", "c"))
+        log.refuses = False
+        spool.append(messages("d"))
+        wait_until(lambda: not spool.away)
+        assert log.keys() == ["a", "b", "c", "d"]
+        assert log.batches[0] == 1
+
+
+def test_a_slot_knows_since_when_its_oldest_waits(tmp_path: Path) -> None:
+    slot = Slot.take_first(tmp_path, 2**20)
+    slot.append(messages("a"))
+    since = slot.oldest_at
+    slot.append(messages("b"))
+    assert slot.oldest_at == since is not None
+    slot.remove(slot.oldest(1, 2**20))
+    assert slot.oldest_at is not None
+    assert slot.oldest_at >= since
+    slot.remove(slot.oldest(1, 2**20))
+    assert (slot.num_records, slot.num_bytes) == (0, 0)
+    slot.close()
+
+
+class Buggy(Away):
+    """A log whose client breaks in a way that nobody expected, once."""
+
+    is_broken = True
+
+    def append(self, messages: Sequence[Message]) -> None:
+        if self.is_broken and not self.refuses:
+            self.is_broken = False
+            raise ZeroDivisionError("a mistake in the client")
+        super().append(messages)
+
+
+def test_an_unexpected_error_does_not_end_the_forwarding(tmp_path: Path) -> None:
+    log = Buggy(tmp_path / "log")
+    log.refuses = True
+    with spooling(log, tmp_path) as spool:
+        spool.append(messages("a"))
+        log.refuses = False
+        wait_until(lambda: not spool.away)
+        assert log.keys() == ["a"]
+    assert not log.is_broken
+    log.close()
+
+
 def refuse(log: Away) -> None:
     log.refuses = True
 

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 from sqlalchemy import Connection, delete, func, insert, select
 
 from contracts.database import Database
 from contracts.dead_letters import LATEST, MAX_DEAD_LETTERS, MAX_IN_A_ROW, MAX_OF_LATEST, bury
-from contracts.errors import InvalidRecord, NewerSchema, StaleWrite, TooManyDeadLetters, Unavailable
-from contracts.event_log import LogRecord, Message
-from contracts.local_log import LocalLog
+from contracts.errors import InvalidRecord, NewerSchema, RecordTooLarge, StaleWrite, TooManyDeadLetters, Unavailable
+from contracts.event_log import LoadPosition, LogRecord, Message
+from contracts.local_log import LocalConsumer, LocalLog
+from contracts.metrics import LAST_STEP, LAST_STEP_NAME
 from contracts.outbox import Relay, put
 from contracts.tables import dead_letter, outbox, position
 from contracts.worker import BATCH, Worker
@@ -24,7 +26,7 @@ class Echo:
     """Sends every record on; refuses those called bad."""
 
     name = "echo"
-    topics = ("signals",)
+    topics: tuple[str, ...] = ("signals",)
 
     def read(self, record: LogRecord) -> LogRecord:
         if record.value == b"bad":
@@ -146,6 +148,33 @@ def test_a_worker_that_lost_its_partition_changes_nothing(database: Database, ev
     assert [record.value for record in everything(event_log, "outcomes")] == [b"a"]
 
 
+class TwoTopics(Echo):
+    """Reads what must be seen together."""
+
+    topics = ("generations", "signals")
+
+
+def test_a_worker_whose_heir_is_further_in_another_topic_of_the_partition_changes_nothing(
+    database: Database, event_log: LocalLog
+) -> None:
+    heir = Worker(TwoTopics(), database, event_log)
+
+    def heir_goes_on(point: str) -> None:
+        if point == "worker: polled" and event_log.ends("generations")[0] == 0:
+            # Only the generation: the signal that the first one has in its hands is still to be read by both.
+            event_log.append([Message("generations", 0, "g", b"generation")])
+            with database.transaction() as connection:
+                moved = position.update().where(position.c.topic == "generations", position.c.partition == 0)
+                connection.execute(moved.values(next_offset=1))
+
+    heir.step()
+    event_log.append([Message("signals", 0, "s", b"signal")])
+    with pytest.raises(StaleWrite, match="moved generations/0"):
+        Worker(TwoTopics(), database, event_log, fault=heir_goes_on).step()
+    assert everything(event_log, "outcomes") == []
+    assert stored_position(database) == 1
+
+
 def test_after_losing_it_reads_the_stored_positions_again(database: Database, event_log: LocalLog) -> None:
     first, second = Worker(Echo(), database, event_log), Worker(Echo(), database, event_log)
     first.step()
@@ -200,6 +229,98 @@ def test_a_relay_leaves_what_lies_in_the_partitions_of_others(database: Database
     assert nobodys.flush() == 0
     everyones = Relay("echo", database, event_log)
     assert everyones.flush() == 6
+
+
+class Narrow(LocalLog):
+    """A log that takes up to ten bytes."""
+
+    def append(self, messages: Sequence[Message]) -> None:
+        if any(len(item.value) > 10 for item in messages):
+            raise RecordTooLarge("larger than 10 bytes; make it smaller")
+        super().append(messages)
+
+
+def test_what_the_log_refuses_for_good_is_kept_aside_and_the_rest_goes_on_in_order(
+    database: Database, tmp_path: Path
+) -> None:
+    sent = [Message("signals", 3, "k", bytes([number]) * (11 if number in {4, 9} else 1)) for number in range(12)]
+    with database.transaction() as connection:
+        put(connection, "echo", sent)
+    log = Narrow(tmp_path / "log")
+    assert Relay("echo", database, log).flush() == 12
+    kept = [item.value for item in sent if len(item.value) == 1]
+    assert [record.value for record in everything(log, "signals")] == kept
+    log.close()
+    with database.snapshot() as connection:
+        assert connection.execute(select(func.count()).select_from(outbox)).scalar_one() == 0
+        rows = connection.execute(select(dead_letter).order_by(dead_letter.c.value)).all()
+    assert [(row.consumer_group, row.topic, row.partition, row.value[0]) for row in rows] == [
+        ("echo", "signals", 3, 4),
+        ("echo", "signals", 3, 9),
+    ]
+    assert all(row.offset < 0 and "make it smaller" in row.reason for row in rows)
+
+
+class OneSidedConsumer(LocalConsumer):
+    """Was given partition 1 alone."""
+
+    def partitions(self) -> frozenset[int]:
+        return frozenset((1,))
+
+
+class OneSided(LocalLog):
+    """A log whose other partitions are another replica's."""
+
+    def consumer(self, group: str, topics: Sequence[str], load_position: LoadPosition) -> LocalConsumer:
+        del group
+        return OneSidedConsumer(self, topics, load_position)
+
+
+def test_a_worker_sends_only_what_lies_in_its_partitions(database: Database, tmp_path: Path) -> None:
+    log = OneSided(tmp_path / "log")
+    with database.transaction() as connection:
+        put(connection, "echo", [Message("episodes", route, str(route), b"") for route in range(8)])
+    Worker(Echo(), database, log).step()
+    assert {record.partition for record in everything(log, "episodes")} == {1}
+    log.close()
+
+
+class Interrupted(Echo):
+    """Finds the database gone, once; then it is told to stop."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+
+    def handle(self, connection: Connection, items: Sequence[LogRecord]) -> list[Message]:
+        if not self._stop.is_set():
+            self._stop.set()
+            raise Unavailable("no database")
+        return super().handle(connection, items)
+
+
+def test_what_was_in_its_hands_when_the_database_went_is_read_again_and_waiting_is_healthy(
+    database: Database, event_log: LocalLog
+) -> None:
+    event_log.append(messages(b"a", b"b"))
+    stop = threading.Event()
+    worker = Worker(Interrupted(stop), database, event_log)
+    LAST_STEP.set(0)
+    worker.run(stop)
+    assert (REGISTRY.get_sample_value(LAST_STEP_NAME) or 0) > 0
+    assert worker.step() == 2
+    assert sorted(record.value for record in everything(event_log, "outcomes")) == [b"a", b"b"]
+
+
+def test_how_far_it_is_behind_is_the_age_of_the_oldest_record_and_nothing_once_it_has_all(
+    database: Database, event_log: LocalLog
+) -> None:
+    event_log.append(messages(b"a"))
+    [record] = everything(event_log, "signals")
+    worker = Worker(Echo(), database, event_log, clock=lambda: record.appended_at + 7)
+    worker.step()
+    assert REGISTRY.get_sample_value("millrace_behind_seconds", {"group": "echo"}) == pytest.approx(7, abs=1e-3)
+    worker.step()
+    assert REGISTRY.get_sample_value("millrace_behind_seconds", {"group": "echo"}) == 0
 
 
 def test_a_full_disk_refuses_the_append_and_keeps_what_was(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 from random import Random
 from typing import get_args
 
 import pytest
 
+from commands.demo import PRODUCT, write_sentinels
 from examples.reservations.phrases import FIRST_SEATING, LAST_SEATING, clock
 from examples.reservations.sentences import NAMES, TEMPLATES, Booking, Request, Split, confused, requests
 
@@ -96,3 +98,7 @@ def test_sentences_vary() -> None:
 def test_a_user_simulator_needs_neither_torch_nor_numpy() -> None:
     code = "import sys, examples.reservations.sentences; sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603 - a fixed command
+
+
+def test_the_sentinels_that_containers_get_are_the_demos(tmp_path: Path) -> None:
+    assert write_sentinels(tmp_path / "made").read_text() == (PRODUCT / "sentinels.jsonl").read_text()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 from sqlalchemy import Connection, event, func, select
 
 from contracts.database import Database
@@ -220,3 +221,23 @@ def test_a_request_that_is_given_up_is_stored_all_the_same(gated: Gated, items: 
 
     asyncio.run(scenario(Writer(gated, lambda: None)))
     assert num_received(gated) == 2
+
+
+def num_retracted() -> float:
+    return REGISTRY.get_sample_value("millrace_signals_total", {"fate": "retracted"}) or 0.0
+
+
+def test_only_what_was_taken_back_for_the_first_time_is_counted(gated: Gated, items: Items) -> None:
+    writer, before = Writer(gated, lambda: None), num_retracted()
+    wishes = [Retraction("default", name, at) for name, at in (("a", 200.0), ("a", 201.0), ("never", 202.0))]
+    asyncio.run(
+        gathered(gated, writer, writer.submit(items.submission("a")), *(writer.retract(wish) for wish in wishes))
+    )
+    assert num_retracted() - before == 1
+
+
+def test_a_group_is_bounded_in_items(gated: Gated, items: Items) -> None:
+    writer, num_items = Writer(gated, lambda: None), writing.MAX_GROUP_ITEMS // 2 + 1
+    large = [writer.submit(Submission((), num_items, 0)) for _ in range(2)]
+    asyncio.run(gathered(gated, writer, writer.submit(items.submission("a")), *large))
+    assert gated.num_transactions == 3
