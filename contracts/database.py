@@ -48,7 +48,7 @@ class Database:
             event.listen(self._engine, "begin", _begin_sqlite)
         else:
             # A frozen process would keep its row locks for ever; what it holds is undone, and it starts over.
-            options = f"-c idle_in_transaction_session_timeout={round(longest_pause_seconds * 1000)}"
+            options = f"-c idle_in_transaction_session_timeout={round(longest_pause_seconds * 1000)} -c tcp_keepalives_idle=10"
             arguments = {"connect_timeout": 10, "options": options}
             self._engine = sqlalchemy.create_engine(url, pool_pre_ping=True, connect_args=arguments)
         self._looking = self._engine.execution_options(read_only=True)

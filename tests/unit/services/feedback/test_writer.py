@@ -241,3 +241,14 @@ def test_a_group_is_bounded_in_items(gated: Gated, items: Items) -> None:
     large = [writer.submit(Submission((), num_items, 0)) for _ in range(2)]
     asyncio.run(gathered(gated, writer, writer.submit(items.submission("a")), *large))
     assert gated.num_transactions == 3
+
+
+def test_room_comes_back_once_work_is_done(gated: Gated, items: Items) -> None:
+    gated.gate.set()
+    writer = Writer(gated, lambda: None)
+
+    async def work() -> list[list[Any]]:
+        await writer.submit(Submission((), writing.MAX_WAITING_ITEMS, writing.MAX_WAITING_BYTES))
+        return [await writer.submit(items.submission("a"))]
+
+    assert fates(asyncio.run(work())) == [[("accepted", 100.0)]]
