@@ -19,6 +19,7 @@ import numpy as np
 from commands.queries import has_keys
 from contracts import assignments
 from contracts.assignments import LIVE
+from contracts.database import Database
 from contracts.errors import InvalidSettings
 from contracts.keys import create_key
 from contracts.settings import Section, Settings, load_settings, write_settings
@@ -78,21 +79,14 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
         raise InvalidSettings(
             f"the weights in {base} are not those that {settings.home} began with; restore them, or choose another --home"
         )
-    write_settings(settings, sections)
     log = settings.event_log()
     log.create_topics()
     log.close()
     database = settings.database()
     database.migrate()
-    app_key = None
     operator_file = settings.home / "operator.key"
-    with database.transaction() as connection:
-        if not has_keys(connection):
-            app_key = create_key(connection, "app")
-            _write_secret(operator_file, create_key(connection, "operator"))
-    token_file = settings.home / "dashboard.token"
-    if not token_file.exists():
-        _write_secret(token_file, secrets.token_urlsafe(24))
+    _check_database(database, settings, store.versions(settings.policy), operator_file)
+    write_settings(settings, sections)
     if is_new:
         publish_version(
             store,
@@ -107,6 +101,15 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
             num_samples=0,
             created_at=time.time(),
         )
+    # After everything that may fail: they are printed once.
+    app_key = None
+    with database.transaction() as connection:
+        if not has_keys(connection):
+            app_key = create_key(connection, "app")
+            _write_secret(operator_file, create_key(connection, "operator"))
+    token_file = settings.home / "dashboard.token"
+    if not token_file.exists():
+        _write_secret(token_file, secrets.token_urlsafe(24))
     with database.transaction() as connection:
         if LIVE not in assignments.read(connection, settings.policy):
             assignments.move(
@@ -121,6 +124,23 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
             )
     database.close()
     return Home(settings, operator_file.read_text().strip(), app_key)
+
+
+def _check_database(database: Database, settings: Settings, versions: list[int], operator_file: Path) -> None:
+    """Raises InvalidSettings if database, home and weight store are not of one run."""
+    with database.snapshot() as connection:
+        known, arms = has_keys(connection), assignments.read(connection, settings.policy)
+    if known and not operator_file.exists():
+        raise InvalidSettings(
+            f"the database holds the keys of another home, and {operator_file} does not exist: restore millrace.toml and "
+            "operator.key of that home, or give this one a database of its own"
+        )
+    live = arms[LIVE].version if LIVE in arms else None
+    if live is not None and live not in versions:
+        raise InvalidSettings(
+            f"{settings.policy} serves version {live}, and the weight store ({settings.weights_url or settings.weights}) has "
+            f"{versions or 'none'}: restore it, or begin anew with another database and --home"
+        )
 
 
 def _continued(settings: Settings, held: Settings) -> Settings:

@@ -90,13 +90,15 @@ def resolve_policy(policy: str) -> Path:
 def listen(port: int, *, split: bool = False) -> dict[str, socket.socket]:
     """The listening sockets of the servers; a port of 0 means any free one.
 
-    `split`: inference on that port, feedback and dashboard on others; else one process, `web`, has all three.
+    `split`: inference on that port, feedback two and dashboard three above; else one process, `web`, has all three.
 
     Raises:
         InvalidSettings: the port is taken, or no port.
     """
     try:
-        ports = {"inference": port, "feedback": 0, "dashboard": 0} if split else {"web": port}
+        # The same at every start, as `millrace init` has them by default: apps keep their addresses.
+        beside = {"feedback": port and port + 2, "dashboard": port and port + 3}
+        ports = {"inference": port, **beside} if split else {"web": port}
         return {
             name: socket.create_server(("127.0.0.1", number), backlog=_BACKLOG)
             for name, number in {**ports, "engine": 0}.items()

@@ -156,8 +156,9 @@ def prepare_sqlite(connection: sqlite3.Connection, _record: object = None) -> No
         try:
             connection.execute("PRAGMA journal_mode = WAL")
             break
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
+        except sqlite3.OperationalError as error:
+            is_disk = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+            if is_disk or time.monotonic() > deadline:
                 raise
             time.sleep(_BUSY_PAUSE_SECONDS)
     connection.execute("PRAGMA synchronous = FULL")

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+MAX_RECORD_BYTES = 1_000_000
+"""Key and value; with its envelope it fits a Kafka broker's default of 1 MiB."""
+
 LoadPosition = Callable[[str, int], int]
 """(topic, partition) to the next offset to read: asked once for every partition a consumer is given."""
 
@@ -19,6 +22,11 @@ class Message(NamedTuple):
     route: int
     key: str
     value: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Key and value."""
+        return len(self.key.encode()) + len(self.value)
 
 
 class LogRecord(NamedTuple):

@@ -42,6 +42,7 @@ def set_up_logs(process: str) -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            lambda _logger, _method, line: {"process": process, **line},  # other threads have no bound context
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -50,7 +51,6 @@ def set_up_logs(process: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(_level()),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", Lossy(sys.stdout))),
     )
-    structlog.contextvars.bind_contextvars(process=process)
 
 
 def _level() -> int:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -200,7 +201,10 @@ def write_settings(settings: Settings, sections: Mapping[str, Section]) -> Path:
         if name != "millrace":
             lines += ["", *_toml_section(name, values)]
     settings.home.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n")
+    # Addresses of servers may hold passwords.
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write("\n".join(lines) + "\n")
+    path.chmod(0o600)
     return path
 
 

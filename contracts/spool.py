@@ -11,16 +11,16 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 import structlog
 
 from contracts.errors import RecordTooLarge, Unavailable
-from contracts.event_log import Consumer, EventLog, LoadPosition, LogRecord, Message
+from contracts.event_log import MAX_RECORD_BYTES, Consumer, EventLog, LoadPosition, LogRecord, Message
 from contracts.spool_slot import Slot, left_behind
 
 MAX_SPOOL_BYTES = 2 * 2**30
-MAX_RECORD_BYTES = 1_000_000  # what Kafka takes: the spool must not promise what the log will refuse
 PATIENCE_SECONDS = 1.0
 _BATCH_RECORDS, _BATCH_BYTES = 1000, 4 * 2**20
 _TICK_SECONDS = 1.0
@@ -64,6 +64,7 @@ class Spool:
         self._patience = patience_seconds
         self._deciding = threading.Lock()
         self._slot: Slot | None = None
+        self._adopted: list[Slot] = []  # until they are clean: whoever opens them again would send all that they hold
         try:
             self._slot = Slot.take_first(folder, max_bytes)
         except Unavailable as error:  # answering does not depend on a disk
@@ -100,7 +101,7 @@ class Spool:
             Unavailable: neither takes them now.
         """
         for message in messages:
-            if (size := len(message.key.encode()) + len(message.value)) > MAX_RECORD_BYTES:
+            if (size := message.num_bytes) > MAX_RECORD_BYTES:
                 raise RecordTooLarge(
                     f"a record of {size} bytes for {message.topic} is larger than {MAX_RECORD_BYTES}; make it smaller: "
                     "the log will never take it",
@@ -134,8 +135,8 @@ class Spool:
         self._log.close()  # ends an append that still waits
         self._forwarder.join()
         self._sender.shutdown()
-        if self._slot is not None:
-            self._slot.close()
+        for slot in (*self._adopted, *([self._slot] if self._slot else [])):
+            slot.close()
 
     def _reach_log(self, messages: Sequence[Message]) -> bool:
         sending = self._sender.submit(self._log.append, messages)
@@ -186,14 +187,18 @@ class Spool:
         self.away = False
 
     def _adopt(self) -> None:
-        for slot in left_behind(self._folder, self._slot.number if self._slot else -1, self._max_bytes):
-            try:
+        found = left_behind(self._folder, self._slot.number if self._slot else -1, self._max_bytes)
+        for slot in chain(self._adopted.copy(), found):
+            if slot not in self._adopted:
                 _log.info("a slot was left behind: bringing it over", slot=slot.number, num=slot.num_records)
-                self._drain(slot)
-            finally:
+                self._adopted.append(slot)
+            self._drain(slot)
+            if slot.is_clean:
+                self._adopted.remove(slot)
                 slot.close()
 
     def _drain(self, slot: Slot) -> None:
+        slot.tidy()
         limit = 1  # a probe: what a log that stays silent may write twice
         while (batch := slot.oldest(limit, _BATCH_BYTES)).messages:
             self._send(batch.messages)

@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from contracts.errors import InvalidRecord, InvalidRequest
-from contracts.event_log import LogRecord, Message
+from contracts.event_log import MAX_RECORD_BYTES, LogRecord, Message
 from contracts.metrics import REWARD, SCORES
 from contracts.outbox import message
 from contracts.records import (
@@ -105,7 +105,11 @@ class RewardsHandler:
 
     def _sent(self, item: Opened, scores: list[Score], verdict: Verdict) -> list[Message]:
         episode = item.episode
-        messages = [message(EXPERIENCES, episode.key, self._experience(item, scores, verdict))]
+        sent = message(EXPERIENCES, episode.key, self._experience(item, scores, verdict))
+        if sent.num_bytes > MAX_RECORD_BYTES:
+            outcome = self._outcome(episode, Verdict(None, "unscored", "infra"), "too_large")
+            return [message(OUTCOMES, episode.key, outcome)]
+        messages = [sent]
         if verdict.reward is None and item.turn.purpose == "user":
             reason = "silence" if verdict.status == "unlabelled" else "infra_fault"
             messages.append(message(OUTCOMES, episode.key, self._outcome(episode, verdict, reason)))

@@ -22,7 +22,6 @@ from fastapi import FastAPI, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from contracts.database import Database
 from contracts.errors import Unavailable
 from contracts.listening import listening_socket
 from contracts.logs import set_up_logs
@@ -43,15 +42,11 @@ Ready = Callable[[], None]
 """Raises a `MillraceError` if a request could not be served now."""
 
 
-def make_web(settings: Settings, children: Mapping[str, FastAPI], *, needs_engine: bool = False) -> FastAPI:
+def make_web(children: Mapping[str, FastAPI], checks: Mapping[str, Ready]) -> FastAPI:
     """Services side by side, the first prefix that fits; each child's lifespan is entered here.
 
     ASGI tells only the outermost application that it begins and ends.
     """
-    database = settings.database()
-    checks = {"storage": storage_check(settings.home, database)}
-    if needs_engine:
-        checks["engine"] = engine_check(settings)
 
     @asynccontextmanager
     async def lifespan(_web: FastAPI) -> AsyncIterator[None]:
@@ -61,7 +56,6 @@ def make_web(settings: Settings, children: Mapping[str, FastAPI], *, needs_engin
             beating = asyncio.create_task(_beat())
             yield
             beating.cancel()
-        database.close()
 
     web = make_service("Millrace", lifespan)
 
@@ -134,17 +128,21 @@ class Measured:
             note("request", method=scope["method"], path=scope["path"], status=status, seconds=round(seconds, 4))
 
 
-def storage_check(home: Path, database: Database) -> Ready:
-    """Tables, log or spool may share a disk: unready if it is nearly full or the database takes no writer."""
+def storage_check(settings: Settings) -> Ready:
+    """For whoever acknowledges by a commit: unready if the disk is nearly full or the database takes no writer."""
 
     def check() -> None:
-        free = shutil.disk_usage(home).free
+        free = shutil.disk_usage(settings.home).free
         if free < MIN_FREE_BYTES:
             raise Unavailable(
-                f"{free // 2**20} MiB free under {home}, less than {MIN_FREE_BYTES // 2**20}: free disk space"
+                f"{free // 2**20} MiB free under {settings.home}, less than {MIN_FREE_BYTES // 2**20}: free disk space"
             )
-        with database.transaction():
-            pass
+        database = settings.database()
+        try:
+            with database.transaction():
+                pass
+        finally:
+            database.close()
 
     return check
 
@@ -163,13 +161,20 @@ def engine_check(settings: Settings) -> Ready:
     return check
 
 
-def run_services(process: str, home: Path, make: Callable[[Settings], FastAPI], url: Callable[[Settings], str]) -> None:
-    """Serve an application of a home, where its settings say that it is, until SIGTERM or SIGINT."""
+def run_services(
+    process: str,
+    home: Path,
+    make: Callable[[Settings], Mapping[str, FastAPI]],
+    checks: Mapping[str, Callable[[Settings], Ready]],
+    url: Callable[[Settings], str],
+) -> None:
+    """Serve applications of a home, where its settings say that they are, until SIGTERM or SIGINT."""
     set_up_logs(process)
     settings = load_settings(home)
-    operations = Operations({"storage": storage_check(home, settings.database())})
+    ready = {name: check(settings) for name, check in checks.items()}
+    operations = Operations(ready)
     config = uvicorn.Config(
-        make(settings),
+        make_web(make(settings), ready),
         loop="uvloop",
         http="httptools",
         access_log=False,

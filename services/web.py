@@ -10,20 +10,21 @@ from contracts.settings import Settings
 from services.dashboard.app import create_app as create_dashboard
 from services.feedback.app import create_app as create_feedback
 from services.inference.app import create_app as create_inference
-from services.serving import make_web, run_services
+from services.serving import engine_check, run_services, storage_check
+
+CHECKS = {"storage": storage_check, "engine": engine_check}
 
 
-def create_app(settings: Settings) -> FastAPI:
+def make(settings: Settings) -> dict[str, FastAPI]:
     """All services of one home."""
     passing = settings.passing()
-    children = {
+    return {
         "/v1/feedback": create_feedback(settings, passing=passing),
         "/v1/": create_inference(settings, passing=passing),
         "/": create_dashboard(settings, passing=passing),
     }
-    return make_web(settings, children, needs_engine=True)
 
 
 def main(home: Path) -> None:
     """Run the process `web` of a home until SIGTERM or SIGINT."""
-    run_services("web", home, create_app, lambda settings: settings.web_url)
+    run_services("web", home, make, CHECKS, lambda settings: settings.web_url)

@@ -81,8 +81,8 @@ def a_generation(text: str = '{"party":2}', **changes: Any) -> Generation:
         messages=[{"role": "user", "content": "a table for two"}],
         text=text,
         prompt_ids=pack_ids([1, 2, 3]),
-        completion_ids=pack_ids([4, 5]),
-        logprobs=pack_floats([-0.5, -0.25]),
+        completion_ids=changes.pop("completion_ids", pack_ids([4, 5])),
+        logprobs=changes.pop("logprobs", pack_floats([-0.5, -0.25])),
         metadata=metadata,
     )
     values: dict[str, Any] = {

@@ -12,7 +12,6 @@ import warnings
 with warnings.catch_warnings():
     # kafka-python 3.0 reads its schemas with a function that Python deprecates; here is its first import.
     warnings.simplefilter("ignore", DeprecationWarning)
-    from contracts.kafka_log.appender import MAX_RECORD_BYTES
     from contracts.kafka_log.log import SESSION_SECONDS, KafkaLog
 
-__all__ = ["MAX_RECORD_BYTES", "SESSION_SECONDS", "KafkaLog"]
+__all__ = ["SESSION_SECONDS", "KafkaLog"]

@@ -15,11 +15,10 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaError, KafkaTimeoutError
 
 from contracts.errors import RecordTooLarge, Unavailable
-from contracts.event_log import Message
+from contracts.event_log import MAX_RECORD_BYTES, Message
 from contracts.kafka_log.clients import Cluster, close_producer
 from contracts.kafka_log.in_flight import InFlight
 
-MAX_RECORD_BYTES = 1_000_000  # key and value; with its envelope it fits the broker's default of 1 MiB
 MAX_IN_FLIGHT_RECORDS = 10_000
 MAX_IN_FLIGHT_BYTES = 16 * 1024 * 1024
 _CHUNK_RECORDS = 1000

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from sqlalchemy import Connection
 
 from contracts.errors import InvalidRecord, InvalidRequest
-from contracts.event_log import LogRecord, Message
+from contracts.event_log import MAX_RECORD_BYTES, LogRecord, Message
 from contracts.ids import parse_sample_key, route_of
 from contracts.outbox import message
 from contracts.records import Episode, Generation, Outcome, Signal, State, decode
@@ -199,11 +199,14 @@ class EpisodesHandler:
             signals=tuple(said.record for said in counting),
             closed_at=self._clock(),
         )
-        return [message(EPISODES, episode.key, episode)]
+        sent = message(EPISODES, episode.key, episode)
+        if sent.num_bytes > MAX_RECORD_BYTES:  # many long signals: no log would take it, and its sample needs a name
+            return [self._fated(held.record, "unscored", "too_large", revision)]
+        return [sent]
 
-    def _fated(self, record: Generation, state: State, reason: str) -> Message:
+    def _fated(self, record: Generation, state: State, reason: str, revision: int = 1) -> Message:
         outcome = Outcome(
-            key=record.key, revision=1, epoch=0, state=state, reason=reason, writer="episodes", at=self._clock()
+            key=record.key, revision=revision, epoch=0, state=state, reason=reason, writer="episodes", at=self._clock()
         )
         return message(OUTCOMES, outcome.key, outcome)
 

@@ -22,7 +22,7 @@ from pipelines.release.rules import Decision, Sentinels, judge
 from pipelines.release.sentinels import SentinelFile, SentinelRunner
 from pipelines.release.settings import ReleaseSettings
 
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS, _RETRY_SECONDS = 0.2, 1.0
 
 log = structlog.get_logger()
 
@@ -55,6 +55,7 @@ class Releaser:
             except (StaleWrite, Unavailable) as error:
                 # Nothing was stored: the candidate changed or could not answer. Look again.
                 log.warning("not judged", reason=error.message)
+                stop.wait(_RETRY_SECONDS)
             step_done()
             stop.wait(_LOOK_SECONDS)
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastapi import FastAPI
-
 from contracts.settings import Settings
 from services.dashboard.app import create_app
-from services.serving import make_web, run_services
-
-
-def make(settings: Settings) -> FastAPI:
-    """The service alone on its port."""
-    return make_web(settings, {"/": create_app(settings)})
+from services.serving import run_services, storage_check
 
 
 def main(home: Path) -> None:
     """Serve until SIGTERM or SIGINT."""
-    run_services("dashboard", home, make, lambda settings: settings.dashboard_url)
+    checks = {"storage": storage_check}
+    run_services("dashboard", home, lambda settings: {"/": create_app(settings)}, checks, _url)
+
+
+def _url(settings: Settings) -> str:
+    return settings.dashboard_url

@@ -64,6 +64,8 @@ class Desk:
         Raises:
             NotFound: this tenant sent no such signal.
         """
+        if "\0" in signal_id:
+            raise _unknown(signal_id)
         with self._database.snapshot() as connection:
             stored = repository.find(connection, tenant, signal_id)
             joined = stored and repository.find_joined(connection, stored.signal)
@@ -94,6 +96,8 @@ class Desk:
             NotFound: this tenant sent no such signal.
             Unavailable: it still stands.
         """
+        if "\0" in signal_id:
+            raise _unknown(signal_id)
         retracted_at = await self._writer.retract(Retraction(tenant, signal_id, time.time()))
         if retracted_at is None:
             raise _unknown(signal_id)

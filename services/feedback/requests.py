@@ -27,7 +27,7 @@ class FeedbackItem(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     value: Scalar
-    submitter: Submitter
+    submitter: Submitter = Submitter(id="anonymous")
     id: str | None = None
     """The client's own; sending it again changes nothing."""
     completion_id: str | None = None

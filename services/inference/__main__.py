@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastapi import FastAPI
-
 from contracts.settings import Settings
 from services.inference.app import create_app
-from services.serving import make_web, run_services
-
-
-def make(settings: Settings) -> FastAPI:
-    """The service alone on its port."""
-    return make_web(settings, {"/": create_app(settings)}, needs_engine=True)
+from services.serving import engine_check, run_services
 
 
 def main(home: Path) -> None:
     """Serve until SIGTERM or SIGINT."""
-    run_services("inference", home, make, lambda settings: settings.web_url)
+    # Neither the database nor the disk: without them it answers all the same.
+    checks = {"engine": engine_check}
+    run_services("inference", home, lambda settings: {"/": create_app(settings)}, checks, _url)
+
+
+def _url(settings: Settings) -> str:
+    return settings.web_url

@@ -7,8 +7,7 @@ import pytest
 from kafka.admin import ConfigResource, ConfigResourceType
 
 from contracts.errors import RecordTooLarge
-from contracts.event_log import Message
-from contracts.kafka_log import MAX_RECORD_BYTES
+from contracts.event_log import MAX_RECORD_BYTES, Message
 from contracts.kafka_log.log import NUM_PARTITIONS
 from contracts.topics import GENERATIONS, RETENTION_DAYS, TOPICS
 from tests.integration.faults.books import balance

@@ -63,6 +63,27 @@ def test_a_home_keeps_its_run_and_its_policy(settings: Settings) -> None:
         prepare_home(settings.model_copy(update={"policy": "another"}), {})
 
 
+def test_a_second_home_on_a_database_that_is_in_use_is_refused(settings: Settings, tmp_path: Path) -> None:
+    prepare_home(settings, {})
+    other = tmp_path / "other"
+    shared = {"home": other, "database_url": f"sqlite:///{settings.home / 'millrace.db'}"}
+    with pytest.raises(InvalidSettings, match="keys of another home"):
+        prepare_home(settings.model_copy(update=shared), {})
+    assert not (other / "millrace.toml").exists()
+
+
+def test_a_weight_store_that_lost_the_live_version_is_refused(settings: Settings) -> None:
+    prepare_home(settings, {})
+    shutil.rmtree(settings.weights)
+    with pytest.raises(InvalidSettings, match=r"serves version 0, and the weight store .* has none"):
+        prepare_home(settings, {})
+
+
+def test_settings_are_for_their_owner_only(settings: Settings) -> None:
+    prepare_home(settings, {})
+    assert (settings.home / "millrace.toml").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_home_keeps_redis_and_the_limits_that_were_written_into_its_file(settings: Settings) -> None:
     told = {"redis": "redis://127.0.0.1:1/0", "requests_per_minute": 600, "signals_per_minute": 1200}
     told |= {"kafka_session_seconds": 30.0}

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import RecordTooLarge, Unavailable
-from contracts.event_log import Message
-from contracts.kafka_log import MAX_RECORD_BYTES as KAFKA_RECORD_BYTES
+from contracts.event_log import MAX_RECORD_BYTES, Message
 from contracts.local_log import LocalLog
-from contracts.spool import MAX_RECORD_BYTES, Spool
+from contracts.spool import Spool
 from contracts.spool_slot import Slot
 from tests.unit.services.serving import wait_until
 
@@ -257,7 +256,6 @@ def test_a_damaged_slot_is_passed_over(log: Away, tmp_path: Path) -> None:
 
 
 def test_a_record_that_the_log_will_never_take_is_refused_at_once(log: Away, tmp_path: Path) -> None:
-    assert MAX_RECORD_BYTES == KAFKA_RECORD_BYTES
     with spooling(log, tmp_path) as spool:
         log.refuses = True
         with pytest.raises(RecordTooLarge, match="1000001 bytes"):

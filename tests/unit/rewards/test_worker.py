@@ -54,3 +54,12 @@ def test_only_the_completion_is_learned_from() -> None:
     assert np.frombuffer(segment.token_ids, "<i4").tolist() == [1, 2, 3, 4, 5]
     assert list(segment.loss_mask) == [0, 0, 0, 1, 1]
     assert np.frombuffer(segment.logprobs, "<f4").tolist() == [0.0, 0.0, 0.0, -0.5, -0.25]
+
+
+def test_an_experience_too_large_for_any_log_gets_a_name_instead(database: Database) -> None:
+    dice = np.random.default_rng(0)
+    ids, logprobs = dice.integers(0, 2**31, 120_000, dtype="<i4"), dice.normal(size=120_000).astype("<f4")
+    turn = a_generation(completion_ids=ids.tobytes(), logprobs=logprobs.tobytes())
+    experiences, (outcome,) = score(database, turn, a_signal(turn))
+    assert experiences == []
+    assert (outcome.state, outcome.reason, outcome.writer) == ("unscored", "too_large", "rewards")

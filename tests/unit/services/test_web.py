@@ -12,7 +12,8 @@ import httpx
 
 from contracts.database import Database
 from contracts.settings import Settings, write_settings
-from services.web import create_app
+from services.serving import make_web
+from services.web import CHECKS, make
 from tests.unit.services.inference.conftest import stage
 from tests.unit.services.inference.world import FakeEngine, Stage, make_base
 from tests.unit.services.serving import make_home, make_key, serve, wait_until
@@ -24,8 +25,9 @@ def test_one_port_serves_everything(tmp_path: Path, database: Database, stage: S
     stage.engine = FakeEngine("hello")
     make_base(tmp_path / "base")
     headers = {"authorization": f"Bearer {make_key(database)}"}
+    settings = make_home(tmp_path, stage.url)
     with (
-        serve(create_app(make_home(tmp_path, stage.url))) as url,
+        serve(make_web(make(settings), {name: check(settings) for name, check in CHECKS.items()})) as url,
         httpx.Client(base_url=url, headers=headers) as client,
     ):
         answer = client.post(

@@ -8,9 +8,9 @@ import pytest
 from contracts.database import Database
 from contracts.event_log import LogRecord
 from contracts.ledger import signal_states
-from contracts.records import Episode, Record, decode, encode
+from contracts.records import Episode, Outcome, Record, Submitter, decode, encode
 from contracts.tasks import Task
-from contracts.topics import GENERATIONS, SIGNALS
+from contracts.topics import GENERATIONS, OUTCOMES, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.episodes.join import ORPHAN_SECONDS
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
@@ -101,3 +101,15 @@ def test_a_signal_whose_answer_never_comes_is_rejected_in_the_end(database: Data
     assert states(ORPHAN_SECONDS + 30.0) == {signal.id: "pending"}, "it looks once a minute"
     assert states(ORPHAN_SECONDS + 61.0) == {signal.id: "rejected"}
     assert handle(database, {"booking": BOOKING_TASK}, (GENERATIONS, about)) == []
+
+
+def test_an_episode_too_large_for_any_log_gets_a_name_instead(database: Database) -> None:
+    about = a_generation()
+    words = [a_signal(about, "comment", "x" * 65_000, submitter=Submitter(id=f"u{number}")) for number in range(20)]
+    handler = EpisodesHandler({"booking": BOOKING_TASK}, lambda: 103.0)
+    records = [(GENERATIONS, about), *((SIGNALS, item) for item in [*words, a_signal(about)])]
+    with database.transaction() as connection:
+        read = [handler.read(LogRecord(topic, 0, 0, "", encode(record), 0.0)) for topic, record in records]
+        (sent,) = handler.handle(connection, read)
+    outcome = decode(Outcome, sent.value)
+    assert (sent.topic, outcome.state, outcome.reason, outcome.revision) == (OUTCOMES, "unscored", "too_large", 1)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import event, insert, update
@@ -76,6 +78,7 @@ def test_one_signal_sent_by_many_at_once_is_stored_once(feedback: Feedback) -> N
     assert feedback.counts() == {"duplicate": 15}
 
 
+ROOT = Path(__file__).parent.parent.parent.parent.parent
 BAD_ITEMS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"completion_id": None}, 400, "invalid_target", None),
     ({"session_id": "s1"}, 400, "invalid_target", "completion_id"),
@@ -88,7 +91,6 @@ BAD_ITEMS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"name": "thumbs", "value": "sideways"}, 422, "invalid_value", "value"),
     ({"name": "accepted", "value": 1}, 422, "invalid_value", "value"),
     ({"value": {"text": "no"}}, 400, "invalid_request", "value"),
-    ({"submitter": None}, 400, "invalid_request", None),
     ({"submitter": {"id": "u1", "kind": "cat"}}, 400, "invalid_request", "submitter.kind"),
     ({"submitter": {"id": ""}}, 400, "invalid_request", "submitter.id"),
     ({"id": "x" * 129}, 400, "invalid_request", "id"),
@@ -110,6 +112,20 @@ def test_bad_items_are_refused_and_counted(feedback: Feedback) -> None:
 
     assert feedback.num_received() == 0
     assert feedback.counts() == {"rejected": len(BAD_ITEMS)}
+
+
+def test_the_example_of_the_readme_is_taken(feedback: Feedback) -> None:
+    snippet = (ROOT / "README.md").read_text().split("```python")[1].split("```")[0]
+    example = next(line for line in snippet.splitlines() if line.strip().startswith("json="))
+    item = ast.literal_eval(example.strip().removeprefix("json=").rstrip(",").replace("answer.id", repr("ID")))
+    answer = feedback.call("POST", "", json=item | {"completion_id": feedback.completion_id})
+    assert answer.status_code == 202
+    assert feedback.call("GET", f"/{answer.json()['id']}").json()["submitter"]["id"] == "anonymous"
+
+
+def test_an_id_that_no_database_keeps_is_unknown(feedback: Feedback) -> None:
+    for method in ("GET", "DELETE"):
+        assert feedback.call(method, "/a%00b").status_code == 404
 
 
 def test_what_cannot_be_read_is_refused_and_counted(feedback: Feedback) -> None:
