@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from commands.audit import audit, read_clients
-from commands.demo import DRAIN_SECONDS, PRODUCT, write_sentinels
+from commands.demo import DRAIN_SECONDS, PRODUCT, all_judged, write_sentinels
 from commands.home import Home, prepare_home
 from commands.supervisor import Supervisor
 from commands.up import listen, new_settings, running
@@ -98,9 +98,14 @@ def kill(supervisor: Supervisor, name: str) -> Kill:
 
 
 def drain(home: Home, listed: Path) -> None:
+    """Until nothing is pending, and no candidate is left whose sentinels would be."""
     database, log = home.settings.database(), home.settings.event_log()
     deadline = time.monotonic() + DRAIN_SECONDS
-    while not audit(database, log, read_clients(listed), settled=True).balanced and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        if audit(database, log, read_clients(listed), settled=True).balanced and all_judged(
+            database, home.settings.policy
+        ):
+            break
         time.sleep(0.5)
     database.close()
     log.close()
