@@ -180,4 +180,5 @@ def test_the_sdk_waits_as_long_as_it_is_told(limited: Callable[..., Inference]) 
 def test_operators_are_not_limited(limited: Callable[..., Inference]) -> None:
     world = limited(1)
     for _ in range(3):
-        world.operator.chat.completions.create(model="demo", messages=[{"role": "user", "content": "x"}])
+        answer = world.operator.chat.completions.create(model="demo", messages=[{"role": "user", "content": "x"}])
+        assert answer.choices[0].message.content == TEXT
