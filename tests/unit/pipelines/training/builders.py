@@ -1,5 +1,6 @@
 """Tiny policies and experiences for the trainer's tests."""
 
+import uuid
 from typing import Any
 
 import numpy as np
@@ -81,5 +82,12 @@ def random_experience(random: np.random.Generator, *, temperature: float = 1.0, 
     spans = changes.pop("spans", (Span(0, 0),))
     return experience(
         segment(prompt, completion, log_probs, temperature=temperature, spans=spans),
-        **({"reward": float(random.integers(0, 2))} | changes),
+        **({"reward": float(random.integers(0, 2)), "key": random_key(random)} | changes),
     )
+
+
+def random_key(random: np.random.Generator) -> str:
+    """A sample key of the generator's, not the clock's: partitions, and with them batches, are the same in every run."""
+    high, low = (int(half) for half in random.spawn(1)[0].integers(0, 2**63, 2))
+    value = (high << 64 | low) & ~(0xF << 76) & ~(0b11 << 62) | 0x7 << 76 | 0b10 << 62
+    return sample_key(f"chatcmpl-{uuid.UUID(int=value)}", 0)

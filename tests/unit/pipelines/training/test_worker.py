@@ -294,7 +294,7 @@ def test_a_skipped_step_quarantines_its_samples_and_leaves_a_bundle(tmp_path: Pa
 def test_figures_of_each_step_are_kept(tmp_path: Path) -> None:
     world = World.new(tmp_path / "home", max_wait_seconds=15.0)
     trainer = world.start()
-    world.add(*[random_experience(np.random.default_rng(n), reward=None, status="unlabelled") for n in range(4)])
+    world.add(*[random_experience(np.random.default_rng(100 + n), reward=None, status="unlabelled") for n in range(4)])
     world.turns(trainer, 4)
     world.add_random(4)
     world.turns(trainer, 1)
