@@ -1,109 +1,242 @@
-"""Lossless deltas between two versions, tensor by tensor, on bit patterns.
+"""Lossless deltas between two versions, tensor by tensor, on bit patterns. `docs/weight-format.md` is the format.
 
-A changed element is the zigzag of its wrapped integer difference: a step of one unit in the last place, either way, is
-a small number, and any bit pattern survives. `dense` holds all of them, `sparse` the non-zero ones and the gaps between
-their places; both are split into byte planes and compressed. What has no counterpart in the base is `raw`, so nothing
-decodes to more bytes than the base or the payload already holds.
+A tensor travels in the smallest of four ways: `unchanged`; `sparse`, its changes coded in the context of the base and of the
+history that both ends hold; `dense`, the distances of all elements in byte planes; `raw`. Nothing is changed before
+everything is checked: `stage` decodes and verifies, `apply_staged` only scatters.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import zstandard
 from blake3 import blake3
 
 from contracts.errors import WeightsRefused
-from contracts.weights.format import (
-    Encoding,
-    Manifest,
-    Tensor,
-    TensorEntry,
-    Tensors,
-    check_schema,
-    digest_of,
-    element_width,
-    root_of,
-    root_of_leaves,
+from contracts.weights.container import (
+    DENSE,
+    RAW,
+    SPARSE,
+    UNCHANGED,
+    Entry,
+    Header,
+    TensorHead,
+    corrupt,
+    join_payload,
+    layout_of,
+    split_payload,
 )
+from contracts.weights.contexts import model_of
+from contracts.weights.dense import decode_dense, encode_dense
+from contracts.weights.format import Tensor, Tensors, digest_of, root_of_leaves, words_of
+from contracts.weights.history import History, Moves
+from contracts.weights.manifest import NO_HISTORY, Chunk, Manifest, check_schema
+from contracts.weights.sparse import Changes, Encoder, Known, decode_sparse, find_changes
 
-CODEC = "zigzag-planes-zstd/1"
-_LEVEL = 1
-_COUNT_BYTES = 4
-_GAP_BYTES = 4
+CODEC = "context-rans/1"
+CHUNK_BYTES = 8 * 2**20
+_SPARSE_UP_TO = 0.30
+_DENSE_FROM = 0.12
+"""Between the two densities both ways are tried."""
+_WIDEST_SPARSE = 4
+_WIDEST_ELEMENT = 16
 
 Words = npt.NDArray[Any]
 
 
 class Encoded(NamedTuple):
-    """A payload and the map of it."""
+    """A payload, and what a manifest says of it."""
 
-    entries: tuple[TensorEntry, ...]
     payload: bytes
+    target_root: str
     num_changed: int
     """Elements whose bits differ from the base; all elements of a tensor the base lacks."""
+    num_weights: int
+    full_bytes: int
+    moves: dict[str, Moves]
+    """What `History.advance` takes."""
 
     @property
-    def target_root(self) -> str:
-        """`root_of` the target."""
-        return root_of_leaves((entry.name, entry.dtype, entry.shape, entry.blake3) for entry in self.entries)
+    def chunks(self) -> tuple[Chunk, ...]:
+        """The payload in parts of at most `CHUNK_BYTES`."""
+        return tuple(Chunk(blake3(part).hexdigest(), len(part)) for part in split_chunks(self.payload))
 
 
-def encode(base: Tensors | None, target: Tensors) -> Encoded:
+class Change(NamedTuple):
+    """What one tensor becomes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    places: npt.NDArray[np.uint32] | None
+    """Indices of the elements that change, ascending; None: all of them."""
+    words: Words
+    """Their new bits: unsigned integers as wide as an element."""
+
+
+class Staged(NamedTuple):
+    """A version, decoded and verified, that nobody serves yet."""
+
+    changes: dict[str, Change]
+    """Unchanged tensors are not in it."""
+    removed: tuple[str, ...]
+    """Tensors of the base that the target lacks."""
+    moves: dict[str, Moves]
+    """What `History.advance` takes."""
+    target_root: str
+
+
+class _Way(NamedTuple):
+    """How a tensor could travel; `content` is not coded yet if it has `changes`."""
+
+    head: TensorHead
+    content: bytes
+    changes: Changes | None = None
+
+
+def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], history: History | None = None) -> Encoded:
     """Express `target` as a change of `base`, or in full when `base` is None.
 
-    No tensor costs more than its raw bytes. A tensor that only the base has is dropped.
+    No tensor costs more than its raw bytes and 64 more. `history` is read only; without it no weight has moved before.
     """
-    entries, chunks, offset, num_changed = [], [], 0, 0
-    for name, tensor in sorted(target.items()):
-        encoding, chunk, changed = _encode_tensor((base or {}).get(name), tensor)
-        entries.append(
-            TensorEntry(
-                name=name,
-                dtype=tensor.dtype,
-                shape=tensor.shape,
-                encoding=encoding,
-                offset=offset,
-                length=len(chunk),
-                blake3=digest_of(tensor),
-            )
-        )
-        chunks.append(chunk)
-        offset += len(chunk)
+    known, history, layout = base or {}, history or History(), layout_of(target)
+    num_weights = sum(math.prod(shape) for _, _, shape in layout)
+    coder, leaves, ways, num_changed = Encoder(num_weights), [], [], 0
+    for name, dtype, shape in layout:
+        tensor = target[name]
+        leaves.append((name, dtype, shape, digest_of(tensor)))
+        way, changed = _first_look(coder, known.get(name), tensor, history, name)
+        ways.append(way)
         num_changed += changed
-    return Encoded(tuple(entries), b"".join(chunks), num_changed)
+    models, moves = coder.fit(), {}
+    for number, (name, dtype, _) in enumerate(layout):
+        way = ways[number]
+        if way.head.way == UNCHANGED:
+            size = words_of(target[name]).size
+            moves[name] = Moves(np.empty(0, np.uint32), np.empty(0, np.uint8), size)
+        elif way.changes is not None:
+            old = words_of(known[name])
+            head, content = coder.code(dtype, old, history.states(name, old.size), way.changes)
+            if head.num_bytes <= way.head.num_bytes:
+                ways[number] = _Way(head, content)
+                moves[name] = Moves(way.changes.places, way.changes.moved_down, old.size)
+    header = Header(
+        None if base is not None and layout == layout_of(base) else layout, models, tuple(way.head for way in ways)
+    )
+    return Encoded(
+        join_payload(header, [way.content for way in ways]),
+        root_of_leaves(leaves),
+        num_changed,
+        num_weights,
+        sum(target[name].data.size for name, _, _ in layout),
+        moves,
+    )
 
 
-def decode(base: Tensors | None, manifest: Manifest, payload: bytes) -> Tensors:
-    """The target, in fresh memory; `base` is read only and shares nothing with the result.
+def stage(
+    base: Mapping[str, Tensor] | None,
+    manifest: Manifest,
+    payload: bytes,
+    history: History | None = None,
+    *,
+    base_root: str | None = None,
+) -> Staged:
+    """Decode and verify a version, tensor by tensor; nothing that was given is changed.
+
+    Args:
+        manifest: what vouches for it.
+        payload: its chunks, joined.
+        base: the weights of `manifest.base_version`; not looked at if the payload needs none.
+        history: what the receiver remembers; None if it does not.
+        base_root: root of `base`, from a caller who has verified these very bits; None: it is computed.
 
     Raises:
-        WeightsRefused: in this order `newer_schema`, `unknown_codec`, `wrong_base`, `payload_size`, `payload_hash`,
-            `corrupt_payload` or `tensor_hash` at the first bad tensor, `target_root`.
+        WeightsRefused: in this order `newer_schema` or `older_schema`, `unknown_codec`, `wrong_base`, `wrong_history`,
+            `payload_size`, `payload_hash`, `corrupt_payload`, `target_root`.
     """
     check_schema(manifest.schema)
     if manifest.codec != CODEC:
         raise WeightsRefused("unknown_codec", f"the payload is in {manifest.codec!r}, this process reads {CODEC!r}")
-    known = _checked_base(base, manifest)
+    known = _checked_base(base, manifest, base_root)
+    past = _checked_history(history, manifest)
     check_payload(manifest, payload)
-    tensors: Tensors = {}
-    offset = 0
-    for entry in manifest.tensors:
-        if entry.offset != offset or not 0 <= entry.length <= len(payload) - offset:
-            raise _corrupt(entry, "its bytes do not follow those of the tensor before it")
-        offset += entry.length
-        tensor = _decode_tensor(known.get(entry.name), entry, memoryview(payload)[entry.offset : offset])
-        if digest_of(tensor) != entry.blake3:
-            raise WeightsRefused("tensor_hash", f"tensor {entry.name!r} decodes to other bytes than were published")
-        tensors[entry.name] = tensor
-    if offset != len(payload):
-        raise WeightsRefused("corrupt_payload", f"{len(payload) - offset} bytes of the payload belong to no tensor")
-    root = root_of_leaves((entry.name, entry.dtype, entry.shape, entry.blake3) for entry in manifest.tensors)
-    if root != manifest.target_root or len(tensors) != len(manifest.tensors):
+    header, layout, bodies = split_payload(payload, layout_of(known) if manifest.base_root is not None else None)
+    models = {dtype: model_of(tables) for dtype, tables in header.models.items()}
+    leaves, changes, moves = [], {}, {}
+    scratch = np.empty(max((tensor.data.size for tensor in known.values()), default=0), np.uint8)
+    for (name, dtype, shape), head, body in zip(layout, header.tensors, bodies, strict=True):
+        old = known.get(name)
+        if old is not None and (old.dtype, tuple(old.shape)) != (dtype, shape):
+            old = None
+        if head.way == UNCHANGED and old is not None and not body:
+            leaves.append((name, dtype, shape, digest_of(old)))
+            moves[name] = Moves(np.empty(0, np.uint32), np.empty(0, np.uint8), words_of(old).size)
+            continue
+        if head.way == SPARSE and old is not None and dtype in models:
+            before = words_of(old)
+            words, moved = decode_sparse(
+                Known(name, dtype, before, past.states(name, before.size)), models[dtype], head, body
+            )
+            after = scratch[: before.nbytes].view(before.dtype)
+            np.copyto(after, before)
+            after[moved.places] = words
+            changes[name], moves[name] = Change(dtype, shape, moved.places, words), moved
+        else:
+            after = _whole(old, (name, dtype, shape), head, body)
+            changes[name] = Change(dtype, shape, None, after)
+        leaves.append((name, dtype, shape, blake3(after.view(np.uint8).data).hexdigest()))
+    root = root_of_leaves(leaves)
+    if root != manifest.target_root:
         raise WeightsRefused("target_root", f"the tensors add up to {root}, not to {manifest.target_root}")
+    names = {name for name, _, _ in layout}
+    return Staged(changes, tuple(sorted(known.keys() - names)), moves, root)
+
+
+def apply_staged(tensors: Tensors, staged: Staged) -> Staged:
+    """Make `tensors` the target, in place, by scattering only; returns what undoes it in the same way.
+
+    Tensors that are rewritten as a whole are replaced, so their arrays are left as they were.
+    """
+    undo: dict[str, Change] = {}
+    added = staged.changes.keys() - tensors.keys()
+    for name, change in staged.changes.items():
+        old = tensors.get(name)
+        if change.places is not None and old is not None:
+            words = words_of(old)
+            undo[name] = Change(old.dtype, old.shape, change.places, words[change.places])
+            words[change.places] = change.words
+            continue
+        if old is not None:
+            undo[name] = Change(old.dtype, old.shape, None, words_of(old))
+        tensors[name] = Tensor(change.dtype, change.shape, change.words.view(np.uint8))
+    for name in staged.removed:
+        old = tensors.pop(name)
+        undo[name] = Change(old.dtype, old.shape, None, words_of(old))
+    return Staged(undo, tuple(sorted(added)), {}, "")
+
+
+def decode(
+    base: Mapping[str, Tensor] | None, manifest: Manifest, payload: bytes, history: History | None = None
+) -> Tensors:
+    """The target, in fresh memory. Raises WeightsRefused as `stage`."""
+    staged = stage(base, manifest, payload, history)
+    kept = {} if manifest.base_root is None else dict(base or {})
+    for name in staged.removed:
+        del kept[name]
+    tensors = {
+        name: tensor._replace(data=tensor.data.copy())
+        for name, tensor in kept.items()
+        if name not in staged.changes or staged.changes[name].places is not None
+    }
+    apply_staged(tensors, staged._replace(removed=()))
     return tensors
+
+
+def split_chunks(payload: bytes) -> list[bytes]:
+    """The payload in parts of at most `CHUNK_BYTES`."""
+    return [payload[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES)]
 
 
 def check_payload(manifest: Manifest, payload: bytes) -> None:
@@ -112,14 +245,62 @@ def check_payload(manifest: Manifest, payload: bytes) -> None:
         raise WeightsRefused(
             "payload_size", f"the payload has {len(payload)} bytes, not {manifest.payload_bytes}: fetch it again"
         )
-    if blake3(payload).hexdigest() != manifest.payload_blake3:
-        raise WeightsRefused("payload_hash", "the payload's bytes were changed on the way: fetch it again")
+    view, offset = memoryview(payload), 0
+    for number, chunk in enumerate(manifest.chunks):
+        if blake3(view[offset : offset + chunk.num_bytes]).hexdigest() != chunk.blake3:
+            raise WeightsRefused("payload_hash", f"chunk {number} was changed on the way: fetch it again")
+        offset += chunk.num_bytes
 
 
-def _checked_base(base: Tensors | None, manifest: Manifest) -> Tensors:
+def _first_look(coder: Encoder, old: Tensor | None, new: Tensor, history: History, name: str) -> tuple[_Way, int]:
+    after = words_of(new)
+    if old is None or (old.dtype, tuple(old.shape)) != (new.dtype, tuple(new.shape)):
+        return _smallest(None, after), after.size
+    before = words_of(old)
+    places = find_changes(before, after)
+    if places.size == 0:
+        return _Way(TensorHead(), b""), 0
+    density = places.size / after.size
+    if density > _SPARSE_UP_TO or after.itemsize > _WIDEST_SPARSE:
+        return _smallest(before, after), places.size
+    changes = coder.look(new.dtype, before, after, history.states(name, after.size), places)
+    other = _smallest(before, after) if density > _DENSE_FROM else _raw(after)
+    return other._replace(changes=changes), places.size
+
+
+def _smallest(old: Words | None, new: Words) -> _Way:
+    content = encode_dense(old, new)
+    head = TensorHead(DENSE, len(content), words=(new.size, new.itemsize))
+    return _Way(head, content) if len(content) < new.nbytes else _raw(new)
+
+
+def _raw(new: Words) -> _Way:
+    return _Way(TensorHead(RAW, new.nbytes), new.tobytes())
+
+
+def _whole(old: Tensor | None, entry: Entry, head: TensorHead, body: memoryview) -> Words:
+    """All words of a tensor that travels dense or raw."""
+    name, dtype, shape = entry
+    if head.way == RAW:
+        return words_of(Tensor(dtype, shape, np.frombuffer(bytearray(body), dtype=np.uint8)))
+    if head.way != DENSE:
+        raise corrupt("it is a change of a tensor that the base does not have", name)
+    before = None if old is None else words_of(old)
+    if len(head.words) != 2 or head.words[1] not in {1, 2, 4, 8} or head.words[0] < 0:  # noqa: PLR2004 count and width
+        raise corrupt("it does not say how many words it has", name)
+    if head.words[0] * head.words[1] > _WIDEST_ELEMENT * math.prod(shape) or (
+        before is not None and (before.size, before.itemsize) != head.words
+    ):
+        raise corrupt(f"it has {head.words[0]} words of {head.words[1]} bytes", name)
+    return decode_dense(before, body, head.words[0], np.dtype(f"<u{head.words[1]}"), name)
+
+
+def _checked_base(base: Mapping[str, Tensor] | None, manifest: Manifest, base_root: str | None) -> Mapping[str, Tensor]:
     if manifest.base_root is None:
         return {}
-    root = None if base is None else root_of(base)
+    root = base_root
+    if base is not None and root is None:
+        root = root_of_leaves((name, tensor.dtype, tensor.shape, digest_of(tensor)) for name, tensor in base.items())
     if base is None or root != manifest.base_root:
         raise WeightsRefused(
             "wrong_base",
@@ -129,92 +310,13 @@ def _checked_base(base: Tensors | None, manifest: Manifest) -> Tensors:
     return base
 
 
-def _encode_tensor(base: Tensor | None, target: Tensor) -> tuple[Encoding, bytes, int]:
-    if base is None or (base.dtype, base.shape) != (target.dtype, target.shape):
-        return "raw", target.data.tobytes(), target.data.size // element_width(target)
-    changes = _zigzag(_words(base), _words(target))
-    places = np.flatnonzero(changes)
-    if places.size == 0:
-        return "unchanged", b"", 0
-    candidates: list[tuple[Encoding, bytes]] = [("dense", _compress(changes))]
-    if changes.size < 2 ** (8 * _GAP_BYTES):
-        gaps = (np.diff(places, prepend=-1) - 1).astype("<u4")
-        count = int(places.size).to_bytes(_COUNT_BYTES, "little")
-        candidates.append(("sparse", count + _compress(gaps, changes[places])))
-    encoding, chunk = min(candidates, key=lambda candidate: len(candidate[1]))
-    if len(chunk) >= target.data.size:
-        return "raw", target.data.tobytes(), int(places.size)
-    return encoding, chunk, int(places.size)
-
-
-def _decode_tensor(base: Tensor | None, entry: TensorEntry, chunk: memoryview) -> Tensor:
-    if entry.encoding == "raw":
-        return Tensor(entry.dtype, entry.shape, np.frombuffer(chunk, dtype=np.uint8).copy())
-    if base is None or (base.dtype, base.shape) != (entry.dtype, entry.shape):
-        raise _corrupt(entry, "it is a change of a tensor that the base does not have")
-    tensor = base._replace(data=base.data.copy())
-    words = _words(tensor)
-    if entry.encoding == "dense":
-        words += _unzigzag(_join_planes(_decompress(entry, chunk, words.nbytes), words.dtype))
-    elif entry.encoding == "sparse":
-        places, changes = _decode_sparse(entry, chunk, words)
-        words[places] += _unzigzag(changes)
-    return tensor
-
-
-def _decode_sparse(entry: TensorEntry, chunk: memoryview, words: Words) -> tuple[Words, Words]:
-    count = int.from_bytes(chunk[:_COUNT_BYTES], "little")
-    if count > words.size:
-        raise _corrupt(entry, f"it lists {count} changes of {words.size} elements")
-    planes = _decompress(entry, chunk[_COUNT_BYTES:], count * (_GAP_BYTES + words.itemsize))
-    gaps = _join_planes(planes[: count * _GAP_BYTES], np.dtype("<u4"))
-    # Gaps are unsigned, so the last place is the largest: one sum, which cannot wrap in floats, bounds them all.
-    if count + gaps.sum(dtype=np.float64) > words.size:
-        raise _corrupt(entry, "a change lies beyond its last element")
-    places = np.cumsum(gaps, dtype=np.int64) + np.arange(count)
-    return places, _join_planes(planes[count * _GAP_BYTES :], words.dtype)
-
-
-def _words(tensor: Tensor) -> Words:
-    return tensor.data.view(f"<u{element_width(tensor)}")
-
-
-def _zigzag(old: Words, new: Words) -> Words:
-    difference = (new - old).view(f"<i{old.itemsize}")
-    return ((difference << 1) ^ (difference >> (8 * old.itemsize - 1))).view(old.dtype)
-
-
-def _unzigzag(changes: Words) -> Words:
-    difference: Words = (changes >> 1) ^ np.negative(changes & 1)
-    return difference
-
-
-def _compress(*columns: Words) -> bytes:
-    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=False).compressobj()
-    chunks = []
-    for words in columns:
-        for plane in np.ascontiguousarray(words.view(np.uint8).reshape(-1, words.itemsize).T):
-            # A block per plane keeps an entropy table per plane: 3% smaller on a real run.
-            chunks += [compressor.compress(plane.data), compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)]
-    return b"".join([*chunks, compressor.flush()])
-
-
-def _decompress(entry: TensorEntry, chunk: memoryview, num_bytes: int) -> npt.NDArray[np.uint8]:
-    """Exactly `num_bytes`; a frame that holds more is left unread, so a small payload cannot fill the memory."""
-    try:
-        with zstandard.ZstdDecompressor().stream_reader(chunk) as reader:
-            plain = reader.read(num_bytes + 1)
-    except zstandard.ZstdError as error:
-        raise _corrupt(entry, str(error)) from error
-    if len(plain) != num_bytes:
-        raise _corrupt(entry, f"it does not decompress to {num_bytes} bytes")
-    return np.frombuffer(plain, dtype=np.uint8)
-
-
-def _join_planes(planes: npt.NDArray[np.uint8], dtype: np.dtype[Any]) -> Words:
-    words: Words = np.ascontiguousarray(planes.reshape(dtype.itemsize, -1).T).reshape(-1).view(dtype)
-    return words
-
-
-def _corrupt(entry: TensorEntry, reason: str) -> WeightsRefused:
-    return WeightsRefused("corrupt_payload", f"tensor {entry.name!r} cannot be decoded: {reason}", tensor=entry.name)
+def _checked_history(history: History | None, manifest: Manifest) -> History:
+    if manifest.history is None or manifest.history == NO_HISTORY:
+        return History()
+    if history is None or history.digest != manifest.history:
+        raise WeightsRefused(
+            "wrong_history",
+            f"version {manifest.version} is coded with history {manifest.history}, here stands "
+            f"{history.digest if history else None}: take a fold instead",
+        )
+    return history

@@ -1,4 +1,4 @@
-"""What a version of a policy is: named tensors as bit patterns, and the manifest that vouches for them.
+"""What a version of a policy is: named tensors as bit patterns.
 
 A tensor here is its bytes; no float is ever computed, so NaN payloads and negative zeros travel unharmed.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,11 +19,8 @@ from safetensors import SafetensorError, deserialize
 from contracts.errors import NotFound, WeightsRefused
 from contracts.weights.files import write_durably
 
-SCHEMA = 1
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-
-Encoding = Literal["unchanged", "sparse", "dense", "raw"]
 
 
 class Tensor(NamedTuple):
@@ -39,84 +36,8 @@ class Tensor(NamedTuple):
 Tensors = dict[str, Tensor]
 
 
-class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one tensor of the target lies in the payload, and the blake3 of its decoded bytes."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    encoding: Encoding
-    offset: int
-    length: int
-    blake3: str
-
-
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a receiver checks before it touches a weight. JSON on disk; sizes in bytes, times UTC epoch seconds."""
-
-    schema: int = SCHEMA
-    policy: str
-    run: str
-    version: int
-    parent: int | None
-    kind: Literal["full", "delta"]
-    base_root: str | None
-    """Root of the tensors the payload is a change of; None for a full version."""
-    target_root: str
-    codec: str
-    tensors: tuple[TensorEntry, ...]
-    payload_blake3: str
-    payload_bytes: int
-    full_bytes: int
-    num_changed: int
-    num_weights: int
-    created_at: float
-    step: int
-    """The trainer's optimizer step."""
-    epoch: int
-    num_samples: int
-    """Samples learned since the parent."""
-    seal: Literal["none"] = "none"
-    signature: str | None = None
-
-    @property
-    def density(self) -> float:
-        """The fraction of weights whose bits changed since the parent."""
-        return self.num_changed / max(self.num_weights, 1)
-
-    @property
-    def ratio(self) -> float:
-        """How many times smaller the payload is than the full weights."""
-        return self.full_bytes / max(self.payload_bytes, 1)
-
-
-class _Head(msgspec.Struct):
-    schema: int
-
-
 class _Index(msgspec.Struct):
     weight_map: dict[str, str]
-
-
-def parse_manifest(text: bytes) -> Manifest:
-    """Read a manifest's JSON.
-
-    Raises:
-        WeightsRefused: `newer_schema`, or `corrupt_manifest` naming the field.
-    """
-    try:
-        check_schema(msgspec.json.decode(text, type=_Head).schema)
-        return msgspec.json.decode(text, type=Manifest)
-    except msgspec.MsgspecError as error:
-        raise WeightsRefused("corrupt_manifest", f"not a manifest: {error}") from error
-
-
-def check_schema(schema: int) -> None:
-    """Refuse (`newer_schema`) what a newer Millrace wrote."""
-    if schema > SCHEMA:
-        raise WeightsRefused(
-            "newer_schema", f"the manifest has schema {schema}, this process reads up to {SCHEMA}: upgrade it"
-        )
 
 
 def digest_of(tensor: Tensor) -> str:
@@ -138,6 +59,11 @@ def element_width(tensor: Tensor) -> int:
     """Bytes per element: 1, 2, 4 or 8; 1 for packed and exotic types, which are then handled byte by byte."""
     width, rest = divmod(tensor.data.size, max(math.prod(tensor.shape), 1))
     return width if rest == 0 and width in {2, 4, 8} else 1
+
+
+def words_of(tensor: Tensor) -> npt.NDArray[Any]:
+    """The elements of a tensor as unsigned integers, little-endian; the same memory."""
+    return tensor.data.view(f"<u{element_width(tensor)}")
 
 
 def read_safetensors(path: Path) -> Tensors:

@@ -1,0 +1,105 @@
+"""How a payload is laid out: a magic number, a compressed header, one body per tensor. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import msgspec
+import zstandard
+
+from contracts.errors import WeightsRefused
+from contracts.weights.contexts import Tables
+from contracts.weights.format import Tensor
+
+MAGIC: Final = b"MRD2"
+_LENGTH_BYTES = 4
+_MOST_HEADER_BYTES = 256 * 2**20
+UNCHANGED, SPARSE, DENSE, RAW = range(4)
+
+Entry = tuple[str, str, tuple[int, ...]]
+"""Name, dtype and shape of a tensor."""
+Layout = tuple[Entry, ...]
+"""A version's tensors, sorted by name."""
+
+
+class TensorHead(msgspec.Struct, array_like=True, frozen=True):
+    """How one tensor travels; numbers that its way does not need are 0 or empty."""
+
+    way: int = UNCHANGED
+    num_bytes: int = 0
+    """Of its body."""
+    scale: int = 0
+    """Sparse: eighths of an octave, see `contexts.scaled`."""
+    changes: tuple[int, ...] = ()
+    """Sparse: changes per block."""
+    words: tuple[int, ...] = ()
+    """Sparse: coded words per block."""
+
+
+class Header(msgspec.Struct, array_like=True, frozen=True):
+    """What a payload says of itself."""
+
+    layout: Layout | None
+    """None: as the base."""
+    models: dict[str, Tables]
+    """Per dtype."""
+    tensors: tuple[TensorHead, ...]
+    """In the order of the layout."""
+
+
+def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
+    """Sorted by name."""
+    return tuple((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in sorted(tensors))
+
+
+def join_payload(header: Header, bodies: list[bytes]) -> bytes:
+    """The payload's bytes."""
+    text = zstandard.ZstdCompressor(level=19).compress(msgspec.msgpack.encode(header))
+    return b"".join([MAGIC, len(text).to_bytes(_LENGTH_BYTES, "little"), text, *bodies])
+
+
+def split_payload(payload: bytes, base: Layout | None) -> tuple[Header, Layout, Iterator[memoryview]]:
+    """The header, the target's layout, and the bodies in its order.
+
+    Raises:
+        WeightsRefused: `corrupt_payload`.
+    """
+    start = len(MAGIC) + _LENGTH_BYTES
+    end = start + int.from_bytes(payload[len(MAGIC) : start], "little")
+    if payload[: len(MAGIC)] != MAGIC or not start <= end <= len(payload):
+        raise corrupt("it does not begin as one")
+    try:
+        decompressor = zstandard.ZstdDecompressor().stream_reader(payload[start:end])
+        header = msgspec.msgpack.decode(decompressor.read(_MOST_HEADER_BYTES), type=Header)
+    except (zstandard.ZstdError, msgspec.MsgspecError) as error:
+        raise corrupt(f"its header cannot be read: {error}") from error
+    layout = header.layout if header.layout is not None else base
+    if layout is None or len(layout) != len(header.tensors):
+        raise corrupt("it does not say which tensors there are")
+    names = [name for name, _, _ in layout]
+    if names != sorted(set(names)) or any(size < 0 for _, _, shape in layout for size in shape):
+        raise corrupt("its tensors are not in order")
+    lengths = [head.num_bytes for head in header.tensors]
+    if min(lengths, default=0) < 0 or end + sum(lengths) != len(payload):
+        raise corrupt(f"its tensors take {sum(lengths)} bytes, there are {len(payload) - end}")
+    return header, layout, _bodies(memoryview(payload)[end:], lengths)
+
+
+def corrupt(reason: str, tensor: str | None = None) -> WeightsRefused:
+    """What to say of a payload whose bytes arrived and make no sense."""
+    what = "the payload" if tensor is None else f"tensor {tensor!r}"
+    return WeightsRefused("corrupt_payload", f"{what} cannot be decoded: {reason}", tensor=tensor)
+
+
+def num_elements(shape: tuple[int, ...]) -> int:
+    """Elements of a tensor of that shape."""
+    return math.prod(shape)
+
+
+def _bodies(content: memoryview, lengths: list[int]) -> Iterator[memoryview]:
+    offset = 0
+    for length in lengths:
+        yield content[offset : offset + length]
+        offset += length
