@@ -111,14 +111,15 @@ def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], hist
         ways.append(way)
         num_changed += changed
     models, moves = coder.fit(), {}
-    for number, (name, dtype, _) in enumerate(layout):
+    for number, (name, dtype, shape) in enumerate(layout):
         way = ways[number]
         if way.head.way == UNCHANGED:
             size = words_of(target[name]).size
             moves[name] = Moves(np.empty(0, np.uint32), np.empty(0, np.uint8), size)
         elif way.changes is not None:
             old = words_of(known[name])
-            head, content = coder.code(dtype, old, history.states(name, old.size), way.changes)
+            held = Known(name, dtype, shape, old, history.states(name, old.size))
+            head, content = coder.code(held, way.changes)
             if head.num_bytes <= way.head.num_bytes:
                 ways[number] = _Way(head, content)
                 moves[name] = Moves(way.changes.places, way.changes.moved_down, old.size)
@@ -177,7 +178,7 @@ def stage(
         if head.way == SPARSE and old is not None and dtype in models:
             before = words_of(old)
             words, moved = decode_sparse(
-                Known(name, dtype, before, past.states(name, before.size)), models[dtype], head, body
+                Known(name, dtype, shape, before, past.states(name, before.size)), models[dtype], head, body
             )
             after = scratch[: before.nbytes].view(before.dtype)
             np.copyto(after, before)
@@ -263,7 +264,8 @@ def _first_look(coder: Encoder, old: Tensor | None, new: Tensor, history: Histor
     density = places.size / after.size
     if density > _SPARSE_UP_TO or after.itemsize > _WIDEST_SPARSE:
         return _smallest(before, after), places.size
-    changes = coder.look(new.dtype, before, after, history.states(name, after.size), places)
+    held = Known(name, new.dtype, tuple(new.shape), before, history.states(name, after.size))
+    changes = coder.look(held, after, places)
     other = _smallest(before, after) if density > _DENSE_FROM else _raw(after)
     return other._replace(changes=changes), places.size
 

@@ -35,7 +35,11 @@ class TensorHead(msgspec.Struct, array_like=True, frozen=True):
     changes: tuple[int, ...] = ()
     """Sparse: changes per block."""
     words: tuple[int, ...] = ()
-    """Sparse: coded words per block."""
+    """Sparse: coded words per block. Dense: how many words there are, and the bytes of one."""
+    factor_bytes: int = 0
+    """Sparse: of the factors, with which the body then begins."""
+    levels: tuple[int, ...] = ()
+    """Sparse, with factors: per level what is added to `scale`."""
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):

@@ -15,7 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from contracts.errors import WeightsRefused
-from contracts.weights.kernels import CLASS_BITS, NUM_CLASSES, NUM_STATES, NUM_TOKENS, TABLE_BITS, TIME_BITS
+from contracts.weights.kernels import (
+    CLASS_BITS,
+    NUM_CLASSES,
+    NUM_DIRECTIONS,
+    NUM_STATES,
+    NUM_TOKENS,
+    TABLE_BITS,
+    TIME_BITS,
+)
 
 NUM_CONTEXTS = NUM_CLASSES << CLASS_BITS
 ANY = 1
@@ -27,6 +35,7 @@ _LAST_CODE = _CODE_OF_ONE + 24
 _EIGHTHS = (1073741824, 1170923761, 1276901416, 1392470868, 1518500249, 1655936264, 1805811301, 1969251187)
 """2 ** (k / 8) in 30 bits: integers, so that every machine has the same tables."""
 _LARGEST_SCALE = 96
+_LAST_SHARE = 255
 _ENTRY_BITS = 14.0
 """What a table's entry costs, about: it is written only if it saves more."""
 
@@ -64,10 +73,11 @@ class Tables(msgspec.Struct, array_like=True, frozen=True):
     """0: all states of the class; ANY: all but 0; else that state alone. The more special wins."""
     rate_codes: bytes
     """A hazard is 2 ** ((code - 160) / 8). What is not listed has 2 ** -16."""
-    agree_states: bytes
-    """0, ANY or a state, likewise."""
-    agree_codes: bytes
-    """A change goes where the state expects with probability code / 256; code 1 to 255. Not listed: 128."""
+    directions: tuple[tuple[int, int], ...]
+    """(context, code): a change goes where it is expected with probability code / 256; code 1 to 255.
+
+    The context ANY stands for every state but 0, and comes first. Not listed: 128.
+    """
     tokens: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
     """(class, ((token, frequency), ...)); the first is for every class that is not listed. Frequencies add up to 4096."""
 
@@ -78,7 +88,7 @@ class Model(NamedTuple):
     hazards: npt.NDArray[np.uint32]
     """Units of time per context [NUM_CONTEXTS]."""
     agreement: npt.NDArray[np.uint16]
-    """[NUM_STATES], of 2 ** TABLE_BITS."""
+    """[NUM_DIRECTIONS], of 2 ** TABLE_BITS."""
     tokens: npt.NDArray[np.uint16]
     """Cumulative [NUM_CLASSES, NUM_TOKENS + 1]."""
 
@@ -91,7 +101,7 @@ class Evidence(NamedTuple):
     changed: Floats
     """Changes per context, likewise."""
     agreed: Floats
-    """Per state how many changes went against [0] and along [1] what it expects [2, NUM_STATES]."""
+    """Per context of a direction how many changes went against [0] and along [1] what is expected [2, NUM_DIRECTIONS]."""
     tokens: Floats
     """[NUM_CLASSES, NUM_TOKENS]."""
 
@@ -99,8 +109,7 @@ class Evidence(NamedTuple):
 def fit(evidence: Evidence) -> Tables:
     """Tables that cost little, themselves included."""
     classes, states, codes = _fit_rates(evidence)
-    agree_states, agree_codes = _fit_agreement(evidence.agreed)
-    return Tables(classes, states, codes, agree_states, agree_codes, _fit_tokens(evidence.tokens))
+    return Tables(classes, states, codes, _fit_directions(evidence.agreed), _fit_tokens(evidence.tokens))
 
 
 def model_of(tables: Tables) -> Model:
@@ -109,20 +118,21 @@ def model_of(tables: Tables) -> Model:
     Raises:
         WeightsRefused: `corrupt_payload`, the tables are no tables.
     """
-    classes, states, codes = (np.frombuffer(column, np.uint8) for column in _columns(tables)[:3])
-    signs, shares = (np.frombuffer(column, np.uint8) for column in _columns(tables)[3:])
-    if not (classes.size == states.size == codes.size and signs.size == shares.size):
+    columns = (tables.rate_classes, tables.rate_states, tables.rate_codes)
+    classes, states, codes = (np.frombuffer(column, np.uint8) for column in columns)
+    if not classes.size == states.size == codes.size:
         raise _corrupt("their columns differ in length")
-    if max(states.max(initial=0), signs.max(initial=0)) >= NUM_STATES or codes.max(initial=0) > _LAST_CODE:
+    if states.max(initial=0) >= NUM_STATES or codes.max(initial=0) > _LAST_CODE:
         raise _corrupt("a state or a rate is out of range")
-    if shares.min(initial=1) < 1:
-        raise _corrupt("a direction has no probability")
     hazards = np.ones((NUM_CLASSES, NUM_STATES), dtype=np.uint32)
     for number in _general_first(states):
         hazards[classes[number], _which(states[number])] = _units(int(codes[number]))
-    agreement = np.full(NUM_STATES, 1 << (TABLE_BITS - 1), dtype=np.uint16)
-    for number in _general_first(signs):
-        agreement[_which(signs[number])] = int(shares[number]) << (TABLE_BITS - 8)
+    agreement = np.full(NUM_DIRECTIONS, 1 << (TABLE_BITS - 1), dtype=np.uint16)
+    for context, code in tables.directions:
+        if not (0 <= context < NUM_DIRECTIONS and 1 <= code <= _LAST_SHARE):
+            raise _corrupt("a direction is out of range")
+        which = slice(1, NUM_STATES) if context == ANY else slice(context, context + 1)
+        agreement[which] = code << (TABLE_BITS - 8)
     return Model(hazards.reshape(-1), agreement, _token_rows(tables.tokens))
 
 
@@ -166,17 +176,17 @@ def _fit_rates(evidence: Evidence) -> tuple[bytes, bytes, bytes]:
     return columns[0].tobytes(), columns[1].tobytes(), columns[2].tobytes()
 
 
-def _fit_agreement(agreed: Floats) -> tuple[bytes, bytes]:
+def _fit_directions(agreed: Floats) -> tuple[tuple[int, int], ...]:
     against, along = agreed
-    entries = [(0, _share(against[0], along[0])), (ANY, _share(against[1:].sum(), along[1:].sum()))]
-    pooled = entries[1][1]
-    for state in np.flatnonzero(along + against):
-        share = _share(against[state], along[state])
-        saving = along[state] * math.log2(share / pooled) + against[state] * math.log2((256 - share) / (256 - pooled))
-        if state != 0 and saving > _ENTRY_BITS:
-            entries.append((int(state), share))
-    columns = np.array(entries, dtype=np.uint8).T
-    return columns[0].tobytes(), columns[1].tobytes()
+    pooled = _share(against[1:NUM_STATES].sum(), along[1:NUM_STATES].sum())
+    entries = [(ANY, pooled)]
+    for context in np.flatnonzero(along + against):
+        share = _share(against[context], along[context])
+        other = pooled if 0 < context < NUM_STATES else 128
+        saving = along[context] * math.log2(share / other) + against[context] * math.log2((256 - share) / (256 - other))
+        if saving > _ENTRY_BITS:
+            entries.append((int(context), share))
+    return tuple(entries)
 
 
 def _fit_tokens(counts: Floats) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
@@ -257,10 +267,6 @@ def _two_to(eighths: int, bits: int) -> int:
     """2 ** (eighths / 8) in units of 2 ** -bits, rounded down."""
     octave = eighths // 8 + bits - 30
     return _EIGHTHS[eighths % 8] << octave if octave >= 0 else _EIGHTHS[eighths % 8] >> -octave
-
-
-def _columns(tables: Tables) -> tuple[bytes, bytes, bytes, bytes, bytes]:
-    return (tables.rate_classes, tables.rate_states, tables.rate_codes, tables.agree_states, tables.agree_codes)
 
 
 def _corrupt(reason: str) -> WeightsRefused:
