@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from contracts.errors import MillraceError
+from contracts.errors import InvalidSettings, MillraceError
 
 HomeOption = Annotated[Path, typer.Option("--home", help="The folder that holds settings, log, database and weights.")]
 PolicyArgument = Annotated[str, typer.Option("--policy", help="Folder or hub id of the base policy.")]
@@ -25,6 +25,9 @@ app.add_typer(policy_app, name="policy")
 app.add_typer(log_app, name="log")
 database_app = typer.Typer(help="Care for the database.", no_args_is_help=True)
 app.add_typer(database_app, name="database")
+
+keys_app = typer.Typer(invoke_without_command=True)
+app.add_typer(keys_app, name="keys")
 
 DEFAULT_HOME = Path("runs/home")
 
@@ -163,16 +166,102 @@ def audit(
     sys.exit(0 if result.balanced else 1)
 
 
-@app.command()
+@keys_app.callback()
 def keys(
+    context: typer.Context,
     home: HomeOption = DEFAULT_HOME,
     role: Annotated[str, typer.Option(help="app or operator.")] = "app",
     tenant: Annotated[str, typer.Option(help="Whose traffic this key carries.")] = "default",
 ) -> None:
-    """Make an API key and print it, once."""
+    """Make an API key and print it, once. The commands are about other keys: those that sign versions of the policy."""
     from commands.keys import run_keys  # noqa: PLC0415
 
-    run_keys(home, role, tenant)
+    if context.invoked_subcommand is None:
+        run_keys(home, role, tenant)
+    elif (home, role, tenant) != (DEFAULT_HOME, "app", "default"):
+        raise InvalidSettings(
+            f"options stand behind the command: millrace keys {context.invoked_subcommand} --home HOME"
+        )
+
+
+@keys_app.command("list")
+def keys_list(home: HomeOption = DEFAULT_HOME) -> None:
+    """Which keys are trusted here, and which one signs."""
+    from commands.keys import print_keys  # noqa: PLC0415
+
+    print_keys(home)
+
+
+@keys_app.command("new")
+def keys_new(home: HomeOption = DEFAULT_HOME) -> None:
+    """Make the first pair of a home; `up`, `demo` and `init` do so for a new home."""
+    from commands.keys import new  # noqa: PLC0415
+
+    new(home)
+
+
+@keys_app.command("rotate")
+def keys_rotate(
+    home: HomeOption = DEFAULT_HOME,
+    prepare: Annotated[
+        bool,
+        typer.Option("--prepare", help="Only make the key and trust it: first every other home has to trust it too."),
+    ] = False,
+) -> None:
+    """Sign with a new key from now on, or with the one that was prepared. The old one stays trusted."""
+    from commands.keys import rotate  # noqa: PLC0415
+
+    rotate(home, only_prepare=prepare)
+
+
+@keys_app.command("trust")
+def keys_trust(
+    file: Annotated[Path, typer.Argument(help="The .pub file of another home.")], home: HomeOption = DEFAULT_HOME
+) -> None:
+    """Take versions that the key in this file signed."""
+    from commands.keys import trust  # noqa: PLC0415
+
+    trust(home, file)
+
+
+@keys_app.command("retire")
+def keys_retire(
+    key: Annotated[str, typer.Argument(help="Its id; `millrace keys list` has it.")],
+    home: HomeOption = DEFAULT_HOME,
+    force: Annotated[bool, typer.Option("--force", help="Also if the store holds versions that it signed.")] = False,
+) -> None:
+    """Trust a key no longer: what it signed is refused at once, old versions too."""
+    from commands.keys import retire  # noqa: PLC0415
+
+    retire(home, key, force=force)
+
+
+@app.command()
+def replica(  # noqa: PLR0917 options of a command
+    policy: Annotated[str, typer.Option(help="Whose versions.")],
+    store: Annotated[str, typer.Option(help="s3://bucket/prefix, or a folder; keys and endpoint are AWS_* variables.")],
+    folder: Annotated[
+        Path, typer.Option(help="Belongs to this replica alone; trusted keys are in keys/trusted there.")
+    ],
+    version: Annotated[int | None, typer.Option(help="By default the one that is live.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what becomes live.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between two looks at the pointer.")] = 2.0,
+    name: Annotated[str, typer.Option(help="Under which the publisher knows it; by default the machine's.")] = "",
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="Take versions that nobody signed.")] = False,
+) -> None:
+    """Keep a policy's weights in a folder, in step with a weight store; needs no home, no database and no torch."""
+    from commands.replica import run_replica  # noqa: PLC0415
+
+    run_replica(
+        policy=policy,
+        store=store,
+        folder=folder,
+        version=version,
+        follow=follow,
+        every=every,
+        name=name,
+        unsigned=unsigned,
+    )
 
 
 @policy_app.command("list")

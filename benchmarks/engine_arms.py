@@ -21,7 +21,8 @@ from transformers import AutoTokenizer
 
 from contracts.errors import InvalidValue
 from contracts.weights.format import read_safetensors
-from contracts.weights.store import FolderWeightStore, publish_version
+from contracts.weights.publish import publish_version
+from contracts.weights.store import FolderWeightStore
 from examples.reservations.sentences import requests
 from policy.load import load_model
 from services.engine.engine import Engine

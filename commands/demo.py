@@ -29,7 +29,7 @@ from contracts.assignments import LIVE
 from contracts.database import Database
 from contracts.errors import MillraceError
 from contracts.ledger import PENDING, generation_counts, learned_signals, trained_versions
-from contracts.weights.format import Manifest
+from contracts.weights.manifest import Manifest
 from contracts.weights.store import open_weight_store
 from examples.reservations.evaluate import Evaluation, evaluate
 from examples.reservations.sentences import requests
@@ -284,12 +284,12 @@ def summarise(home: Home, run: Run) -> dict[str, Any]:
         learned = learned_signals(connection)
         shipped = [v for v, verdict in queries.verdicts(connection, settings.policy).items() if v and verdict.accepted]
         gaps = queries.swap_gaps(connection, settings.policy, LIVE)
+        pauses = queries.swap_pauses(connection, settings.policy, LIVE)
     database.close()
     parents = {version: manifest.parent for version, manifest in manifests.items()}
     waits = freshness(run.clients, learned, parents, [(run.live.first_at, run.live.version)])
     first, last = accept_rates(run.clients)
-    # Every twentieth version is published in full, so that a new replica has a short way.
-    deltas = [manifests[version] for version in shipped if manifests[version].kind == "delta"]
+    deltas = [manifests[version] for version in shipped if manifests[version].kind == "step"]
     return {
         "held_out_base": run.base.accuracy,
         "held_out_live": run.live.accuracy,
@@ -309,6 +309,18 @@ def summarise(home: Home, run: Run) -> dict[str, Any]:
         "in_doubt": len(run.audit.in_doubt),
         "live_version": run.live.version,
         "generations": run.audit.generations.states,
+        "versions": [_describe(manifest, pauses.get(manifest.version)) for manifest in deltas],
+    }
+
+
+def _describe(manifest: Manifest, pause_seconds: float | None) -> dict[str, Any]:
+    """How a version travelled, and how long it held up the live arm."""
+    return {
+        "version": manifest.version,
+        "density": _rounded(manifest.density),
+        "bytes": manifest.payload_bytes,
+        "ratio": _rounded(manifest.ratio),
+        "pause_ms": _rounded(None if pause_seconds is None else 1000 * pause_seconds),
     }
 
 

@@ -12,9 +12,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from contracts.errors import InvalidSettings, Unavailable
-from contracts.settings import load_settings
+from contracts.settings import Settings, load_settings
+from contracts.weights.key_files import keyring_of, signer_of, signing_key
 
-_PACKAGES = ("torch", "transformers", "trl", "fastapi", "sqlalchemy", "alembic", "msgspec", "blake3", "tokenizers")
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "trl",
+    "fastapi",
+    "sqlalchemy",
+    "alembic",
+    "msgspec",
+    "blake3",
+    "cryptography",
+    "tokenizers",
+)
 _PYTHON = (3, 11)
 _SQLITE = (3, 35)
 _FREE_GIB = 2
@@ -46,8 +58,11 @@ def examine(home: Path) -> Iterator[Finding]:
     yield Finding("port 8400", free_port, False, "free" if free_port else "taken: start with --port")
     openai = importlib.util.find_spec("openai") is not None
     yield Finding("openai", openai, False, "installed" if openai else "the demo's users need it: run `make setup`")
-    if (home / "millrace.toml").exists() and (url := load_settings(home).weights_url):
-        yield _bucket(url)
+    if (home / "millrace.toml").exists():
+        settings = load_settings(home)
+        yield _keys(settings)
+        if settings.weights_url:
+            yield _bucket(settings.weights_url)
     gpu = shutil.which("nvidia-smi") is not None
     yield Finding("gpu", gpu, False, "there: try --device cuda" if gpu else "none: everything runs on the CPU")
     browser = shutil.which("chromium") is not None
@@ -61,6 +76,24 @@ def run_doctor(home: Path) -> int:
         mark = "ok     " if finding.good else "MISSING" if finding.needed else "note   "
         print(f"{mark}  {finding.name:<12} {finding.says}")
     return 1 if any(finding.needed and not finding.good for finding in findings) else 0
+
+
+def _keys(settings: Settings) -> Finding:
+    try:
+        keyring = keyring_of(settings)
+        if keyring is None:
+            return Finding(
+                "keys",
+                False,
+                False,
+                "weights_unsigned = true: anybody who can write to the weight store decides what is served; see "
+                "docs/operating.md, Keys",
+            )
+        signer = None if signing_key(settings.home) is None else signer_of(settings)
+    except InvalidSettings as error:
+        return Finding("keys", False, True, error.message)
+    signs = "none signs: versions are only read here" if signer is None else f"{signer.key_id} signs"
+    return Finding("keys", True, True, f"{', '.join(keyring.key_ids)} trusted; {signs}")
 
 
 def _bucket(url: str) -> Finding:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from commands.keys import make_first_keys
 from commands.queries import has_keys
 from contracts import assignments
 from contracts.assignments import LIVE
@@ -25,7 +26,9 @@ from contracts.keys import create_key
 from contracts.settings import Section, Settings, load_settings, write_settings
 from contracts.tasks import load_tasks
 from contracts.weights.format import Tensor, Tensors, read_safetensors, root_of
-from contracts.weights.store import open_weight_store, publish_version
+from contracts.weights.key_files import signer_of
+from contracts.weights.publish import publish_version
+from contracts.weights.store import open_weight_store
 from rewards.worker import RewardsHandler
 from services.inference.template import load_template
 
@@ -66,15 +69,19 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
         Unavailable: the log or the database cannot be used.
     """
     RewardsHandler(load_tasks(settings.tasks))  # finds every verifier and reads its settings
-    if (settings.home / "millrace.toml").exists():
+    is_started = (settings.home / "millrace.toml").exists()
+    if is_started:
         settings = _continued(settings, load_settings(settings.home))
     base = Path(settings.base)
     if not base.is_dir():
         raise InvalidSettings(f"policy folder {base} does not exist")
     load_template(settings.base)
     target = to_bf16(read_safetensors(base))
+    if not is_started:  # where keys went missing later, or were taken away, only a person may put others in their place
+        make_first_keys(settings.home)
     store = open_weight_store(settings)
     is_new = 0 not in store.versions(settings.policy)
+    signer = signer_of(settings) if is_new else None
     if not is_new and store.manifest(settings.policy, 0).target_root != root_of(target):
         raise InvalidSettings(
             f"the weights in {base} are not those that {settings.home} began with; restore them, or choose another --home"
@@ -100,6 +107,7 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
             epoch=0,
             num_samples=0,
             created_at=time.time(),
+            signer=signer,
         )
     # After everything that may fail: they are printed once.
     app_key = None
@@ -150,8 +158,8 @@ def _continued(settings: Settings, held: Settings) -> Settings:
             f"{held.home} holds the policy {held.policy!r}, not {settings.policy!r}; choose another --home"
         )
     servers = ("database_url", "kafka", "kafka_session_seconds", "redis", "weights_url")
-    limits = ("requests_per_minute", "signals_per_minute")
-    update = {name: getattr(settings, name) or getattr(held, name) for name in servers + limits}
+    written = ("requests_per_minute", "signals_per_minute", "weights_unsigned")
+    update = {name: getattr(settings, name) or getattr(held, name) for name in servers + written}
     return settings.model_copy(update={"run": held.run, **update})
 
 

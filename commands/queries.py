@@ -35,3 +35,9 @@ def swap_gaps(connection: Connection, policy: str, arm: str) -> list[float]:
         swap.c.policy == policy, swap.c.arm == arm, swap.c.gap_seconds.is_not(None)
     )
     return list(connection.execute(statement).scalars())
+
+
+def swap_pauses(connection: Connection, policy: str, arm: str) -> dict[int, float]:
+    """Seconds that the newest swap to each version stopped the arm."""
+    statement = select(swap.c.version, swap.c.pause_seconds).where(swap.c.policy == policy, swap.c.arm == arm)
+    return {row.version: row.pause_seconds for row in connection.execute(statement.order_by(swap.c.id))}

@@ -10,8 +10,9 @@ MillraceError
 │   ├── InvalidValue (422)       well-formed, but not what the task declares
 │   │   ├── UnknownSignal        no task declares it
 │   │   └── TargetNotSupported   sessions and join keys are declared shapes that are not served yet
-│   └── Conflict (409)           same idempotency key, other content
-│       └── StillRunning         the first request under this idempotency key has not ended
+│   └── Conflict (409)           not as things stand: same idempotency key and other content, another version is live
+│       ├── StillRunning         the first request under this idempotency key has not ended
+│       └── VersionNotServed     the version a request asks for does not serve now; a retry may find it
 ├── Unauthorized (401)
 ├── Forbidden (403)
 ├── RateLimited (429)            more than the operator allows one key in a minute
@@ -101,6 +102,11 @@ class Conflict(InvalidRequest):
 
 class StillRunning(Conflict):
     code = "still_running"
+    headers = MappingProxyType({"retry-after": "1"})
+
+
+class VersionNotServed(Conflict):
+    code = "version_not_served"
     headers = MappingProxyType({"retry-after": "1"})
 
 

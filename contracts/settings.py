@@ -4,6 +4,7 @@
 <home>/millrace.db       tables, positions, outboxes
 <home>/log/<topic>.db    the embedded log
 <home>/weights/          the weight store
+<home>/keys/             who signs versions, and whose versions are taken
 <home>/checkpoints/      the trainer's truth
 <home>/logs/             what the processes print
 """
@@ -80,6 +81,8 @@ class Settings(Section):
     """Signals that one key may send in a minute, likewise."""
     weights_url: str | None = None
     """`s3://bucket/prefix`; without it a folder in the home. Keys and endpoint come from AWS_* variables."""
+    weights_unsigned: bool = False
+    """Take versions that nobody signed: anybody who can write to the weight store decides what is served."""
 
     @property
     def web_url(self) -> str:

@@ -226,6 +226,9 @@ swap = Table(
     Column("stage_seconds", Float, nullable=False),
     Column("pause_seconds", Float, nullable=False),
     Column("gap_seconds", Float),
+    Column("num_changed", BigInteger),
+    Column("density", Float),
+    Column("payload_bytes", BigInteger),
 )
 
 assignment = Table(

@@ -51,7 +51,7 @@ def make_web(children: Mapping[str, FastAPI], checks: Mapping[str, Ready]) -> Fa
     @asynccontextmanager
     async def lifespan(_web: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            for child in children.values():
+            for child in dict.fromkeys(children.values()):  # one may stand behind several prefixes
                 await stack.enter_async_context(child.router.lifespan_context(child))
             beating = asyncio.create_task(_beat())
             yield

@@ -18,9 +18,11 @@ CHECKS = {"storage": storage_check, "engine": engine_check}
 def make(settings: Settings) -> dict[str, FastAPI]:
     """All services of one home."""
     passing = settings.passing()
+    inference = create_inference(settings, passing=passing)
     return {
         "/v1/feedback": create_feedback(settings, passing=passing),
-        "/v1/": create_inference(settings, passing=passing),
+        "/v1/": inference,
+        "/hot_load/": inference,
         "/": create_dashboard(settings, passing=passing),
     }
 

@@ -34,14 +34,13 @@ from contracts.weights.dense import decode_dense, encode_dense
 from contracts.weights.format import Tensor, Tensors, digest_of, root_of_leaves, words_of
 from contracts.weights.history import History, Moves
 from contracts.weights.manifest import NO_HISTORY, Chunk, Manifest, check_schema
-from contracts.weights.sparse import Changes, Encoder, Known, decode_sparse, find_changes
+from contracts.weights.sparse import MOST_WORDS, WIDEST, Changes, Encoder, Known, decode_sparse, find_changes
 
 CODEC = "context-rans/1"
 CHUNK_BYTES = 8 * 2**20
 _SPARSE_UP_TO = 0.30
 _DENSE_FROM = 0.12
 """Between the two densities both ways are tried."""
-_WIDEST_SPARSE = 4
 _WIDEST_ELEMENT = 16
 
 Words = npt.NDArray[Any]
@@ -92,7 +91,7 @@ class _Way(NamedTuple):
     """How a tensor could travel; `content` is not coded yet if it has `changes`."""
 
     head: TensorHead
-    content: bytes
+    content: bytes | memoryview
     changes: Changes | None = None
 
 
@@ -164,6 +163,8 @@ def stage(
     past = _checked_history(history, manifest)
     check_payload(manifest, payload)
     header, layout, bodies = split_payload(payload, layout_of(known) if manifest.base_root is not None else None)
+    if strangers := header.models.keys() - {tensor.dtype for tensor in known.values()}:
+        raise corrupt(f"it has tables for {len(strangers)} types of which the base has no tensor")
     models = {dtype: model_of(tables) for dtype, tables in header.models.items()}
     leaves, changes, moves = [], {}, {}
     scratch = np.empty(max((tensor.data.size for tensor in known.values()), default=0), np.uint8)
@@ -262,7 +263,7 @@ def _first_look(coder: Encoder, old: Tensor | None, new: Tensor, history: Histor
     if places.size == 0:
         return _Way(TensorHead(), b""), 0
     density = places.size / after.size
-    if density > _SPARSE_UP_TO or after.itemsize > _WIDEST_SPARSE:
+    if density > _SPARSE_UP_TO or after.itemsize > WIDEST or after.size > MOST_WORDS:
         return _smallest(before, after), places.size
     held = Known(name, new.dtype, tuple(new.shape), before, history.states(name, after.size))
     changes = coder.look(held, after, places)
@@ -277,7 +278,7 @@ def _smallest(old: Words | None, new: Words) -> _Way:
 
 
 def _raw(new: Words) -> _Way:
-    return _Way(TensorHead(RAW, new.nbytes), new.tobytes())
+    return _Way(TensorHead(RAW, new.nbytes), new.view(np.uint8).data)
 
 
 def _whole(old: Tensor | None, entry: Entry, head: TensorHead, body: memoryview) -> Words:

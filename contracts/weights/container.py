@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -16,6 +18,11 @@ from contracts.weights.format import Tensor
 MAGIC: Final = b"MRD2"
 _LENGTH_BYTES = 4
 _MOST_HEADER_BYTES = 256 * 2**20
+_FREE_HEADER_BYTES = 2**20
+_HEADER_BYTES_PER_BYTE = 64
+"""So that a small payload cannot fill the memory with its header."""
+_STEP = 2**16
+_MOST_DIMENSIONS = 64
 UNCHANGED, SPARSE, DENSE, RAW = range(4)
 
 Entry = tuple[str, str, tuple[int, ...]]
@@ -58,7 +65,7 @@ def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
     return tuple((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in sorted(tensors))
 
 
-def join_payload(header: Header, bodies: list[bytes]) -> bytes:
+def join_payload(header: Header, bodies: Iterable[bytes | memoryview]) -> bytes:
     """The payload's bytes."""
     text = zstandard.ZstdCompressor(level=19).compress(msgspec.msgpack.encode(header))
     return b"".join([MAGIC, len(text).to_bytes(_LENGTH_BYTES, "little"), text, *bodies])
@@ -76,14 +83,19 @@ def split_payload(payload: bytes, base: Layout | None) -> tuple[Header, Layout, 
         raise corrupt("it does not begin as one")
     try:
         decompressor = zstandard.ZstdDecompressor().stream_reader(payload[start:end])
-        header = msgspec.msgpack.decode(decompressor.read(_MOST_HEADER_BYTES), type=Header)
-    except (zstandard.ZstdError, msgspec.MsgspecError) as error:
+        most = min(_MOST_HEADER_BYTES, _FREE_HEADER_BYTES + _HEADER_BYTES_PER_BYTE * len(payload))
+        parts = islice(iter(partial(decompressor.read, _STEP), b""), -(-most // _STEP))
+        header = msgspec.msgpack.decode(b"".join(parts), type=Header)
+    # Deep nesting and bytes that are no UTF-8 are not always msgspec's own errors.
+    except (zstandard.ZstdError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise corrupt(f"its header cannot be read: {error}") from error
     layout = header.layout if header.layout is not None else base
     if layout is None or len(layout) != len(header.tensors):
         raise corrupt("it does not say which tensors there are")
     names = [name for name, _, _ in layout]
-    if names != sorted(set(names)) or any(size < 0 for _, _, shape in layout for size in shape):
+    if names != sorted(set(names)) or any(
+        len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0 for _, _, shape in layout
+    ):
         raise corrupt("its tensors are not in order")
     lengths = [head.num_bytes for head in header.tensors]
     if min(lengths, default=0) < 0 or end + sum(lengths) != len(payload):

@@ -34,7 +34,7 @@ _CODE_OF_ONE = 160
 _LAST_CODE = _CODE_OF_ONE + 24
 _EIGHTHS = (1073741824, 1170923761, 1276901416, 1392470868, 1518500249, 1655936264, 1805811301, 1969251187)
 """2 ** (k / 8) in 30 bits: integers, so that every machine has the same tables."""
-_LARGEST_SCALE = 96
+LARGEST_SCALE = 96
 _LAST_SHARE = 255
 _ENTRY_BITS = 14.0
 """What a table's entry costs, about: it is written only if it saves more."""
@@ -148,12 +148,12 @@ def scaled(model: Model, scale: int) -> npt.NDArray[np.uint32]:
 def scale_of(changes: int, expected: float) -> int:
     """The scale, eighths of an octave, at which a tensor is expected to change as often as it did."""
     scale = round(8 * math.log2(changes / expected)) if changes and expected else 0
-    return max(-_LARGEST_SCALE, min(scale, _LARGEST_SCALE))
+    return max(-LARGEST_SCALE, min(scale, LARGEST_SCALE))
 
 
 def check_scale(scale: int) -> None:
     """Refuse (`corrupt_payload`) a scale that `scale_of` never gives."""
-    if abs(scale) > _LARGEST_SCALE:
+    if abs(scale) > LARGEST_SCALE:
         raise _corrupt(f"a tensor is scaled by {scale}")
 
 

@@ -11,6 +11,8 @@ import zstandard
 from contracts.weights.container import corrupt
 
 _LEVEL = 1
+_LARGEST_RATIO = 2**15
+"""Of zstd: a block of 4 bytes stands for at most 128 KiB."""
 
 Words = npt.NDArray[Any]
 
@@ -33,6 +35,8 @@ def decode_dense(old: Words | None, body: memoryview, num_words: int, dtype: np.
         WeightsRefused: `corrupt_payload`.
     """
     num_bytes = num_words * dtype.itemsize
+    if num_bytes > len(body) * _LARGEST_RATIO:
+        raise corrupt(f"{len(body)} bytes cannot decompress to {num_bytes}", name)
     try:
         with zstandard.ZstdDecompressor().stream_reader(body) as reader:
             # Exactly so many: a frame that holds more is left unread, so a small payload cannot fill the memory.

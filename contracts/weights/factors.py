@@ -99,5 +99,6 @@ def unpack_factors(content: memoryview, shape: tuple[int, ...], name: str) -> Fa
 
 def _codes(values: npt.NDArray[np.float32]) -> Codes:
     size = np.abs(values) / max(float(np.sqrt(np.mean(values**2))), 1e-9)
-    halves = np.clip(np.rint(2 * np.log2(size + 1e-9)) + 4, 0, 7).astype(np.uint8)
-    return np.where(values < 0, halves | np.uint8(8), halves)
+    halves: Codes = np.clip(np.rint(2 * np.log2(size + 1e-9)) + 4, 0, 7).astype(np.uint8)
+    halves[values < 0] |= 8
+    return halves

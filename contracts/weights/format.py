@@ -6,7 +6,7 @@ A tensor here is its bytes; no float is ever computed, so NaN payloads and negat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +45,7 @@ def digest_of(tensor: Tensor) -> str:
     return blake3(tensor.data.data).hexdigest()
 
 
-def root_of(tensors: Tensors) -> str:
+def root_of(tensors: Mapping[str, Tensor]) -> str:
     """The identity of a whole policy: blake3 over the sorted (name, dtype, shape, blake3 of data), hex."""
     return root_of_leaves((name, tensor.dtype, tensor.shape, digest_of(tensor)) for name, tensor in tensors.items())
 

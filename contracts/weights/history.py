@@ -85,7 +85,7 @@ class History:
     def to_bytes(self) -> bytes:
         """For a file that survives a restart."""
         saved = _Saved(self.digest, {name: states.tobytes() for name, states in self._states.items()})
-        return zstandard.ZstdCompressor(level=1).compress(msgspec.msgpack.encode(saved))
+        return zstandard.ZstdCompressor(level=1, write_checksum=True).compress(msgspec.msgpack.encode(saved))
 
     @classmethod
     def from_bytes(cls, content: bytes) -> History:
@@ -96,7 +96,7 @@ class History:
         """
         try:
             saved = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(content), type=_Saved)
-        except (zstandard.ZstdError, msgspec.MsgspecError) as error:
+        except (zstandard.ZstdError, msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise WeightsRefused("corrupt_history", f"the history cannot be read: {error}") from error
         states = {name: np.frombuffer(bytearray(data), dtype=np.uint8) for name, data in saved.states.items()}
         return cls(saved.digest, states)

@@ -1,21 +1,23 @@
 """Where versions live when several machines share them: a bucket. Waits for: the object store, each request bounded.
 
-<prefix>/<policy>/v000012/payload-<blake3>.bin   first
-<prefix>/<policy>/v000012/manifest.json          second, only if there is none; a version exists from that moment
+<prefix>/<policy>/chunks/<blake3>                               first: parts of payloads, named by what they hold
+<prefix>/<policy>/v000012/step.json full.json fold-000004.json  second, only if there is none; a version exists from the
+                                                                moment its primary edge does
 
-A folder lets publishers take turns, a bucket cannot. So each payload has a name of its own: whoever loses the manifest
-has overwritten nothing that the winner names.
+A folder lets publishers take turns, a bucket cannot. But chunks have the name of what they hold, so whoever loses the
+manifest has overwritten nothing that the winner names.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -30,34 +32,44 @@ from obstore.exceptions import (
 from obstore.store import S3Store
 
 from contracts.errors import InvalidSettings, Unavailable
-from contracts.weights.codec import check_payload
-from contracts.weights.format import Manifest, parse_manifest
 from contracts.weights.layout import (
+    EDGE,
+    PRIMARIES,
     VERSION,
-    check_lineage,
-    check_place,
-    check_same,
-    no_payload,
-    no_version,
+    Verifier,
+    check_offer,
+    chunk_folder,
+    chunk_path,
+    edge_path,
+    is_digest,
+    no_chunk,
     policy_folder,
     version_folder,
 )
-from contracts.weights.store import WeightStore
+from contracts.weights.manifest import Chunk, Manifest
+from contracts.weights.presence import presence_path
+from contracts.weights.store import StoredChunk, WeightStore
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import ObjectStore, S3Config
 
-_CHUNK_BYTES = 16 * 2**20
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
 _CONCURRENCY = 4
+_RENEW_SECONDS = 1800.0
+"""A chunk older than this is written again by who needs it again: one older than an hour may just be pruned."""
 _PROBE = ".millrace-probe"
 _INSTANCE_METADATA = "169.254.169.254"
+_BEYOND = re.compile(r"status code: 416\b|Invalid range")
 _REFUSED = re.compile(r"status code: 40[13]\b")
 
 
 class Patience(NamedTuple):
     """How long one request may take, and how often it is repeated. Seconds.
 
-    A part of a payload needs a rate of 16 MiB in `request`; a store that is gone is given up after about three seconds
+    A chunk needs a rate of 8 MiB in `request`; a store that is gone is given up after about three seconds
     if it refuses, after `retrying` and one more request if it is silent.
     """
 
@@ -76,64 +88,99 @@ class ObjectWeightStore(WeightStore):
     Args:
         objects: the bucket, or a part of it.
         place: what messages call it.
+        keyring: see `WeightReader`.
+        clock: UTC epoch seconds, about those of the store.
     """
 
-    def __init__(self, objects: ObjectStore, place: str) -> None:
-        self._objects = objects
+    def __init__(
+        self,
+        objects: ObjectStore,
+        place: str,
+        keyring: Verifier | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__(keyring)
+        self._clock = clock
+        self.objects = objects
         self._place = place
 
     def publish(self, manifest: Manifest, payload: bytes) -> None:
         """See `WeightStore.publish`.
 
         Raises:
-            Unavailable: the store is away; the version stays invisible unless a manifest was stored that nobody
+            Unavailable: the store is away; the edge stays invisible unless a manifest was stored that nobody
                 could confirm: publishing again settles it.
             InvalidSettings: it refuses the keys, or there is no such bucket.
         """
-        check_payload(manifest, payload)
-        check_lineage(manifest)
-        folder = version_folder(manifest.policy, manifest.version)
-        if (stored := self._find(manifest.policy, manifest.version)) is not None:
-            check_same(stored, manifest)
+        parts = check_offer(manifest, payload, self._keyring)
+        if self._is_published(manifest):
             return
-        payload_path = _payload_path(folder, manifest)
         text = msgspec.json.format(msgspec.json.encode(manifest))
-        with self._failures_named():
-            obstore.put(self._objects, payload_path, payload, chunk_size=_CHUNK_BYTES, max_concurrency=_CONCURRENCY)
+        with self.failures_named():
+            self._each(lambda part: self._write_chunk(manifest.policy, *part), parts)
             # One that was repeated because its answer was lost finds its own manifest: equal, so no conflict.
             with suppress(AlreadyExistsError, PreconditionError):
-                obstore.put(self._objects, f"{folder}/manifest.json", text, mode="create")
-        self._settle(manifest, payload_path)
+                obstore.put(self.objects, edge_path(manifest), text, mode="create")
+        # Whose manifest it is that is stored now decides.
+        if not self._is_published(manifest):
+            raise Unavailable(f"{self._place} did not keep version {manifest.version}: publish it again")
 
-    def manifest(self, policy: str, version: int) -> Manifest:
-        """See `WeightStore.manifest`."""
-        if (found := self._find(policy, version)) is None:
-            raise no_version(policy, version, self.versions(policy))
-        return found
+    def write_presence(self, policy: str, name: str, text: bytes) -> None:
+        """See `contracts.weights.presence`."""
+        with self.failures_named():
+            obstore.put(self.objects, presence_path(policy, name), text)
 
-    def payload(self, policy: str, version: int) -> bytes:
-        """See `WeightStore.payload`. In parts, so that the time a request may take says nothing about the size."""
-        manifest = self.manifest(policy, version)
-        path = _payload_path(version_folder(policy, version), manifest)
+    def presences(self, policy: str) -> list[bytes]:
+        """See `contracts.weights.presence`."""
+        texts = []
+        with self.failures_named():
+            for page in obstore.list(self.objects, f"{policy_folder(policy)}/replicas/", chunk_size=1000):
+                for item in page:
+                    with suppress(FileNotFoundError):
+                        texts.append(bytes(obstore.get(self.objects, item["path"]).bytes()))
+        return texts
+
+    def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
+        """See `WeightReader.chunk`."""
+        path = chunk_path(policy, chunk.blake3)
+        if start >= chunk.num_bytes:
+            return b""
         try:
-            with self._failures_named(), ThreadPoolExecutor(_CONCURRENCY) as pool:
-                # What is there, not what is expected: that it differs must come out when it is checked.
-                size = obstore.head(self._objects, path)["size"]
-                return b"".join(pool.map(lambda start: self._part(path, start, size), range(0, size, _CHUNK_BYTES)))
+            with self.failures_named():
+                return self._range(path, start, chunk.num_bytes)
         except FileNotFoundError as error:
-            raise no_payload(policy, version) from error
+            raise no_chunk(policy, chunk) from error
 
     def versions(self, policy: str) -> list[int]:
-        """See `WeightStore.versions`."""
-        prefix = policy_folder(policy)
-        with self._failures_named():
-            try:
-                pages = list(obstore.list(self._objects, f"{prefix}/", chunk_size=1000))
-            except FileNotFoundError as error:
-                raise self._no_bucket() from error
-        places = (item["path"].split("/")[-2:] for page in pages for item in page)
-        names = (VERSION.fullmatch(folder) for folder, file in places if file == "manifest.json")
-        return sorted(int(name[1]) for name in names if name)
+        """See `WeightReader.versions`."""
+        # Whatever begins with v comes after the chunks, which are many.
+        places = (item["path"].split("/")[-2:] for item in self._list(policy_folder(policy), after="v"))
+        names = (VERSION.fullmatch(folder) for folder, file in places if file in PRIMARIES)
+        return sorted({int(name[1]) for name in names if name})
+
+    def chunks(self, policy: str) -> list[StoredChunk]:
+        """See `WeightStore.chunks`."""
+        found = ((item["path"].rpartition("/")[2], item) for item in self._list(chunk_folder(policy)))
+        return [
+            StoredChunk(name, item["size"], item["last_modified"].timestamp())
+            for name, item in found
+            if is_digest(name)
+        ]
+
+    def remove_chunks(self, policy: str, digests: Iterable[str], before: float) -> list[str]:
+        """See `WeightStore.remove_chunks`."""
+
+        def remove(digest: str) -> str | None:
+            path = chunk_path(policy, digest)
+            with suppress(FileNotFoundError):
+                # A last look: a publisher may have found since that it needs this one.
+                if obstore.head(self.objects, path)["last_modified"].timestamp() < before:
+                    obstore.delete(self.objects, path)
+                    return digest
+            return None
+
+        with self.failures_named():
+            return [digest for digest in self._each(remove, digests) if digest is not None]
 
     def check(self) -> None:
         """See that the store takes writes and keeps conditions; leaves one empty object.
@@ -142,10 +189,10 @@ class ObjectWeightStore(WeightStore):
             InvalidSettings: the keys or the bucket are wrong, or it overwrites what it was told to leave.
             Unavailable: it is away.
         """
-        with self._failures_named():
+        with self.failures_named():
             try:
                 for _ in range(2):
-                    obstore.put(self._objects, _PROBE, b"", mode="create")
+                    obstore.put(self.objects, _PROBE, b"", mode="create")
             except (AlreadyExistsError, PreconditionError):
                 return
             except FileNotFoundError as error:
@@ -154,33 +201,62 @@ class ObjectWeightStore(WeightStore):
             f"{self._place} ignores `If-None-Match: *`: two trainers could publish one version; use a store that keeps it"
         )
 
-    def _find(self, policy: str, version: int) -> Manifest | None:
-        path = f"{version_folder(policy, version)}/manifest.json"
+    def _text(self, policy: str, version: int, name: str) -> bytes | None:
         try:
-            with self._failures_named():
-                text = bytes(obstore.get(self._objects, path).bytes())
+            with self.failures_named():
+                return bytes(obstore.get(self.objects, f"{version_folder(policy, version)}/{name}").bytes())
         except FileNotFoundError:
             return None
-        return check_place(policy, version, parse_manifest(text))
 
-    def _settle(self, manifest: Manifest, payload_path: str) -> None:
-        """See whose manifest it is that is stored now; the loser's payload goes away."""
-        stored = self._find(manifest.policy, manifest.version)
-        if stored is None:
-            raise Unavailable(f"{self._place} did not keep version {manifest.version}: publish it again")
-        if stored.payload_blake3 != manifest.payload_blake3:
-            with self._failures_named(), suppress(FileNotFoundError):
-                obstore.delete(self._objects, payload_path)
-        check_same(stored, manifest)
+    def _texts(self, policy: str, version: int) -> dict[str, bytes]:
+        items = self._list(version_folder(policy, version))
+        names = [name for item in items if EDGE.fullmatch(name := item["path"].rpartition("/")[2])]
+        texts = self._each(lambda name: self._text(policy, version, name), names)
+        return {name: text for name, text in zip(names, texts, strict=True) if text is not None}
 
-    def _part(self, path: str, start: int, size: int) -> bytes:
-        return bytes(obstore.get_range(self._objects, path, start=start, end=min(start + _CHUNK_BYTES, size)))
+    def _contents(self, manifest: Manifest) -> Iterator[bytes]:
+        with ThreadPoolExecutor(_CONCURRENCY) as pool:
+            yield from pool.map(lambda chunk: self.chunk(manifest.policy, chunk), manifest.chunks)
+
+    def _write_chunk(self, policy: str, chunk: Chunk, part: memoryview) -> None:
+        path = chunk_path(policy, chunk.blake3)
+        with suppress(FileNotFoundError):
+            found = obstore.head(self.objects, path)
+            age = self._clock() - found["last_modified"].timestamp()
+            if found["size"] == chunk.num_bytes and age < _RENEW_SECONDS:
+                return
+        try:
+            obstore.put(self.objects, path, part, use_multipart=False)
+        except FileNotFoundError as error:
+            raise self._no_bucket() from error
+
+    def _range(self, path: str, start: int, end: int) -> bytes:
+        """At most these bytes: whether there are as many is for whoever checks them."""
+        try:
+            return bytes(obstore.get_range(self.objects, path, start=start, end=end))
+        except BaseError as error:
+            if _BEYOND.search(str(error)):
+                return b""
+            raise
+
+    def _list(self, folder: str, after: str = "") -> list[ObjectMeta]:
+        offset = f"{folder}/{after}" if after else None
+        with self.failures_named():
+            try:
+                pages = list(obstore.list(self.objects, f"{folder}/", offset=offset, chunk_size=1000))
+            except FileNotFoundError as error:
+                raise self._no_bucket() from error
+        return [item for page in pages for item in page]
+
+    def _each(self, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
+        with ThreadPoolExecutor(_CONCURRENCY) as pool:
+            return list(pool.map(work, items))
 
     def _no_bucket(self) -> InvalidSettings:
         return InvalidSettings(f"{self._place} does not exist: create the bucket, or correct weights_url")
 
     @contextmanager
-    def _failures_named(self) -> Iterator[None]:
+    def failures_named(self) -> Iterator[None]:
         """Turn what the client says into what an operator can do. FileNotFoundError, and conditions not met, pass."""
         try:
             yield
@@ -210,7 +286,10 @@ class ObjectWeightStore(WeightStore):
 
 
 def open_objects(
-    url: str, environment: Mapping[str, str] = os.environ, patience: Patience = PATIENCE
+    url: str,
+    environment: Mapping[str, str] = os.environ,
+    patience: Patience = PATIENCE,
+    keyring: Verifier | None = None,
 ) -> ObjectWeightStore:
     """The store at `s3://bucket/prefix`; keys, endpoint and region are the AWS_* variables. Nothing is asked yet.
 
@@ -238,7 +317,7 @@ def open_objects(
         )
     except (BaseError, ValueError) as error:
         raise InvalidSettings(f"the object store cannot be set up ({_first_line(error)}): check AWS_*") from error
-    return ObjectWeightStore(objects, f"{url} at {endpoint or 'AWS'}")
+    return ObjectWeightStore(objects, f"{url} at {endpoint or 'AWS'}", keyring)
 
 
 def _config(environment: Mapping[str, str]) -> S3Config:
@@ -252,10 +331,6 @@ def _config(environment: Mapping[str, str]) -> S3Config:
     if region := environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION"):
         config["region"] = region
     return config
-
-
-def _payload_path(folder: str, manifest: Manifest) -> str:
-    return f"{folder}/payload-{manifest.payload_blake3}.bin"
 
 
 def _first_line(error: Exception) -> str:

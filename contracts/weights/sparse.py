@@ -6,6 +6,7 @@ Two passes: `look` finds the changes of every tensor and what they say of their 
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from contracts.weights import coder, kernels
 from contracts.weights.container import SPARSE, TensorHead, corrupt
 from contracts.weights.contexts import (
+    LARGEST_SCALE,
     NUM_CONTEXTS,
     PLAIN,
     SPECS,
@@ -33,6 +35,10 @@ from contracts.weights.history import Moves, States
 
 BLOCK = 1 << 18
 """Weights that are coded on their own, so that blocks can be decoded side by side."""
+WIDEST = 4
+"""Bytes of a word, at most."""
+MOST_WORDS = 1 << 32
+"""Of a tensor: places are 32 bits."""
 _SAMPLE = 1 << 20
 """Weights of a version that are counted, about."""
 _EARLIEST_SCALE = 8
@@ -216,7 +222,11 @@ def _described(known: Known, contexts: Contexts, new: Words, places: Places) -> 
             known.old, new, known.states, is_float, places, *factors,
             directions, moved_down, agrees, tokens, extras, num_extras,
         )  # fmt: skip
-        found = None if is_last else fit_factors(known.shape, places, moved_down, known.states[places] == 0)
+        found = (
+            None
+            if is_last or not _is_matrix(known)
+            else fit_factors(known.shape, places, moved_down, known.states[places] == 0)
+        )
         if found is None:
             break
         factors = found  # with them other directions are expected
@@ -230,7 +240,8 @@ def _fit_levels(levelled: Levelled, changed: Levelled, model: Model, scale: int)
     told = np.bincount(sample >> kernels.LEVEL_BITS, -np.expm1(-hazards), kernels.NUM_LEVELS)
     found = np.bincount(changed >> kernels.LEVEL_BITS, minlength=kernels.NUM_LEVELS)
     share = levelled.size / max(sample.size, 1)
-    return tuple(scale_of(int(count), float(expected) * share) for count, expected in zip(found, told, strict=True))
+    levels = [scale_of(int(count), float(expected) * share) for count, expected in zip(found, told, strict=True)]
+    return tuple(max(-LARGEST_SCALE, min(scale + level, LARGEST_SCALE)) - scale for level in levels)
 
 
 def _hazards(model: Model, scale: int, levels: tuple[int, ...]) -> npt.NDArray[np.uint32]:
@@ -241,14 +252,23 @@ def _hazards(model: Model, scale: int, levels: tuple[int, ...]) -> npt.NDArray[n
 
 def _check_head(known: Known, head: TensorHead, num_bytes: int) -> None:
     num_blocks, total = -(-known.old.size // BLOCK), sum(head.changes)
+    if known.old.itemsize > WIDEST or known.old.size > MOST_WORDS:
+        raise corrupt("a tensor of its size does not travel as changes", known.name)
     for level in head.levels or (0,):
         check_scale(head.scale + level)
-    if (len(head.levels) == kernels.NUM_LEVELS) != (head.factor_bytes > 0) or head.factor_bytes < 0:
+    if len(head.levels) != (kernels.NUM_LEVELS if head.factor_bytes > 0 else 0) or head.factor_bytes < 0:
         raise corrupt("its factors and their levels do not belong together", known.name)
+    if head.factor_bytes and not _is_matrix(known):
+        raise corrupt("it has factors and is no matrix", known.name)
     if not len(head.changes) == len(head.words) == num_blocks or min((*head.changes, *head.words), default=0) < 0:
         raise corrupt(f"it lists {len(head.changes)} blocks, not {num_blocks}", known.name)
     if total > known.old.size or head.factor_bytes + 4 * sum(head.words) != num_bytes:
         raise corrupt(f"it lists {total} changes in {sum(head.words)} words", known.name)
+
+
+def _is_matrix(known: Known) -> bool:
+    """Packed types have other words than elements."""
+    return len(known.shape) > 1 and 0 < math.prod(known.shape) == known.old.size
 
 
 def _spec(dtype: str) -> Spec:

@@ -1,159 +1,198 @@
-"""Where versions live: the port, and a folder. In: manifests and payloads. Out: verified tensors. Waits for: the disk.
+"""Where versions live: the port, and a folder. In: manifests and payloads. Out: the same, verified. Waits for: the disk.
 
-<root>/<policy>/v000012/payload.bin     first
-<root>/<policy>/v000012/manifest.json   second; a version exists from the moment this name does
+<root>/<policy>/chunks/<blake3>                               first: parts of payloads, named by what they hold
+<root>/<policy>/v000012/step.json full.json fold-000004.json  second: edges; a version exists from the moment its primary
+                                                              edge does, `step`, or `full` if it has no parent
 """
 
 from __future__ import annotations
 
 import fcntl
-import math
 import os
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 import msgspec
-from blake3 import blake3
 
-from contracts.errors import Unavailable, WeightsRefused
+from contracts.errors import InvalidValue, Unavailable
 from contracts.settings import Settings
-from contracts.weights.codec import CODEC, check_payload, decode, encode
 from contracts.weights.files import make_folder_durably, sync_folder, write_durably
-from contracts.weights.format import Manifest, Tensors, parse_manifest, root_of
+from contracts.weights.key_files import keyring_of
 from contracts.weights.layout import (
+    EDGE,
+    PRIMARIES,
     VERSION,
-    check_lineage,
-    check_place,
+    Verifier,
+    check_offer,
     check_same,
-    no_payload,
-    no_version,
+    chunk_folder,
+    chunk_path,
+    edge_name,
+    edge_path,
+    is_digest,
+    is_primary,
+    no_chunk,
     policy_folder,
+    read_edge,
     version_folder,
 )
+from contracts.weights.manifest import Chunk, Manifest
+from contracts.weights.presence import presence_path
+from contracts.weights.reader import WeightReader
 
-MAX_CHAIN = 20
-"""Versions from a full one to the last delta on it: what a new replica may have to decode."""
+
+class StoredChunk(NamedTuple):
+    """A chunk as it lies there; `written_at` in UTC epoch seconds, renewed when a publisher finds that it has it."""
+
+    blake3: str
+    num_bytes: int
+    written_at: float
 
 
-class WeightStore(Protocol):
-    """Published versions of policies. A version never changes once it is visible."""
+class WeightStore(WeightReader):
+    """Published versions of policies. An edge never changes once it is visible."""
 
+    @abstractmethod
     def publish(self, manifest: Manifest, payload: bytes) -> None:
-        """Make a version durable, bytes first; a second time with the same weights and parent is a no-op.
+        """Make an edge durable, bytes first; a second time, with whatever payload to the same weights, is a no-op.
 
         Raises:
             Conflict: the version exists with other weights or another parent.
-            InvalidValue: a policy name that is none, or a parent that is not earlier.
-            Unavailable: the disk is full or the store is away; the version stays invisible.
-            WeightsRefused: the payload is not the one the manifest names.
+            InvalidValue: a policy name that is none, a parent or base that is not earlier, or a fold or full copy of a
+                version that does not exist yet.
+            Unavailable: the disk is full or the store is away; the edge stays invisible.
+            WeightsRefused: the payload is not the one the manifest names, or the keyring does not take the manifest.
         """
 
-    def manifest(self, policy: str, version: int) -> Manifest:
-        """Raises NotFound, which says what exists, and WeightsRefused for a damaged or newer manifest."""
+    @abstractmethod
+    def chunks(self, policy: str) -> list[StoredChunk]:
+        """Everything that lies there, needed or not."""
 
-    def payload(self, policy: str, version: int) -> bytes:
-        """The payload as stored, not yet checked. Raises NotFound."""
+    @abstractmethod
+    def remove_chunks(self, policy: str, digests: Iterable[str], before: float) -> list[str]:
+        """Remove those last written before a time, UTC epoch seconds; what was removed."""
 
-    def versions(self, policy: str) -> list[int]:
-        """Durable versions in ascending order; empty for an unknown policy."""
+    @abstractmethod
+    def write_presence(self, policy: str, name: str, text: bytes) -> None:
+        """See `contracts.weights.presence`."""
 
-    def chain(self, policy: str, version: int) -> list[Manifest]:
-        """From `version` back to the full version it is built on, both included.
+    @abstractmethod
+    def presences(self, policy: str) -> list[bytes]:
+        """See `contracts.weights.presence`."""
 
-        Raises:
-            NotFound: a version on the way is gone.
-            WeightsRefused: `broken_chain`, a delta does not name an earlier parent.
-        """
-        manifests = [self.manifest(policy, version)]
-        while (last := manifests[-1]).kind == "delta":
-            if last.parent is None or last.parent >= last.version:
-                raise WeightsRefused("broken_chain", f"version {last.version} names {last.parent} as its parent")
-            manifests.append(self.manifest(policy, last.parent))
-        return manifests
-
-    def load(self, policy: str, version: int) -> Tensors:
-        """All tensors of a version, decoded from its full ancestor and verified at every step."""
-        *deltas, full = self.chain(policy, version)
-        tensors = decode(None, full, self.payload(policy, full.version))
-        return self._decode_onto(tensors, deltas)
-
-    def load_onto(self, policy: str, version: int, base_version: int, base: Tensors) -> Tensors:
-        """As `load`, but decode only what lies after `base_version` when that is an ancestor.
-
-        Raises:
-            WeightsRefused: as `decode`; `wrong_base` when `base` is not that version's weights.
-        """
-        manifests = self.chain(policy, version)
-        ancestors = [manifest.version for manifest in manifests[1:]]
-        if base_version not in ancestors:
-            return self.load(policy, version)
-        return self._decode_onto(base, manifests[: ancestors.index(base_version) + 1])
-
-    def _decode_onto(self, tensors: Tensors, deltas: list[Manifest]) -> Tensors:
-        for manifest in reversed(deltas):
-            tensors = decode(tensors, manifest, self.payload(manifest.policy, manifest.version))
-        return tensors
+    def _is_published(self, offered: Manifest) -> bool:
+        """Whether an edge is there already. Raises Conflict, InvalidValue: see `publish`."""
+        policy, version = offered.policy, offered.version
+        primary = self._primary(policy, version)
+        if primary is not None:
+            check_same(primary, offered)
+        elif not is_primary(offered):
+            raise InvalidValue(f"version {version} does not exist: publish its step first", param="version")
+        if is_primary(offered):
+            return primary is not None
+        name = edge_name(offered)
+        if (text := self._text(policy, version, name)) is None:
+            return False
+        check_same(read_edge(text, policy, version, name, self._keyring), offered)
+        return True
 
 
 class FolderWeightStore(WeightStore):
     """A folder on one disk. Publishers of a policy take turns; readers need no lock."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, keyring: Verifier | None = None) -> None:
+        super().__init__(keyring)
+        self.root = root
 
     def publish(self, manifest: Manifest, payload: bytes) -> None:
         """See `WeightStore.publish`."""
-        check_payload(manifest, payload)
-        check_lineage(manifest)
-        folder = self._folder(manifest.policy, manifest.version)
+        parts = check_offer(manifest, payload, self._keyring)
+        path = self.root / edge_path(manifest)
         with self._turn(manifest.policy):
-            make_folder_durably(folder)
-            if (folder / "manifest.json").exists():
-                check_same(self.manifest(manifest.policy, manifest.version), manifest)
+            make_folder_durably(path.parent)
+            if self._is_published(manifest):
                 # A publisher killed right after its rename has not made the name durable.
-                sync_folder(folder)
+                sync_folder(path.parent)
                 return
+            written: list[Path] = []
+            make_folder_durably(self.root / chunk_folder(manifest.policy))
             try:
-                write_durably(folder / "payload.bin", [payload])
-                write_durably(folder / "manifest.json", [msgspec.json.format(msgspec.json.encode(manifest))])
+                for chunk, part in parts:
+                    self._write_chunk(manifest.policy, chunk, part, written)
+                write_durably(path, [msgspec.json.format(msgspec.json.encode(manifest))])
             except Unavailable:
-                (folder / "manifest.json").unlink(missing_ok=True)
-                (folder / "payload.bin").unlink(missing_ok=True)
+                for leftover in (path, *written):
+                    leftover.unlink(missing_ok=True)
                 raise
 
-    def manifest(self, policy: str, version: int) -> Manifest:
-        """See `WeightStore.manifest`."""
+    def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
+        """See `WeightReader.chunk`."""
         try:
-            text = (self._folder(policy, version) / "manifest.json").read_bytes()
+            with (self.root / chunk_path(policy, chunk.blake3)).open("rb") as file:
+                file.seek(start)
+                return file.read(max(chunk.num_bytes - start, 0))
         except FileNotFoundError as error:
-            raise no_version(policy, version, self.versions(policy)) from error
-        return check_place(policy, version, parse_manifest(text))
-
-    def payload(self, policy: str, version: int) -> bytes:
-        """See `WeightStore.payload`."""
-        self.manifest(policy, version)
-        try:
-            return (self._folder(policy, version) / "payload.bin").read_bytes()
-        except FileNotFoundError as error:
-            raise no_payload(policy, version) from error
+            raise no_chunk(policy, chunk) from error
 
     def versions(self, policy: str) -> list[int]:
-        """See `WeightStore.versions`."""
-        manifests = self._policy_folder(policy).glob("v*/manifest.json")
+        """See `WeightReader.versions`."""
+        folder = self.root / policy_folder(policy)
+        manifests = (path for name in PRIMARIES for path in folder.glob(f"v*/{name}"))
         names = (VERSION.fullmatch(path.parent.name) for path in manifests)
-        return sorted(int(name[1]) for name in names if name)
+        return sorted({int(name[1]) for name in names if name})
 
-    def _policy_folder(self, policy: str) -> Path:
-        return self._root / policy_folder(policy)
+    def chunks(self, policy: str) -> list[StoredChunk]:
+        """See `WeightStore.chunks`."""
+        folder = self.root / chunk_folder(policy)
+        if not folder.is_dir():
+            return []
+        with os.scandir(folder) as entries:
+            found = [(entry.name, entry.stat()) for entry in entries if is_digest(entry.name)]
+        return [StoredChunk(name, status.st_size, status.st_mtime) for name, status in sorted(found)]
 
-    def _folder(self, policy: str, version: int) -> Path:
-        return self._root / version_folder(policy, version)
+    def remove_chunks(self, policy: str, digests: Iterable[str], before: float) -> list[str]:
+        """See `WeightStore.remove_chunks`; what dead writers left goes with them."""
+        with self._turn(policy):
+            for leftover in (self.root / chunk_folder(policy)).glob("*.tmp"):
+                _remove(leftover, before)
+            return [digest for digest in digests if _remove(self.root / chunk_path(policy, digest), before)]
+
+    def write_presence(self, policy: str, name: str, text: bytes) -> None:
+        """See `contracts.weights.presence`."""
+        path = self.root / presence_path(policy, name)
+        make_folder_durably(path.parent)
+        write_durably(path, [text])
+
+    def presences(self, policy: str) -> list[bytes]:
+        """See `contracts.weights.presence`."""
+        folder = self.root / policy_folder(policy) / "replicas"
+        return [path.read_bytes() for path in sorted(folder.glob("*.json"))]
+
+    def _write_chunk(self, policy: str, chunk: Chunk, part: memoryview, written: list[Path]) -> None:
+        path = self.root / chunk_path(policy, chunk.blake3)
+        if path.exists() and path.stat().st_size == chunk.num_bytes:
+            os.utime(path)  # somebody needs it again: whoever prunes now must leave it
+            sync_folder(path.parent)
+            return
+        written.append(path)
+        write_durably(path, [part])
+
+    def _text(self, policy: str, version: int, name: str) -> bytes | None:
+        try:
+            return (self.root / version_folder(policy, version) / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _texts(self, policy: str, version: int) -> dict[str, bytes]:
+        folder = self.root / version_folder(policy, version)
+        return {path.name: path.read_bytes() for path in folder.glob("*.json") if EDGE.fullmatch(path.name)}
 
     @contextmanager
     def _turn(self, policy: str) -> Iterator[None]:
-        folder = self._policy_folder(policy)
+        folder = self.root / policy_folder(policy)
         make_folder_durably(folder)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -163,73 +202,33 @@ class FolderWeightStore(WeightStore):
             os.close(descriptor)
 
 
-def publish_version(
-    store: WeightStore,
-    *,
-    policy: str,
-    run: str,
-    version: int,
-    parent: int | None,
-    base: Tensors | None,
-    target: Tensors,
-    step: int,
-    epoch: int,
-    num_samples: int,
-    created_at: float,
-) -> Manifest:
-    """Publish `target` as a change of `base`, which must be the parent's weights, and return what is now stored.
-
-    In full without a base or a parent, and whenever the chain since the last full version reaches `MAX_CHAIN`.
-
-    Raises:
-        WeightsRefused: `wrong_base`, the base is not what was published as the parent.
-        Conflict, Unavailable, NotFound: see `WeightStore`.
-    """
-    base_root = _base_root(store, policy, parent, base)
-    encoded = encode(base if base_root else None, target)
-    manifest = Manifest(
-        policy=policy,
-        run=run,
-        version=version,
-        parent=parent,
-        kind="delta" if base_root else "full",
-        base_root=base_root,
-        target_root=encoded.target_root,
-        codec=CODEC,
-        tensors=encoded.entries,
-        payload_blake3=blake3(encoded.payload).hexdigest(),
-        payload_bytes=len(encoded.payload),
-        full_bytes=sum(tensor.data.size for tensor in target.values()),
-        num_changed=encoded.num_changed,
-        num_weights=sum(math.prod(tensor.shape) for tensor in target.values()),
-        created_at=created_at,
-        step=step,
-        epoch=epoch,
-        num_samples=num_samples,
-    )
-    store.publish(manifest, encoded.payload)
-    return store.manifest(policy, version)
-
-
-def _base_root(store: WeightStore, policy: str, parent: int | None, base: Tensors | None) -> str | None:
-    """The root a delta starts from; None when the version has to be full."""
-    if base is None or parent is None:
-        return None
-    manifests = store.chain(policy, parent)
-    root = root_of(base)
-    if root != manifests[0].target_root:
-        raise WeightsRefused("wrong_base", f"the base given is not what was published as version {parent}")
-    return root if len(manifests) < MAX_CHAIN else None
+def _remove(path: Path, before: float) -> bool:
+    try:
+        if path.stat().st_mtime >= before:
+            return False
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def open_weight_store(settings: Settings) -> WeightStore:
-    """The store of a home: a bucket if `weights_url` names one, else a folder. Nothing is asked yet.
+    """The store of a home, which takes only versions that a trusted key signed. Nothing is asked yet.
+
+    Raises:
+        InvalidSettings: no key is trusted, or `weights_url` or an AWS_* variable cannot be used.
+    """
+    return open_any_store(settings, keyring_of(settings))
+
+
+def open_any_store(settings: Settings, keyring: Verifier | None) -> WeightStore:
+    """The store of a home: a bucket if `weights_url` names one, else a folder; `keyring` None takes anybody's versions.
 
     Raises:
         InvalidSettings: `weights_url` or an AWS_* variable cannot be used.
     """
     if settings.weights_url is None:
-        return FolderWeightStore(settings.weights)
+        return FolderWeightStore(settings.weights, keyring)
     from contracts.weights.object_store import open_objects  # noqa: PLC0415 embedded need not load the client
 
-    return open_objects(settings.weights_url)
+    return open_objects(settings.weights_url, keyring=keyring)

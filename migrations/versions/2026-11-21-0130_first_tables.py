@@ -213,6 +213,9 @@ def upgrade() -> None:
         sa.Column("stage_seconds", sa.Float(), nullable=False),
         sa.Column("pause_seconds", sa.Float(), nullable=False),
         sa.Column("gap_seconds", sa.Float(), nullable=True),
+        sa.Column("num_changed", sa.BigInteger(), nullable=True),
+        sa.Column("density", sa.Float(), nullable=True),
+        sa.Column("payload_bytes", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_swap")),
     )
     op.create_table(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from contracts.settings import load_section, load_settings
+from contracts.weights.key_files import keyring_of, signer_of
 from contracts.weights.store import open_weight_store
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
@@ -36,4 +37,6 @@ def main(home: Path, stop: threading.Event) -> None:
         database=settings.database(),
         event_log=settings.event_log(),
         store=store,
+        signer=signer_of(settings),
+        keyring=keyring_of(settings),
     ).run(stop)

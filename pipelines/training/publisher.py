@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from contracts import assignments
-from contracts.assignments import CANDIDATE, MOVED, Assignment
-from contracts.errors import InvalidSettings, StaleWrite, Unavailable
-from contracts.weights.store import publish_version
+from contracts.assignments import CANDIDATE, LIVE, MOVED, Assignment
+from contracts.errors import InvalidSettings, NotFound, StaleWrite, Unavailable, WeightsRefused
+from contracts.weights.history import History
+from contracts.weights.manifest import NO_HISTORY
+from contracts.weights.pointer import Pointer, move_pointer
+from contracts.weights.pointer_stores import pointers_of
+from contracts.weights.presence import present
+from contracts.weights.publish import publish_fold, publish_version
+from contracts.weights.retention import prune
 from pipelines.training import repository
 from pipelines.training.state import BASE_VERSION, TrainerState
 
@@ -22,9 +28,16 @@ if TYPE_CHECKING:
     from contracts.database import Database
     from contracts.settings import Settings
     from contracts.weights.format import Tensors
+    from contracts.weights.manifest import Manifest
+    from contracts.weights.signing import Keyring, Signer
     from contracts.weights.store import WeightStore
 
 VERSIONS_HELD = 2
+_LAG = 3
+"""Versions that a replica may be behind before a fold is made for it; fewer are steps on the way."""
+_MOST_FOLDS = 4
+_LISTED_SECONDS = 7 * 24 * 3600.0
+"""After so long without a word a replica is no longer counted on."""
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 5.0, 120.0
 
 log = structlog.get_logger()
@@ -45,14 +58,29 @@ class Unsent(NamedTuple):
 class Publisher:
     """Publishes one policy's versions and remembers the bits of the last two."""
 
-    def __init__(self, settings: Settings, database: Database, store: WeightStore, base: Tensors) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        store: WeightStore,
+        base: Tensors,
+        *,
+        signer: Signer | None = None,
+        keyring: Keyring | None = None,
+        keep_anchors: int = 2,
+    ) -> None:
         self._settings = settings
         self._database = database
         self._store = store
+        self._signer, self._keyring = signer, keyring
+        self._mirrored, self._mirror_at = 0, 0.0
+        self._keep_anchors = keep_anchors
         self._bell = settings.passing().bell
         self._unsent: Unsent | None = None
         self._num_failures, self._retry_at = 0, 0.0
         self.held: dict[int, Tensors] = {BASE_VERSION: base}
+        self._history = History()
+        """After the newest version that this process stored, or the parent of the next."""
 
     @property
     def is_behind(self) -> bool:
@@ -116,7 +144,7 @@ class Publisher:
     def _store_version(self, unsent: Unsent) -> None:
         version, parent = unsent.version, unsent.parent
         if parent not in self.held:
-            self.held[parent] = self.load(parent)
+            self.held[parent], self._history = self._store.load_state(self._settings.policy, parent)
         manifest = publish_version(
             self._store,
             policy=self._settings.policy,
@@ -129,6 +157,8 @@ class Publisher:
             epoch=unsent.epoch,
             num_samples=unsent.num_samples,
             created_at=unsent.cut_at,
+            history=self._history,
+            signer=self._signer,
         )
         self.held[version] = unsent.target
         for old in sorted(self.held)[:-VERSIONS_HELD]:
@@ -141,6 +171,64 @@ class Publisher:
             bytes_ratio=manifest.payload_bytes / manifest.full_bytes,
             density=manifest.num_changed / manifest.num_weights,
         )
+        self._look_after_replicas(manifest, unsent.target, unsent.cut_at)
+
+    def _look_after_replicas(self, newest: Manifest, target: Tensors, now: float) -> None:
+        """Lead those that fell behind here at once, and at anchors forget what nobody needs any more.
+
+        Neither is worth a version: what fails is tried again with the next one.
+        """
+        policy = self._settings.policy
+        try:
+            versions = set(self._store.versions(policy))
+            replicas = [
+                item for item in present(self._store, policy, now - _LISTED_SECONDS) if item.version in versions
+            ]
+            behind = {item.version: item for item in replicas if newest.version - item.version > _LAG}
+            for replica in list(behind.values())[:_MOST_FOLDS]:
+                base, history = self._store.load_state(policy, replica.version)
+                known = history if history.digest == replica.history else None
+                fold = publish_fold(
+                    self._store,
+                    policy=policy,
+                    base_version=replica.version,
+                    base=base,
+                    version=newest.version,
+                    target=target,
+                    history=known,
+                    signer=self._signer,
+                )
+                log.info("fold published", version=newest.version, base=replica.version, num_bytes=fold.payload_bytes)
+            if newest.history_after == NO_HISTORY:
+                arms = {arm.version for arm in self._read_arms().values()} - {None}
+                needed = {item.version for item in replicas} | {version for version in arms if version is not None}
+                pruned = prune(
+                    self._store, policy, needed, now=now, loadable=[BASE_VERSION], keep_anchors=self._keep_anchors
+                )
+                log.info("old versions pruned", num_chunks=pruned.num_chunks, num_bytes=pruned.num_bytes)
+        except (Unavailable, InvalidSettings, NotFound, WeightsRefused) as error:
+            log.warning("replicas not looked after", version=newest.version, reason=error.message)
+
+    def _read_arms(self) -> dict[str, Assignment]:
+        with self._database.snapshot() as connection:
+            return assignments.read(connection, self._settings.policy)
+
+    def mirror(self, live: Assignment | None, now: float) -> None:
+        """Write the arm `live` beside the versions too, for replicas that cannot reach the database."""
+        if live is None or live.version is None or live.epoch == self._mirrored or now < self._mirror_at:
+            return
+        wanted = Pointer(
+            policy=self._settings.policy, run=self._settings.run, arm=LIVE, version=live.version, epoch=live.epoch
+        )
+        try:
+            move_pointer(pointers_of(self._store), wanted, self._signer, self._keyring)
+        except StaleWrite as error:
+            log.warning("pointer not moved", version=live.version, reason=error.message)
+        except (Unavailable, InvalidSettings) as error:
+            self._mirror_at = now + FIRST_RETRY_SECONDS
+            log.warning("pointer not moved yet", version=live.version, reason=error.message)
+            return
+        self._mirrored = live.epoch
 
     def is_offered(self, version: int) -> bool:
         """True if the version was a candidate already; the base never is one."""

@@ -54,6 +54,8 @@ class TrainingSettings(Section):
     """Between versions, decisions become durable (and known to the ledger) at least this often."""
     checkpoint_keep: int = Field(default=8, ge=1)
     """Checkpoints kept, and as many of versions that can be rolled back to; those in use stay anyway."""
+    keep_anchors: int = Field(default=2, ge=1)
+    """Full copies that stay in the weight store for newcomers; what is older goes, unless an arm or a replica needs it."""
     guard_spread: float = Field(default=15.0, gt=0)
     """A gradient norm this many median deviations above the median skips the step."""
     mismatch_samples: int = Field(default=8, ge=0)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from contracts import assignments
-from contracts.assignments import CANDIDATE, TRAINING, Assignment
+from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
 from contracts.dead_letters import bury
 from contracts.errors import InvalidRecord, NewerSchema, NotFound, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from contracts.database import Database
     from contracts.event_log import EventLog
     from contracts.settings import Settings
+    from contracts.weights.signing import Keyring, Signer
     from contracts.weights.store import WeightStore
     from pipelines.training.learner import Learner, StepResult
     from pipelines.training.settings import TrainingSettings
@@ -62,6 +63,8 @@ class Trainer:
         database: Database,
         event_log: EventLog,
         store: WeightStore,
+        signer: Signer | None = None,
+        keyring: Keyring | None = None,
         clock: Callable[[], float] = time.time,
         fault: FaultPoint = no_fault,
     ) -> None:
@@ -74,7 +77,15 @@ class Trainer:
         self._clock = clock
         self._fault = fault
         self._checkpoints = CheckpointStore(settings.checkpoints, training.checkpoint_keep, fault)
-        self._publisher = Publisher(settings, database, store, learner.base)
+        self._publisher = Publisher(
+            settings,
+            database,
+            store,
+            learner.base,
+            signer=signer,
+            keyring=keyring,
+            keep_anchors=training.keep_anchors,
+        )
         self._limits = Limits(
             max_version_lag=training.max_version_lag,
             max_age_seconds=training.max_age_seconds,
@@ -101,6 +112,7 @@ class Trainer:
     def turn(self, timeout: float = 0.0) -> None:
         """Read what fits into a batch, learn if it is ready, publish if it is time."""
         arms = self._arms()
+        self._publisher.mirror(arms.get(LIVE), self._clock())
         self._obey_rollback(arms.get(TRAINING))
         self._read(timeout)
         self._refuse()

@@ -9,7 +9,7 @@ import msgspec
 
 from contracts.assignments import CANDIDATE, LIVE
 from contracts.rollback import BASE, revoked_versions
-from contracts.weights.format import Manifest
+from contracts.weights.manifest import Manifest
 from services.dashboard.queries import MAX_VERSIONS, Snapshot
 
 ACCEPTED_FROM = 0.5

@@ -1,6 +1,6 @@
 """One arm: a model, its version, and a batching manager kept running over it.
 
-Flows in: checked requests from the event loop (`submit`, `cancel`), staged weights (`swap`). Flows out: chunks to each
+Flows in: checked requests from the event loop (`submit`, `cancel`), staged changes (`swap`). Flows out: chunks to each
 ticket. Waits for: nothing; a supervisor thread waits for the generation thread to die, fails what it held and starts
 another. Weights change only inside the manager's pause, that is between two steps, and a step's tokens are labelled on
 the generation thread, so a label is never off by one.
@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 
 from contracts.errors import Unavailable
-from policy.weights import Staged, apply_staged
+from policy.weights import Patches, apply_patches
 from services.engine.manager import build_manager, end_ids, limits_of
 from services.engine.sampling import CompletionRequest, check_request, processor_arguments, stop_ids
 from services.engine.settings import EngineSettings
@@ -131,7 +131,7 @@ class Arm:
                 raise Unavailable("the engine is restarting; pause it again") from error
             yield
 
-    def swap(self, staged: Staged, version: int, *, held: bool) -> tuple[float, float, list[list[float]]]:
+    def swap(self, patches: Patches, version: int, *, held: bool) -> tuple[float, float, list[list[float]]]:
         """Change the weights between two steps; `held` if a pause around this one goes on, so that no token can follow.
 
         Returns:
@@ -140,7 +140,7 @@ class Arm:
         """
         with self.pause():
             parked_at = perf_counter()
-            apply_staged(staged)
+            apply_patches(patches)
             self.version = version
             in_flight = [
                 (ticket, len(ticket.token_times)) for ticket in list(self._tickets.values()) if ticket.token_times
@@ -150,9 +150,9 @@ class Arm:
             self._wait_for_tokens(in_flight)
         return swapped_at, swapped_at - parked_at, [ticket.token_times[:] for ticket, _ in in_flight]
 
-    def replace(self, staged: Staged, version: int) -> None:
+    def replace(self, patches: Patches, version: int) -> None:
         """Change the weights of an arm that gave up, and start it again."""
-        apply_staged(staged)
+        apply_patches(patches)
         self.version = version
         self.start()
 

@@ -14,33 +14,23 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from time import perf_counter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import structlog
 import transformers
 
-from contracts.errors import InvalidRequest, Unavailable, UnknownModel, VersionNotResident, WeightsRefused
+from contracts.errors import InvalidRequest, Unavailable, UnknownModel, VersionNotResident
 from contracts.metrics import ENGINE_IN_FLIGHT, ENGINE_VERSION, SWAP_PAUSE_SECONDS
-from contracts.weights.format import Tensors
-from policy.weights import Staged, apply_staged, stage_tensors, tensors_of
+from policy.weights import apply_patches
 from services.engine.arm import Arm
 from services.engine.settings import EngineSettings
+from services.engine.staging import Stager, VersionSource
 from services.engine.swap import SwapRecord, added_gap
 
 ENGINE = f"millrace-transformers/{transformers.__version__}"
 ARMS = ("live", "candidate")
 _MAX_SWAPS = 1000
 _log = structlog.get_logger(__name__)
-
-
-class VersionSource(Protocol):
-    """Where versions come from: contracts.weights.store."""
-
-    def load(self, policy: str, version: int) -> Tensors:
-        """A version's verified tensors."""
-
-    def load_onto(self, policy: str, version: int, base_version: int, base: Tensors) -> Tensors:
-        """The same, starting from a version already at hand."""
 
 
 class Engine:
@@ -69,7 +59,7 @@ class Engine:
         self.arms: dict[str, Arm] = {}
         self.swaps: deque[SwapRecord] = deque(maxlen=_MAX_SWAPS)
         self._settings = settings
-        self._store = store
+        self._stager = Stager(policy, store)
         self._make_model = make_model
         self._on_swap = on_swap
         self._on_gave_up = on_gave_up
@@ -108,6 +98,8 @@ class Engine:
 
     def update(self, arm: str, version: int) -> SwapRecord | None:
         """Bring an arm to a version, newer or older; the record, or None if nothing was interrupted.
+
+        It is decoded and verified while the arm serves what it served; the pause only writes what differs.
 
         Raises:
             NotFound, WeightsRefused: the version cannot be had; the arm serves what it served.
@@ -166,12 +158,14 @@ class Engine:
         if arm.version == version and not arm.gave_up:
             return None
         started = perf_counter()
-        staged = self._stage(arm, version)
+        step = self._stager.stage(name, arm.model, version)
         stage_seconds = perf_counter() - started
         if arm.gave_up:
-            arm.replace(staged, version)
+            arm.replace(step.patches, version)
+            self._stager.made(name, arm.model, step)
             return None
-        swapped_at, pause_seconds, token_times = arm.swap(staged, version, held=self._paused)
+        swapped_at, pause_seconds, token_times = arm.swap(step.patches, version, held=self._paused)
+        self._stager.made(name, arm.model, step)
         record = SwapRecord(
             policy=self.policy,
             arm=name,
@@ -180,6 +174,9 @@ class Engine:
             stage_seconds=stage_seconds,
             pause_seconds=pause_seconds,
             gap_seconds=added_gap(token_times, swapped_at, arm.recent_gaps),
+            num_changed=step.patches.num_changed,
+            density=step.patches.num_changed / step.patches.num_weights,
+            payload_bytes=step.payload_bytes,
         )
         self.swaps.append(record)
         SWAP_PAUSE_SECONDS.observe(pause_seconds)
@@ -187,21 +184,13 @@ class Engine:
         self._on_swap(record)
         return record
 
-    def _stage(self, arm: Arm, version: int) -> Staged:
-        try:
-            tensors = self._store.load_onto(self.policy, version, arm.version, tensors_of(arm.model))
-        except WeightsRefused as error:
-            if error.code != "wrong_base":
-                raise
-            _log.warning("engine_weights_decayed", arm=arm.name, version=arm.version, error=error.message)
-            tensors = self._store.load(self.policy, version)
-        return stage_tensors(arm.model, tensors)
-
     def _load(self, name: str, version: int) -> None:
         started = perf_counter()
         model = self._make_model()
-        apply_staged(stage_tensors(model, self._store.load(self.policy, version)))
+        step = self._stager.stage(name, model, version)
+        apply_patches(step.patches)
         arm = Arm(name, model, version, self._settings, self._on_gave_up if name == "live" else _ignore)
+        self._stager.made(name, model, step)
         if self._paused:
             self._held.enter_context(arm.pause())
         self.arms[name] = arm

@@ -17,8 +17,7 @@ def read_versions(database: Database, policy: str) -> dict[str, int | None]:
 
 
 def keep_swap(database: Database, record: SwapRecord) -> None:
-    """Store what a swap cost."""
+    """Store what a swap cost, as far as the table has columns for it."""
+    kept = {name: getattr(record, name) for name in record.__struct_fields__ if name in swap.columns}
     with database.transaction() as connection:
-        connection.execute(
-            insert(swap).values({column: getattr(record, column) for column in record.__struct_fields__})
-        )
+        connection.execute(insert(swap).values(kept))

@@ -22,6 +22,12 @@ class SwapRecord(msgspec.Struct, frozen=True, kw_only=True):
     """From the moment no step runs to the moment one may run again."""
     gap_seconds: float | None
     """See `added_gap`."""
+    num_changed: int
+    """Weights that were written; those of the tensors that the store rewrote, if they moved or not."""
+    density: float
+    """The share of the model that was written."""
+    payload_bytes: int | None
+    """Fetched for it; 0 if the way back, or another arm, was at hand; None: a full copy was loaded from nothing."""
 
 
 def added_gap(token_times: list[list[float]], swapped_at: float, recent_gaps: Iterable[float] = ()) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
@@ -18,6 +18,7 @@ from contracts.settings import Settings
 from contracts.spool import Spool
 from contracts.tasks import load_tasks
 from services.http import AnyCaller, KeyRing, find_caller, make_service, reply
+from services.inference import hot_load
 from services.inference.arms import Assignments
 from services.inference.endpoint import Endpoint
 from services.inference.engine_client import PATIENCE_SECONDS, EngineClient
@@ -35,9 +36,12 @@ def create_app(
     *,
     event_log: EventLog | None = None,
     passing: Passing | None = None,
+    list_versions: Callable[[], Collection[int]] | None = None,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> FastAPI:
-    """The service of one home; `event_log` and `passing` replace its own, `patience_seconds`: how long engines may be gone.
+    """The service of one home; `event_log`, `passing` and `list_versions` (of the weight store) replace its own.
+
+    `patience_seconds`: how long engines may be gone.
 
     Raises:
         InvalidSettings: the base policy's folder lacks a file, or Redis' URL is none.
@@ -75,6 +79,15 @@ def create_app(
     service.state.keys = KeyRing(database)
     service.state.recorder, service.state.spool = recorder, log if isinstance(log, Spool) else None
     _add_routes(service, endpoint, repeats, Limit(passing.limiter, "requests", settings.requests_per_minute))
+    loads = hot_load.HotLoad(
+        policy=settings.policy,
+        database=database,
+        list_versions=list_versions or (lambda: _durable_versions(settings)),
+        bell=passing.bell,
+        assignments=assignments,
+        engine=engine,
+    )
+    hot_load.add_routes(service, loads)
     return service
 
 
@@ -82,6 +95,12 @@ def _durable_log(settings: Settings) -> EventLog:
     """The home's log. Kafka may be away: then what it should take waits on this machine's disk."""
     log = settings.event_log()
     return log if settings.kafka is None else Spool(log, settings.home / "spool")
+
+
+def _durable_versions(settings: Settings) -> list[int]:
+    from contracts.weights.store import open_weight_store  # noqa: PLC0415 its codecs are for who reads weights, not for us
+
+    return open_weight_store(settings).versions(settings.policy)
 
 
 def _add_routes(service: FastAPI, endpoint: Endpoint, repeats: Repeats, limit: Limit) -> None:

@@ -15,10 +15,11 @@ from typing import Literal
 
 from tokenizers import Tokenizer
 
-from contracts.errors import MillraceError
+from contracts.errors import MillraceError, VersionNotResident
 from contracts.records import Generation
 from services.inference.answer import Choice, Delta
 from services.inference.engine_client import EngineClient
+from services.inference.engine_wire import Piece
 from services.inference.plan import Plan
 from services.inference.recorder import Recorder, generation_of
 
@@ -110,8 +111,21 @@ class Completion:
         pieces = self._engine.generate(
             plan.arm.model, plan.prompt_ids, plan.sampling, f"{plan.completion_id}:{choice.index}"
         )
-        async with aclosing(pieces):
-            async for piece in pieces:
-                self._deltas.put_nowait(choice.add(*piece))
-                if choice.finish_reason is not None:
-                    return
+        try:
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    if not plan.asked.any_will_do:
+                        _check_versions(plan, choice, piece)
+                    self._deltas.put_nowait(choice.add(*piece))
+                    if choice.finish_reason is not None:
+                        return
+        except VersionNotResident as error:
+            if plan.asked.any_will_do:
+                raise
+            raise plan.asked.refusal(f"the engine says: {error.message}") from error
+
+
+def _check_versions(plan: Plan, choice: Choice, piece: Piece) -> None:
+    # Before the tokens are added: those of a version that was not asked for are neither shown nor recorded.
+    if piece.tokens:
+        plan.asked.check([span.version for span in piece.spans] or [choice.version])

@@ -22,11 +22,12 @@ from services.inference import replies
 from services.inference.arms import Assignments, choose_arm, draw_of, pinned_version
 from services.inference.completion import Completion
 from services.inference.engine_client import EngineClient
-from services.inference.plan import Plan, decide_purpose, decide_sampling, find_task, may_log
+from services.inference.plan import Plan, decide_purpose, decide_refusal, decide_sampling, find_task, may_log
 from services.inference.recorder import Recorder
 from services.inference.requests import ChatRequest
 from services.inference.streams import CompletionStream, Presence, completion_events
 from services.inference.template import ChatTemplate
+from services.inference.versions import asked_versions
 
 _SHORT_CHARACTERS = 4000
 _CLIENT_LEFT = 499  # nobody reads it; nginx's number for it
@@ -55,13 +56,15 @@ class Endpoint:
     async def plan(self, request: ChatRequest, caller: Caller, purpose_header: str | None) -> Plan:
         """Decide everything about a request; see the errors of each decision."""
         version = pinned_version(request.model, self._policy)
+        asked = asked_versions(request.labels, version)
+        version = asked.exact if version is None else version
         purpose = decide_purpose(purpose_header, caller)
         task = find_task(self._tasks, request)
         prompt_ids = await self._encode(request.messages)
         sampling = decide_sampling(request, task.sampling, purpose, len(prompt_ids), self._template.context)
         session_id = request.labels.get("session_id")
         arms = await self._assignments.held()
-        arm = choose_arm(arms, self._policy, version, draw_of(session_id))
+        arm = choose_arm(arms, self._policy, version, draw_of(session_id), asked.minimum)
         completion_id = new_completion_id(session_id)
         held = arms.get(arm.name)
         structlog.contextvars.bind_contextvars(completion=completion_id, version=held.version if held else version)
@@ -84,6 +87,8 @@ class Endpoint:
             logged=may_log(request, task, purpose),
             logprobs=bool(request.logprobs),
             include_usage=request.stream_options is not None and request.stream_options.include_usage,
+            asked=asked,
+            refusal=decide_refusal(asked, held.version if held else None),
         )
 
     async def answer(self, plan: Plan, client: Request) -> Response:
@@ -129,6 +134,8 @@ class Endpoint:
         return await asyncio.to_thread(self._template.encode, messages)
 
     def _start(self, plan: Plan) -> Completion:
+        if plan.refusal is not None:
+            raise plan.refusal
         return Completion(plan, self._template.tokenizer, self._engine, self._recorder)
 
 

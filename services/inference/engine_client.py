@@ -18,7 +18,7 @@ import structlog
 from contracts.errors import Unavailable
 from contracts.records import Sampling, Span
 from services.inference.engine_http import Broken, Exchange, HttpClient
-from services.inference.engine_wire import Piece, System, read_event, read_models, read_refusal
+from services.inference.engine_wire import Health, Piece, System, read_event, read_health, read_models, read_refusal
 
 PATIENCE_SECONDS = 30.0
 _POLL_SECONDS = 0.2
@@ -90,6 +90,15 @@ class EngineClient:
         if status != _OK:
             raise Unavailable(f"the engine is not serving yet (HTTP {status})")
         self.system = msgspec.json.decode(content, type=System)
+
+    async def health(self) -> Health:
+        """What the engine says of itself, also while it does not serve.
+
+        Raises:
+            Unavailable: it does not answer.
+        """
+        _, content = await self._fetch("/health", _HEALTH_SECONDS)
+        return read_health(content)
 
     async def _fetch(self, path: str, seconds: float) -> tuple[int, bytes]:
         try:

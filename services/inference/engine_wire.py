@@ -28,6 +28,22 @@ class System(msgspec.Struct, frozen=True):
     dtype: str | None
 
 
+class Problem(msgspec.Struct, frozen=True):
+    """Why an arm does not hold the version it is pointed at, or nobody knows where it is pointed (`version` None)."""
+
+    version: int | None
+    code: str
+    message: str
+
+
+class Health(msgspec.Struct, frozen=True):
+    """What the engine says of itself: the version and the problem of each arm."""
+
+    status: str
+    versions: dict[str, int | None] = {}
+    problems: dict[str, Problem] = {}
+
+
 class Piece(NamedTuple):
     """What the engine made since the last piece. Span starts count tokens of the whole answer."""
 
@@ -89,6 +105,18 @@ def read_event(data: bytes, offset: int) -> tuple[Piece, System | None]:
 def read_models(content: bytes) -> list[str]:
     """The ids of a list of models."""
     return [model.id for model in msgspec.json.decode(content, type=_Models).data]
+
+
+def read_health(content: bytes) -> Health:
+    """The body of /health.
+
+    Raises:
+        Unavailable: it is not one of ours.
+    """
+    try:
+        return msgspec.json.decode(content, type=Health)
+    except msgspec.DecodeError as error:
+        raise Unavailable(f"the engine does not say how it is: {error}") from error
 
 
 def read_refusal(status: int, content: bytes) -> MillraceError:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
-from contracts.errors import ContextLengthExceeded, InvalidRequest
+from contracts.errors import ContextLengthExceeded, InvalidRequest, VersionNotServed
 from contracts.keys import Caller
 from contracts.records import Purpose, Sampling
 from contracts.tasks import SamplingRule, Task
 from services.inference.arms import Arm
 from services.inference.requests import ChatRequest
+from services.inference.versions import Asked
 
 
 class Plan(NamedTuple):
@@ -36,6 +37,9 @@ class Plan(NamedTuple):
     """False: consent forbids to keep it."""
     logprobs: bool
     include_usage: bool
+    asked: Asked
+    refusal: VersionNotServed | None
+    """Why it cannot be answered now. Whoever has its answer already, as a repeat, never hears of it."""
 
     @property
     def session_id(self) -> str | None:
@@ -55,6 +59,16 @@ def find_task(tasks: Mapping[str, Task], request: ChatRequest) -> Task:
     if name not in tasks:
         raise InvalidRequest(f"no task is called {name!r}; there are {sorted(tasks)}", param="metadata.task")
     return tasks[name]
+
+
+def decide_refusal(asked: Asked, assigned: int | None) -> VersionNotServed | None:
+    """Refuse a minimum at once where the chosen arm is assigned an older version; None: only the tokens will tell.
+
+    An exact version is left to the engine, which may hold what was assigned a moment ago, and refuses at once too.
+    """
+    if asked.minimum is None or assigned is None or asked.is_met_by(assigned):
+        return None
+    return asked.refusal(f"v{assigned} is served")
 
 
 def decide_purpose(header: str | None, caller: Caller) -> Purpose:

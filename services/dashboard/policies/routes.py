@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from contracts.errors import InvalidValue, NotFound, WeightsRefused
-from contracts.weights.format import Manifest
+from contracts.weights.manifest import Manifest
 from contracts.weights.store import WeightStore
 from services.dashboard.access import PageRoute, SignedIn, WordsReader, render
 from services.dashboard.policies.queries import Key, count_learned, list_learned, read_facts

@@ -46,7 +46,7 @@ function accuracy(row) {
 function size(row) {
   if (row.payload_bytes == null) return "–";
   const times = row.full_bytes / Math.max(row.payload_bytes, 1);
-  const ratio = row.kind === "delta" ? `${times.toFixed(times < 10 ? 1 : 0)}× less` : "full";
+  const ratio = row.kind !== "full" ? `${times.toFixed(times < 10 ? 1 : 0)}× less` : "full";
   return element("span", {}, bytes(row.payload_bytes), element("small", {}, ` ${ratio}`));
 }
 
@@ -70,7 +70,7 @@ const COLUMNS = [
   { name: "accuracy vs best", number: true, cell: accuracy },
   { name: "users accept", number: true, cell: (row) => (row.num_labelled ? element("span", {}, percent(row.num_accepted / row.num_labelled, 0), element("small", {}, ` of ${count(row.num_labelled)}`)) : "–") },
   { name: "payload", number: true, cell: size },
-  { name: "density", number: true, cell: (row) => (row.kind === "delta" ? percent(row.density) : "–") },
+  { name: "density", number: true, cell: (row) => (row.kind !== "full" ? percent(row.density) : "–") },
   { name: "samples", number: true, cell: (row) => (row.num_samples ? count(row.num_samples) : "–") },
   { name: "swap pause", number: true, cell: (row) => swapPause(row) },
   { name: "published", number: true, cell: (row) => clock(row.created_at) },

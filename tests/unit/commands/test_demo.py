@@ -18,7 +18,8 @@ from contracts.settings import Settings
 from contracts.tables import swap, verdict
 from contracts.topics import GENERATIONS, OUTCOMES, SIGNALS
 from contracts.weights.format import Tensor, Tensors
-from contracts.weights.store import open_weight_store, publish_version
+from contracts.weights.publish import publish_version
+from contracts.weights.store import open_weight_store
 from examples.reservations.evaluate import Evaluation
 from pipelines.episodes.handler import EpisodesHandler
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
@@ -26,7 +27,9 @@ from tests.fakes import BOOKING_TASK, a_generation, a_signal
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    settings = Settings(home=tmp_path, run="r", policy="booking", base="none", tasks=(Path("none"),))
+    settings = Settings(
+        home=tmp_path, run="r", policy="booking", base="none", tasks=(Path("none"),), weights_unsigned=True
+    )
     database = settings.database()
     database.migrate()
     database.close()
@@ -74,8 +77,8 @@ def test_the_loop_is_drained_once_every_version_that_learned_was_judged(home: Ho
 
 def test_the_summary_keeps_to_its_definitions(home: Home) -> None:
     base = publish(home, 0, None, 0)
-    publish(home, 1, base, 100)
-    publish(home, 2, None, 1000)  # in full: says nothing about deltas
+    first = publish(home, 1, base, 100)
+    publish(home, 2, first, 300)
     database = home.settings.database()
     for version in (0, 1, 2):
         judge(database, version)
@@ -97,6 +100,9 @@ def test_the_summary_keeps_to_its_definitions(home: Home) -> None:
     assert (summary["held_out_base"], summary["held_out_live"], summary["live_version"]) == (0.5, 0.9, 2)
     assert (summary["versions_shipped"], summary["failed_requests"], summary["ledger_balanced"]) == (2, 1, True)
     assert (summary["freshness_p50_s"], summary["signals_served"]) == (30.0, 1)
-    assert summary["delta_density"] == 0.1
+    assert summary["delta_density"] == 0.2
+    described = [(item["version"], item["density"], item["pause_ms"]) for item in summary["versions"]]
+    assert described == [(1, 0.1, 0.0), (2, 0.3, None)]
+    assert all(item["ratio"] > 1 and item["bytes"] > 0 for item in summary["versions"])
     assert summary["swap_pause_p99_ms"] == 4.0
     assert missed_goals({**summary, "seconds": 10.0}) == ["at least 5 versions", "no failed request"]

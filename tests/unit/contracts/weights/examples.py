@@ -1,13 +1,20 @@
 """Small policies for the tests of this folder."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from blake3 import blake3
 
-from contracts.weights.format import Manifest, Tensor, Tensors
-from contracts.weights.store import WeightStore, publish_version
+from contracts.weights.codec import CODEC
+from contracts.weights.format import Tensor, Tensors
+from contracts.weights.history import History
+from contracts.weights.manifest import Chunk, Manifest
+from contracts.weights.publish import ManifestSigner, publish_fold, publish_version
+from contracts.weights.store import WeightStore
 
+POLICY = "reservations"
 DTYPES = {1: "I8", 2: "BF16", 4: "F32", 8: "F64"}
 
 
@@ -45,18 +52,44 @@ def same(left: Tensors, right: Tensors) -> bool:
 
 def publish(
     store: WeightStore, version: int, target: Tensors, *, parent: int | None = None, base: Tensors | None = None,
-    created_at: float = 1000.0,
+    created_at: float = 1000.0, history: History | None = None, signer: ManifestSigner | None = None,
 ) -> Manifest:  # fmt: skip
     return publish_version(
-        store, policy="reservations", run="run-1", version=version, parent=parent, base=base, target=target,
-        step=version, epoch=0, num_samples=32, created_at=created_at,
+        store, policy=POLICY, run="run-1", version=version, parent=parent, base=base, target=target, step=version,
+        epoch=0, num_samples=32, created_at=created_at, history=history, signer=signer,
     )  # fmt: skip
 
 
-def publish_chain(store: WeightStore, length: int) -> list[Tensors]:
+def fold(store: WeightStore, weights: list[Tensors], base_version: int, version: int) -> Manifest:
+    return publish_fold(
+        store, policy=POLICY, base_version=base_version, base=weights[base_version], version=version,
+        target=weights[version],
+    )  # fmt: skip
+
+
+def publish_chain(store: WeightStore, length: int, history: History | None = None) -> list[Tensors]:
+    """Versions 0, 1, 2 and so on, each a step of the one before."""
     weights = [bf16_policy()]
-    publish(store, 0, weights[0])
+    publish(store, 0, weights[0], history=history)
     for version in range(1, length):
         weights.append(stepped(weights[-1], 0.03, seed=version))
-        publish(store, version, weights[-1], parent=version - 1, base=weights[-2])
+        publish(store, version, weights[-1], parent=version - 1, base=weights[-2], history=history)
     return weights
+
+
+def edge(
+    version: int, base_version: int | None, parent: int | None = None, num_bytes: int = 10, **more: Any
+) -> Manifest:
+    """A manifest without a payload behind it; a full one if it has no base."""
+    facts: dict[str, Any] = {
+        "policy": POLICY, "run": "run-1", "version": version, "parent": parent, "base_version": base_version,
+        "base_root": None if base_version is None else f"root-{base_version}", "target_root": f"root-{version}",
+        "codec": CODEC, "history": None, "history_after": None, "full_bytes": 1000, "num_changed": 1, "num_weights": 500,
+        "created_at": 0.0, "step": 0, "epoch": 0, "num_samples": 0,
+        "chunks": (Chunk(blake3(f"{version} {base_version}".encode()).hexdigest(), num_bytes),),
+    }  # fmt: skip
+    return Manifest(**(facts | more))
+
+
+def chunks_of(manifests: Iterable[Manifest]) -> Iterator[str]:
+    return (chunk.blake3 for manifest in manifests for chunk in manifest.chunks)

@@ -1,23 +1,23 @@
 import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import msgspec
-import numpy as np
 import obstore
 import pytest
 from obstore.store import MemoryStore
 
-from contracts.errors import InvalidSettings, NotFound, Unavailable, WeightsRefused
+from contracts.errors import Conflict, InvalidSettings, NotFound, Unavailable
 from contracts.settings import Settings
+from contracts.weights.codec import encode
+from contracts.weights.format import Tensors
+from contracts.weights.manifest import Chunk, Manifest
 from contracts.weights.object_store import ObjectWeightStore, Patience, open_objects
 from contracts.weights.store import FolderWeightStore, open_weight_store
-from tests.unit.contracts.weights.examples import bf16_policy, publish, publish_chain, same, stepped, tensor_of
+from tests.unit.contracts.weights.examples import POLICY, bf16_policy, edge, publish, publish_chain, same, stepped
 
-POLICY = "reservations"
-FOLDER = f"{POLICY}/v000001"
 SHORT = Patience(connect=0.3, request=0.3, retries=1, retrying=0.3)
 KEYS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 
@@ -32,86 +32,80 @@ def store(objects: MemoryStore) -> ObjectWeightStore:
     return ObjectWeightStore(objects, "memory")
 
 
-def names(objects: MemoryStore) -> list[str]:
-    return sorted(item["path"] for page in obstore.list(objects, f"{FOLDER}/") for item in page)
+def names(objects: MemoryStore, folder: str) -> list[str]:
+    return sorted(item["path"] for page in obstore.list(objects, f"{POLICY}/{folder}/") for item in page)
 
 
-def test_a_payload_without_a_manifest_is_invisible_and_is_sent_again(
+def test_chunks_without_a_manifest_are_invisible_and_a_damaged_one_is_sent_again(
     store: ObjectWeightStore, objects: MemoryStore
 ) -> None:
     weights = publish_chain(store, 2)
-    manifest, payload = names(objects)
-    obstore.delete(objects, manifest)
-    obstore.put(objects, payload, b"half")
+    (chunk,) = store.manifest(POLICY, 1).chunks
+    obstore.delete(objects, f"{POLICY}/v000001/step.json")
+    obstore.put(objects, f"{POLICY}/chunks/{chunk.blake3}", b"half")
     assert store.versions(POLICY) == [0]
     with pytest.raises(NotFound):
-        store.payload(POLICY, 1)
+        store.manifest(POLICY, 1)
     publish(store, 1, weights[1], parent=0, base=weights[0])
-    assert names(objects) == [manifest, payload]
     assert same(store.load(POLICY, 1), weights[1])
 
 
-def test_who_loses_the_manifest_leaves_the_winners_payload_alone(
-    store: ObjectWeightStore, objects: MemoryStore
-) -> None:
-    weights = publish_chain(store, 1)
-    offers = [stepped(weights[0], 0.5, seed=seed) for seed in range(5)]
+def test_who_loses_the_manifest_leaves_the_winners_chunks_alone(store: ObjectWeightStore, objects: MemoryStore) -> None:
+    """All publishers write their chunks before the first writes its manifest."""
+    base = bf16_policy()
+    publish(store, 0, base)
+    offers = [stepped(base, 0.5, seed=seed) for seed in range(4)]
     barrier = threading.Barrier(len(offers))
-    errors: list[str] = []
 
-    def offer(number: int) -> None:
-        barrier.wait()
+    class Slow(ObjectWeightStore):
+        def _write_chunk(self, policy: str, chunk: Chunk, part: memoryview) -> None:
+            super()._write_chunk(policy, chunk, part)
+            barrier.wait()
+
+    outcomes: list[str] = []
+
+    def offer(target: Tensors) -> None:
         try:
-            publish(store, 1, offers[number], parent=0, base=weights[0])
-        except Exception as error:  # noqa: BLE001 whatever it was, it is compared
-            errors.append(type(error).__name__)
+            publish(Slow(objects, "memory"), 1, target, parent=0, base=base)
+            outcomes.append("published")
+        except Conflict:
+            outcomes.append("conflict")
 
-    threads = [threading.Thread(target=offer, args=(number,)) for number in range(len(offers))]
+    threads = [threading.Thread(target=offer, args=(target,)) for target in offers]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert errors == ["Conflict"] * 4
-    assert names(objects) == [
-        f"{FOLDER}/manifest.json",
-        f"{FOLDER}/payload-{store.manifest(POLICY, 1).payload_blake3}.bin",
-    ]
+    assert sorted(outcomes) == ["conflict"] * 3 + ["published"]
+    assert names(objects, "v000001") == [f"{POLICY}/v000001/step.json"]
     assert sum(same(store.load(POLICY, 1), target) for target in offers) == 1
 
 
-@pytest.mark.parametrize(
-    ("damage", "code"),
-    [
-        (lambda it: it[:-1] + b"\xff", "payload_hash"),
-        (lambda it: it + b"!", "payload_size"),
-        (lambda _: b"", "payload_size"),
-    ],
-)
-def test_damage_is_named(
-    store: ObjectWeightStore, objects: MemoryStore, damage: Callable[[bytes], bytes], code: str
-) -> None:
-    publish_chain(store, 2)
-    path = names(objects)[1]
-    obstore.put(objects, path, damage(bytes(obstore.get(objects, path).bytes())))
-    with pytest.raises(WeightsRefused) as refused:
-        store.load(POLICY, 1)
-    assert refused.value.code == code
+def test_chunks_that_are_there_are_not_sent_again_unless_they_might_be_pruned_just_now(objects: MemoryStore) -> None:
+    now = time.time()
+    store = ObjectWeightStore(objects, "memory", clock=lambda: now)
+    weights = publish_chain(store, 1)
+    (first,) = store.chunks(POLICY)
+    publish(store, 1, weights[0])
+    assert store.chunks(POLICY) == [first]
+    now += 3599.0
+    publish(store, 2, weights[0])
+    (again,) = store.chunks(POLICY)
+    assert again.written_at > first.written_at
 
 
-def test_a_manifest_in_the_wrong_place_is_refused(store: ObjectWeightStore, objects: MemoryStore) -> None:
-    publish_chain(store, 1)
-    moved = msgspec.structs.replace(store.manifest(POLICY, 0), version=7)
-    obstore.put(objects, f"{POLICY}/v000000/manifest.json", msgspec.json.encode(moved))
-    with pytest.raises(WeightsRefused) as refused:
-        store.manifest(POLICY, 0)
-    assert refused.value.code == "corrupt_manifest"
+def test_a_store_that_forgets_what_it_confirmed_is_found_out(objects: MemoryStore) -> None:
+    class Forgetful(ObjectWeightStore):
+        def _text(self, *_: object) -> None:
+            return None
+
+    with pytest.raises(Unavailable, match="did not keep version 0"):
+        Forgetful(objects, "memory").publish(*offered())
 
 
-def test_a_payload_of_several_parts_comes_back_whole(store: ObjectWeightStore) -> None:
-    noise = np.random.default_rng(1).integers(0, 2**16, 18 * 2**20, dtype="<u2")
-    publish(store, 0, {"w": tensor_of(noise)})
-    assert store.manifest(POLICY, 0).payload_bytes > 2 * 16 * 2**20
-    assert np.array_equal(store.load(POLICY, 0)["w"].data.view("<u2"), noise)
+def offered() -> tuple[Manifest, bytes]:
+    encoded = encode(None, bf16_policy())
+    return edge(0, None, target_root=encoded.target_root, chunks=encoded.chunks), encoded.payload
 
 
 class Answering:
@@ -125,9 +119,9 @@ class Answering:
                 self.send_header("content-length", str(len(body)))
                 self.send_header("etag", '"1"')
                 self.end_headers()
-                self.wfile.write(body)
+                self.wfile.write(b"" if self.command == "HEAD" else body)
 
-            do_GET = do_PUT = answer  # noqa: N815 the library's names
+            do_GET = do_PUT = do_HEAD = answer  # noqa: N815 the library's names
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 the library's names
                 pass
@@ -159,8 +153,16 @@ def test_wrong_keys_and_a_missing_bucket_are_wrong_settings() -> None:
             store_at(endpoint).versions(POLICY)
         with pytest.raises(InvalidSettings, match="refuses these keys"):
             publish(store_at(endpoint), 0, bf16_policy())
+        with pytest.raises(InvalidSettings, match="refuses these keys"):
+            store_at(endpoint).chunk(POLICY, edge(1, 0).chunks[0])
     with Answering(404, xml("NoSuchBucket")) as endpoint:
-        for ask in (lambda: store_at(endpoint).manifest(POLICY, 0), store_at(endpoint).check):
+        store = store_at(endpoint)
+        for ask in (
+            lambda: store.manifest(POLICY, 0),
+            lambda: store.chunks(POLICY),
+            lambda: publish(store, 0, bf16_policy()),
+            store.check,
+        ):
             with pytest.raises(InvalidSettings, match="create the bucket"):
                 ask()
 
@@ -205,7 +207,7 @@ def test_what_is_no_url_of_a_bucket_is_refused(url: str) -> None:
 
 
 def test_settings_choose(tmp_path: Path) -> None:
-    settings = Settings(home=tmp_path, run="r", policy="p", base="b", tasks=(Path("t"),))
+    settings = Settings(home=tmp_path, run="r", policy="p", base="b", tasks=(Path("t"),), weights_unsigned=True)
     assert isinstance(open_weight_store(settings), FolderWeightStore)
     shared = settings.model_copy(update={"weights_url": "s3://bucket/prefix"})
     assert isinstance(open_weight_store(shared), ObjectWeightStore)

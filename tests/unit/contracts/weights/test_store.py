@@ -1,45 +1,28 @@
 import math
+import os
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-import numpy as np
 import pytest
 
-from contracts.errors import NotFound, Unavailable, WeightsRefused
+from contracts.errors import NotFound, Unavailable
 from contracts.weights.codec import encode
-from contracts.weights.format import Manifest, Tensors, root_of
+from contracts.weights.format import Tensors
 from contracts.weights.store import FolderWeightStore
-from tests.unit.contracts.weights.examples import bf16_policy, publish, publish_chain, same, stepped, tensor_of
+from tests.unit.contracts.weights.examples import POLICY, bf16_policy, publish, publish_chain, same, stepped
 
-POLICY = "reservations"
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "weights" / POLICY
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> FolderWeightStore:
     return FolderWeightStore(tmp_path / "weights")
-
-
-def test_damage_on_the_disk_is_named(store: FolderWeightStore, tmp_path: Path) -> None:
-    publish_chain(store, 3)
-    folder = tmp_path / "weights" / POLICY
-    payload = folder / "v000001" / "payload.bin"
-    payload.write_bytes(payload.read_bytes()[:-1] + b"\xff")
-    with pytest.raises(WeightsRefused) as refused:
-        store.load(POLICY, 2)
-    assert refused.value.code == "payload_hash"
-
-    (folder / "v000001" / "manifest.json").write_bytes((folder / "v000002" / "manifest.json").read_bytes())
-    with pytest.raises(WeightsRefused) as refused:
-        store.load(POLICY, 2)
-    assert refused.value.code == "corrupt_manifest"
-
-    manifest = msgspec.structs.replace(store.manifest(POLICY, 2), parent=2)
-    (folder / "v000002" / "manifest.json").write_bytes(msgspec.json.encode(manifest))
-    with pytest.raises(WeightsRefused) as refused:
-        store.load(POLICY, 2)
-    assert refused.value.code == "broken_chain"
 
 
 class Crash(BaseException):
@@ -50,7 +33,7 @@ class Fuse:
     """Stops the process's work before the n-th change it makes to the file system."""
 
     left: float = math.inf
-    _changes = frozenset({"open", "os.mkdir", "os.rename"})
+    _changes = frozenset({"open", "os.mkdir", "os.rename", "os.utime"})
 
     def __call__(self, event: str, _arguments: tuple[object, ...]) -> None:
         if self.left is not math.inf and event in self._changes:
@@ -92,61 +75,78 @@ def test_a_crash_at_any_step_leaves_no_half_version_and_can_be_repeated(tmp_path
     assert 5 < num_invisible < step < 99
 
 
-def test_leftovers_of_a_crash_are_invisible_and_overwritten(store: FolderWeightStore, tmp_path: Path) -> None:
+def digest_of_step(base: Tensors, target: Tensors) -> str:
+    (chunk,) = encode(base, target).chunks
+    return chunk.blake3
+
+
+def test_leftovers_of_a_crash_are_invisible_and_overwritten(store: FolderWeightStore, folder: Path) -> None:
     weights = publish_chain(store, 1)
-    folder = tmp_path / "weights" / POLICY / "v000001"
-    folder.mkdir()
-    for name in ("payload.bin", "payload.bin.tmp", "manifest.json.tmp"):
-        (folder / name).write_bytes(b"half")
+    target = stepped(weights[0], 0.1)
+    digest = digest_of_step(weights[0], target)
+    (folder / "v000001").mkdir()
+    for path in ("v000001/step.json.tmp", f"chunks/{digest}", f"chunks/{digest}.tmp"):
+        (folder / path).write_bytes(b"half")
     assert store.versions(POLICY) == [0]
     with pytest.raises(NotFound):
-        store.payload(POLICY, 1)
-    target = stepped(weights[0], 0.1)
+        store.manifest(POLICY, 1)
     publish(store, 1, target, parent=0, base=weights[0])
     assert same(store.load(POLICY, 1), target)
-    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "payload.bin"]
+    assert [path.name for path in (folder / "v000001").iterdir()] == ["step.json"]
+    assert len(list((folder / "chunks").iterdir())) == 2
 
 
-@pytest.mark.parametrize("name", ["payload.bin", "manifest.json"])
-def test_a_full_disk_leaves_no_half_version(store: FolderWeightStore, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("full", ["chunk", "manifest"])
+def test_a_full_disk_leaves_nothing_and_can_be_repeated(store: FolderWeightStore, folder: Path, full: str) -> None:
     weights = publish_chain(store, 1)
-    folder = tmp_path / "weights" / POLICY / "v000001"
-    folder.mkdir()
-    (folder / f"{name}.tmp").symlink_to("/dev/full")
     target = stepped(weights[0], 0.1)
+    name = f"chunks/{digest_of_step(weights[0], target)}" if full == "chunk" else "v000001/step.json"
+    (folder / "v000001").mkdir()
+    (folder / f"{name}.tmp").symlink_to("/dev/full")
+    chunks = store.chunks(POLICY)
     with pytest.raises(Unavailable, match="free space"):
         publish(store, 1, target, parent=0, base=weights[0])
     assert store.versions(POLICY) == [0]
-    assert list(folder.iterdir()) == []
+    assert store.chunks(POLICY) == chunks
+    assert list((folder / "v000001").iterdir()) == []
     publish(store, 1, target, parent=0, base=weights[0])
     assert same(store.load(POLICY, 1), target)
 
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "weights"
+def test_a_full_disk_takes_no_chunk_that_somebody_else_needs(store: FolderWeightStore, folder: Path) -> None:
+    weights = publish_chain(store, 2)
+    (folder / "v000002").mkdir()
+    (folder / "v000002" / "full.json.tmp").symlink_to("/dev/full")
+    with pytest.raises(Unavailable):
+        publish(store, 2, weights[0])
+    assert same(store.load(POLICY, 1), weights[1])
 
 
-def golden_weights() -> list[Tensors]:
-    """What the golden files hold: every encoding, with NaN payloads, infinities and negative zeros among the bits."""
-    count = np.arange(1000, dtype="<u8")
-    words = (count * 40503 % 65521).astype("<u2")
-    base = {name: tensor_of(words) for name in ("dense", "same", "sparse")} | {"raw": tensor_of(words[:6])}
-    specials = np.array([0x7FC1, 0x8000, 0xFF80, 0x0000, 0xFFFF], dtype="<u2")
-    sparse = np.where(count * 2654435761 % 2**32 < 2**32 // 20, specials[count % 5], words)
-    target = {
-        "dense": tensor_of(words + (count * 40503 // 7 % 3).astype("<u2")),
-        "same": base["same"],
-        "sparse": tensor_of(sparse),
-        "raw": base["raw"]._replace(shape=(3, 2)),
-    }
-    return [base, target]
+def test_a_chunk_that_is_needed_again_counts_as_young(store: FolderWeightStore, folder: Path) -> None:
+    weights = publish_chain(store, 1)
+    (old,) = (folder / "chunks").iterdir()
+    os.utime(old, (1000.0, 1000.0))
+    publish(store, 1, weights[0])
+    (chunk,) = store.chunks(POLICY)
+    assert chunk.written_at > time.time() - 60
+    assert store.remove_chunks(POLICY, [chunk.blake3], time.time() - 3600) == []
 
 
-def test_golden_versions_still_decode() -> None:
-    store = FolderWeightStore(GOLDEN)
-    base, target = golden_weights()
-    manifest: Manifest = store.manifest("golden", 1)
-    assert {entry.encoding for entry in manifest.tensors} == {"dense", "sparse", "unchanged", "raw"}
-    assert same(store.load("golden", 0), base)
-    assert same(store.load("golden", 1), target)
-    assert manifest.target_root == root_of(target)
-    assert len(encode(base, target).payload) <= 1.2 * manifest.payload_bytes
+def test_leftovers_go_with_what_is_removed(store: FolderWeightStore, folder: Path) -> None:
+    publish_chain(store, 1)
+    for name, written_at in (("old.tmp", 1000.0), ("young.tmp", 3000.0)):
+        (folder / "chunks" / name).write_bytes(b"half")
+        os.utime(folder / "chunks" / name, (written_at, written_at))
+    assert store.remove_chunks(POLICY, [], 2000.0) == []
+    assert sorted(path.name for path in (folder / "chunks").glob("*.tmp")) == ["young.tmp"]
+
+
+def test_who_prunes_waits_for_who_publishes(store: FolderWeightStore) -> None:
+    weights = publish_chain(store, 1)
+    (chunk,) = store.chunks(POLICY)
+    with store._turn(POLICY):
+        pruner = threading.Thread(target=store.remove_chunks, args=(POLICY, [chunk.blake3], time.time() + 3600))
+        pruner.start()
+        assert same(store.load(POLICY, 0), weights[0])
+    pruner.join()
+    assert store.chunks(POLICY) == []

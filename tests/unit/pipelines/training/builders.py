@@ -80,10 +80,8 @@ def random_experience(random: np.random.Generator, *, temperature: float = 1.0, 
     completion = random.integers(1, VOCABULARY, random.integers(1, 9)).tolist()
     log_probs = (-random.exponential(3.0, len(completion))).tolist()
     spans = changes.pop("spans", (Span(0, 0),))
-    return experience(
-        segment(prompt, completion, log_probs, temperature=temperature, spans=spans),
-        **({"reward": float(random.integers(0, 2)), "key": random_key(random)} | changes),
-    )
+    fields: dict[str, Any] = {"reward": float(random.integers(0, 2)), "key": random_key(random)}
+    return experience(segment(prompt, completion, log_probs, temperature=temperature, spans=spans), **(fields | changes))
 
 
 def random_key(random: np.random.Generator) -> str:

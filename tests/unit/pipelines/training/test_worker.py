@@ -144,7 +144,7 @@ def test_the_store_holds_what_the_trainer_has(world: World) -> None:
     assert published.keys() == mine.keys()
     assert all(np.array_equal(published[name].data, mine[name].data) for name in mine)
     manifest = world.store.manifest("tiny", 1)
-    assert (manifest.parent, manifest.kind, manifest.step, manifest.num_samples) == (0, "delta", 2, 8)
+    assert (manifest.parent, manifest.kind, manifest.step, manifest.num_samples) == (0, "step", 2, 8)
 
 
 def test_duplicates_and_revisions(world: World) -> None:
@@ -328,7 +328,7 @@ def test_the_process_starts_from_a_home_and_stops(tmp_path: Path) -> None:
     base = tmp_path / "base"
     tiny_model().save_pretrained(base)
     write_settings(
-        world.settings.model_copy(update={"base": str(base)}), {"training": TrainingSettings(learning_rate=0.25)}
+        world.settings.model_copy(update={"base": str(base), "weights_unsigned": True}), {"training": TrainingSettings(learning_rate=0.25)}
     )
     stop = threading.Event()
     stop.set()

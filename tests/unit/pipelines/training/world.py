@@ -15,8 +15,9 @@ from contracts.outbox import message
 from contracts.records import Experience, Outcome, decode
 from contracts.settings import Settings
 from contracts.topics import EXPERIENCES, OUTCOMES
-from contracts.weights.format import Manifest
-from contracts.weights.store import FolderWeightStore, publish_version
+from contracts.weights.manifest import Manifest
+from contracts.weights.publish import publish_version
+from contracts.weights.store import FolderWeightStore
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.worker import Trainer

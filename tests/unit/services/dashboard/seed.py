@@ -32,7 +32,8 @@ from contracts.records import (
 from contracts.settings import Settings
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from contracts.weights.format import Tensor
-from contracts.weights.store import FolderWeightStore, publish_version
+from contracts.weights.publish import publish_version
+from contracts.weights.store import FolderWeightStore
 
 POLICY = "reservations"
 EPOCH = 2
@@ -54,7 +55,8 @@ Row = dict[str, Any]
 
 def settings_of(home: Path, database_url: str | None = None) -> Settings:
     return Settings(
-        database_url=database_url, home=home, run="2026-11-20-a", policy=POLICY, base=BASE, tasks=(Path("task.toml"),)
+        database_url=database_url, home=home, run="2026-11-20-a", policy=POLICY, base=BASE, tasks=(Path("task.toml"),),
+        weights_unsigned=True,
     )
 
 

@@ -82,7 +82,7 @@ def test_the_timeline_tells_each_version_apart(state: State) -> None:
     assert versions[REFUSED].reason == HOSTILE
     assert versions[2].status == "accepted"
     assert versions[0].status == "base"
-    assert versions[2].kind == "delta"
+    assert versions[2].kind == "step"
     assert 0 < (versions[2].density or 0) < 1
     assert versions[0].kind == "full"
     assert versions[2].num_accepted <= versions[2].num_labelled > 0

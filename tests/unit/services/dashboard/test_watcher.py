@@ -139,7 +139,7 @@ async def test_the_number_of_viewers_is_bounded_and_places_come_free(scripted: S
 
 
 def test_a_damaged_manifest_leaves_the_version_without_sizes(small: Settings, reader_of: ReaderOf) -> None:
-    manifest: Path = small.weights / "reservations" / "v000003" / "manifest.json"
+    manifest: Path = small.weights / "reservations" / "v000003" / "step.json"
     manifest.write_text("{")
     versions = {row.version: row for row in reader_of(small).read(time.time()).versions}
     assert versions[3].payload_bytes is None

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from services.engine.engine import Engine
-from tests.unit.services.engine.world import FakeStore, make_engine, make_store
+from tests.unit.services.engine.memory_store import MemoryStore
+from tests.unit.services.engine.world import make_engine, make_store
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -15,12 +16,12 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="module")
-def store() -> FakeStore:
+def store() -> MemoryStore:
     return make_store()
 
 
 @pytest.fixture
-def engine(store: FakeStore) -> Iterator[Engine]:
+def engine(store: MemoryStore) -> Iterator[Engine]:
     """Version 1 is live."""
     engine = make_engine(store)
     engine.update("live", 1)

@@ -51,9 +51,9 @@ def test_steps_bring_the_engine_along_and_keep_what_serves() -> None:
     follower.step(now=0)
     follower.step(now=0.1)
     assert engine.versions() == {"live": 1}
-    assert [version for version, _ in store.loads] == [1, 5], "the second step was too early"
+    assert [version for version, _ in store.staged] == [1, 5], "the second step was too early"
     assert follower.problems()["live"].code == "not_found"
-    store.versions[5] = store.versions[2]
+    store.add(5, store.weights[2], parent=2)
     follower.step(now=1)
     assert engine.versions() == {"live": 5}
     assert follower.problems() == {}

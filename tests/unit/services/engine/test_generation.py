@@ -9,22 +9,14 @@ import torch
 from contracts.errors import EngineRestarted, InvalidRequest, Unavailable, UnknownModel, VersionNotResident
 from contracts.records import Span
 from services.engine.engine import Engine
-from tests.unit.services.engine.world import (
-    POLICY,
-    FakeStore,
-    ask,
-    complete,
-    logprobs_of,
-    make_engine,
-    reference,
-    until,
-)
+from tests.unit.services.engine.memory_store import POLICY, MemoryStore
+from tests.unit.services.engine.world import ask, complete, logprobs_of, make_engine, reference, until
 
 PROMPT = [5, 9, 33, 12]
 
 
 @pytest.fixture(scope="module")
-def engine(store: FakeStore) -> Iterator[Engine]:
+def engine(store: MemoryStore) -> Iterator[Engine]:
     """Version 1 is live, for all tests of this file."""
     engine = make_engine(store)
     engine.update("live", 1)
@@ -32,9 +24,9 @@ def engine(store: FakeStore) -> Iterator[Engine]:
     engine.close()
 
 
-async def test_greedy_is_the_argmax_of_a_plain_forward(engine: Engine, store: FakeStore) -> None:
+async def test_greedy_is_the_argmax_of_a_plain_forward(engine: Engine, store: MemoryStore) -> None:
     answer = await complete(engine, ask(PROMPT, temperature=0, max_tokens=12))
-    model, ids = reference(store.versions[1]), list(PROMPT)
+    model, ids = reference(store.weights[1]), list(PROMPT)
     for _ in range(12):
         ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
     assert answer.token_ids == ids[len(PROMPT) :]
@@ -43,26 +35,26 @@ async def test_greedy_is_the_argmax_of_a_plain_forward(engine: Engine, store: Fa
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_logprobs_equal_a_recompute(engine: Engine, store: FakeStore, temperature: float) -> None:
+async def test_logprobs_equal_a_recompute(engine: Engine, store: MemoryStore, temperature: float) -> None:
     answer = await complete(engine, ask(PROMPT, temperature=temperature, max_tokens=60))
-    expected = logprobs_of(reference(store.versions[1]), PROMPT, answer.token_ids, temperature)
+    expected = logprobs_of(reference(store.weights[1]), PROMPT, answer.token_ids, temperature)
     assert answer.logprobs == pytest.approx(expected, abs=1e-5)
     assert len(set(answer.token_ids)) > 5, "this was not sampled"
 
 
-async def test_truncated_logprobs_are_of_the_truncated_distribution(engine: Engine, store: FakeStore) -> None:
+async def test_truncated_logprobs_are_of_the_truncated_distribution(engine: Engine, store: MemoryStore) -> None:
     answer = await complete(engine, ask(PROMPT, top_k=2, max_tokens=1))
-    logits = reference(store.versions[1])(torch.tensor([PROMPT])).logits[0, -1]
+    logits = reference(store.weights[1])(torch.tensor([PROMPT])).logits[0, -1]
     best = logits.topk(2)
     expected = dict(zip(best.indices.tolist(), best.values.log_softmax(-1).tolist(), strict=True))
     assert answer.logprobs == pytest.approx([expected[answer.token_ids[0]]], abs=1e-5)
 
 
-async def test_sixteen_at_once_do_not_mix(engine: Engine, store: FakeStore) -> None:
+async def test_sixteen_at_once_do_not_mix(engine: Engine, store: MemoryStore) -> None:
     prompts = [[number + 1, 7, 2 * number + 3] for number in range(16)]
     requests = [ask(prompt, max_tokens=20, temperature=(1.0, 0.5)[prompt[0] % 2]) for prompt in prompts]
     answers = await asyncio.gather(*(complete(engine, request) for request in requests))
-    model = reference(store.versions[1])
+    model = reference(store.weights[1])
     for request, answer in zip(requests, answers, strict=True):
         expected = logprobs_of(model, request.prompt, answer.token_ids, request.temperature)
         assert answer.logprobs == pytest.approx(expected, abs=1e-5)
@@ -117,7 +109,7 @@ async def test_cancel_frees_the_slot(engine: Engine) -> None:
     assert processor.cache.compute_free_capacity() == 1.0
 
 
-async def test_a_fatal_error_restarts_the_manager(engine: Engine, store: FakeStore) -> None:
+async def test_a_fatal_error_restarts_the_manager(engine: Engine, store: MemoryStore) -> None:
     arm = engine.resolve(POLICY)
     restarts = arm.restarts
     lost = arm.submit(ask(PROMPT, max_tokens=500, stream=True))
@@ -130,13 +122,13 @@ async def test_a_fatal_error_restarts_the_manager(engine: Engine, store: FakeSto
     await until(lambda: arm.restarts == restarts + 1 and arm.serving)
     answer = await complete(engine, ask(PROMPT))
     assert answer.logprobs == pytest.approx(
-        logprobs_of(reference(store.versions[1]), PROMPT, answer.token_ids), abs=1e-5
+        logprobs_of(reference(store.weights[1]), PROMPT, answer.token_ids), abs=1e-5
     )
     status, facts = engine.health()
     assert (status, facts["restarts"]) == ("serving", restarts + 1)
 
 
-async def test_weights_that_kill_every_step_end_in_giving_up_until_the_next_version(store: FakeStore) -> None:
+async def test_weights_that_kill_every_step_end_in_giving_up_until_the_next_version(store: MemoryStore) -> None:
     gave_up: list[bool] = []
     engine = make_engine(store, on_gave_up=lambda: gave_up.append(True))
     engine.update("live", 1)
@@ -151,7 +143,7 @@ async def test_weights_that_kill_every_step_end_in_giving_up_until_the_next_vers
     with pytest.raises(Unavailable):
         arm.submit(ask(PROMPT))
     assert engine.update("live", 2) is None
-    assert store.loads[-1] == (2, None), "weights that are not what they should be are no base"
+    assert store.staged[-1] == (2, None), "weights that are not what they should be are no base"
     assert engine.health()[0] == "serving"
     assert (await complete(engine, ask(PROMPT))).spans == [Span(0, 2)]
     engine.close()

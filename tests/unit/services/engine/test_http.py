@@ -17,7 +17,8 @@ import uvicorn
 from services.engine.app import make_app
 from services.engine.engine import ENGINE, Engine
 from services.engine.follower import Follower
-from tests.unit.services.engine.world import POLICY, FakeStore, logprobs_of, make_engine, reference, until
+from tests.unit.services.engine.memory_store import POLICY, MemoryStore
+from tests.unit.services.engine.world import logprobs_of, make_engine, reference, until
 
 PROMPT = [5, 9, 33, 12]
 ASSIGNED: dict[str, int | None] = {"live": 1, "candidate": None, "training": 3}
@@ -26,7 +27,7 @@ ASSIGNED: dict[str, int | None] = {"live": 1, "candidate": None, "training": 3}
 class Served:
     """An engine behind uvicorn in a thread."""
 
-    def __init__(self, store: FakeStore) -> None:
+    def __init__(self, store: MemoryStore) -> None:
         self.engine: Engine = make_engine(store)
         app = make_app(self.engine, Follower(self.engine, lambda: ASSIGNED, on_exit=lambda: None))
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
@@ -47,7 +48,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(store: FakeStore) -> Iterator[Served]:
+def served(store: MemoryStore) -> Iterator[Served]:
     served = Served(store)
     served.start()
     yield served
@@ -58,10 +59,10 @@ def body(**fields: Any) -> dict[str, Any]:
     return {"model": POLICY, "prompt": PROMPT, "max_tokens": 10, "ignore_eos": True, "return_token_ids": True, **fields}
 
 
-def test_a_completion_carries_its_provenance(served: Served, store: FakeStore) -> None:
+def test_a_completion_carries_its_provenance(served: Served, store: MemoryStore) -> None:
     answer = httpx.post(f"{served.url}/v1/completions", json=body(temperature=0.7, request_id="mine")).json()
     (choice,) = answer["choices"]
-    logprobs = logprobs_of(reference(store.versions[1]), PROMPT, choice["token_ids"], 0.7)
+    logprobs = logprobs_of(reference(store.weights[1]), PROMPT, choice["token_ids"], 0.7)
     assert choice["logprobs"]["token_logprobs"] == pytest.approx(logprobs, abs=1e-5)
     assert choice["finish_reason"] == "length"
     assert answer["id"] == "mine"
@@ -71,7 +72,7 @@ def test_a_completion_carries_its_provenance(served: Served, store: FakeStore) -
     assert 0 < answer["timings"]["first_token_seconds"] <= answer["timings"]["seconds"]
 
 
-def test_a_stream_says_the_same_in_parts(served: Served, store: FakeStore) -> None:
+def test_a_stream_says_the_same_in_parts(served: Served, store: MemoryStore) -> None:
     events: list[str] = []
     with httpx.stream("POST", f"{served.url}/v1/completions", json=body(stream=True)) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
@@ -82,7 +83,7 @@ def test_a_stream_says_the_same_in_parts(served: Served, store: FakeStore) -> No
     token_ids = [token for choice in choices for token in choice["token_ids"]]
     logprobs = [value for choice in choices for value in choice["logprobs"]["token_logprobs"]]
     assert len(chunks) == len(token_ids) == 10
-    assert logprobs == pytest.approx(logprobs_of(reference(store.versions[1]), PROMPT, token_ids), abs=1e-5)
+    assert logprobs == pytest.approx(logprobs_of(reference(store.weights[1]), PROMPT, token_ids), abs=1e-5)
     assert [choice["finish_reason"] for choice in choices] == [None] * 9 + ["length"]
     assert [chunk["spans"] for chunk in chunks] == [[{"start": 0, "version": 1}]] + [[]] * 9
     assert chunks[-1]["system"]["engine"] == ENGINE

@@ -12,17 +12,8 @@ from policy.weights import tensors_of
 from services.engine.engine import Engine
 from services.engine.swap import SwapRecord, added_gap
 from services.engine.tickets import Ticket
-from tests.unit.services.engine.world import (
-    POLICY,
-    FakeStore,
-    ask,
-    complete,
-    logprobs_of,
-    make_engine,
-    make_store,
-    reference,
-    until,
-)
+from tests.unit.services.engine.memory_store import POLICY, MemoryStore
+from tests.unit.services.engine.world import ask, complete, logprobs_of, make_engine, make_store, reference, until
 
 PROMPT = [5, 9, 33, 12]
 
@@ -31,7 +22,7 @@ async def first_tokens(ticket: Ticket, count: int) -> None:
     await until(lambda: len(ticket.token_times) >= count)
 
 
-async def test_tokens_name_the_version_that_made_them(store: FakeStore) -> None:
+async def test_tokens_name_the_version_that_made_them(store: MemoryStore) -> None:
     told: list[SwapRecord] = []
     engine = make_engine(store, on_swap=told.append)
     engine.update("live", 1)
@@ -39,7 +30,7 @@ async def test_tokens_name_the_version_that_made_them(store: FakeStore) -> None:
     await first_tokens(tickets[-1], 20)
     record = await asyncio.to_thread(engine.update, "live", 2)
     after = await complete(engine, ask(PROMPT, max_tokens=30))
-    old, new = reference(store.versions[1]), reference(store.versions[2])
+    old, new = reference(store.weights[1]), reference(store.weights[2])
     for number, ticket in enumerate(tickets, start=1):
         chunk = await anext(aiter(ticket.chunks()))
         assert [span.version for span in chunk.spans] == [1, 2]
@@ -55,11 +46,13 @@ async def test_tokens_name_the_version_that_made_them(store: FakeStore) -> None:
     assert told == [record] == list(engine.swaps)
     assert record.gap_seconds is not None
     assert 0 < record.pause_seconds < 0.5
-    assert store.loads[-2:] == [(1, None), (2, 1)]
+    assert record.density > 0.99, "random weights have nothing in common, apart from norms"
+    assert record.payload_bytes == store.manifest(POLICY, 2).payload_bytes
+    assert store.staged[-2:] == [(1, None), (2, 1)]
     engine.close()
 
 
-async def test_live_goes_back_and_a_candidate_is_apart(engine: Engine, store: FakeStore) -> None:
+async def test_live_goes_back_and_a_candidate_is_apart(engine: Engine, store: MemoryStore) -> None:
     engine.update("candidate", 3)
     engine.update("live", 2)
     record = engine.update("live", 1)
@@ -67,8 +60,9 @@ async def test_live_goes_back_and_a_candidate_is_apart(engine: Engine, store: Fa
     assert record.gap_seconds is None, "nothing was in flight"
     assert engine.versions() == {"live": 1, "candidate": 3}
     for name, version in (("live", 1), ("candidate", 3)):
-        assert root_of(tensors_of(engine.arms[name].model)) == root_of(store.versions[version])
+        assert root_of(tensors_of(engine.arms[name].model)) == root_of(store.weights[version])
     assert engine.update("live", 1) is None
+    assert (record.payload_bytes, record.num_changed) == (0, engine.swaps[-2].num_changed), "out of the undo log"
 
 
 async def test_pause_keeps_requests_in_flight(engine: Engine) -> None:
@@ -99,16 +93,17 @@ async def test_a_version_that_cannot_be_had_changes_nothing() -> None:
     engine.update("live", 1)
     with pytest.raises(NotFound):
         engine.update("live", 7)
-    name = next(iter(store.versions[2]))
-    broken = store.versions[2][name]
-    store.versions[2][name] = broken._replace(data=np.full_like(broken.data, 0xFF))  # NaN
+    broken = dict(store.weights[2])
+    name = next(iter(broken))
+    broken[name] = broken[name]._replace(data=np.full_like(broken[name].data, 0xFF))  # NaN
+    store.add(3, broken, parent=2)
     with pytest.raises(WeightsRefused) as caught:
-        engine.update("live", 2)
+        engine.update("live", 3)
     assert caught.value.code == "not_finite"
     answer = await complete(engine, ask(PROMPT))
     assert answer.spans == [Span(0, 1)]
     assert answer.logprobs == pytest.approx(
-        logprobs_of(reference(store.versions[1]), PROMPT, answer.token_ids), abs=1e-5
+        logprobs_of(reference(store.weights[1]), PROMPT, answer.token_ids), abs=1e-5
     )
     engine.close()
 

@@ -1,4 +1,4 @@
-"""A tiny policy in two versions, a store of bits, and an engine over them."""
+"""A tiny policy in a few versions, a store of them, and an engine over it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from contracts.errors import NotFound, WeightsRefused
-from contracts.weights.format import Tensors, root_of
+from contracts.weights.format import Tensors
 from policy.weights import copy_tensors, tensors_of
 from services.engine.engine import Engine
 from services.engine.sampling import CompletionRequest
 from services.engine.settings import EngineSettings
 from services.engine.swap import SwapRecord
 from services.engine.tickets import Chunk
+from tests.unit.services.engine.memory_store import POLICY, MemoryStore
 
-POLICY = "demo"
 VOCABULARY = 64
 CONTEXT = 512
 
@@ -40,34 +39,16 @@ def tiny_model(seed: int = 0) -> Any:
     return LlamaForCausalLM(config).eval().requires_grad_(requires_grad=False)
 
 
-class FakeStore:
-    """Versions in memory; `loads` tells what was asked, as (version, base version or None)."""
-
-    def __init__(self, versions: dict[int, Tensors]) -> None:
-        self.versions = versions
-        self.loads: list[tuple[int, int | None]] = []
-
-    def load(self, policy: str, version: int) -> Tensors:
-        self.loads.append((version, None))
-        if version not in self.versions:
-            raise NotFound(f"no version {version} of {policy}")
-        return self.versions[version]
-
-    def load_onto(self, policy: str, version: int, base_version: int, base: Tensors) -> Tensors:
-        if root_of(base) != root_of(self.versions[base_version]):
-            raise WeightsRefused("wrong_base", f"this is not version {base_version}")
-        tensors = self.load(policy, version)
-        self.loads[-1] = (version, base_version)
-        return tensors
-
-
-def make_store(num_versions: int = 3) -> FakeStore:
+def make_store(num_versions: int = 3) -> MemoryStore:
     """Versions 1 to `num_versions`, each other weights."""
-    return FakeStore({number: tensors_of(tiny_model(number)) for number in range(1, num_versions + 1)})
+    store = MemoryStore()
+    for number in range(1, num_versions + 1):
+        store.add(number, tensors_of(tiny_model(number)), parent=number - 1 or None)
+    return store
 
 
 def make_engine(
-    store: FakeStore,
+    store: MemoryStore,
     on_swap: Callable[[SwapRecord], None] = lambda _record: None,
     on_gave_up: Callable[[], None] = lambda: None,
     make_model: Callable[[], Any] = tiny_model,

@@ -1,0 +1,297 @@
+"""One object from far away, quickly: in parts, over connections that stay open, each part once.
+
+In: a path at the upstream. Out: a file. Waits: for the upstream. A connection over a long lossy way takes seconds to find
+its rate, so it is kept; and it must never wait for a round trip, so the next parts are asked for before the last has
+come (HTTP/1.1 pipelining: the upstream must do it, and Range). A connection that breaks goes on from the bytes it got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from contracts.errors import InvalidSettings, NotFound, Unavailable
+
+BROKEN = (OSError, EOFError)
+UNFINISHED = ".part"
+OK, NOT_MODIFIED, NOT_FOUND = 200, 304, 404
+_PARTIAL, _BEYOND, _SERVER_ERROR = 206, 416, 500
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
+_PIECE_BYTES = 64 * 1024
+
+
+class Fetching(NamedTuple):
+    """How objects are fetched.
+
+    Each of `connections` is first asked for `first_bytes`, together more than the way holds (bandwidth times round trip):
+    nothing more is asked for until the length is known. Then `depth` parts of `part_bytes` are on the way on each. A
+    connection that gets nothing for `silence` seconds is given up, and the whole fetch with it when that happened `tries`
+    times in a row, `pause` seconds apart.
+    """
+
+    connections: int = 16
+    first_bytes: int = 256 * 1024
+    depth: int = 8
+    part_bytes: int = 64 * 1024
+    tries: int = 5
+    pause: float = 0.2
+    silence: float = 5.0
+
+
+class Stats(msgspec.Struct):
+    """Since the start: bodies that came from upstream, what they took, what broke, and fetches that ended well."""
+
+    upstream_bytes: int = 0
+    upstream_requests: int = 0
+    num_broken: int = 0
+    num_fetched: int = 0
+
+
+class Head(NamedTuple):
+    """The head of an answer; the names of `fields` are in lower case."""
+
+    status: int
+    fields: dict[str, str]
+
+    @property
+    def length(self) -> int:
+        """Bytes of the body."""
+        return 0 if self.status == NOT_MODIFIED else int(self.fields["content-length"])
+
+
+class Connection:
+    """HTTP/1.1 to the upstream, requests ahead of answers. Everything raises OSError or EOFError when it breaks."""
+
+    def __init__(self, upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._upstream, self._reader, self._writer = upstream, reader, writer
+        self.reusable = True
+
+    @property
+    def usable(self) -> bool:
+        """Whether another request may go out."""
+        return self.reusable and not self._reader.at_eof() and not self._writer.is_closing()
+
+    def ask(self, target: str, fields: str) -> None:
+        """Send a GET with these lines in its head."""
+        self._upstream.stats.upstream_requests += 1
+        path = f"{self._upstream.prefix}/{target}"
+        self._writer.write(f"GET {path} HTTP/1.1\r\nhost: {self._upstream.host}\r\n{fields}\r\n".encode())
+
+    async def head(self) -> Head:
+        """The next answer."""
+        async with asyncio.timeout(self._upstream.fetching.silence):
+            lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        pairs = (line.partition(":") for line in lines[1:] if line)
+        fields = {name.strip().lower(): value.strip() for name, _, value in pairs}
+        if fields.get("connection", "").lower() == "close":
+            self.reusable = False
+        head = Head(int(lines[0].split()[1]), fields)
+        if head.status != NOT_MODIFIED and "content-length" not in fields:
+            raise InvalidSettings("upstream answers without Content-Length: the cache needs one that says the length")
+        return head
+
+    async def read(self, length: int, store: Callable[[bytes], None]) -> None:
+        """Hand `length` bytes on, piece by piece; what came before a break is handed on too."""
+        while length:
+            try:
+                async with asyncio.timeout(self._upstream.fetching.silence):
+                    piece = await self._reader.readexactly(min(length, _PIECE_BYTES))
+            except asyncio.IncompleteReadError as broken:
+                self._upstream.stats.upstream_bytes += len(broken.partial)
+                store(broken.partial)
+                raise
+            self._upstream.stats.upstream_bytes += len(piece)
+            store(piece)
+            length -= len(piece)
+
+    def close(self) -> None:
+        """Now."""
+        self._writer.close()
+
+
+class Upstream:
+    """Where objects come from, and the open connections to it.
+
+    Args:
+        url: `http://host:port/prefix`.
+        fetching: how.
+
+    Raises:
+        InvalidSettings: it is another kind of URL.
+    """
+
+    def __init__(self, url: str, fetching: Fetching) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise InvalidSettings(f"the upstream is http://HOST:PORT/PREFIX, not {url!r}")
+        self._address = (parts.hostname, parts.port or 80)
+        self.host, self.prefix = parts.netloc, parts.path.rstrip("/")
+        self.fetching, self.stats = fetching, Stats()
+        self._idle: list[Connection] = []
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """One that is open already, or a new one; it stays open if nothing went wrong."""
+        while self._idle:
+            if (connection := self._idle.pop()).usable:
+                break
+            connection.close()
+        else:
+            async with asyncio.timeout(self.fetching.silence):
+                reader, writer = await asyncio.open_connection(*self._address, limit=4 * _PIECE_BYTES)
+            connection = Connection(self, reader, writer)
+        clean = False
+        try:
+            yield connection
+            clean = connection.usable
+        finally:
+            if clean:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    def close(self) -> None:
+        """The idle connections."""
+        while self._idle:
+            self._idle.pop().close()
+
+
+class Download:
+    """One object on its way into the folder. What it has survives a `run` that failed.
+
+    Args:
+        target: the path of the object, as the upstream knows it.
+        path: where it will be.
+        upstream: asked for parts.
+    """
+
+    def __init__(self, target: str, path: Path, upstream: Upstream) -> None:
+        self._target, self._path, self._upstream = target, path, upstream
+        self._size: int | None = None
+        self._positions: dict[int, int] = {}
+        self._next = 0
+        self._returned: deque[int] = deque()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = path.with_name(f"{path.name}{UNFINISHED}")
+        self._file = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+    async def run(self) -> None:
+        """Fetch what is missing, then put the file in its place.
+
+        Raises:
+            NotFound: there is no such object.
+            Unavailable: the upstream is away.
+            InvalidSettings: the upstream serves no parts, or objects that change.
+        """
+        workers = [asyncio.create_task(self._work()) for _ in range(self._upstream.fetching.connections)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        if any(self._positions[number] < self._end(number) for number in range(self._next)):
+            raise InvalidSettings(f"upstream denied a part of {self._target} that it has: it must serve parts")
+        os.close(self._file)
+        self._temporary.replace(self._path)
+
+    def drop(self) -> None:
+        """Forget it."""
+        os.close(self._file)
+        self._temporary.unlink()
+
+    async def _work(self) -> None:
+        """One connection after the other, until no part is left."""
+        failures = 0
+        while failures < self._upstream.fetching.tries:
+            asked: deque[int] = deque()
+            before = self._upstream.stats.upstream_bytes
+            try:
+                async with self._upstream.connection() as connection:
+                    try:
+                        await self._receive_parts(connection, asked)
+                    finally:
+                        self._returned.extend(asked)
+            except BROKEN:
+                self._upstream.stats.num_broken += 1
+                failures = 0 if self._upstream.stats.upstream_bytes > before else failures + 1
+                await asyncio.sleep(self._upstream.fetching.pause)
+            else:
+                if not self._is_more():
+                    return
+        raise Unavailable(f"upstream is silent, {self._target} did not come: ask again, it goes on where it stopped")
+
+    async def _receive_parts(self, connection: Connection, asked: deque[int]) -> None:
+        """Until none is left. `asked` holds those on the way, when it breaks too."""
+        while True:
+            self._ask_ahead(connection, asked)
+            if not asked:
+                return
+            head = await connection.head()
+            self._check(head, self._positions[asked[0]])
+            self._ask_ahead(connection, asked)  # the length may be known only now
+            await connection.read(head.length, partial(self._store, head, asked[0]))
+            asked.popleft()
+
+    def _ask_ahead(self, connection: Connection, asked: deque[int]) -> None:
+        # To ask for the length first would be a round trip. So each connection asks for a part that may not exist.
+        depth = 1 if self._size is None else self._upstream.fetching.depth
+        while len(asked) < depth and connection.usable and (number := self._next_part()) is not None:
+            asked.append(number)
+            connection.ask(self._target, f"range: bytes={self._positions[number]}-{self._end(number) - 1}\r\n")
+
+    def _store(self, head: Head, number: int, piece: bytes) -> None:
+        if head.status == _PARTIAL:
+            os.pwrite(self._file, piece, self._positions[number])
+            self._positions[number] += len(piece)
+
+    def _check(self, head: Head, start: int) -> None:
+        """Refuse what is no part; learn the size."""
+        if head.status == NOT_FOUND:
+            raise NotFound(f"upstream has no {self._target}")
+        if head.status >= _SERVER_ERROR:
+            raise ConnectionError(f"upstream answered {head.status}")
+        content_range = head.fields.get("content-range", "")
+        if head.status == _BEYOND:
+            if content_range == "bytes */0":
+                self._size = 0
+            return
+        found = _CONTENT_RANGE.fullmatch(content_range)
+        if head.status != _PARTIAL or found is None or int(found[1]) != start:
+            raise InvalidSettings(f"upstream answers {head.status} to a Range of {self._target}: it must serve parts")
+        if self._size not in {None, int(found[2])}:
+            raise InvalidSettings(f"upstream changed {self._target} on the way: objects must keep their bytes")
+        self._size = int(found[2])
+
+    def _is_more(self) -> bool:
+        known = self._size is not None and self._start(self._next) < self._size
+        return known or bool(self._returned)
+
+    def _next_part(self) -> int | None:
+        if self._returned:
+            return self._returned.popleft()
+        start = self._start(self._next)
+        if self._size is not None and start >= self._size:
+            return None
+        self._positions[self._next] = start
+        self._next += 1
+        return self._next - 1
+
+    def _start(self, number: int) -> int:
+        fetching = self._upstream.fetching
+        num_first = min(number, fetching.connections)
+        return num_first * fetching.first_bytes + (number - num_first) * fetching.part_bytes
+
+    def _end(self, number: int) -> int:
+        end = self._start(number + 1)
+        return end if self._size is None else min(end, self._size)

@@ -1,0 +1,110 @@
+"""A child process that is killed with SIGKILL, at a moment in time or behind a step of its work.
+
+A step is a place that the work names, or a change of the disk. Children are forked: a thousand of them cost no imports, and
+no thread may run in the parent.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+Work = Callable[[Callable[[str], None]], None]
+"""Is handed what it has to call at each place that it names."""
+_STEPS = {"open", "os.mkdir", "os.rename", "os.remove", "shutil.copyfile"}
+_DIGEST, _VERSION = re.compile(r"[0-9a-f]{64}"), re.compile(r"v?\d{6}(-[0-9a-f]{12})?")
+_GIVE_UP_SECONDS = 60.0
+
+
+class Moment(NamedTuple):
+    """When to kill: `delay` seconds behind the start, or behind the step of this number."""
+
+    step: int | None
+    delay: float
+
+
+NEVER = Moment(sys.maxsize, 0.0)
+
+
+class Ended(NamedTuple):
+    """How a child ended: killed, or by itself before; the last step it took, and how many there were."""
+
+    was_killed: bool
+    last: str
+    num_steps: int
+    seconds: float
+
+
+class Steps:
+    """Counts the steps of a child where its parent can read them, and tells it of one."""
+
+    def __init__(self, shared: mmap.mmap, bell: int, awaited: int | None) -> None:
+        self._shared = shared
+        self._bell = bell
+        self._awaited = awaited
+        self._num = 0
+
+    def __call__(self, place: str) -> None:
+        """Take a step."""
+        name = place.encode()[:60]
+        self._shared[4:64] = name.ljust(60)
+        self._shared[:4] = (self._num + 1).to_bytes(4, "little")
+        if self._num == self._awaited:
+            os.write(self._bell, b"!")
+        self._num += 1
+
+
+def run_child(work: Work, moment: Moment) -> Ended:
+    """Fork, work there, and kill it at that moment if it still lives."""
+    shared = mmap.mmap(-1, 64)
+    heard, bell = os.pipe()
+    started = time.monotonic()
+    if (child := os.fork()) == 0:
+        _be_child(work, Steps(shared, bell, moment.step))
+    os.close(bell)
+    if moment.step is not None:
+        # Also when the child ends: the other end of the pipe is closed then.
+        select.select([heard], [], [], _GIVE_UP_SECONDS)
+    time.sleep(moment.delay)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    os.close(heard)
+    if os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0:
+        raise RuntimeError("a child failed by itself; what it said stands above")
+    last = shared[4:64].rstrip(b"\0 ").decode() or "start"
+    return Ended(os.WIFSIGNALED(status), last, int.from_bytes(shared[:4], "little") or 1, time.monotonic() - started)
+
+
+def _be_child(work: Work, steps: Steps) -> None:
+    def audit(event: str, arguments: tuple[object, ...]) -> None:
+        if event in _STEPS and (name := _described(event, arguments)) is not None:
+            steps(name)
+
+    status = 1
+    try:
+        sys.addaudithook(audit)
+        work(steps)
+        status = 0
+    finally:
+        if status:
+            sys.excepthook(*sys.exc_info())
+        os._exit(status)
+
+
+def _described(event: str, arguments: tuple[object, ...]) -> str | None:
+    """A change of the disk; None: it is only read."""
+    if event == "open":
+        flags = arguments[2] if isinstance(arguments[2], int) else 0
+        if not flags & (os.O_WRONLY | os.O_RDWR | os.O_DIRECTORY):
+            return None
+        event = "sync" if flags & os.O_DIRECTORY else "write"
+    name = _DIGEST.sub("CHUNK", Path(str(arguments[0])).name)
+    return f"{event.removeprefix('os.')} {_VERSION.sub('VERSION', name)}"

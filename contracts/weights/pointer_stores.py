@@ -1,0 +1,94 @@
+"""Where pointers lie: beside the versions, in a folder or in a bucket. Waits for: the disk, or the object store."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from contracts.errors import StaleWrite
+from contracts.weights.files import make_folder_durably, write_durably
+from contracts.weights.pointer import PointerStore, Stored, pointer_path
+from contracts.weights.store import FolderWeightStore, WeightStore
+
+if TYPE_CHECKING:
+    from contracts.weights.object_store import ObjectWeightStore
+
+
+class FolderPointers(PointerStore):
+    """In a folder on one disk, the root of a `FolderWeightStore`. Writers of a policy take turns; readers need no lock."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def read(self, policy: str, arm: str) -> Stored | None:
+        """See `PointerStore.read`."""
+        try:
+            text = (self._root / pointer_path(policy, arm)).read_bytes()
+        except FileNotFoundError:
+            return None
+        return Stored(text, tag="")
+
+    def replace(self, policy: str, arm: str, text: bytes, seen: Stored | None) -> None:
+        """See `PointerStore.replace`."""
+        path = self._root / pointer_path(policy, arm)
+        make_folder_durably(path.parent)
+        descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if self.read(policy, arm) != seen:
+                raise moved_elsewhere(policy, arm)
+            write_durably(path, [text])
+        finally:
+            os.close(descriptor)
+
+
+class ObjectPointers(PointerStore):
+    """In a bucket of any store that keeps `If-Match` and `If-None-Match: *` on a write."""
+
+    def __init__(self, store: ObjectWeightStore) -> None:
+        # The pointers of a policy lie where its versions lie, behind the same client and the same words for its failures.
+        self._objects = store.objects
+        self._failures_named = store.failures_named
+
+    def read(self, policy: str, arm: str) -> Stored | None:
+        """See `PointerStore.read`."""
+        import obstore  # noqa: PLC0415 embedded need not load the client
+
+        try:
+            with self._failures_named():
+                found = obstore.get(self._objects, pointer_path(policy, arm))
+                return Stored(bytes(found.bytes()), tag=found.meta["e_tag"] or "")
+        except FileNotFoundError:
+            return None
+
+    def replace(self, policy: str, arm: str, text: bytes, seen: Stored | None) -> None:
+        """See `PointerStore.replace`."""
+        import obstore  # noqa: PLC0415 as above
+        from obstore.exceptions import AlreadyExistsError, PreconditionError  # noqa: PLC0415
+
+        path = pointer_path(policy, arm)
+        with self._failures_named(), suppress(AlreadyExistsError, PreconditionError, FileNotFoundError):
+            obstore.put(self._objects, path, text, mode="create" if seen is None else {"e_tag": seen.tag})
+            return
+        # A write that was repeated because its answer was lost meets itself.
+        if (found := self.read(policy, arm)) is None or found.text != text:
+            raise moved_elsewhere(policy, arm)
+
+
+def pointers_of(store: WeightStore) -> PointerStore:
+    """The pointers beside the versions of a store."""
+    if isinstance(store, FolderWeightStore):
+        return FolderPointers(store.root)
+    from contracts.weights.object_store import ObjectWeightStore  # noqa: PLC0415 as above
+
+    if not isinstance(store, ObjectWeightStore):
+        raise TypeError(f"{type(store).__name__} keeps no pointers")
+    return ObjectPointers(store)
+
+
+def moved_elsewhere(policy: str, arm: str) -> StaleWrite:
+    """What to say to whoever came second."""
+    return StaleWrite(f"the pointer {policy}/{arm} was moved by somebody else; read it again", policy=policy, arm=arm)

@@ -1,0 +1,119 @@
+"""What a store may forget. In: the versions somebody needs. Out: chunks that no way to or from these uses are removed.
+
+Manifests stay: they are small, and the lineage is read from them. A publisher may run meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import NamedTuple
+
+from contracts.errors import InvalidValue
+from contracts.weights.layout import no_version
+from contracts.weights.manifest import Manifest
+from contracts.weights.route import EdgesOf, route_from
+from contracts.weights.store import WeightStore
+
+YOUNGEST_SECONDS = 3600.0
+"""A younger chunk is never removed: a publisher may be about to name it."""
+
+
+class Pruned(NamedTuple):
+    """What was removed, and what cannot be kept."""
+
+    num_chunks: int
+    num_bytes: int
+    lost: tuple[int, ...]
+    """Needed versions that nobody can load any more from nothing: an earlier run was not told that they are needed."""
+
+
+def prune(
+    store: WeightStore,
+    policy: str,
+    needed: Iterable[int],
+    *,
+    now: float,
+    loadable: Iterable[int] = (),
+    keep_anchors: int = 2,
+    older_than: float = YOUNGEST_SECONDS,
+) -> Pruned:
+    """Remove chunks that nobody will ask for.
+
+    Of the newest versions, from the oldest of `keep_anchors` full copies on, all ways are kept. A needed version can be
+    loaded from nothing, and whoever holds it comes to every later one of these without a full copy, if he could
+    before. So an old version that stays listed keeps a way up from there.
+
+    Args:
+        store: where.
+        policy: whose.
+        needed: versions that an arm or a replica holds or may be sent to, or that the trainer may go back to.
+        now: UTC epoch seconds.
+        loadable: versions that nobody holds, and that stay to be loaded from nothing, such as the base.
+        keep_anchors: full copies for newcomers, at least 1.
+        older_than: seconds; what was written since is left, at least `YOUNGEST_SECONDS`.
+
+    Raises:
+        InvalidValue: a bound above is not kept.
+        NotFound: a needed version does not exist. Nothing was removed, as with the next.
+        WeightsRefused, Unavailable: a manifest cannot be read.
+    """
+    if keep_anchors < 1 or older_than < YOUNGEST_SECONDS:
+        raise InvalidValue(
+            f"keep at least 1 anchor and {YOUNGEST_SECONDS:.0f} seconds, not {keep_anchors} and {older_than}: newcomers "
+            "and publishers rely on it",
+            param="keep_anchors" if keep_anchors < 1 else "older_than",
+        )
+    wanted, extra = sorted(set(needed)), sorted(set(loadable))
+    # Chunks before manifests: what a publisher adds in between is not in this list, so it stays.
+    stored = store.chunks(policy)
+    sizes = {chunk.blake3: chunk.num_bytes for chunk in stored}
+
+    @cache
+    def edges_of(version: int) -> list[Manifest]:
+        edges = store.edges(policy, version)
+        return [edge for edge in edges if all(chunk.blake3 in sizes for chunk in edge.chunks)]
+
+    versions = store.versions(policy)
+    for version in (*wanted, *extra):
+        if version not in versions:
+            raise no_version(policy, version, versions)
+    kept, lost = _kept_edges(edges_of, versions, wanted, keep_anchors)
+    for version in extra:
+        kept += route_from(edges_of, version, {}) or []
+    used = {chunk.blake3 for edge in kept for chunk in edge.chunks}
+    before = now - older_than
+    unused = [chunk.blake3 for chunk in stored if chunk.blake3 not in used and chunk.written_at < before]
+    removed = store.remove_chunks(policy, unused, before)
+    return Pruned(len(removed), sum(sizes[digest] for digest in removed), lost)
+
+
+def _kept_edges(
+    edges_of: EdgesOf, versions: list[int], needed: list[int], keep_anchors: int
+) -> tuple[list[Manifest], tuple[int, ...]]:
+    """Edges whose chunks stay, some more than once, and needed versions that no way leads to."""
+    floor = _floor(edges_of, versions, keep_anchors)
+    newest = [version for version in versions if version >= floor]
+    kept = [edge for version in newest for edge in edges_of(version)]
+    lost = []
+    old = [version for version in needed if version < floor]
+    for version in (*old, *newest):
+        if (way := route_from(edges_of, version, {})) is not None:
+            kept += way
+        elif version in needed:
+            lost.append(version)
+    for held in old:
+        for later in (*(version for version in old if version > held), *newest):
+            for history in {None, *(edge.history_after for edge in edges_of(held))}:
+                kept += route_from(edges_of, later, {held: history}) or []
+    return kept, tuple(lost)
+
+
+def _floor(edges_of: EdgesOf, versions: list[int], keep_anchors: int) -> int:
+    """The oldest of the newest full copies; if there are not so many, the first version."""
+    found = 0
+    for version in reversed(versions):
+        found += any(edge.kind == "full" for edge in edges_of(version))
+        if found == keep_anchors:
+            return version
+    return min(versions, default=0)

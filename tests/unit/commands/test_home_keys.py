@@ -1,0 +1,69 @@
+"""What `prepare_home` does about the keys that sign versions."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from commands.home import prepare_home
+from commands.keys import retire, rotate
+from contracts.errors import InvalidSettings, WeightsRefused
+from contracts.settings import Settings, load_settings, write_settings
+from contracts.weights.key_files import SIGNING_KEY, TRUSTED_KEYS, keyring_of, signer_of, trusted_folder
+from contracts.weights.store import open_weight_store
+from tests.unit.contracts.weights.test_signing import STEP
+
+PRODUCT = Path(__file__).parent.parent.parent.parent / "examples" / "reservations"
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    for name in (SIGNING_KEY, TRUSTED_KEYS):
+        monkeypatch.delenv(name, raising=False)
+    base = str(PRODUCT / "base")
+    return Settings(home=tmp_path, run="r", policy="reservations", base=base, tasks=(PRODUCT / "task.toml",))
+
+
+def test_a_new_home_can_sign_and_keeps_its_key(settings: Settings) -> None:
+    prepare_home(settings, {})
+    signer, keyring = signer_of(settings), keyring_of(settings)
+    assert signer is not None
+    assert keyring is not None
+    prepare_home(settings, {})
+    assert keyring.key_ids == (signer.key_id,)
+    keyring.verify(signer.sign(STEP))
+
+
+def test_version_0_is_signed_and_refused_once_its_key_is_retired(settings: Settings) -> None:
+    prepare_home(settings, {})
+    store = open_weight_store(settings)
+    [old] = [path.stem for path in trusted_folder(settings.home).iterdir()]
+    assert store.manifest("reservations", 0).key == old
+    rotate(settings.home, only_prepare=False)
+    with pytest.raises(InvalidSettings, match=rf"{old} signed 1 of the versions in the store, 0 to 0"):
+        retire(settings.home, old, force=False)
+    assert store.load("reservations", 0)
+    retire(settings.home, old, force=True)
+    with pytest.raises(WeightsRefused) as refused:
+        store.load("reservations", 0)
+    assert refused.value.code == "unknown_key"
+
+
+def test_a_home_of_an_older_release_is_refused_until_it_has_keys(settings: Settings) -> None:
+    prepare_home(settings, {})
+    shutil.rmtree(settings.home / "keys")
+    for _ in range(2):
+        with pytest.raises(InvalidSettings, match="millrace keys new --home"):
+            prepare_home(settings, {})
+    assert not (settings.home / "keys").exists()
+
+
+def test_that_nobody_need_sign_is_said_once_and_stays(settings: Settings) -> None:
+    prepare_home(settings, {})
+    shutil.rmtree(settings.home / "keys")
+    write_settings(settings.model_copy(update={"weights_unsigned": True}), {})
+    prepare_home(settings, {})
+    assert load_settings(settings.home).weights_unsigned
+    assert not (settings.home / "keys").exists()
