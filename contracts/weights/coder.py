@@ -337,6 +337,8 @@ def decode_block(
         if place >= last:
             return False
         start = cumulative(time, bounds)
+        if start > slot:
+            return False
         freq = cumulative(min(after, limit), bounds) - start
         state, used = refill(freq * (state >> _SCALE) + slot - start, coded, used)
         context = np.int64(contexts[place])

@@ -87,6 +87,8 @@ class Model(NamedTuple):
 
     hazards: npt.NDArray[np.uint32]
     """Units of time per context [NUM_CONTEXTS]."""
+    listed: npt.NDArray[np.int64]
+    """The contexts whose hazard is not the least one."""
     agreement: npt.NDArray[np.uint16]
     """[NUM_DIRECTIONS], of 2 ** TABLE_BITS."""
     tokens: npt.NDArray[np.uint16]
@@ -133,15 +135,18 @@ def model_of(tables: Tables) -> Model:
             raise _corrupt("a direction is out of range")
         which = slice(1, NUM_STATES) if context == ANY else slice(context, context + 1)
         agreement[which] = code << (TABLE_BITS - 8)
-    return Model(hazards.reshape(-1), agreement, _token_rows(tables.tokens))
+    flat = hazards.reshape(-1)
+    return Model(flat, np.flatnonzero(flat > 1), agreement, _token_rows(tables.tokens))
 
 
 def scaled(model: Model, scale: int) -> npt.NDArray[np.uint32]:
     """The hazards of a tensor whose weights change 2 ** (scale / 8) times as often as their kind does elsewhere."""
     if scale == 0:
         return model.hazards
-    factor = np.uint64(_two_to(scale, 16))
-    hazards: npt.NDArray[np.uint32] = np.clip((model.hazards * factor) >> np.uint64(16), 1, _LONGEST).astype(np.uint32)
+    factor = _two_to(scale, 16)
+    hazards = np.full(NUM_CONTEXTS, min(max(factor >> 16, 1), _LONGEST), dtype=np.uint32)
+    known = model.hazards[model.listed].astype(np.uint64) * np.uint64(factor) >> np.uint64(16)
+    hazards[model.listed] = np.clip(known, 1, _LONGEST)
     return hazards
 
 
@@ -158,20 +163,21 @@ def check_scale(scale: int) -> None:
 
 
 def _fit_rates(evidence: Evidence) -> tuple[bytes, bytes, bytes]:
-    changed = evidence.changed
-    seen = np.maximum(evidence.seen, changed)
+    # A class without changes stays at the least hazard.
+    classes = np.flatnonzero(evidence.changed.sum(1))
+    changed = evidence.changed[classes]
+    seen = np.maximum(evidence.seen[classes], changed)
     still, moved = _codes(seen[:, 0], changed[:, 0]), _codes(seen[:, 1:].sum(1), changed[:, 1:].sum(1))
     own = _codes(seen, changed)
-    # A class without changes stays at the least hazard; its state 0 entry speaks for the others until one says more.
-    use_still = changed.sum(1) > 0
-    still = np.where(use_still & (changed[:, 0] == 0), np.minimum(still, moved), still)
-    use_moved = use_still & (_saving(seen[:, 1:], changed[:, 1:], still[:, None], moved[:, None]).sum(1) > _ENTRY_BITS)
+    # The entry of state 0 speaks for the others until one says more.
+    still = np.where(changed[:, 0] == 0, np.minimum(still, moved), still)
+    use_moved = _saving(seen[:, 1:], changed[:, 1:], still[:, None], moved[:, None]).sum(1) > _ENTRY_BITS
     fallback = np.where(use_moved, moved, still)[:, None]
-    use_own = use_still[:, None] & (_saving(seen, changed, fallback, own) > _ENTRY_BITS)
+    use_own = _saving(seen, changed, fallback, own) > _ENTRY_BITS
     use_own[:, [0, ANY]] = False
-    entries = [(kind, 0, still[kind]) for kind in np.flatnonzero(use_still)]
-    entries += [(kind, ANY, moved[kind]) for kind in np.flatnonzero(use_moved)]
-    entries += [(kind, state, own[kind, state]) for kind, state in np.argwhere(use_own)]
+    entries = [(classes[row], 0, still[row]) for row in range(classes.size)]
+    entries += [(classes[row], ANY, moved[row]) for row in np.flatnonzero(use_moved)]
+    entries += [(classes[row], state, own[row, state]) for row, state in np.argwhere(use_own)]
     columns = np.array(entries, dtype=np.uint8).reshape(-1, 3).T
     return columns[0].tobytes(), columns[1].tobytes(), columns[2].tobytes()
 

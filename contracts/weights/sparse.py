@@ -41,6 +41,8 @@ MOST_WORDS = 1 << 32
 """Of a tensor: places are 32 bits."""
 _SAMPLE = 1 << 20
 """Weights of a version that are counted, about."""
+_TENSOR_SAMPLE = 1 << 14
+"""Weights of a tensor that are looked at to see how often it should change, about."""
 _EARLIEST_SCALE = 8
 """Changes from which a tensor's own rate is told."""
 
@@ -110,7 +112,7 @@ class Encoder:
         contexts: Any = find_contexts(known)
         model, count = self._models[known.dtype], changes.places.size
         has_factors = changes.factors.columns.size > 0
-        expected = kernels.expected_changes(contexts, self._stride, model.hazards)
+        expected = kernels.expected_changes(contexts, max(1, contexts.size // _TENSOR_SAMPLE), model.hazards)
         scale = scale_of(count, expected) if count > _EARLIEST_SCALE else 0
         levels: tuple[int, ...] = ()
         described: Any = changes.contexts

@@ -1,0 +1,102 @@
+"""What the publisher does for copies far away: the pointer beside the versions, and folds for those that fell behind."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contracts.assignments import LIVE
+from contracts.weights.manifest import NO_HISTORY
+from contracts.weights.pointer import PointerReader
+from contracts.weights.pointer_stores import pointers_of
+from contracts.weights.presence import Presence, announce
+from contracts.weights.route import route
+from pipelines.training.worker import Trainer
+from tests.unit.contracts.weights.examples import same
+from tests.unit.pipelines.training.world import NOW, POLICY, World
+
+NUM_VERSIONS = 6
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World.new(tmp_path / "home", batch_size=4, publish_samples=4)
+    yield world
+    world.close()
+
+
+def publish_until(world: World, trainer: Trainer, version: int) -> None:
+    while world.store.versions(POLICY)[-1] < version:
+        world.add_random(4, seed=world.store.versions(POLICY)[-1])
+        world.turns(trainer, 1)
+
+
+def announced(world: World, version: int, *, at: float = NOW, history: str | None = None) -> None:
+    announce(world.store, POLICY, Presence(name="eu", version=version, history=history, at=at))
+
+
+def test_the_steps_are_coded_with_the_history_of_those_before(world: World) -> None:
+    trainer = world.start()
+    publish_until(world, trainer, 3)
+    histories = [world.store.manifest(POLICY, version).history for version in (1, 2, 3)]
+    assert histories[0] == NO_HISTORY
+    assert len({*histories}) == 3
+    tensors, history = world.store.load_state(POLICY, 3)
+    assert same(tensors, trainer._learner.tensors())
+    assert history.digest == world.store.manifest(POLICY, 3).history_after
+
+
+def test_a_restart_goes_on_with_the_same_history(world: World) -> None:
+    publish_until(world, world.start(), 2)
+    after = world.store.manifest(POLICY, 2).history_after
+    publish_until(world, world.start(), 3)
+    assert world.store.manifest(POLICY, 3).history == after
+
+
+def test_a_replica_that_fell_behind_comes_here_in_one_fold(world: World) -> None:
+    trainer = world.start()
+    publish_until(world, trainer, 1)
+    _, history = world.store.load_state(POLICY, 1)
+    announced(world, 1, history=history.digest)
+    publish_until(world, trainer, NUM_VERSIONS)
+    (fold,) = route(lambda number: world.store.edges(POLICY, number), NUM_VERSIONS, {1: history.digest})
+    assert (fold.kind, fold.base_version, fold.history) == ("fold", 1, history.digest)
+    (hop,) = world.store.stage_onto(POLICY, NUM_VERSIONS, 1, world.store.load(POLICY, 1), history)
+    assert hop.staged.target_root == world.store.manifest(POLICY, NUM_VERSIONS).target_root
+    announced(world, NUM_VERSIONS)
+    publish_until(world, trainer, NUM_VERSIONS + 1)
+    (step,) = route(lambda number: world.store.edges(POLICY, number), NUM_VERSIONS + 1, {NUM_VERSIONS: None})
+    assert step.kind == "step", "who came by a fold knows no history and needs none for the next version"
+
+
+def test_a_replica_that_is_close_or_has_long_been_silent_gets_none(world: World) -> None:
+    trainer = world.start()
+    publish_until(world, trainer, 1)
+    announced(world, 1, at=NOW - 8 * 24 * 3600.0)
+    announce(world.store, POLICY, Presence(name="us", version=NUM_VERSIONS - 1, history=None, at=NOW))
+    publish_until(world, trainer, NUM_VERSIONS)
+    for version in range(1, NUM_VERSIONS + 1):
+        assert {edge.kind for edge in world.store.edges(POLICY, version)} == {"step"}
+
+
+def test_a_replica_that_says_nonsense_holds_nothing_up(world: World) -> None:
+    trainer = world.start()
+    world.store.write_presence(POLICY, "broken", b"\xff{")
+    announced(world, 99)
+    publish_until(world, trainer, NUM_VERSIONS)
+    assert world.store.versions(POLICY) == list(range(NUM_VERSIONS + 1))
+
+
+def test_the_arm_live_stands_beside_the_versions(world: World, tmp_path: Path) -> None:
+    trainer = world.start()
+    reader = PointerReader(pointers_of(world.store), POLICY, LIVE, None, tmp_path / "seen.json")
+    world.turns(trainer, 1)
+    first = reader.look()
+    assert first is not None
+    assert (first.version, first.run) == (0, "test")
+    publish_until(world, trainer, 2)
+    world.turns(trainer, 2)
+    second = reader.look()
+    assert second is not None
+    assert second.version == world.arm(LIVE)
+    assert second.epoch > first.epoch
