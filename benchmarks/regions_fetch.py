@@ -2,7 +2,8 @@
 
 In: a path at the upstream. Out: a file. Waits: for the upstream. A connection over a long lossy way takes seconds to find
 its rate, so it is kept; and it must never wait for a round trip, so the next parts are asked for before the last has
-come (HTTP/1.1 pipelining: the upstream must do it, and Range). A connection that breaks goes on from the bytes it got.
+come (HTTP/1.1 pipelining; not at an upstream that closes after each answer, which makes it slow). A connection that
+breaks goes on from the bytes it got.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ class Connection:
         pairs = (line.partition(":") for line in lines[1:] if line)
         fields = {name.strip().lower(): value.strip() for name, _, value in pairs}
         if fields.get("connection", "").lower() == "close":
-            self.reusable = False
+            self.reusable = self._upstream.keeps_open = False
         head = Head(int(lines[0].split()[1]), fields)
         if head.status != NOT_MODIFIED and "content-length" not in fields:
             raise InvalidSettings("upstream answers without Content-Length: the cache needs one that says the length")
@@ -137,6 +138,7 @@ class Upstream:
         self._address = (parts.hostname, parts.port or 80)
         self.host, self.prefix = parts.netloc, parts.path.rstrip("/")
         self.fetching, self.stats = fetching, Stats()
+        self.keeps_open = True
         self._idle: list[Connection] = []
 
     @asynccontextmanager
@@ -245,7 +247,8 @@ class Download:
 
     def _ask_ahead(self, connection: Connection, asked: deque[int]) -> None:
         # To ask for the length first would be a round trip. So each connection asks for a part that may not exist.
-        depth = 1 if self._size is None else self._upstream.fetching.depth
+        known = self._size is not None and self._upstream.keeps_open
+        depth = self._upstream.fetching.depth if known else 1
         while len(asked) < depth and connection.usable and (number := self._next_part()) is not None:
             asked.append(number)
             connection.ask(self._target, f"range: bytes={self._positions[number]}-{self._end(number) - 1}\r\n")

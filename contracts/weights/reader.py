@@ -140,12 +140,13 @@ class WeightReader(ABC):
         history: History | None = None,
         *,
         base_root: str | None = None,
+        payload: Callable[[Manifest], bytes] | None = None,
     ) -> list[Hop]:
         """What makes `base` the weights of `version`: decoded, verified, and not applied. Empty if it is held already.
 
         Each hop is staged on the result of the one before, whose history `advance_history` gives. `base` and `history`
         are only read; tensors in between are made only if there is more than one hop. `base_root` is the root of `base`
-        from a caller who has verified these very bits; None: it is computed.
+        from a caller who has verified these very bits; None: it is computed. `payload` is who else fetches payloads.
 
         Raises:
             NotFound: no such version, or its bytes are gone.
@@ -155,7 +156,7 @@ class WeightReader(ABC):
         def follow(way: list[Manifest]) -> list[Hop]:
             traveller, hops = _Traveller(base, history, base_root), []
             for number, manifest in enumerate(way, start=1):
-                hops.append(Hop(manifest, traveller.stage(manifest, self._fetched(manifest))))
+                hops.append(Hop(manifest, traveller.stage(manifest, _fetched(manifest, payload or self.payload))))
                 if number < len(way):
                     traveller.move(hops[-1], is_kept=True)
             return hops
@@ -164,7 +165,7 @@ class WeightReader(ABC):
 
     def _arrived(self, way: list[Manifest], traveller: _Traveller) -> _Traveller:
         for manifest in way:
-            traveller.move(Hop(manifest, traveller.stage(manifest, self._fetched(manifest))))
+            traveller.move(Hop(manifest, traveller.stage(manifest, _fetched(manifest, self.payload))))
         return traveller
 
     def _along_a_way(self, policy: str, version: int, held: Held, follow: Callable[[list[Manifest]], _T]) -> _T:
@@ -189,12 +190,6 @@ class WeightReader(ABC):
             except _Gone as gone:
                 closed.add((gone.manifest.version, edge_name(gone.manifest)))
                 missing = missing or gone.error
-
-    def _fetched(self, manifest: Manifest) -> bytes:
-        try:
-            return self.payload(manifest)
-        except NotFound as error:
-            raise _Gone(manifest, error) from error
 
     def _contents(self, manifest: Manifest) -> Iterator[bytes]:
         """The chunks of a payload in order, not yet checked."""
@@ -229,6 +224,13 @@ class _Gone(Exception):
         super().__init__(error.message)
         self.manifest = manifest
         self.error = error
+
+
+def _fetched(manifest: Manifest, payload: Callable[[Manifest], bytes]) -> bytes:
+    try:
+        return payload(manifest)
+    except NotFound as error:
+        raise _Gone(manifest, error) from error
 
 
 class _Traveller:

@@ -118,6 +118,23 @@ class Replica:
             raise self._nothing_here()
         return dict(self._opened.tensors)
 
+    def state(self) -> Opened:
+        """As `tensors`, with the history after them, which is not to be written either. Raises Unavailable."""
+        return Opened(self.tensors(), self._opened.history if self._opened else History())
+
+    def payload(self, manifest: Manifest) -> bytes:
+        """The payload of an edge, for who decodes it too: it stays in this folder, where the next `bring` finds it.
+
+        Raises:
+            NotFound: a chunk was removed from the store.
+            WeightsRefused, Unavailable: as `bring`.
+        """
+        try:
+            self._chunks.fetch([manifest])
+        except ChunkGone as gone:
+            raise gone.error from gone
+        return self._chunks.payload(manifest)
+
     def bring(self, version: int, run: str | None = None) -> Held:
         """Serve `version`, of `run` if that is said; what is served until then is served when it fails.
 

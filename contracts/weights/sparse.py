@@ -41,6 +41,7 @@ MOST_WORDS = 1 << 32
 """Of a tensor: places are 32 bits."""
 _SAMPLE = 1 << 20
 """Weights of a version that are counted, about."""
+_LOOK_AT_ONCE = 1 << 20
 _TENSOR_SAMPLE = 1 << 14
 """Weights of a tensor that are looked at to see how often it should change, about."""
 _EARLIEST_SCALE = 8
@@ -178,10 +179,14 @@ def decode_sparse(known: Known, model: Model, head: TensorHead, body: memoryview
 
 def find_changes(old: Words, new: Words) -> Places:
     """Indices of the elements that differ, ascending."""
-    places = np.empty(old.size + 1, dtype=np.uint32)
-    whole = old.size - old.size % (8 // old.itemsize)
-    old_eights, new_eights = (words[:whole].view("<u8") for words in (old, new))
-    return places[: kernels.find_changes(old, new, old_eights, new_eights, places)].copy()
+    room = np.empty(min(old.size, _LOOK_AT_ONCE) + 1, dtype=np.uint32)
+    found = [np.empty(0, np.uint32)]
+    for start in range(0, old.size, _LOOK_AT_ONCE):
+        before, after = old[start : start + _LOOK_AT_ONCE], new[start : start + _LOOK_AT_ONCE]
+        whole = before.size - before.size % (8 // old.itemsize)
+        count = kernels.find_changes(before, after, before[:whole].view("<u8"), after[:whole].view("<u8"), room)
+        found.append(room[:count] + np.uint32(start))
+    return np.concatenate(found)
 
 
 def find_contexts(known: Known) -> Contexts:

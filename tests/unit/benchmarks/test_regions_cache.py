@@ -31,6 +31,7 @@ class Origin:
         self.break_after: list[int] = []
         self.broken = False
         self.ranges = True
+        self.closes = False
         self.asked = asyncio.Event()
         self.open = asyncio.Event()
         self.open.set()
@@ -96,10 +97,11 @@ class Origin:
         stop = min(end, start + self.break_after.pop(0)) if self.break_after else end
         for place in range(start, stop):
             self.sent[name][place] += 1
-        whole = f"content-range: bytes {start}-{end - 1}/{len(body)}\r\ncontent-length: {end - start}\r\n\r\n"
+        end_of_connection = "connection: close\r\n" if self.closes else ""
+        whole = f"{end_of_connection}content-range: bytes {start}-{end - 1}/{len(body)}\r\ncontent-length: {end - start}\r\n\r\n"
         self.statuses.append(206)
         writer.write(b"HTTP/1.1 206 x\r\n" + whole.encode() + body[start:stop])
-        return stop == end
+        return stop == end and not self.closes
 
     def _write(self, writer: asyncio.StreamWriter, status: int, fields: str, body: bytes) -> bool:
         self.statuses.append(status)
@@ -176,6 +178,18 @@ async def test_breaks_lose_no_part_that_was_asked_for_ahead(origin: Origin, tmp_
     origin.break_after = [500, 500, 500, 10, 300, 20, 300, 30, 300, 40]
     async with replicas(origin.url, tmp_path, _PIPELINED) as client:
         assert (await client.get(_NAME)).content == body
+
+
+async def test_upstream_that_closes_after_each_answer_is_asked_for_one_part_at_a_time(
+    origin: Origin, tmp_path: Path
+) -> None:
+    body = origin.put(_NAME, 5_000)
+    origin.closes = True
+    async with replicas(origin.url, tmp_path, _PIPELINED) as client:
+        assert (await client.get(_NAME)).content == body
+        stats = (await client.get("_stats")).json()
+    assert stats["num_broken"] == 0
+    assert set(origin.sent[_NAME]) == {1}
 
 
 async def test_fetch_that_was_given_up_is_taken_up_again(origin: Origin, tmp_path: Path) -> None:
