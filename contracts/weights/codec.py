@@ -38,9 +38,8 @@ from contracts.weights.sparse import MOST_WORDS, WIDEST, Changes, Encoder, Known
 
 CODEC = "context-rans/1"
 CHUNK_BYTES = 8 * 2**20
-_SPARSE_UP_TO = 0.30
 _DENSE_FROM = 0.12
-"""Between the two densities both ways are tried."""
+"""Density from which both ways are tried."""
 _WIDEST_ELEMENT = 16
 
 Words = npt.NDArray[Any]
@@ -263,7 +262,7 @@ def _first_look(coder: Encoder, old: Tensor | None, new: Tensor, history: Histor
     if places.size == 0:
         return _Way(TensorHead(), b""), 0
     density = places.size / after.size
-    if density > _SPARSE_UP_TO or after.itemsize > WIDEST or after.size > MOST_WORDS:
+    if places.size > coder.room or after.itemsize > WIDEST or after.size > MOST_WORDS:
         return _smallest(before, after), places.size
     held = Known(name, new.dtype, tuple(new.shape), before, history.states(name, after.size))
     changes = coder.look(held, after, places)

@@ -46,7 +46,7 @@ def decode_dense(old: Words | None, body: memoryview, num_words: int, dtype: np.
     if len(plain) != num_bytes:
         raise corrupt(f"it does not decompress to {num_bytes} bytes", name)
     planes = np.frombuffer(plain, dtype=np.uint8).reshape(dtype.itemsize, -1)
-    words: Words = np.ascontiguousarray(planes.T).reshape(-1).view(dtype)
+    words: Words = np.array(planes.T, order="C").reshape(-1).view(dtype)
     return words if old is None else old + _unzigzag(words)
 
 

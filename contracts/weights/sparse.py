@@ -42,6 +42,8 @@ MOST_WORDS = 1 << 32
 _SAMPLE = 1 << 20
 """Weights of a version that are counted, about."""
 _LOOK_AT_ONCE = 1 << 20
+_ROOM, _LEAST_ROOM = 0.3, 1 << 22
+"""Changes that one version may describe: a share of its weights, or a number where that is more."""
 _TENSOR_SAMPLE = 1 << 14
 """Weights of a tensor that are looked at to see how often it should change, about."""
 _EARLIEST_SCALE = 8
@@ -87,6 +89,8 @@ class Encoder:
 
     def __init__(self, num_weights: int) -> None:
         self._stride = max(1, num_weights // _SAMPLE)
+        self.room = max(_LEAST_ROOM, int(_ROOM * num_weights))
+        """Changes that can still be looked at: their descriptions stay in memory until `code`."""
         self._seen: dict[str, _Counts] = {}
         self._models: dict[str, Model] = {}
 
@@ -94,6 +98,7 @@ class Encoder:
         """Describe the changes of a tensor, and learn from them."""
         contexts = find_contexts(known)
         changes = _described(known, contexts, new, places)
+        self.room -= places.size
         counts = self._seen.setdefault(known.dtype, _Counts.none())
         kernels.count_contexts(contexts, self._stride, counts.seen)
         kernels.count_changes(
