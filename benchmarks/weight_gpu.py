@@ -6,11 +6,11 @@ In: a made-up bfloat16 model of the shape of a 7.6 B one, scaled to the size ask
 weights one unit in the last place away; both lie on the device. Out: a table, and on CUDA a dated JSON file. Waits: for the
 device. Three things are timed, each to its end, the median of some rounds:
 
-- the compacted stream. `compare`: old and new to ascending places. `describe`: the context, the old and the new word, and
-  the distance of each change. `gaps`: the time before each change, from a pass over all old words and states. All of it
-  stays on the device; the tables of hazards are those that were fitted to the same change before. The entropy coder, the
-  fit of the tables, the hash of the target and the copy to the host are not in it.
-- the whole of `encode_on_device`, those included, once (`--full`; about a minute and 30 GB of host memory at 7.6 B).
+- the compacted stream, all of which stays on the device. `compare`: old and new to the ascending places of the changes,
+  their contexts, their old and their new words. `gaps`: the time before each change, from a pass over all old words and
+  states; every kind of weight takes the same, for the tables are not fitted here. The fit, the split of a change into
+  direction and distance, the factors, the entropy coder, the hash of the target and the way to the host are not in it.
+- the whole of `encode_on_device`, those included, once (`--full`; the host's cores do most of that).
 - the pause of a swap: `apply_patches` of what `stage_changes` prepared; the weights are written, nothing else runs.
 
 The bound of a pass is the least it has to read and write, at the rate at which this device copies. Before all that a small
@@ -20,17 +20,20 @@ model is encoded on the device and on the host: if the payloads differ the bench
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from benchmarks.report import print_table, summarise, write_report
 from contracts.errors import InvalidValue
 from contracts.weights.codec import Change, encode
+from contracts.weights.contexts import NUM_CONTEXTS
 from policy import delta_passes as passes
 from policy.delta_passes import Found, Held
 from policy.deltas import encode_on_device, tensor_of
@@ -44,6 +47,8 @@ _COPIED_BYTES = 4 * 2**30
 _REMEMBERED = 0.05
 """Share of the weights whose history says something."""
 _HAZARD = round(DENSITY * 2**16)
+_SECTOR = 32
+"""Bytes of device memory that one access moves, at least."""
 
 Weights = dict[str, torch.Tensor]
 
@@ -61,9 +66,19 @@ class Version(NamedTuple):
         return sum(tensor.numel() for tensor in self.base.values())
 
     @property
-    def pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The words of both, tensor by tensor."""
-        return [(passes.words_of(old), passes.words_of(self.target[name])) for name, old in self.base.items()]
+    def olds(self) -> list[torch.Tensor]:
+        """The words of the base, tensor by tensor."""
+        return [passes.words_of(tensor) for tensor in self.base.values()]
+
+    @property
+    def news(self) -> list[torch.Tensor]:
+        """The words of the target, likewise."""
+        return [passes.words_of(tensor) for tensor in self.target.values()]
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return next(iter(self.base.values())).device
 
 
 class Timed(NamedTuple):
@@ -82,6 +97,8 @@ class Timed(NamedTuple):
 def main(arguments: Sequence[str]) -> None:
     """Measure what the command line asks for."""
     options = _parse(arguments)
+    if options.device.type == "cpu":
+        torch.set_num_threads(1)  # others may use the machine; two threads that wait for each other say nothing
     _check_identity(options.device)
     version = make_version(options.weights, options.device)
     rate = _copy_rate(options.device, options.rounds)
@@ -96,7 +113,9 @@ def main(arguments: Sequence[str]) -> None:
     title = f"{version.num_weights:,} bf16 weights, {DENSITY:.0%} changed, {_device_name(options.device)}"
     rows = [(name, *_row(found)) for name, found in figures.items()]
     print_table(title, ("", "ms", "min to max", "GB to move", "bound, ms", "share of bound"), rows)
-    print(f"copies run at {rate / 1e9:,.0f} GB/s" + ("" if full is None else f"; {full}"))
+    print(f"copies run at {rate / 1e9:,.0f} GB/s")
+    if full is not None:
+        print("encode_on_device to a payload: {encode_seconds:.2f} s, {gb_s:.2f} GB/s, {ratio:.0f}x".format(**full))
     if options.device.type == "cuda":
         content = {
             "device": _device_name(options.device),
@@ -127,7 +146,7 @@ def make_version(num_weights: float, device: torch.device) -> Version:
 
 def _shapes(num_weights: float) -> dict[str, tuple[int, ...]]:
     def scaled(size: int) -> int:
-        return max(8, round(size * (num_weights / _PUBLISHED) ** 0.5 / 8) * 8)
+        return max(8, 8 * round(size / 8 * math.sqrt(num_weights / _PUBLISHED)))
 
     hidden, inner, narrow, vocabulary = scaled(3584), scaled(18944), scaled(512), scaled(152064)
     layer = {
@@ -139,45 +158,26 @@ def _shapes(num_weights: float) -> dict[str, tuple[int, ...]]:
 
 
 def _measure_stream(version: Version, rounds: int, *, with_kernels: bool) -> dict[str, Timed]:
-    pairs, device = version.pairs, next(iter(version.base.values())).device
-    held = [Held(old, states, "BF16") for (old, _), states in zip(pairs, version.states.values(), strict=True)]
-    hazards = torch.full((2**15,), _HAZARD, dtype=torch.int32, device=device)
+    held = [Held(old, states, "BF16") for old, states in zip(version.olds, version.states.values(), strict=True)]
+    hazards = [torch.full((NUM_CONTEXTS,), _HAZARD, dtype=torch.int32, device=version.device)] * len(held)
     found: list[Found] = []
 
     def compare() -> None:
-        found[:] = passes.find_changes(pairs, with_kernels=with_kernels)
-
-    def describe() -> list[Any]:
-        return [_described(each, new, where) for each, (_, new), where in zip(held, pairs, found, strict=True)]
+        found[:] = passes.find_changes(held, version.news, with_kernels=with_kernels)
 
     def measure() -> list[torch.Tensor]:
-        return [passes.measure_gaps(each, where, hazards) for each, where in zip(held, found, strict=True)]
+        return passes.measure_gaps(held, found, hazards, [None] * len(held))
 
-    compared = _time(compare, device, rounds)
-    num_changed = sum(where.places.numel() for where in found)
-    described, measured = _time(describe, device, rounds), _time(measure, device, rounds)
-    together = [sum(each) for each in zip(compared, described, measured, strict=True)]
-    # 8 bytes of place are written; a change is read at random, in sectors of 32 bytes, and described in 21.
-    to_move = (
-        4 * version.num_weights + 8 * num_changed,
-        (8 + 3 * 32 + 21) * num_changed,
-        3 * version.num_weights + 16 * num_changed,
-    )
+    compared, measured = (_time(work, version.device, rounds) for work in (compare, measure))
+    num_changed = sum(each.num_changes for each in found)
+    # Written per change: place 8, context 4, words 4; gap 8. Read at random: the sector of its state.
+    to_move = (4 * version.num_weights + (_SECTOR + 16) * num_changed, 3 * version.num_weights + 8 * num_changed)
+    together = [sum(each) for each in zip(compared, measured, strict=True)]
     return {
         "compare": Timed(compared, to_move[0]),
-        "describe": Timed(described, to_move[1]),
-        "gaps": Timed(measured, to_move[2]),
+        "gaps": Timed(measured, to_move[1]),
         "compacted stream": Timed(together, sum(to_move)),
     }
-
-
-def _described(held: Held, new: torch.Tensor, found: Found) -> tuple[torch.Tensor, ...]:
-    """Contexts, distances and directions of the changes."""
-    before, after = held.words[found.places], new[found.places]
-    states = torch.zeros_like(found.places, dtype=torch.uint8) if held.states is None else held.states[found.places]
-    values = passes.describe_values(before, after, is_float=True)
-    directions, expected = passes.describe_directions(found.places, states.to(torch.int32), None)
-    return passes.find_contexts(before, states, held.dtype), directions, expected == values.moved_down, *values
 
 
 def _measure_full(version: Version) -> dict[str, float]:
@@ -197,23 +197,24 @@ def _measure_pause(version: Version, rounds: int) -> Timed:
     model = torch.nn.ParameterDict(
         {name: torch.nn.Parameter(tensor, requires_grad=False) for name, tensor in version.base.items()}
     )
-    changes, num_changed = {}, 0
-    for name, (old, new) in zip(version.base, version.pairs, strict=True):
-        places = passes.find_changes([(old, new)])[0].places
-        words = new[places].cpu().numpy().view("<u2")
-        changes[name] = Change("BF16", tuple(version.base[name].shape), places.cpu().numpy().astype(np.uint32), words)
-        num_changed += places.numel()
+    held = [Held(old, None, "BF16") for old in version.olds]
+    found = passes.find_changes(held, version.news)
+    changes = {
+        name: Change("BF16", tuple(old.shape), _host(each.places, np.uint32), _host(each.after, np.uint16))
+        for (name, old), each in zip(version.base.items(), found, strict=True)
+    }
     patches = stage_changes(model, changes, with_undo=False)
-    milliseconds = _time(lambda: apply_patches(patches), next(iter(version.base.values())).device, rounds)
-    if not all(torch.equal(old, new) for old, new in version.pairs):
+    milliseconds = _time(lambda: apply_patches(patches), version.device, rounds)
+    if not all(map(torch.equal, version.olds, version.news)):
         raise InvalidValue("after the swap the model is not the target: apply_patches is broken", param="device")
-    # A place and a word are read; a word is written at random, for which its sector of 32 bytes is read and written.
-    return Timed(milliseconds, (10 + 64) * num_changed)
+    # Per change a place and a word are read, and the sector of the word is read and written.
+    return Timed(milliseconds, (8 + 2 + 2 * _SECTOR) * sum(each.num_changes for each in found))
 
 
 def _check_identity(device: torch.device) -> None:
     version = make_version(_CHECKED, device)
-    wanted = encode(*({name: tensor_of(tensor) for name, tensor in each.items()} for each in version[:2]))
+    base, target = ({name: tensor_of(tensor) for name, tensor in each.items()} for each in version[:2])
+    wanted = encode(base, target)
     found = encode_on_device(version.base, version.target)
     if found.payload != wanted.payload or found.target_root != wanted.target_root:
         raise InvalidValue(f"{device} and the host make different payloads: the passes are broken", param="device")
@@ -256,8 +257,13 @@ def _row(found: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def _host(values: torch.Tensor, dtype: Any) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = values.cpu().numpy().astype(dtype)
+    return array
+
+
 def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU, one thread"
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

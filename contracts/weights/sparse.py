@@ -89,7 +89,7 @@ class Encoder:
 
     def __init__(self, num_weights: int) -> None:
         self._stride = max(1, num_weights // _SAMPLE)
-        self.room = max(_LEAST_ROOM, int(_ROOM * num_weights))
+        self.room = room_for(num_weights)
         """Changes that can still be looked at: their descriptions stay in memory until `code`."""
         self._seen: dict[str, _Counts] = {}
         self._models: dict[str, Model] = {}
@@ -118,7 +118,7 @@ class Encoder:
         contexts: Any = find_contexts(known)
         model, count = self._models[known.dtype], changes.places.size
         has_factors = changes.factors.columns.size > 0
-        expected = kernels.expected_changes(contexts, max(1, contexts.size // _TENSOR_SAMPLE), model.hazards)
+        expected = kernels.expected_changes(contexts, sample_stride(contexts.size), model.hazards)
         scale = scale_of(count, expected) if count > _EARLIEST_SCALE else 0
         levels: tuple[int, ...] = ()
         described: Any = changes.contexts
@@ -199,6 +199,16 @@ def find_contexts(known: Known) -> Contexts:
     spec, contexts = _spec(known.dtype), np.empty(known.old.size, np.uint16)
     kernels.find_contexts(known.old, known.states, spec.up, spec.down, spec.mask, contexts)
     return contexts
+
+
+def room_for(num_weights: int) -> int:
+    """Changes that one version of so many weights may describe."""
+    return max(_LEAST_ROOM, int(_ROOM * num_weights))
+
+
+def sample_stride(num_weights: int) -> int:
+    """One run of so many is looked at to see how often a tensor of so many weights should change."""
+    return max(1, num_weights // _TENSOR_SAMPLE)
 
 
 class _Counts(NamedTuple):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from contracts.weights.history import History
 from contracts.weights.sparse import BLOCK
 from policy import delta_kernels, delta_passes
 from policy.delta_history import DeviceHistory
-from policy.delta_passes import Factors, Found, Held
+from policy.delta_passes import Factors, Held
 from policy.deltas import encode_on_device, tensor_of
 
 ROOT = Path(__file__).parents[3]
@@ -28,6 +29,9 @@ NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NEEDS_CUDA])]
 FLOATS = [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2]
 ALL = [*FLOATS, torch.int8, torch.uint8, torch.int16, torch.uint16, torch.int32, torch.bool]
+STATES = [
+    down << 7 | remembered << 3 | streak for down in (0, 1) for remembered in range(1, 16) for streak in range(1, 8)
+]
 WIDTHS = {torch.int8: 1, torch.int16: 2, torch.int32: 4}
 
 Policy = dict[str, torch.Tensor]
@@ -173,26 +177,46 @@ def test_a_type_without_a_name_is_refused() -> None:
 
 @pytest.mark.parametrize("dtype", WIDTHS)
 @pytest.mark.parametrize("is_float", [True, False])
-def test_distances_of_random_words(dtype: torch.dtype, is_float: bool) -> None:
-    size, wide = 20_000, np.random.default_rng(0)
+@pytest.mark.parametrize("has_factors", [True, False])
+def test_random_words_and_states_are_described_alike(dtype: torch.dtype, is_float: bool, has_factors: bool) -> None:
+    size, random = 20_000, np.random.default_rng(0)
     limit, unsigned = 1 << 8 * WIDTHS[dtype], f"<u{WIDTHS[dtype]}"
-    old = wide.integers(0, limit, size).astype(unsigned)
-    new = old ^ wide.integers(1, limit, size).astype(unsigned)
-    states = wide.integers(0, 256, size, np.uint8)
+    old = random.integers(0, limit, size).astype(unsigned)
+    new = old ^ random.integers(1, limit, size).astype(unsigned)
+    states = random.choice(np.array([0, *STATES], np.uint8), size)
+    codes = [random.integers(0, 16, sides).astype(np.uint8) for sides in (100, 200)] if has_factors else [*NO_FACTORS]
     directions, extras = np.empty(size, np.uint16), np.empty(size, np.uint32)
     moved_down, agrees, tokens, num_extras = np.empty((4, size), np.uint8)
     coder.describe_changes(
-        old, new, states, is_float, np.arange(size, dtype=np.uint32), *NO_FACTORS,
+        old, new, states, is_float, np.arange(size, dtype=np.uint32), codes[0], codes[1],
         directions, moved_down, agrees, tokens, extras, num_extras,
     )  # fmt: skip
     found = delta_passes.describe_values(*(torch.tensor(words).view(dtype) for words in (old, new)), is_float=is_float)
     for values, wanted in zip(found, (moved_down, tokens, extras, num_extras), strict=True):
         np.testing.assert_array_equal(values.numpy(), wanted)
+    factors = Factors(*(torch.tensor(sides) for sides in codes)) if has_factors else None
+    where, expected = delta_passes.describe_directions(torch.arange(size), torch.tensor(states).int(), factors)
+    np.testing.assert_array_equal(where.numpy(), directions)
+    np.testing.assert_array_equal((expected == found.moved_down).numpy(), agrees)
+
+
+def test_every_state_ages_and_moves_alike() -> None:
+    wanted = np.repeat(np.array([0, *STATES], np.uint8), 2)
+    states, places = torch.tensor(wanted), np.arange(0, wanted.size, 3, dtype=np.uint32)
+    moved_down = (places // 3 % 2).astype(np.uint8)
+    for _ in range(kernels.FRESH + 1):
+        kernels.age(wanted)
+        delta_passes.age(states)
+        np.testing.assert_array_equal(states.numpy(), wanted)
+        kernels.note_moves(wanted, places, moved_down)
+        delta_passes.note_moves(states, torch.tensor(places.astype(np.int64)), torch.tensor(moved_down))
+        np.testing.assert_array_equal(states.numpy(), wanted)
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32", "F8_E4M3", "I8"])
 def test_contexts_and_gaps_are_those_of_the_host(dtype: str) -> None:
-    held, found, hazards, _ = tensor_with_changes(dtype, 2 * BLOCK + 12_345, spread=3000)
+    held, new, hazards, _ = tensor_with_changes(dtype, 2 * BLOCK + 12_345, has_factors=False, spread=3000)
+    (found,) = delta_passes.find_changes([held], [new])
     assert held.states is not None
     old, spec = held.words.numpy(), SPECS.get(dtype, PLAIN)
     contexts, gaps = np.empty(old.size, np.uint16), np.empty(found.places.numel(), np.uint64)
@@ -202,7 +226,7 @@ def test_contexts_and_gaps_are_those_of_the_host(dtype: str) -> None:
     kernels.measure_gaps(
         contexts, hazards.numpy().astype(np.uint32), found.places.numpy().astype(np.uint32), BLOCK, gaps
     )
-    np.testing.assert_array_equal(delta_passes.measure_gaps(held, found, hazards).numpy(), gaps)
+    np.testing.assert_array_equal(delta_passes.measure_gaps([held], [found], [hazards], [None])[0].numpy(), gaps)
     assert gaps.max() > kernels.LIMIT
     for stride in (1, 7):
         counts = np.zeros(NUM_CONTEXTS, np.int64)
@@ -224,59 +248,85 @@ def test_the_kernels_interpreted_equal_torch() -> None:
     assert answer.returncode == 0, answer.stderr
 
 
+def test_the_kernels_compile_for_a_device_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = pytest.importorskip("triton.compiler")
+    target = pytest.importorskip("triton.backends.compiler").GPUTarget("cuda", 90, 32)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    tile, spec = {"tile_size": delta_kernels.TILE}, SPECS["BF16"]
+    codes = {"up": spec.up, "down": spec.down, "mask": spec.mask, "has_states": True}
+    marks = {"bits": "*i32", "starts": "*i64", "first": "i64"}
+    words = {"old": "*i16", "new": "*i16"}
+    clock = {"hazards": "*i32", "rows": "*u8", "columns": "*u8", "num_columns": "i32"}
+    changes = {"places": "*i64", "contexts": "*i32", "before": "*i16", "after": "*i16"}
+    times = {"before": "*i32", "own": "*i32", "totals": "*i32", "size": "i64"}
+    for kernel, types, constants in (
+        (delta_kernels._mark, words | {"bits": "*i32", "counts": "*i32", "size": "i64"}, tile),
+        (delta_kernels._list, words | {"states": "*u8"} | marks | changes, codes | tile),
+        (delta_kernels._time, {"old": "*i16", "states": "*u8"} | marks | clock | times,
+         codes | {"has_factors": True} | tile),
+    ):  # fmt: skip
+        signature = types | dict.fromkeys(constants, "constexpr")
+        compiled = compiler.compile(compiler.ASTSource(kernel, signature, constants), target=target)
+        assert "cubin" in compiled.asm
+
+
 def check_interpreted() -> None:
     """Whether the kernels compute the right thing; not whether they compile."""
-    for dtype, size, has_factors in (
-        ("BF16", BLOCK + 3333, True),
-        ("BF16", 9000, False),
-        ("F32", 9000, False),
-        ("F8_E5M2", 9000, True),
-    ):
-        held, found, hazards, factors = tensor_with_changes(dtype, size, spread=90)
-        new = held.words.clone()
-        new[found.places] += 1
-        empty = held.words[:0]
-        (places, marks), (none, _) = delta_kernels.find_places([(held.words, new), (empty, empty)])
-        assert torch.equal(places, found.places)
-        assert none.numel() == 0
-        marked, sides = found._replace(marks=marks), factors if has_factors else None
-        for each in (held, held._replace(states=None)) if size < BLOCK else (held,):
-            times = delta_passes._kernel_times(each, marked, hazards, sides)
-            assert torch.equal(torch.stack(times), torch.stack(delta_passes._times(each, found, hazards, sides)))
+    cases = [
+        ("BF16", BLOCK + 3333, True), ("BF16", 9000, False), ("BF16", 0, False), ("F8_E5M2", 9000, True), ("F32", 50, False),
+    ]  # fmt: skip
+    assert_kernels_equal_torch([tensor_with_changes(*case) for case in cases])
+    dense = tensor_with_changes("I8", 5000, has_factors=False, spread=2)
+    (found,) = delta_passes.find_changes([dense.held], [dense.new], most=0.3, with_kernels=True)
+    assert (found.num_changes, found.places.numel()) == (int((dense.held.words != dense.new).sum()), 0)
 
 
 @pytest.mark.gpu
 @NEEDS_CUDA
-@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32", "F8_E4M3", "F8_E5M2", "I8"])
-def test_the_kernels_equal_torch(dtype: str) -> None:
-    held, found, hazards, factors = tensor_with_changes(dtype, 5 * BLOCK + 7 * 1024, spread=90)
-    new = held.words.clone()
-    new[found.places] += 1
-    held = held._replace(words=held.words.cuda(), states=None if held.states is None else held.states.cuda())
-    assert delta_passes.uses_kernels(held.words), "Triton is missing: this would compare torch with itself"
-    (here,) = delta_passes.find_changes([(held.words, new.cuda())])
-    assert torch.equal(here.places.cpu(), found.places)
-    for each in (None, factors):
-        on_device = None if each is None else Factors(*(codes.cuda() for codes in each))
-        gaps = [
-            delta_passes.measure_gaps(held, marks, hazards.cuda(), on_device)
-            for marks in (here, Found(here.places, None))
-        ]
-        assert torch.equal(gaps[0], gaps[1])
+def test_the_kernels_equal_torch() -> None:
+    cases = [(dtype, 3 * BLOCK + 999, dtype != "I8") for dtype in ("BF16", "F16", "F32", "F8_E4M3", "F8_E5M2", "I8")]
+    made = [tensor_with_changes(*case).to("cuda") for case in cases]
+    assert delta_passes.uses_kernels(made[0].held.words), "Triton is missing: this would compare torch with itself"
+    assert_kernels_equal_torch(made)
 
 
-def tensor_with_changes(dtype: str, size: int, spread: int) -> tuple[Held, Found, torch.Tensor, Factors]:
-    """Random bits and states, a change every `spread` weights about, hazards up to the longest, and factors."""
+class Made(NamedTuple):
+    held: Held
+    new: torch.Tensor
+    hazards: torch.Tensor
+    factors: Factors | None
+
+    def to(self, device: str) -> Made:
+        states = None if self.held.states is None else self.held.states.to(device)
+        factors = None if self.factors is None else Factors(*(codes.to(device) for codes in self.factors))
+        held = Held(self.held.words.to(device), states, self.held.dtype)
+        return Made(held, self.new.to(device), self.hazards.to(device), factors)
+
+
+def assert_kernels_equal_torch(made: list[Made]) -> None:
+    held, new, hazards, factors = (list(column) for column in zip(*made, strict=True))
+    for each in (held, [one._replace(states=None) for one in held[1:]]):
+        last = -len(each)
+        found = [delta_passes.find_changes(each, new[last:], with_kernels=flag) for flag in (True, False)]
+        for ours, wanted in zip(*found, strict=True):
+            assert ours.num_changes == wanted.num_changes
+            assert all(torch.equal(left, right) for left, right in zip(ours[1:5], wanted[1:5], strict=True))
+        assert sum(one.num_changes for one in found[0]) > 100
+        gaps = [delta_passes.measure_gaps(each, part, hazards[last:], factors[last:]) for part in found]
+        assert all(torch.equal(left, right) for left, right in zip(*gaps, strict=True))
+
+
+def tensor_with_changes(dtype: str, size: int, has_factors: bool, spread: int = 90) -> Made:
+    """Random bits and states, a change every `spread` weights about, hazards up to the longest."""
     generator = torch.Generator().manual_seed(size)
     width = {"F32": 4, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1}.get(dtype, 2)
     integers = delta_passes.INTEGERS[width]
     limits = torch.iinfo(integers)
     words = torch.randint(limits.min, limits.max, (size,), generator=generator).to(integers)
     states = torch.randint(0, 256, (size,), generator=generator).to(torch.uint8)
-    places = torch.nonzero(torch.rand(size, generator=generator) < 1 / spread).view(-1)
+    chosen = torch.rand(size, generator=generator) < 1 / spread
     num_hazards = kernels.NUM_LEVELS << kernels.LEVEL_BITS
     hazards = torch.randint(1, (8 << kernels.TIME_BITS) + 1, (num_hazards,), generator=generator).to(torch.int32)
-    rows, columns = (
-        torch.randint(0, 16, (sides,), generator=generator).to(torch.uint8) for sides in (size // 1024 + 1, 1024)
-    )
-    return Held(words, states, dtype), Found(places, None), hazards, Factors(rows, columns)
+    rows, columns = (torch.randint(0, 16, (sides,), generator=generator) for sides in (size // 1000 + 1, 1000))
+    factors = Factors(rows.to(torch.uint8), columns.to(torch.uint8)) if has_factors else None
+    return Made(Held(words, states, dtype), torch.where(chosen, words + 1, words), hazards, factors)
