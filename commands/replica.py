@@ -1,6 +1,7 @@
 """`millrace replica`: keep a folder in step with a weight store, on a machine that reaches neither database nor log.
 
-In: the pointer beside the versions. Out: `<folder>/slots/<version>/model.safetensors`, verified. Waits for: the store.
+In: the pointer beside the versions. Out: `<folder>/slots/<version>/model.safetensors`, verified. Waits for: the store, a
+folder, a bucket, or a web server before either; at the last a replica cannot say how far it got.
 """
 
 from __future__ import annotations
@@ -10,20 +11,24 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from contracts.assignments import LIVE
 from contracts.errors import InvalidSettings, NotFound, Unavailable, WeightsRefused
+from contracts.faults import no_fault
 from contracts.weights.key_files import TRUSTED_KEYS, trusted_folder, trusted_keys
 from contracts.weights.pointer import PointerReader, PointerStore
 from contracts.weights.pointer_stores import pointers_of
 from contracts.weights.presence import Presence, PresenceStore, announce
-from contracts.weights.replica import Replica
+from contracts.weights.replica import Replica, ReplicaStore
 from contracts.weights.signing import Keyring
+from contracts.weights.slots import Slots
 from contracts.weights.store import FolderWeightStore, WeightStore
 
 _ANNOUNCE_SECONDS = 60.0
+_WEB = ("http://", "https://")
 
 
 def run_replica(
@@ -46,11 +51,13 @@ def run_replica(
     if follow and version is not None:
         raise InvalidSettings("--follow follows the pointer, --version asks for one version: give one of them")
     keyring = None if unsigned else _keyring(folder)
-    weights, pointers = _open(store, keyring)
-    reader = PointerReader(pointers, policy, LIVE, keyring, folder / "pointer.json")
-    with Replica(folder, weights, policy) as replica:
-        tell = Announcer(weights, policy, name or name_of_machine())
+    with (
+        open_to_read(store, keyring, folder, policy) as (weights, pointers),
+        Replica(folder, weights, policy) as replica,
+    ):
+        reader = PointerReader(pointers, policy, LIVE, keyring, folder / "pointer.json")
         if follow:
+            tell = _teller(weights, policy, name or name_of_machine())
             _follow(lambda: tell(replica, bring_pointed(replica, reader)), _stopped_by_signals(), every)
         elif version is None:
             print(bring_pointed(replica, reader))
@@ -142,11 +149,39 @@ def _keyring(folder: Path) -> Keyring:
     return Keyring(trusted)
 
 
-def _open(store: str, keyring: Keyring | None) -> tuple[WeightStore, PointerStore]:
+def _teller(weights: ReplicaStore, policy: str, name: str) -> Callable[[Replica, str], str]:
+    """Who announces this replica, if that is possible."""
+    if isinstance(weights, WeightStore):
+        return Announcer(weights, policy, name)
+    print(
+        "not announced: nothing can be written through a web server. The publisher folds for announced replicas, and keeps "
+        "what they need; without that this one may have to take every step, or a full copy"
+    )
+    return lambda _, text: text
+
+
+@contextmanager
+def open_to_read(
+    store: str, keyring: Keyring | None, folder: Path, policy: str
+) -> Iterator[tuple[ReplicaStore, PointerStore]]:
+    """The versions and pointers at a folder, an `s3://` or an `http(s)://` address, for the replica in `folder`.
+
+    Raises:
+        InvalidSettings: the address, or an AWS_* variable, cannot be used.
+    """
+    if store.startswith(_WEB):
+        from contracts.weights.http_reader import HttpPointers, HttpReader, WebFolder  # noqa: PLC0415 as below
+
+        def held() -> list[int]:
+            return [slot.version for slot in Slots(folder, policy, no_fault).held()]
+
+        with WebFolder(store) as web:
+            yield HttpReader(web, keyring, held), HttpPointers(web)
+        return
     if not store.startswith("s3://"):
         weights: WeightStore = FolderWeightStore(Path(store), keyring)
     else:
         from contracts.weights.object_store import open_objects  # noqa: PLC0415 a folder needs no client
 
         weights = open_objects(store, keyring=keyring)
-    return weights, pointers_of(weights)
+    yield weights, pointers_of(weights)

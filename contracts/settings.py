@@ -4,6 +4,7 @@
 <home>/millrace.db       tables, positions, outboxes
 <home>/log/<topic>.db    the embedded log
 <home>/weights/          the weight store
+<home>/replica/          what the engine serves, on its own disk, where the weight store is a bucket
 <home>/keys/             who signs versions, and whose versions are taken
 <home>/checkpoints/      the trainer's truth
 <home>/logs/             what the processes print

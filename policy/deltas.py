@@ -105,7 +105,8 @@ def encode_on_device(base: Weights | None, target: Weights, history: DeviceHisto
         tables = work.fit([look.sparse for look in looks if look.sparse is not None])
         done = list(pool.map(work.finish, layout, looks))
         leaves = [(*entry, digest) for entry, digest in zip(layout, digests, strict=True)]
-    header = Header(None if layout == base_layout else layout, tables, tuple(head for head, _, _ in done))
+    heads = tuple(head for head, _, _ in done)
+    header = Header(None if layout == base_layout else layout, codec.used_tables(tables, layout, heads), heads)
     return Encoded(
         join_payload(header, [content for _, content, _ in done]),
         root_of_leaves(leaves),

@@ -3,9 +3,11 @@ r"""A plug-in for vLLM that receives versions of ours. In: which version, and wh
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --dtype bfloat16 \
         --worker-extension-cls policy.vllm_engine.WorkerExtension --weight-transfer-config '{"backend": "millrace"}'
 
-Waits for: the store. `contracts/weights/push/vllm.py` drives it. A worker imports this module before it loads its model, and
-the import registers the backend; without vLLM it does nothing. Shapes as read in vllm-project/vllm, not run:
-`vllm/distributed/weight_transfer/{base,factory}.py`, `vllm/model_executor/model_loader/checkpoint_weight_patch.py`.
+Waits for: the store, `s3://bucket/prefix` or a folder that the workers see. In their environment AWS_* say how it is
+reached and MILLRACE_TRUSTED_KEYS whose versions are taken. `contracts/weights/push/vllm.py` drives it. A worker imports this
+module before it loads its model, and the import registers the backend; without vLLM it does nothing. Shapes as read in
+vllm-project/vllm, not run: `vllm/distributed/weight_transfer/{base,factory}.py`,
+`vllm/model_executor/model_loader/checkpoint_weight_patch.py`.
 
 Limits, all of them vLLM's: NaN stands for "unchanged", so a weight that becomes NaN is refused by name; only floats can be
 patched; each patched tensor is staged in full on the device; a failure in the middle is not taken back, so the worker
@@ -25,8 +27,11 @@ import torch
 from contracts.errors import NotFound, Unavailable, Unsupported, WeightsRefused
 from contracts.weights.format import Tensors, read_safetensors
 from contracts.weights.push.changes import Change, changed_elements
+from contracts.weights.push.published import PublishedVersions
 
 BACKEND = "millrace"
+PLAIN = "plain:"
+"""Before the path of a store: checkpoints that nobody signed, see `read_plain`."""
 LoadVersion = Callable[[str, str, int], Tensors]
 """(store, policy, version) -> its tensors, verified."""
 
@@ -53,19 +58,29 @@ class UpdateInfo:
     store: str
 
 
-def read_version(store: str, policy: str, version: int) -> Tensors:
-    """A version from a folder that every worker sees: `<store>/<policy>/v000007/`, safetensors as any checkpoint.
+def make_loader() -> LoadVersion:
+    """Reads versions as they are published; those of a store named `plain:FOLDER` by `read_plain`."""
+    published = PublishedVersions()
+
+    def load(store: str, policy: str, version: int) -> Tensors:
+        if store.startswith(PLAIN):
+            return read_plain(store.removeprefix(PLAIN), policy, version)
+        return published(store, policy, version)
+
+    return load
+
+
+def read_plain(folder: str, policy: str, version: int) -> Tensors:
+    """A version from a folder that every worker sees: `<folder>/<policy>/v000007/`, safetensors as any checkpoint.
 
     Raises:
         NotFound: there is no such folder, or no weights in it.
         WeightsRefused: a damaged file.
     """
-    folder = Path(store) / policy / f"v{version:06d}"
-    if not folder.is_dir():
-        raise NotFound(
-            f"policy {policy!r} version {version} is not in {folder}: write it there first", path=str(folder)
-        )
-    return read_safetensors(folder)
+    path = Path(folder) / policy / f"v{version:06d}"
+    if not path.is_dir():
+        raise NotFound(f"policy {policy!r} version {version} is not in {path}: write it there first", path=str(path))
+    return read_safetensors(path)
 
 
 class Receiver:
@@ -106,8 +121,8 @@ class Receiver:
         """Write what changed from `base_version` to `version`.
 
         Raises:
-            NotFound: the store lacks one of the two; nothing was written.
-            WeightsRefused: `wrong_base`, or as `changed_elements`; nothing was written.
+            InvalidSettings, NotFound, Unavailable: one of the two cannot be had; nothing was written.
+            WeightsRefused: `wrong_base`, or as `changed_elements` or the store; nothing was written.
         """
         if self.resident not in {None, update_info.base_version}:
             raise WeightsRefused(
@@ -156,11 +171,11 @@ def make_engine(
     )
 
 
-def register(load: LoadVersion = read_version) -> bool:
+def register(load: LoadVersion | None = None) -> bool:
     """Make vLLM know the backend `millrace`; False where there is no vLLM.
 
     Args:
-        load: how a worker gets a version's tensors.
+        load: how a worker gets a version's tensors; None: see `make_loader`.
 
     Raises:
         Unsupported: this vLLM cannot patch single elements.
@@ -180,7 +195,7 @@ def register(load: LoadVersion = read_version) -> bool:
     factory = importlib.import_module("vllm.distributed.weight_transfer.factory")
     engine = make_engine(
         base.WeightTransferEngine,
-        load=load,
+        load=load or make_loader(),
         make_patch=patches.CheckpointWeightPatch,
         apply_patches=patches.load_checkpoint_weight_patches,
     )

@@ -23,13 +23,14 @@ from contracts.weights.container import (
     UNCHANGED,
     Entry,
     Header,
+    Layout,
     TensorHead,
     corrupt,
     join_payload,
     layout_of,
     split_payload,
 )
-from contracts.weights.contexts import model_of
+from contracts.weights.contexts import Tables, model_of
 from contracts.weights.dense import decode_dense, encode_dense
 from contracts.weights.format import Tensor, Tensors, digest_of, root_of_leaves, words_of
 from contracts.weights.history import History, Moves
@@ -121,9 +122,9 @@ def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], hist
             if head.num_bytes <= way.head.num_bytes:
                 ways[number] = _Way(head, content)
                 moves[name] = Moves(way.changes.places, way.changes.moved_down, old.size)
-    header = Header(
-        None if base is not None and layout == layout_of(base) else layout, models, tuple(way.head for way in ways)
-    )
+    same = base is not None and layout == layout_of(base)
+    heads = tuple(way.head for way in ways)
+    header = Header(None if same else layout, used_tables(models, layout, heads), heads)
     return Encoded(
         join_payload(header, [way.content for way in ways]),
         root_of_leaves(leaves),
@@ -132,6 +133,12 @@ def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], hist
         sum(target[name].data.size for name, _, _ in layout),
         moves,
     )
+
+
+def used_tables(tables: Mapping[str, Tables], layout: Layout, heads: tuple[TensorHead, ...]) -> dict[str, Tables]:
+    """Those that some tensor is coded with."""
+    used = {dtype for (_, dtype, _), head in zip(layout, heads, strict=True) if head.way == SPARSE}
+    return {dtype: table for dtype, table in tables.items() if dtype in used}
 
 
 def stage(

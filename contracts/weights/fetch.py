@@ -95,7 +95,7 @@ class ChunkFolder:
                 return
             part.unlink()
         raise WeightsRefused(
-            "payload_hash", f"the store holds other bytes as chunk {chunk.blake3}: publish the version again"
+            "payload_hash", f"the store holds other bytes as chunk {chunk.blake3}: put the right ones back, or remove it so that another way is taken"
         )
 
     def _complete(self, part: Path, chunk: Chunk) -> None:

@@ -1,9 +1,10 @@
-"""Writes that survive a power cut: temporary file, fsync, rename, fsync of the folder."""
+"""Writes that survive a power cut: temporary file, fsync, rename, fsync of the folder. Reads that end."""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,25 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
     except (OSError, Unavailable):
         temporary.unlink(missing_ok=True)
         raise
+
+
+def read_file(path: Path, start: int, most: int) -> bytes:
+    """At most `most` bytes of a file from `start` on; a link is followed, a pipe or a device is never waited for.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        Unavailable: it is no file, or the disk does not give it.
+    """
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise Unavailable(f"{path} is no file: look at who wrote it, and remove it", path=str(path))
+            file.seek(start)
+            return file.read(most)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Unavailable(f"{path} cannot be read: {error.strerror}", path=str(path)) from error
 
 
 def make_folder_durably(folder: Path) -> None:

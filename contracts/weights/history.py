@@ -21,6 +21,9 @@ from contracts.errors import WeightsRefused
 from contracts.weights import kernels
 from contracts.weights.manifest import NO_HISTORY
 
+_LARGEST_RATIO = 2**15
+"""Of zstd: a block of 4 bytes stands for at most 128 KiB."""
+
 States = npt.NDArray[np.uint8]
 
 
@@ -95,8 +98,11 @@ class History:
             WeightsRefused: `corrupt_history`; do without, or rebuild it from the last anchor.
         """
         try:
+            # What a damaged frame says of its size must not be believed: so much memory is asked for at once.
+            if zstandard.frame_content_size(content) > len(content) * _LARGEST_RATIO:
+                raise WeightsRefused("corrupt_history", "the history cannot be read: it says that it is huge")
             saved = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(content), type=_Saved)
-        except (zstandard.ZstdError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (zstandard.ZstdError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise WeightsRefused("corrupt_history", f"the history cannot be read: {error}") from error
         states = {name: np.frombuffer(bytearray(data), dtype=np.uint8) for name, data in saved.states.items()}
         return cls(saved.digest, states)

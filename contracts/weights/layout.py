@@ -15,6 +15,7 @@ VERSION = re.compile(r"v(\d{6,})")
 EDGE = re.compile(r"step\.json|full\.json|fold-\d{6,}\.json")
 PRIMARIES = ("step.json", "full.json")
 """Where the edge that makes a version exist is looked for; the second is primary only if it names no parent."""
+_NO_VERSION = 10**18
 _POLICY = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -42,8 +43,8 @@ def policy_folder(policy: str) -> str:
 
 def version_folder(policy: str, version: int) -> str:
     """The folder of a version below the root of a store. Raises InvalidValue."""
-    if version < 0:
-        raise InvalidValue(f"versions count from 0, not {version}", param="version")
+    if not 0 <= version < _NO_VERSION:
+        raise InvalidValue(f"versions count from 0 and have at most 18 digits, not {str(version)[:30]}", param="version")
     return f"{policy_folder(policy)}/v{version:06d}"
 
 
@@ -60,7 +61,7 @@ def chunk_path(policy: str, digest: str) -> str:
 
 
 def is_digest(name: str) -> bool:
-    """True for a blake3 in hex; chunks are named so, what a dead writer left is not."""
+    """True for a blake3 in hex; chunks and roots are named so, what a dead writer left is not."""
     return _DIGEST.fullmatch(name) is not None
 
 
@@ -191,6 +192,9 @@ def _fault(manifest: Manifest) -> str | None:
     """What no manifest may say: it would lead the reader out of the store, or fill its memory."""
     if (manifest.base_version is None) != (manifest.base_root is None):
         return f"version {manifest.version} names a base without its root, or a root without its base"
+    for root in (manifest.target_root, manifest.base_root):
+        if root is not None and not is_digest(root):  # it becomes the name of a folder
+            return f"version {manifest.version} names {root[:80]!r} as a root, which is no blake3"
     for chunk in manifest.chunks:
         if not is_digest(chunk.blake3) or not 0 < chunk.num_bytes <= CHUNK_BYTES:
             return f"{chunk.blake3[:80]!r} with {chunk.num_bytes} bytes is no chunk of at most {CHUNK_BYTES} bytes"

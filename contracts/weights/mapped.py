@@ -50,7 +50,8 @@ def _views(path: Path, header: bytes) -> dict[str, _View]:
     try:
         items = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         return {name: msgspec.json.decode(raw, type=_View) for name, raw in items.items() if name != "__metadata__"}
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    # Deep nesting is not msgspec's own error.
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WeightsRefused("not_safetensors", f"{path} has no readable header: {error}; fetch it again") from error
 
 

@@ -105,7 +105,8 @@ def parse_pointer(text: bytes, policy: str, arm: str, keyring: Keyring | None) -
     """
     try:
         pointer = msgspec.json.decode(text, type=Pointer)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    # Deep nesting and bytes that are no UTF-8 are not always msgspec's own errors.
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WeightsRefused("corrupt_pointer", f"not a pointer: {error}") from error
     if pointer.schema != SCHEMA:
         raise WeightsRefused("corrupt_pointer", f"the pointer has schema {pointer.schema}, this process reads {SCHEMA}")

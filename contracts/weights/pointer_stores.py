@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from contracts.errors import StaleWrite
-from contracts.weights.files import make_folder_durably, write_durably
+from contracts.weights.files import make_folder_durably, read_file, write_durably
 from contracts.weights.pointer import PointerStore, Stored, pointer_path
 from contracts.weights.store import FolderWeightStore, WeightStore
 
 if TYPE_CHECKING:
     from contracts.weights.object_store import ObjectWeightStore
+
+_MOST_BYTES = 2**16
+"""Of a pointer; what is longer is none."""
 
 
 class FolderPointers(PointerStore):
@@ -26,7 +29,7 @@ class FolderPointers(PointerStore):
     def read(self, policy: str, arm: str) -> Stored | None:
         """See `PointerStore.read`."""
         try:
-            text = (self._root / pointer_path(policy, arm)).read_bytes()
+            text = read_file(self._root / pointer_path(policy, arm), 0, _MOST_BYTES)
         except FileNotFoundError:
             return None
         return Stored(text, tag="")

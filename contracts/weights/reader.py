@@ -123,13 +123,24 @@ class WeightReader(ABC):
         Raises:
             WeightsRefused: as `stage_onto`; `wrong_base` if `base` is not that version's weights.
         """
+        return self.load_state_onto(policy, version, base_version, base, history)[0]
+
+    def load_state_onto(
+        self,
+        policy: str,
+        version: int,
+        base_version: int,
+        base: Mapping[str, Tensor],
+        history: History | None = None,
+    ) -> tuple[Tensors, History]:
+        """As `load_onto`, with the history after it."""
         held = _held(base_version, history)
         traveller = self._along_a_way(policy, version, held, lambda way: self._arrived(way, _Traveller(base, history)))
         if version == base_version and (root := root_of(traveller.own())) != self.manifest(policy, version).target_root:
             raise WeightsRefused(
                 "wrong_base", f"the weights given as version {version} add up to {root}: load it in full"
             )
-        return traveller.own()
+        return traveller.own(), traveller.history
 
     def stage_onto(
         self,

@@ -10,6 +10,7 @@ In: tensors that were verified. Out: the same, memory-mapped, verified again. Wa
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +29,9 @@ SCHEMA = 1
 _LABEL = "held.json"
 _HISTORY = "history.bin"
 _ROOT_LETTERS = 12
+_SLOT = re.compile(rf"\d{{6,}}-[0-9a-f]{{{_ROOT_LETTERS}}}")
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Deep nesting and bytes that are no UTF-8 are not always msgspec's own errors."""
 
 
 class Held(NamedTuple):
@@ -178,16 +182,18 @@ class Slots:
         return [] if pointed is None else [name for name in (pointed.slot, pointed.before) if name is not None]
 
     def _current(self) -> _Current | None:
+        # Damaged is as good as absent: any whole slot may then be served, each vouches for itself.
         try:
-            return msgspec.json.decode((self._folder / "current").read_bytes(), type=_Current)
-        except (FileNotFoundError, msgspec.MsgspecError):
-            # Damaged is as good as absent: any whole slot may then be served, each vouches for itself.
+            found = msgspec.json.decode((self._folder / "current").read_bytes(), type=_Current)
+        except (FileNotFoundError, *_UNREADABLE):
             return None
+        names = [name for name in (found.slot, found.before) if name is not None]
+        return found if all(_SLOT.fullmatch(name) for name in names) else None
 
     def _label(self, name: str) -> Held | None:
         try:
             label = msgspec.json.decode((self._folder / "slots" / name / _LABEL).read_bytes(), type=_Label)
-        except (FileNotFoundError, NotADirectoryError, msgspec.MsgspecError):
+        except (FileNotFoundError, NotADirectoryError, *_UNREADABLE):
             return None
         held = Held(label.version, label.root, label.history, label.run)
         is_ours = (label.schema, label.policy, name) == (SCHEMA, self._policy, _name(held))

@@ -42,7 +42,7 @@ MOST_WORDS = 1 << 32
 _SAMPLE = 1 << 20
 """Weights of a version that are counted, about."""
 _LOOK_AT_ONCE = 1 << 20
-_ROOM, _LEAST_ROOM = 0.3, 1 << 22
+_ROOM, _LEAST_ROOM = 0.3, 1 << 20
 """Changes that one version may describe: a share of its weights, or a number where that is more."""
 _TENSOR_SAMPLE = 1 << 14
 """Weights of a tensor that are looked at to see how often it should change, about."""

@@ -19,7 +19,7 @@ import msgspec
 
 from contracts.errors import InvalidValue, Unavailable
 from contracts.settings import Settings
-from contracts.weights.files import make_folder_durably, sync_folder, write_durably
+from contracts.weights.files import make_folder_durably, read_file, sync_folder, write_durably
 from contracts.weights.key_files import keyring_of
 from contracts.weights.layout import (
     EDGE,
@@ -42,6 +42,9 @@ from contracts.weights.layout import (
 from contracts.weights.manifest import Chunk, Manifest
 from contracts.weights.presence import presence_path
 from contracts.weights.reader import WeightReader
+
+_MOST_TEXT_BYTES = 2**26
+"""Of a manifest; what is longer is none."""
 
 
 class StoredChunk(NamedTuple):
@@ -131,9 +134,7 @@ class FolderWeightStore(WeightStore):
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
         """See `WeightReader.chunk`."""
         try:
-            with (self.root / chunk_path(policy, chunk.blake3)).open("rb") as file:
-                file.seek(start)
-                return file.read(max(chunk.num_bytes - start, 0))
+            return read_file(self.root / chunk_path(policy, chunk.blake3), start, max(chunk.num_bytes - start, 0))
         except FileNotFoundError as error:
             raise no_chunk(policy, chunk) from error
 
@@ -182,13 +183,14 @@ class FolderWeightStore(WeightStore):
 
     def _text(self, policy: str, version: int, name: str) -> bytes | None:
         try:
-            return (self.root / version_folder(policy, version) / name).read_bytes()
+            return read_file(self.root / version_folder(policy, version) / name, 0, _MOST_TEXT_BYTES)
         except FileNotFoundError:
             return None
 
     def _texts(self, policy: str, version: int) -> dict[str, bytes]:
         folder = self.root / version_folder(policy, version)
-        return {path.name: path.read_bytes() for path in folder.glob("*.json") if EDGE.fullmatch(path.name)}
+        names = [path.name for path in folder.glob("*.json") if EDGE.fullmatch(path.name)]
+        return {name: text for name in names if (text := self._text(policy, version, name)) is not None}
 
     @contextmanager
     def _turn(self, policy: str) -> Iterator[None]:
@@ -227,8 +229,17 @@ def open_any_store(settings: Settings, keyring: Verifier | None) -> WeightStore:
     Raises:
         InvalidSettings: `weights_url` or an AWS_* variable cannot be used.
     """
-    if settings.weights_url is None:
-        return FolderWeightStore(settings.weights, keyring)
+    return open_store_at(settings.weights_url or str(settings.weights), keyring)
+
+
+def open_store_at(place: str, keyring: Verifier | None) -> WeightStore:
+    """The store at `s3://bucket/prefix`, or in a folder; `keyring` None takes anybody's versions.
+
+    Raises:
+        InvalidSettings: the URL or an AWS_* variable cannot be used.
+    """
+    if "://" not in place:
+        return FolderWeightStore(Path(place), keyring)
     from contracts.weights.object_store import open_objects  # noqa: PLC0415 embedded need not load the client
 
-    return open_objects(settings.weights_url, keyring=keyring)
+    return open_objects(place, keyring=keyring)

@@ -9,6 +9,7 @@ import torch
 from contracts.settings import load_section, load_settings
 from contracts.weights.key_files import keyring_of, signer_of
 from contracts.weights.store import open_weight_store
+from contracts.weights.warm_up import warm_up
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import BASE_VERSION
@@ -26,6 +27,7 @@ def main(home: Path, stop: threading.Event) -> None:
     settings = load_settings(home)
     training = load_section(home, "training", TrainingSettings)
     torch.set_num_threads(training.num_threads)
+    warm_up()
     store = open_weight_store(settings)
     model = load_model(settings.base, device=settings.device, dtype=torch.float32)
     # The base policy is its published bits too, also where its files hold more precision.

@@ -13,7 +13,7 @@ import structlog
 
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, MOVED, Assignment
-from contracts.errors import InvalidSettings, NotFound, StaleWrite, Unavailable, WeightsRefused
+from contracts.errors import InvalidRequest, InvalidSettings, StaleWrite, Unavailable, WeightsRefused
 from contracts.weights.history import History
 from contracts.weights.manifest import NO_HISTORY
 from contracts.weights.pointer import Pointer, move_pointer
@@ -36,8 +36,8 @@ VERSIONS_HELD = 2
 _LAG = 3
 """Versions that a replica may be behind before a fold is made for it; fewer are steps on the way."""
 _MOST_FOLDS = 4
-_LISTED_SECONDS = 7 * 24 * 3600.0
-"""After so long without a word a replica is no longer counted on."""
+_FOLDED_SECONDS, _LISTED_SECONDS = 24 * 3600.0, 7 * 24 * 3600.0
+"""After so long without a word a replica gets no more folds, and is no longer counted on."""
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 5.0, 120.0
 
 log = structlog.get_logger()
@@ -184,7 +184,13 @@ class Publisher:
             replicas = [
                 item for item in present(self._store, policy, now - _LISTED_SECONDS) if item.version in versions
             ]
-            behind = {item.version: item for item in replicas if newest.version - item.version > _LAG}
+            behind = {
+                item.version: item
+                for item in replicas
+                if newest.version - item.version > _LAG
+                and item.version != newest.parent
+                and item.at > now - _FOLDED_SECONDS
+            }
             for replica in list(behind.values())[:_MOST_FOLDS]:
                 base, history = self._store.load_state(policy, replica.version)
                 known = history if history.digest == replica.history else None
@@ -206,7 +212,7 @@ class Publisher:
                     self._store, policy, needed, now=now, loadable=[BASE_VERSION], keep_anchors=self._keep_anchors
                 )
                 log.info("old versions pruned", num_chunks=pruned.num_chunks, num_bytes=pruned.num_bytes)
-        except (Unavailable, InvalidSettings, NotFound, WeightsRefused) as error:
+        except (Unavailable, InvalidRequest, InvalidSettings, WeightsRefused) as error:
             log.warning("replicas not looked after", version=newest.version, reason=error.message)
 
     def _read_arms(self) -> dict[str, Assignment]:

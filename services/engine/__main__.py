@@ -9,19 +9,22 @@ from typing import Any
 import torch
 import uvicorn
 
-from contracts.assignments import MOVED
+from contracts.assignments import LIVE, MOVED
 from contracts.errors import InvalidSettings, MillraceError, Unavailable
 from contracts.listening import listening_socket
 from contracts.logs import set_up_logs
 from contracts.operations import LONGEST_WORK_SECONDS, Operations
 from contracts.settings import Settings, load_section, load_settings
 from contracts.weights.store import open_weight_store
+from contracts.weights.warm_up import warm_up
 from policy.load import load_model
 from services.engine.app import make_app
 from services.engine.engine import Engine
 from services.engine.follower import Follower
+from services.engine.local_copy import LocalCopy
 from services.engine.repository import keep_swap, read_versions
 from services.engine.settings import EngineSettings
+from services.engine.swap import SwapRecord
 
 _GRACEFUL_SECONDS = 5
 
@@ -38,7 +41,14 @@ def main(home: Path) -> None:
     torch.set_num_threads(own.threads)
     dtype = torch.float32 if settings.device == "cpu" else torch.bfloat16
     database = settings.database()
+    store = open_weight_store(settings)
+    copy = LocalCopy(settings.home / "replica", store, settings.policy) if settings.weights_url else None
     server: uvicorn.Server | None = None
+
+    def swapped(record: SwapRecord) -> None:
+        if copy is not None and record.arm == LIVE:
+            copy.keep(record.version)
+        keep_swap(database, record)
 
     def end() -> None:
         """Finish what can be finished; the supervisor starts a fresh process."""
@@ -48,9 +58,9 @@ def main(home: Path) -> None:
     engine = Engine(
         policy=settings.policy,
         settings=own,
-        store=open_weight_store(settings),
+        store=copy or store,
         make_model=lambda: _load(settings, dtype),
-        on_swap=lambda record: keep_swap(database, record),
+        on_swap=swapped,
         on_gave_up=end,
     )
     follower = Follower(engine, lambda: read_versions(database, settings.policy), on_exit=end)
@@ -67,6 +77,8 @@ def main(home: Path) -> None:
     server.run([listening_socket(settings.engine_host, settings.engine_port)])
     bell.close()
     operations.close()
+    if copy is not None:
+        copy.close()
     if follower.fatal is not None:
         raise follower.fatal
 
@@ -78,6 +90,7 @@ def _check(engine: Engine) -> None:
 
 
 def _load(settings: Settings, dtype: torch.dtype) -> Any:
+    warm_up()  # while nothing serves yet
     try:
         return load_model(settings.base, device=settings.device, dtype=dtype)
     except (MillraceError, ValueError, KeyError, RuntimeError) as error:

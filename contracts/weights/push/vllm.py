@@ -30,7 +30,7 @@ class VllmServer:
     Args:
         client: see `Server`.
         policy: whose versions it serves.
-        store: where its workers read versions from: what their loader takes, see `policy.vllm_engine.read_version`.
+        store: where its workers read versions from: a folder they see or `s3://bucket/prefix`; `policy.vllm_engine.make_loader`.
     """
 
     def __init__(self, client: httpx.Client, *, policy: str, store: str) -> None:

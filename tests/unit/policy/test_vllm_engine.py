@@ -10,11 +10,17 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from contracts.errors import NotFound, Unavailable, Unsupported, WeightsRefused
+from contracts.errors import InvalidSettings, NotFound, Unavailable, Unsupported, WeightsRefused
 from contracts.weights.format import Tensor, Tensors
+from contracts.weights.history import History
+from contracts.weights.key_files import TRUSTED_KEYS, write_public_key
+from contracts.weights.publish import publish_version
 from contracts.weights.push.vllm import VllmServer
-from policy.vllm_engine import BACKEND, InitInfo, UpdateInfo, make_engine, read_version, register
+from contracts.weights.signing import Signer
+from contracts.weights.store import FolderWeightStore
+from policy.vllm_engine import BACKEND, PLAIN, InitInfo, UpdateInfo, make_engine, make_loader, read_plain, register
 from tests.unit.contracts.weights.awkward_weights import MINUS_ZERO, NAN, bf16, make_checkpoint, same, tensor, version
 from tests.unit.contracts.weights.fake_vllm import FakeVllm
 from tests.unit.services.serving import serve
@@ -137,7 +143,7 @@ def model() -> FakeModel:
 
 @pytest.fixture
 def engine(model: FakeModel) -> Any:
-    kind = make_engine(FakeAbstract, load=read_version, make_patch=FakePatch, apply_patches=fake_load_patches)
+    kind = make_engine(FakeAbstract, load=read_plain, make_patch=FakePatch, apply_patches=fake_load_patches)
     return kind(None, None, torch.device("cpu"), model)
 
 
@@ -163,7 +169,7 @@ def test_every_bit_arrives_in_place(engine: Any, model: FakeModel, store: Path) 
 def test_what_did_not_change_is_not_written(model: FakeModel, store: Path) -> None:
     given: list[FakePatch] = []
     kind = make_engine(
-        FakeAbstract, load=read_version, make_patch=FakePatch, apply_patches=lambda _, patches: given.extend(patches)
+        FakeAbstract, load=read_plain, make_patch=FakePatch, apply_patches=lambda _, patches: given.extend(patches)
     )
     kind(None, None, torch.device("cpu"), model).update_weights(update(store, 1, 0))
     assert [patch.name for patch in given] == ["embed.weight", "layer.0.query", "layer.0.value"]
@@ -246,6 +252,60 @@ def test_driver_and_plug_in_meet_over_http(engine: Any, model: FakeModel, store:
         assert not fake.is_paused
 
 
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Versions 0 to 2 as a trainer publishes them, and the environment of a worker that trusts it."""
+    signer = Signer(Ed25519PrivateKey.generate())
+    write_public_key(tmp_path / "trusted", signer.public_key)
+    monkeypatch.setenv(TRUSTED_KEYS, str(tmp_path / "trusted"))
+    for number in range(3):
+        publish(tmp_path / "weights", number, signer)
+    return tmp_path / "weights"
+
+
+def publish(folder: Path, number: int, signer: Signer) -> None:
+    publish_version(
+        FolderWeightStore(folder), policy="demo", run="run-1", version=number, parent=number - 1 if number else None,
+        base=fused_version(number - 1) if number else None, target=fused_version(number), step=number, epoch=0,
+        num_samples=1, created_at=0.0, history=History(), signer=signer,
+    )  # fmt: skip
+
+
+def test_a_published_version_is_given_to_it_over_http(model: FakeModel, published: Path) -> None:
+    kind = make_engine(FakeAbstract, load=make_loader(), make_patch=FakePatch, apply_patches=fake_load_patches)
+    fake = FakeVllm(kind(None, None, torch.device("cpu"), model))
+    with serve(fake.app()) as url, httpx.Client(base_url=url, timeout=5.0) as client:
+        driver = VllmServer(client, policy="demo", store=str(published))
+        driver.declare(0)
+        driver.push(1, 0)
+        assert same(model.bits(), fused_version(1))
+        for chunk in full_chunks(published):
+            chunk.unlink()
+        driver.push(2, 1)  # only what is new is read
+        assert same(model.bits(), fused_version(2))
+
+
+def full_chunks(published: Path) -> list[Path]:
+    (full,) = FolderWeightStore(published).edges("demo", 0)
+    return [published / "demo" / "chunks" / chunk.blake3 for chunk in full.chunks]
+
+
+def test_a_version_of_somebody_else_is_refused_before_a_weight_changes(model: FakeModel, published: Path) -> None:
+    kind = make_engine(FakeAbstract, load=make_loader(), make_patch=FakePatch, apply_patches=fake_load_patches)
+    engine = kind(None, None, torch.device("cpu"), model)
+    publish(published, 3, Signer(Ed25519PrivateKey.generate()))
+    with pytest.raises(WeightsRefused) as caught:
+        engine.update_weights(update(published, 3, 0))
+    assert caught.value.code == "unknown_key"
+    assert same(model.bits(), fused_version(0))
+
+
+def test_without_trusted_keys_nothing_is_taken(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TRUSTED_KEYS)
+    with pytest.raises(InvalidSettings, match=f"set {TRUSTED_KEYS}"):
+        make_loader()(str(published), "demo", 0)
+
+
 class FakeFactory:
     """`WeightTransferEngineFactory`."""
 
@@ -290,7 +350,7 @@ def test_it_registers_with_vllm(factory: FakeFactory, model: FakeModel, store: P
     assert register() is True
     engine = factory.registered[BACKEND](None, None, torch.device("cpu"), model)
     assert isinstance(engine, FakeAbstract)
-    engine.update_weights(update(store, 1, 0))
+    engine.update_weights(update(store, 1, 0) | {"store": f"{PLAIN}{store}"})
     assert same(model.bits(), fused_version(1))
     with pytest.raises(ValueError, match="already registered"):
         register()

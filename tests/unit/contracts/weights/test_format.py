@@ -1,14 +1,24 @@
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import safetensors
 from safetensors.numpy import load_file, save_file
 
 from contracts.errors import NotFound, Unavailable, WeightsRefused
-from contracts.weights.format import Tensors, parse_manifest, read_safetensors, root_of, write_safetensors
-from tests.unit.contracts.weights.examples import bf16_policy, same, tensor_of
+from contracts.weights.format import (
+    Tensor,
+    Tensors,
+    element_width,
+    read_safetensors,
+    root_of,
+    words_of,
+    write_safetensors,
+)
+from contracts.weights.manifest import SCHEMA, parse_manifest
+from tests.unit.contracts.weights.examples import bf16_policy, edge, same, tensor_of
 
 
 def mixed_policy() -> Tensors:
@@ -157,11 +167,36 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_manifests_that_cannot_be_read_are_refused_by_name() -> None:
-    for text, code in ((b"{}", "corrupt_manifest"), (b'{"schema": 1}', "corrupt_manifest"), (b'{"sc', "corrupt_manifest"),
-                       (b'{"schema": 2, "tensors": "elsewhere"}', "newer_schema")):  # fmt: skip
+    for text, code in (
+        (b"{}", "corrupt_manifest"),
+        (b'{"sc', "corrupt_manifest"),
+        (b'{"schema": 2}', "corrupt_manifest"),
+        (b'{"schema": 2, "policy": "\xff"}', "corrupt_manifest"),
+        (b'{"schema": 2, "policy": ' + b"[" * 100_000, "corrupt_manifest"),
+        (b'{"schema": 1, "tensors": []}', "older_schema"),
+        (b'{"schema": 3, "chunks": "elsewhere"}', "newer_schema"),
+    ):
         with pytest.raises(WeightsRefused) as refused:
             parse_manifest(text)
         assert refused.value.code == code
+
+
+def test_a_written_manifest_reads_back() -> None:
+    manifest = edge(7, 4, parent=6)
+    assert parse_manifest(msgspec.json.encode(manifest)) == manifest
+    assert (manifest.schema, manifest.kind, manifest.payload_bytes) == (SCHEMA, "fold", 10)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "shape", "width"),
+    [(0, (0, 4), 1), (8, (), 8), (6, (3,), 2), (12, (3,), 4), (9, (3,), 1), (7, (3,), 1), (16, (32,), 1), (4, (0,), 4)],
+)
+def test_words_are_as_wide_as_elements_or_a_byte(num_bytes: int, shape: tuple[int, ...], width: int) -> None:
+    tensor = Tensor("ANY", shape, np.arange(num_bytes, dtype=np.uint8))
+    assert element_width(tensor) == width
+    words = words_of(tensor)
+    assert (words.itemsize, words.nbytes) == (width, num_bytes)
+    assert num_bytes == 0 or np.shares_memory(words, tensor.data)
 
 
 def test_the_files_are_marked_for_torch(tmp_path: Path) -> None:

@@ -81,7 +81,9 @@ def random_experience(random: np.random.Generator, *, temperature: float = 1.0, 
     log_probs = (-random.exponential(3.0, len(completion))).tolist()
     spans = changes.pop("spans", (Span(0, 0),))
     fields: dict[str, Any] = {"reward": float(random.integers(0, 2)), "key": random_key(random)}
-    return experience(segment(prompt, completion, log_probs, temperature=temperature, spans=spans), **(fields | changes))
+    return experience(
+        segment(prompt, completion, log_probs, temperature=temperature, spans=spans), **(fields | changes)
+    )
 
 
 def random_key(random: np.random.Generator) -> str:

@@ -100,3 +100,14 @@ def test_the_arm_live_stands_beside_the_versions(world: World, tmp_path: Path) -
     assert second is not None
     assert second.version == world.arm(LIVE)
     assert second.epoch > first.epoch
+
+
+def test_a_replica_that_holds_the_parent_needs_no_fold_after_a_rollback(world: World) -> None:
+    trainer = world.start()
+    publish_until(world, trainer, 1)
+    announced(world, 1)
+    publish_until(world, trainer, NUM_VERSIONS)
+    world.roll_back_to(1)
+    publish_until(world, trainer, NUM_VERSIONS + 1)
+    newest = world.store.edges(POLICY, NUM_VERSIONS + 1)
+    assert [(edge.kind, edge.base_version) for edge in newest] == [("step", 1)]

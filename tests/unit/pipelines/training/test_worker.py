@@ -328,7 +328,8 @@ def test_the_process_starts_from_a_home_and_stops(tmp_path: Path) -> None:
     base = tmp_path / "base"
     tiny_model().save_pretrained(base)
     write_settings(
-        world.settings.model_copy(update={"base": str(base), "weights_unsigned": True}), {"training": TrainingSettings(learning_rate=0.25)}
+        world.settings.model_copy(update={"base": str(base), "weights_unsigned": True}),
+        {"training": TrainingSettings(learning_rate=0.25)},
     )
     stop = threading.Event()
     stop.set()

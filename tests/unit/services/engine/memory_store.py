@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
@@ -79,10 +79,10 @@ class MemoryStore(WeightReader):
 
     def stage_onto(
         self, policy: str, version: int, base_version: int, base: Mapping[str, Tensor], history: History | None = None,
-        *, base_root: str | None = None,
+        *, base_root: str | None = None, payload: Callable[[Manifest], bytes] | None = None,
     ) -> list[Hop]:  # fmt: skip
         self.staged.append((version, base_version))
-        return super().stage_onto(policy, version, base_version, base, history, base_root=base_root)
+        return super().stage_onto(policy, version, base_version, base, history, base_root=base_root, payload=payload)
 
     def _text(self, policy: str, version: int, name: str) -> bytes | None:
         return self._texts(policy, version).get(name)

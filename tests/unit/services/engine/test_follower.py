@@ -95,6 +95,25 @@ def test_a_woken_follower_reads_at_once() -> None:
     engine.close()
 
 
+def test_a_lost_wake_up_costs_no_more_than_a_poll() -> None:
+    wanted: dict[str, int | None] = {"live": 1}
+    reads, swapped = threading.Semaphore(0), threading.Event()
+
+    def read() -> dict[str, int | None]:
+        reads.release()
+        return dict(wanted)
+
+    engine = make_engine(make_store(2), on_swap=lambda _record: swapped.set())
+    follower = Follower(engine, read, on_exit=lambda: None, poll_seconds=0.01)
+    follower.start()
+    assert all(reads.acquire(timeout=5) for _ in range(2)), "the second look is after version 1 was loaded"
+    wanted["live"] = 2  # and nobody rings
+    assert swapped.wait(timeout=5)
+    follower.stop()
+    assert engine.versions() == {"live": 2}
+    engine.close()
+
+
 def test_assignments_that_cannot_be_read_leave_everything_as_it_is() -> None:
     reads: list[float] = []
     failing = True

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from contracts.errors import NotFound, WeightsRefused
+from contracts.errors import NotFound, Unavailable, WeightsRefused
 from contracts.records import Span
 from contracts.weights.format import root_of
 from policy.weights import tensors_of
@@ -63,6 +63,31 @@ async def test_live_goes_back_and_a_candidate_is_apart(engine: Engine, store: Me
         assert root_of(tensors_of(engine.arms[name].model)) == root_of(store.weights[version])
     assert engine.update("live", 1) is None
     assert (record.payload_bytes, record.num_changed) == (0, engine.swaps[-2].num_changed), "out of the undo log"
+
+
+async def test_the_way_back_needs_no_store_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In flight: the answer goes over the way back, labelled; whatever is asked of the store fails."""
+    store = make_store(2)
+    engine = make_engine(store)
+    engine.update("live", 1)
+    engine.update("live", 2)
+
+    def away(*_arguments: object, **_named: object) -> None:
+        raise Unavailable("the store is away")
+
+    for asked in ("versions", "manifest", "edges", "chunk", "payload", "load_state", "stage_onto", "_text", "_texts"):
+        monkeypatch.setattr(store, asked, away)
+    ticket = engine.resolve(POLICY).submit(ask(PROMPT, max_tokens=200))
+    await first_tokens(ticket, 5)
+    record = await asyncio.to_thread(engine.update, "live", 1)
+    chunk = await anext(aiter(ticket.chunks()))
+    assert [span.version for span in chunk.spans] == [2, 1]
+    assert record is not None
+    assert record.payload_bytes == 0
+    assert root_of(tensors_of(engine.arms["live"].model)) == root_of(store.weights[1])
+    with pytest.raises(Unavailable):
+        engine.update("live", 3)
+    engine.close()
 
 
 async def test_pause_keeps_requests_in_flight(engine: Engine) -> None:

@@ -14,6 +14,7 @@ from policy.weights import copy_tensors, tensors_of
 from services.engine.engine import Engine
 from services.engine.sampling import CompletionRequest
 from services.engine.settings import EngineSettings
+from services.engine.staging import VersionSource
 from services.engine.swap import SwapRecord
 from services.engine.tickets import Chunk
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
@@ -48,7 +49,7 @@ def make_store(num_versions: int = 3) -> MemoryStore:
 
 
 def make_engine(
-    store: MemoryStore,
+    store: VersionSource,
     on_swap: Callable[[SwapRecord], None] = lambda _record: None,
     on_gave_up: Callable[[], None] = lambda: None,
     make_model: Callable[[], Any] = tiny_model,

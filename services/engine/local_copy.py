@@ -1,0 +1,103 @@
+"""What is served, on the engine's own disk too, where the weight store is a bucket: a restart fetches only what is new.
+
+Flows in: versions that the live arm came to hold (`keep`), edges from the store. Flows out: whole versions and staged
+changes, as from the store itself. Waits for: the store, and the disk. The folder is written by a thread of its own,
+beside serving, out of the very chunks that were fetched to serve; only who needs the store waits for that to end, so a
+way back by undo log and a pause never do. What cannot be kept is logged: the next start then fetches more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+
+import structlog
+
+from contracts.errors import MillraceError
+from contracts.weights.format import Tensor, Tensors
+from contracts.weights.history import History
+from contracts.weights.manifest import Manifest
+from contracts.weights.reader import Hop, WeightReader
+from contracts.weights.replica import Replica
+
+_log = structlog.get_logger(__name__)
+
+
+class LocalCopy:
+    """A `VersionSource` over a store and a replica's folder. Its methods are called from one thread."""
+
+    def __init__(self, folder: Path, store: WeightReader, policy: str) -> None:
+        self._folder = folder
+        self._store = store
+        self._policy = policy
+        self._keeper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-local-copy")
+        self._keeping: Future[None] = Future()
+        self._keeping.set_result(None)
+        self._wanted: int | None = None
+
+    @cached_property
+    def _replica(self) -> Replica:
+        """Opened when it is needed first: what lies there is verified then, which takes time."""
+        return Replica(self._folder, self._store, self._policy)
+
+    def edges(self, policy: str, version: int) -> list[Manifest]:
+        """See `VersionSource.edges`."""
+        return self._store.edges(policy, version)
+
+    def load_state(self, policy: str, version: int) -> tuple[Tensors, History]:
+        """See `VersionSource.load_state`; of a version that is here the store is not asked.
+
+        Raises:
+            Conflict: another process keeps this folder.
+            NotFound, Unavailable, WeightsRefused: as `Replica.bring`.
+        """
+        self._check(policy)
+        self._keeping.result()
+        # To bring what is served would forget the chunks that were fetched for a candidate.
+        if self._replica.serves != version:
+            self._replica.bring(version)
+        return self._replica.state()
+
+    def stage_onto(
+        self,
+        policy: str,
+        version: int,
+        base_version: int,
+        base: Mapping[str, Tensor],
+        history: History,
+        *,
+        base_root: str,
+    ) -> list[Hop]:
+        """See `VersionSource.stage_onto`; what is fetched stays in the folder."""
+        self._check(policy)
+        self._keeping.result()
+        return self._store.stage_onto(
+            policy, version, base_version, base, history, base_root=base_root, payload=self._replica.payload
+        )
+
+    def keep(self, version: int) -> None:
+        """Bring the folder to the version that is live now; returns at once. Of several only the last is kept."""
+        if self._keeping.done():
+            self._keeping.result()  # raises what nobody expected
+        self._wanted = version
+        self._keeping = self._keeper.submit(self._keep)
+
+    def close(self) -> None:
+        """Finish what is being kept, and let another process have the folder."""
+        self._keeper.shutdown()
+        if "_replica" in self.__dict__:
+            self._replica.close()
+
+    def _keep(self) -> None:
+        version = self._wanted
+        try:
+            if version is not None and self._replica.serves != version:
+                self._replica.bring(version)
+        except MillraceError as error:
+            _log.warning("engine_copy_not_kept", version=version, code=error.code, error=error.message)
+
+    def _check(self, policy: str) -> None:
+        if policy != self._policy:
+            raise ValueError(f"the folder {self._folder} holds versions of {self._policy!r}, not of {policy!r}")
