@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -68,7 +68,7 @@ def disk_kinds() -> list[Kind]:
         "current": TEXTS,
         "pointer.json": TEXTS,
     }
-    kinds = [
+    kinds: list[tuple[str, Make]] = [
         (f"disk: {file}, {how}", partial(_spoil_own, file=file, spoil=spoil))
         for file, spoils in files.items()
         for how, spoil in spoils.items()
@@ -145,10 +145,10 @@ def _reads_as(text: bytes, genuine: Manifest | Pointer) -> bool:
 
 
 def _forged_kinds() -> list[Kind]:
-    signers = {
+    signers: dict[str, SignerOf] = {
         "a stranger": lambda world: world.stranger,
         "a retired key": lambda world: world.retired,
-        "a stranger in our name": lambda world: _Impostor(world),
+        "a stranger in our name": _Impostor,
         "nobody": lambda _: None,
     }
     kinds = []
@@ -183,8 +183,8 @@ def _signed(signer: Signer | None, manifest: Manifest) -> bytes:
 
 def _resigned(world: World, chance: random.Random, victim: str, signer_of: SignerOf) -> Edits:
     signer, genuine = signer_of(world), world.edges[victim]
-    changes: dict[str, object] = chance.choice(({}, {"created_at": 1.0}, {"step": 7}, {"num_samples": 2**40}))
-    return {world.edge_file(victim): _signed(signer, msgspec.structs.replace(genuine, **changes))}
+    several: tuple[dict[str, Any], ...] = ({}, {"created_at": 1.0}, {"step": 7}, {"num_samples": 2**40})
+    return {world.edge_file(victim): _signed(signer, msgspec.structs.replace(genuine, **chance.choice(several)))}
 
 
 def _usurped(world: World, chance: random.Random, victim: str, signer_of: SignerOf) -> Edits:
@@ -206,7 +206,7 @@ def _usurped(world: World, chance: random.Random, victim: str, signer_of: Signer
 
 def _borrowed_signature(world: World, chance: random.Random, victim: str) -> Edits:
     genuine, other = world.edges[victim], world.edges[chance.choice(("step-1", "step-2", "step-3", "full-0"))]
-    changes: tuple[dict[str, object], ...] = (
+    changes: tuple[dict[str, Any], ...] = (
         {"signature": other.signature}, {"key": world.stranger.key_id}, {"key": world.retired.key_id}, {"key": "../trusted/x"},
         {"key": ""}, {"key": None}, {"signature": None}, {"signature": ""}, {"signature": (genuine.signature or "").upper()},
         {"signature": "0" * 128}, {"signature": f" {genuine.signature}"}, {"signature": f"{genuine.signature}00"},
@@ -232,7 +232,9 @@ def _moved_kinds() -> list[Kind]:
         Kind("replay: an edge of another kind", _other_kind),
         Kind("replay: of another policy", lambda world, _, victim: world.sealed(victim, policy="another")),
         Kind("replay: of another run", _other_run, tells_run=True),
-        Kind("replay: a pointer as a manifest", lambda world, _, victim: {world.edge_file(victim): world.pointer_text()}),
+        Kind(
+            "replay: a pointer as a manifest", lambda world, _, victim: {world.edge_file(victim): world.pointer_text()}
+        ),
     ]
 
 
@@ -243,7 +245,9 @@ def _older_edge(world: World, chance: random.Random, victim: str) -> Edits:
 
 def _other_kind(world: World, chance: random.Random, victim: str) -> Edits:
     full = str(Path(world.edge_file(STEP)).with_name("full.json"))
-    place = chance.choice([name for name in (world.edge_file(STEP), world.edge_file(FOLD), full) if name != world.edge_file(victim)])
+    place = chance.choice(
+        [name for name in (world.edge_file(STEP), world.edge_file(FOLD), full) if name != world.edge_file(victim)]
+    )
     return {place: world.files[world.edge_file(victim)]}
 
 
@@ -283,17 +287,25 @@ def _older_pointer(world: World, chance: random.Random, victim: str) -> Edits:
 
 def _same_epoch(world: World, chance: random.Random, victim: str) -> Edits:
     epoch = STANDS_AT[victim]
-    changes: dict[str, object] = chance.choice(({"version": NEWEST}, {"version": 0}, {"version": epoch, "run": "another"}))
-    return {world.pointer_file: world.pointer_text(epoch=epoch, **changes)}
+    several: tuple[dict[str, Any], ...] = ({"version": NEWEST}, {"version": 0}, {"version": epoch, "run": "another"})
+    return {world.pointer_file: world.pointer_text(epoch=epoch, **chance.choice(several))}
 
 
 def _foreign_pointer(world: World, chance: random.Random, victim: str) -> Edits:  # noqa: ARG001 as every kind
-    changes: tuple[dict[str, object], ...] = ({"arm": "canary"}, {"policy": "another"}, {"run": "another"}, {"schema": 2}, {"schema": 0})
+    changes: tuple[dict[str, Any], ...] = (
+        {"arm": "canary"},
+        {"policy": "another"},
+        {"run": "another"},
+        {"schema": 2},
+        {"schema": 0},
+    )
     return {world.pointer_file: world.pointer_text(**chance.choice(changes))}
 
 
 def _pointer_nowhere(world: World, chance: random.Random, victim: str) -> Edits:  # noqa: ARG001 as every kind
-    return {world.pointer_file: world.pointer_text(version=chance.choice((NEWEST + 1, -1, 10**6, 2**63, -(2**70), 10**300)))}
+    return {
+        world.pointer_file: world.pointer_text(version=chance.choice((NEWEST + 1, -1, 10**6, 2**63, -(2**70), 10**300)))
+    }
 
 
 def _forged_pointer(world: World, chance: random.Random, victim: str) -> Edits:

@@ -1,4 +1,4 @@
-"""Kinds of attacks from inside: manifests and payloads that are wrong, with hashes that are right and signed by our own key.
+"""Kinds of attacks from inside, on payloads: they are wrong, their hashes are right, and our own key signed them.
 
 A publisher with a bug does the same. In: a world, and a random source. Out: edits of files in the store.
 """
@@ -12,24 +12,19 @@ from typing import Any
 
 import msgspec
 import zstandard
-from blake3 import blake3
 
-from benchmarks.weight_attack_kinds import Kind, other_weights
+from benchmarks.weight_attack_kinds import Kind, Make, other_weights
+from benchmarks.weight_attack_signed import only_way
 from benchmarks.weight_attack_texts import ODD, flipped, inserted, leaves_of, other_value, truncated, zeroed
 from benchmarks.weight_attack_world import (
-    FOLD,
-    FOLD_BASE,
     NEWEST,
     STANDS_AT,
-    STEP,
     Edits,
     World,
-    chunks_of,
 )
-from contracts.weights.codec import CHUNK_BYTES, encode
+from contracts.weights.codec import encode
 from contracts.weights.container import DENSE, MAGIC, SPARSE
 from contracts.weights.history import History
-from contracts.weights.manifest import NO_HISTORY, Chunk
 
 Tree = list[Any]
 """A payload's header as msgpack has it: layout, tables per dtype, and per tensor how it travels."""
@@ -42,17 +37,8 @@ _NUMBERS = (
 )  # fmt: skip
 
 
-def signed_kinds() -> list[Kind]:
-    """On versions that our own key vouches for."""
-    manifests = {
-        "schema or codec of another time": _other_format,
-        "the wrong base": _wrong_base,
-        "another history": _other_history,
-        "another target root": _other_root,
-        "a root that is a path": _root_is_a_path,
-        "another place in the lineage": _other_place,
-        "chunks that do not add up": _wrong_chunks,
-    }
+def payload_kinds() -> list[Kind]:
+    """On payloads that our own key vouches for."""
     payloads: dict[str, Make] = {
         "of other weights": _other_target,
         "coded on another base": _coded_on_another_base,
@@ -74,83 +60,12 @@ def signed_kinds() -> list[Kind]:
         "header: layout": _spoil_layout,
         "header: entries": _spoil_entries,
     }
-    kinds = [Kind(f"signed: {name}", make, victims=(STEP,)) for name, make in manifests.items()]
+    payloads |= {name: partial(_respoken, spoil=spoil) for name, spoil in trees.items()}
+    payloads |= {"bodies": _spoil_body, "factors": _spoil_factors}
     # A bit may be one that nobody reads, or a table's entry one that nobody uses: then the weights come out right.
-    kinds += [Kind(f"payload: {name}", make, may_be_harmless=True) for name, make in payloads.items()]
-    kinds += [
-        Kind(f"payload: {name}", partial(_respoken, spoil=spoil), may_be_harmless=True) for name, spoil in trees.items()
+    return [
+        Kind(f"payload: {name}", partial(only_way, make=make), may_be_harmless=True) for name, make in payloads.items()
     ]
-    return [*kinds, Kind("payload: bodies", _spoil_body, may_be_harmless=True), Kind("payload: factors", _spoil_factors, may_be_harmless=True)]
-
-
-Make = Callable[[World, random.Random, str], Edits]
-
-
-def _alone(world: World, edits: Edits) -> Edits:
-    """Without the fold, which else is another way, and would contradict what the step says."""
-    return edits | {world.edge_file(FOLD): None}
-
-
-def _other_format(world: World, chance: random.Random, victim: str) -> Edits:
-    changes: tuple[dict[str, object], ...] = (
-        {"schema": 1}, {"schema": 0}, {"schema": -1}, {"schema": 3}, {"schema": 2**63}, {"codec": "context-rans/0"}, {"codec": "raw"},
-        {"codec": "context-rans/2"}, {"codec": ""}, {"codec": "CONTEXT-RANS/1"},
-    )  # fmt: skip
-    return _alone(world, world.sealed(victim, **chance.choice(changes)))
-
-
-def _wrong_base(world: World, chance: random.Random, victim: str) -> Edits:
-    version = chance.randrange(NEWEST - 1)
-    root, noise = world.versions[version].root, blake3(chance.randbytes(8)).hexdigest()
-    if chance.random() < 0.5:  # noqa: PLR2004 a coin
-        # The number is right, and the weights behind it are not.
-        return _alone(world, world.sealed(victim, base_root=chance.choice((root, noise, world.versions[NEWEST].root, ""))))
-    # The payload is one for version 3, and says that it is one for an older version, under one root or another.
-    base_root = chance.choice((root, noise, world.versions[NEWEST - 1].root))
-    return _alone(world, world.sealed(victim, parent=version, base_version=version, base_root=base_root))
-
-
-def _other_history(world: World, chance: random.Random, victim: str) -> Edits:
-    digests = [version.history.digest for version in world.versions if version.history.digest != NO_HISTORY]
-    others = [None, NO_HISTORY, "", "x" * 32, blake3(chance.randbytes(8)).hexdigest()[:32]]
-    others += [digest for digest in digests if digest != world.edges[victim].history]
-    return _alone(world, world.sealed(victim, history=chance.choice(others)))
-
-
-def _other_root(world: World, chance: random.Random, victim: str) -> Edits:
-    roots = [version.root for version in world.versions[:NEWEST]]
-    root = chance.choice([*roots, blake3(chance.randbytes(8)).hexdigest(), "", world.versions[NEWEST].root.upper(), "../../x"])
-    edits = world.sealed(victim, target_root=root)
-    return edits if chance.random() < 0.2 else _alone(world, edits)  # noqa: PLR2004 mostly alone
-
-
-def _root_is_a_path(world: World, chance: random.Random, victim: str) -> Edits:
-    """A replica names a folder by the beginning of the root, and removes it if the version is refused."""
-    root = chance.choice(("../../store", "x/../../..", "x/../../../a", "/../../store", "\0", "a/b", "a" * 5000, world.versions[NEWEST].root[:12]))
-    return _alone(world, world.sealed(victim, **{chance.choice(("target_root", "base_root")): root}))
-
-
-def _other_place(world: World, chance: random.Random, victim: str) -> Edits:
-    changes: tuple[dict[str, object], ...] = (
-        {"version": NEWEST + 1}, {"version": NEWEST - 1}, {"version": -NEWEST}, {"version": 2**70}, {"parent": FOLD_BASE}, {"parent": None},
-        {"parent": NEWEST, "base_version": NEWEST}, {"parent": 2**70, "base_version": 2**70}, {"parent": -1, "base_version": -1},
-        {"base_version": None}, {"base_root": None}, {"base_version": NEWEST}, {"base_version": 0}, {"policy": "../attacked"},
-    )  # fmt: skip
-    return _alone(world, world.sealed(victim, **chance.choice(changes)))
-
-
-def _wrong_chunks(world: World, chance: random.Random, victim: str) -> Edits:
-    payload = world.payloads[victim]
-    one, two, three = chunks_of(payload)
-    size = chance.choice((one.num_bytes - 1, one.num_bytes + 1, 0, -1, -one.num_bytes, CHUNK_BYTES + 1, 2**62, 2**80))
-    digest = chance.choice(("", "../../../keys/signing.key", one.blake3.upper(), one.blake3[:-1], "0" * 64, three.blake3, "/etc/passwd"))
-    lists: tuple[tuple[Chunk, ...], ...] = (
-        (), (one,), (one, two), (two, three), (three, two, one), (two, one, three), (one, one, two, three), (one, two, three, three),
-        (Chunk(one.blake3, size), two, three), (Chunk(digest, one.num_bytes), two, three),
-        (one, Chunk(one.blake3, one.num_bytes - 1), two, three), (one, two, three) * 300,
-        (*(Chunk(one.blake3, number) for number in range(1, 40)), one, two, three),
-    )  # fmt: skip
-    return _alone(world, world.sealed(victim, chunks=chance.choice(lists)))
 
 
 def _other_target(world: World, chance: random.Random, victim: str) -> Edits:
@@ -174,7 +89,9 @@ def _coded_with_another_history(world: World, chance: random.Random, victim: str
 
 def _other_payload(world: World, chance: random.Random, victim: str) -> Edits:
     names = [name for name in world.payloads if name != victim]
-    return world.sealed(victim, chance.choice((world.payloads[chance.choice(names)], b"", MAGIC, b"MRD1" + world.payloads[victim][4:])))
+    return world.sealed(
+        victim, chance.choice((world.payloads[chance.choice(names)], b"", MAGIC, b"MRD1" + world.payloads[victim][4:]))
+    )
 
 
 def _spoilt(world: World, chance: random.Random, victim: str, spoil: Callable[[random.Random, bytes], bytes]) -> Edits:
@@ -195,7 +112,9 @@ def _bomb(world: World, chance: random.Random, victim: str) -> Edits:
         case 0:
             return world.sealed(victim, _front(_zeros(_BOMB_BYTES)) + b"".join(bodies))
         case 1:
-            heads = msgspec.msgpack.encode(chance.choice(([None, {}], None, {}))) + chance.choice((b"\xdd", b"\xdf", b"\xc6", b"\xdb"))
+            heads = msgspec.msgpack.encode(chance.choice(([None, {}], None, {}))) + chance.choice(
+                (b"\xdd", b"\xdf", b"\xc6", b"\xdb")
+            )
             return world.sealed(victim, _front(zstandard.compress(heads + b"\xff\xff\xff\xff" + bytes(100))))
         case 2:
             deep = b"\x91" * chance.choice((500, 5000, 100_000))
@@ -288,7 +207,9 @@ def _spoil_layout(chance: random.Random, tree: Tree, world: World) -> None:
         case 1:
             entry[1] = chance.choice(("", "F64", "I8", "BF16", "F4", "x" * 1000))
         case 2:
-            entry[2] = chance.choice(([], [0], [-1], [2**62], [2**63, 2**63], [1] * 64, [1] * 65, [0, 2**63], [3, 5], entry[2][::-1]))
+            entry[2] = chance.choice(
+                ([], [0], [-1], [2**62], [2**63, 2**63], [1] * 64, [1] * 65, [0, 2**63], [3, 5], entry[2][::-1])
+            )
         case 3:
             chance.shuffle(layout)
         case 4:
@@ -332,7 +253,15 @@ def _spoil_body(world: World, chance: random.Random, victim: str) -> Edits:
     tree, bodies = _parts(world.payloads[victim])
     number = chance.choice([number for number, body in enumerate(bodies) if body])
     body = bodies[number]
-    spoils = (flipped, zeroed, truncated, inserted, lambda chance, body: chance.randbytes(len(body)), _words_exchanged, lambda *_: b"")
+    spoils = (
+        flipped,
+        zeroed,
+        truncated,
+        inserted,
+        lambda chance, body: chance.randbytes(len(body)),
+        _words_exchanged,
+        lambda *_: b"",
+    )
     bodies[number] = chance.choice(spoils)(chance, body)
     head = tree[_HEADS][number]
     if head[_WAY] == SPARSE and (more := len(bodies[number]) - len(body)) % 4 == 0 and chance.random() < 0.7:  # noqa: PLR2004 mostly
@@ -353,7 +282,9 @@ def _spoil_factors(world: World, chance: random.Random, victim: str) -> Edits:
 
     def other(content: bytes) -> bytes:
         codes = zstandard.ZstdDecompressor().decompress(content)
-        plain = chance.choice((flipped(chance, codes), codes[:-1], codes + b"\0", bytes(len(codes)), chance.randbytes(len(codes)), b""))
+        plain = chance.choice(
+            (flipped(chance, codes), codes[:-1], codes + b"\0", bytes(len(codes)), chance.randbytes(len(codes)), b"")
+        )
         return chance.choice((zstandard.compress(plain), plain, flipped(chance, content), truncated(chance, content)))
 
     _with_factors(tree, bodies, other)
@@ -361,7 +292,9 @@ def _spoil_factors(world: World, chance: random.Random, victim: str) -> Edits:
 
 
 def _with_factors(tree: Tree, bodies: list[bytes], change: Callable[[bytes], bytes]) -> None:
-    number = next(number for number, head in enumerate(tree[_HEADS]) if len(head) > _FACTOR_BYTES and head[_FACTOR_BYTES])
+    number = next(
+        number for number, head in enumerate(tree[_HEADS]) if len(head) > _FACTOR_BYTES and head[_FACTOR_BYTES]
+    )
     head, body = tree[_HEADS][number], bodies[number]
     factors = change(body[: head[_FACTOR_BYTES]])
     bodies[number] = factors + body[head[_FACTOR_BYTES] :]

@@ -189,7 +189,10 @@ class Victims:
 
     def _state(self) -> dict[str, bytes]:
         """What is served, and the version before, as they lie there."""
-        files = [self._folder / "current", *(path for path in sorted((self._folder / "slots").rglob("*")) if path.is_file())]
+        files = [
+            self._folder / "current",
+            *(path for path in sorted((self._folder / "slots").rglob("*")) if path.is_file()),
+        ]
         return {str(path): path.read_bytes() for path in files}
 
     def _difference(self, replica: Replica, victim: str, before: dict[str, bytes]) -> str:
@@ -205,7 +208,11 @@ class Victims:
             return "it serves nothing"
         allowed = {number: self._world.versions[number].root for number in (STANDS_AT[victim], STANDS_AT[victim] - 1)}
         root = root_of(replica.tensors())
-        return "" if allowed.get(replica.held.version) == replica.held.root == root else f"it serves {replica.held}, in truth {root}"
+        return (
+            ""
+            if allowed.get(replica.held.version) == replica.held.root == root
+            else f"it serves {replica.held}, in truth {root}"
+        )
 
     def _not_the_newest(self, replica: Replica) -> str:
         newest, held = self._world.versions[NEWEST], replica.held
@@ -229,4 +236,3 @@ def _same(one: History, other: History, tensors: Tensors) -> bool:
     return one.digest == other.digest and all(
         np.array_equal(one.states(name, size), other.states(name, size)) for name, size in sizes.items()
     )
-

@@ -10,7 +10,7 @@ import random
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -96,7 +96,7 @@ class World:
         template = self.templates[victim]
         return {str(path.relative_to(template)): path.read_bytes() for path in _files(template)}
 
-    def sealed(self, edge: str, payload: bytes | None = None, **changes: object) -> Edits:
+    def sealed(self, edge: str, payload: bytes | None = None, **changes: Any) -> Edits:
         """An edge in the place of a genuine one, signed by our own key, with hashes that are right."""
         manifest = self.edges[edge]
         chunks = manifest.chunks if payload is None else chunks_of(payload)
@@ -126,7 +126,7 @@ class World:
         wanted = Pointer(policy=POLICY, run=RUN, arm=ARM, version=version, epoch=epoch)
         move_pointer(FolderPointers(self.store.root), wanted, self.signer, self.keyring)
 
-    def pointer_text(self, signer: Signer | None = None, **changes: object) -> bytes:
+    def pointer_text(self, signer: Signer | None = None, **changes: Any) -> bytes:
         """A pointer to the newest version, changed, then signed."""
         signer = signer or self.signer
         wanted = Pointer(policy=POLICY, run=RUN, arm=ARM, version=NEWEST, epoch=NEWEST)

@@ -27,8 +27,9 @@ from typing import Any, NamedTuple
 
 from benchmarks.report import print_table
 from benchmarks.weight_attack_kinds import Kind, disk_kinds, store_kinds
-from benchmarks.weight_attack_payloads import signed_kinds
-from benchmarks.weight_attack_victims import APPLIED, HARMLESS, REFUSED, Seen, Sabotage, Victims
+from benchmarks.weight_attack_payloads import payload_kinds
+from benchmarks.weight_attack_signed import signed_kinds
+from benchmarks.weight_attack_victims import APPLIED, HARMLESS, REFUSED, Sabotage, Seen, Victims
 from benchmarks.weight_attack_world import Edits, World
 
 _GIVE_UP_SECONDS = 60.0
@@ -58,7 +59,7 @@ class Row(NamedTuple):
 
 def all_kinds() -> list[Kind]:
     """In the order of the table."""
-    return [*store_kinds(), *signed_kinds(), *disk_kinds()]
+    return [*store_kinds(), *signed_kinds(), *payload_kinds(), *disk_kinds()]
 
 
 def make_attack(world: World, seed: int, number: int) -> Attack:
@@ -96,7 +97,9 @@ def run_attacks(
     for number in numbers:
         before_each()
         attack = make_attack(world, seed, number)
-        seen = victims.attack(attack.kind, attack.victim, attack.edits, is_live=attack.is_live, is_followed_up=number % recover_every == 0)
+        seen = victims.attack(
+            attack.kind, attack.victim, attack.edits, is_live=attack.is_live, is_followed_up=number % recover_every == 0
+        )
         row = rows[attack.kind.name]
         _note(row.tried, row.codes, seen.replica)
         if seen.reader is not None:

@@ -192,9 +192,6 @@ def _fault(manifest: Manifest) -> str | None:
     """What no manifest may say: it would lead the reader out of the store, or fill its memory."""
     if (manifest.base_version is None) != (manifest.base_root is None):
         return f"version {manifest.version} names a base without its root, or a root without its base"
-    for root in (manifest.target_root, manifest.base_root):
-        if root is not None and not is_digest(root):  # it becomes the name of a folder
-            return f"version {manifest.version} names {root[:80]!r} as a root, which is no blake3"
     for chunk in manifest.chunks:
         if not is_digest(chunk.blake3) or not 0 < chunk.num_bytes <= CHUNK_BYTES:
             return f"{chunk.blake3[:80]!r} with {chunk.num_bytes} bytes is no chunk of at most {CHUNK_BYTES} bytes"

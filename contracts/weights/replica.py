@@ -29,6 +29,7 @@ from contracts.weights.fetch import ChunkFolder, ChunkGone, ChunkSource
 from contracts.weights.files import full_disk_named
 from contracts.weights.format import Tensors, write_safetensors
 from contracts.weights.history import History
+from contracts.weights.layout import is_digest
 from contracts.weights.manifest import NO_HISTORY, Manifest
 from contracts.weights.mapped import map_safetensors
 from contracts.weights.reader import advance_history
@@ -218,6 +219,8 @@ class Replica:
     def _build(self, edges: list[Manifest], base: Held | None) -> Held:
         """A whole slot of the version that the last edge leads to."""
         last = edges[-1]
+        if not is_digest(last.target_root):  # it becomes the name of a folder, which is removed if the version is refused
+            raise WeightsRefused("corrupt_manifest", f"{last.target_root[:80]!r} is not the root of any weights")
         target = Held(last.version, last.target_root, NO_HISTORY, last.run)
         # Also what is served is verified again: a disk may have lost it since.
         history = self._slots.open(base).history if base else History()
