@@ -6,7 +6,7 @@ SERVICES := $(or $(MILLRACE_SERVICES),runs/services)
 # With PROFILE=services the servers are started if need be, and their addresses read.
 ENVIRONMENT = $(if $(filter services,$(PROFILE)),deploy/services start && . $(SERVICES)/env &&)
 
-.PHONY: help setup demo demo-seeds smoke bench test test-services services services-stop check browser clean
+.PHONY: help setup demo demo-seeds smoke bench test test-slow test-services services services-stop check browser clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -28,9 +28,12 @@ smoke: setup  ## Half a minute of the demo: every process, nothing lost (PROFILE
 demo-seeds: setup  ## Run the demo for seeds 1 to 5 and report the worst
 	$(BIN)/millrace demo-seeds
 
-test: setup  ## Run the tests that need no server, no GPU and no browser
-	$(BIN)/pytest -m "not services and not gpu and not browser"
-	@echo "not run here: tests marked services, gpu, browser"
+test: setup  ## Run the tests that need no server, no GPU, no browser and no patience
+	$(BIN)/pytest -m "not services and not gpu and not browser and not slow"
+	@echo "not run here: tests marked services, gpu, browser, slow"
+
+test-slow: setup  ## Run those that take longer and need no server: every process killed, under load
+	$(BIN)/pytest -m "slow and not services and not gpu and not browser"
 
 services: setup  ## Start a Kafka broker, PostgreSQL, Redis and an S3 server on this machine
 	deploy/services start

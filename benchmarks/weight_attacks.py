@@ -33,7 +33,9 @@ from benchmarks.weight_attack_victims import APPLIED, HARMLESS, REFUSED, Sabotag
 from benchmarks.weight_attack_world import Edits, World
 
 _GIVE_UP_SECONDS = 60.0
-_MEMORY = Path("/dev/shm")  # noqa: S108 private folders are made in it
+_STDERR = 2
+MEMORY = Path("/dev/shm")  # noqa: S108 private folders are made in it
+"""Where nothing waits for a disk: replicas sync a lot."""
 
 
 class Attack(NamedTuple):
@@ -149,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, help="by default a temporary one, in memory if that is a disk")
     parser.add_argument("--json", action="store_true", help="print one object")
     options = parser.parse_args(arguments)
-    in_memory = _MEMORY if _MEMORY.is_dir() else None
+    in_memory = MEMORY if MEMORY.is_dir() else None
     folder = Path(tempfile.mkdtemp(dir=options.folder or in_memory))
     numbers = range(options.attacks) if options.only is None else [options.only]
     try:
@@ -158,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             folder,
             numbers,
             options.seed,
-            before_each=lambda: faulthandler.dump_traceback_later(_GIVE_UP_SECONDS, exit=True),
+            before_each=lambda: faulthandler.dump_traceback_later(_GIVE_UP_SECONDS, exit=True, file=_STDERR),
         )
     finally:
         faulthandler.cancel_dump_traceback_later()

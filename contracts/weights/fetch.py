@@ -58,6 +58,10 @@ class ChunkFolder:
             Unavailable: the store is away, or the disk is full. What came so far stays.
         """
         wanted = {chunk: manifest for manifest in manifests for chunk in manifest.chunks}
+        sizes: dict[str, int] = {}
+        for chunk in wanted:
+            if sizes.setdefault(chunk.blake3, chunk.num_bytes) != chunk.num_bytes:  # two would write to one file
+                raise WeightsRefused("corrupt_manifest", f"chunk {chunk.blake3} is said to have two sizes")
         with ThreadPoolExecutor(self._connections) as pool:
             jobs = {chunk: pool.submit(self._fetch, chunk) for chunk in wanted}
             try:
@@ -95,7 +99,8 @@ class ChunkFolder:
                 return
             part.unlink()
         raise WeightsRefused(
-            "payload_hash", f"the store holds other bytes as chunk {chunk.blake3}: put the right ones back, or remove it so that another way is taken"
+            "payload_hash",
+            f"the store holds other bytes as chunk {chunk.blake3}: put the right ones back, or remove it so that another way is taken",
         )
 
     def _complete(self, part: Path, chunk: Chunk) -> None:

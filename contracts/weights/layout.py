@@ -44,7 +44,9 @@ def policy_folder(policy: str) -> str:
 def version_folder(policy: str, version: int) -> str:
     """The folder of a version below the root of a store. Raises InvalidValue."""
     if not 0 <= version < _NO_VERSION:
-        raise InvalidValue(f"versions count from 0 and have at most 18 digits, not {str(version)[:30]}", param="version")
+        raise InvalidValue(
+            f"versions count from 0 and have at most 18 digits, not {str(version)[:30]}", param="version"
+        )
     return f"{policy_folder(policy)}/v{version:06d}"
 
 

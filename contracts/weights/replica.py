@@ -219,7 +219,9 @@ class Replica:
     def _build(self, edges: list[Manifest], base: Held | None) -> Held:
         """A whole slot of the version that the last edge leads to."""
         last = edges[-1]
-        if not is_digest(last.target_root):  # it becomes the name of a folder, which is removed if the version is refused
+        if not is_digest(
+            last.target_root
+        ):  # it becomes the name of a folder, which is removed if the version is refused
             raise WeightsRefused("corrupt_manifest", f"{last.target_root[:80]!r} is not the root of any weights")
         target = Held(last.version, last.target_root, NO_HISTORY, last.run)
         # Also what is served is verified again: a disk may have lost it since.

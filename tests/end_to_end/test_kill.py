@@ -27,6 +27,8 @@ from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 from tests.fakes import everything
 
+pytestmark = pytest.mark.slow
+
 VICTIMS = ("engine", "training", "episodes", "rewards", "release", "web")
 WORK_SECONDS = 32.0
 FIRST_KILL, PAUSE = 7.0, 3.0

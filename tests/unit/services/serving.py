@@ -100,6 +100,7 @@ def make_home(folder: Path, engine_url: str = "http://127.0.0.1:1") -> Settings:
         base=str(folder / "base"),
         tasks=(folder / "task.toml", folder / "private.toml"),
         engine_port=int(engine_url.rpartition(":")[2]),
+        weights_unsigned=True,
     )
 
 

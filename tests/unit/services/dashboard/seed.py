@@ -55,7 +55,12 @@ Row = dict[str, Any]
 
 def settings_of(home: Path, database_url: str | None = None) -> Settings:
     return Settings(
-        database_url=database_url, home=home, run="2026-11-20-a", policy=POLICY, base=BASE, tasks=(Path("task.toml"),),
+        database_url=database_url,
+        home=home,
+        run="2026-11-20-a",
+        policy=POLICY,
+        base=BASE,
+        tasks=(Path("task.toml"),),
         weights_unsigned=True,
     )
 
