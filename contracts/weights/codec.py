@@ -32,7 +32,7 @@ from contracts.weights.container import (
 )
 from contracts.weights.contexts import Tables, model_of
 from contracts.weights.dense import decode_dense, encode_dense
-from contracts.weights.format import Tensor, Tensors, digest_of, root_of_leaves, words_of
+from contracts.weights.format import ELEMENT_BYTES, Tensor, Tensors, digest_of, root_of_leaves, words_of
 from contracts.weights.history import History, Moves
 from contracts.weights.manifest import NO_HISTORY, Chunk, Manifest, check_schema
 from contracts.weights.sparse import MOST_WORDS, WIDEST, Changes, Encoder, Known, decode_sparse, find_changes
@@ -193,6 +193,8 @@ def stage(
             changes[name], moves[name] = Change(dtype, shape, moved.places, words), moved
         else:
             after = _whole(old, (name, dtype, shape), head, body)
+            if dtype in ELEMENT_BYTES and after.nbytes != ELEMENT_BYTES[dtype] * math.prod(shape):
+                raise corrupt(f"{after.nbytes} bytes are no {dtype} of shape {shape}", name)
             changes[name] = Change(dtype, shape, None, after)
         leaves.append((name, dtype, shape, blake3(after.view(np.uint8).data).hexdigest()))
     root = root_of_leaves(leaves)

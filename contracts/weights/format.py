@@ -36,6 +36,15 @@ class Tensor(NamedTuple):
 Tensors = dict[str, Tensor]
 
 
+ELEMENT_BYTES = (
+    dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1)
+    | dict.fromkeys(("U16", "I16", "F16", "BF16"), 2)
+    | dict.fromkeys(("U32", "I32", "F32"), 4)
+    | dict.fromkeys(("U64", "I64", "F64", "C64"), 8)
+)
+"""Bytes of an element; packed and exotic types are not listed."""
+
+
 class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 

@@ -356,3 +356,12 @@ def test_names_that_are_no_text_or_not_in_order() -> None:
         with pytest.raises(WeightsRefused) as refused:
             stage(None, resealed(manifest_of(None, encoded), payload), payload)
         assert refused.value.code == "corrupt_payload"
+
+
+@pytest.mark.parametrize(("shape", "num_bytes"), [((3,), 7), ((0,), 4), ((2, 2), 4)])
+def test_bytes_that_do_not_fit_type_and_shape_are_served_by_nobody(shape: tuple[int, ...], num_bytes: int) -> None:
+    target = {"w": Tensor("BF16", shape, np.arange(num_bytes, dtype=np.uint8))}
+    encoded = encode(None, target)
+    with pytest.raises(WeightsRefused, match="bytes are no BF16 of shape") as refused:
+        stage(None, manifest_of(None, target, encoded), encoded.payload)
+    assert refused.value.code == "corrupt_payload"
