@@ -363,5 +363,5 @@ def test_bytes_that_do_not_fit_type_and_shape_are_served_by_nobody(shape: tuple[
     target = {"w": Tensor("BF16", shape, np.arange(num_bytes, dtype=np.uint8))}
     encoded = encode(None, target)
     with pytest.raises(WeightsRefused, match="bytes are no BF16 of shape") as refused:
-        stage(None, manifest_of(None, target, encoded), encoded.payload)
+        stage(None, manifest_of(None, encoded), encoded.payload)
     assert refused.value.code == "corrupt_payload"
