@@ -119,7 +119,7 @@ class WebFolder:
         except Unavailable:
             if len(content) <= skipped:
                 raise
-        return bytes(content[skipped : skipped + end - start])
+        return bytes(memoryview(content)[skipped : skipped + end - start])
 
     def _first(self, path: str, answer: httpx.Response, start: int) -> int:
         """Where the part begins."""
