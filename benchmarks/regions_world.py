@@ -28,9 +28,8 @@ from contracts.weights.layout import chunk_path
 from contracts.weights.manifest import Manifest
 
 _ORIGIN_PORT, _CACHE_PORT = 8000, 8001
-_PART_BYTES, _DEPTH = 128 * 1024, 2
-"""Twice the cache's usual: all regions share this machine, and each request takes a part of a core. Few ahead, for a payload
-is many chunks at once, and what a slow connection was asked for no other takes over."""
+_DEPTH = 2
+"""Less than usual: a payload is many chunks at once, and what a slow connection was asked for, no other takes over."""
 _NICE = -10
 """Of the trainer's server and the caches, as of the wire: each would have a machine of its own."""
 _START_SECONDS, _LOOK_SECONDS = 120.0, 180.0
@@ -145,7 +144,7 @@ class World:
             region,
             "regions_cache",
             *("--upstream", upstream, "--folder", str(folder / "cache"), "--port", str(_CACHE_PORT)),
-            *("--connections", str(connections), "--part-bytes", str(_PART_BYTES), "--depth", str(_DEPTH)),
+            *("--connections", str(connections), "--depth", str(_DEPTH)),
             niceness=_NICE,
         )
         for number in range(num_replicas):
