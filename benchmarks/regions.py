@@ -124,6 +124,7 @@ def measure_cycle(world: World, trainer: Trainer, edges: Sequence[Manifest]) -> 
     per_replica = sum(report.chunk_bytes + report.text_bytes for report in reports) / len(everybody)
     num_steps, full_bytes = len(edges) - 1, edges[-1].full_bytes
     return {
+        "failures": [f"{report.name}: {failure}" for report in reports for failure in report.failures],
         "steps": num_steps,
         "full_bytes": full_bytes,
         "density": sum(edge.density for edge in edges[1:]) / num_steps,
@@ -160,7 +161,7 @@ def measure_away(
     return {
         "region": away.name,
         "versions": len(edges),
-        "while_away": sorted({report.error for report in said}),
+        "while_away": sorted({failure for report in said for failure in report.failures}),
         "served_while_away": sorted({report.serves for report in said if report.serves is not None}),
         "only_the_fold_was_fetched": all(fetched == digests for fetched in payloads),
         "swaps": max(report.num_swaps for report in reports),
@@ -211,6 +212,7 @@ def _timed_round(world: World, net: Network, trainer: Trainer, names: Sequence[s
     return {
         "replicas": len(names),
         "idle_share": idle_share,
+        "failures": [f"{report.name}: {failure}" for report in reports for failure in report.failures],
         "regions": {
             name: {
                 "chunks_asked_seconds": asked[name],
@@ -280,6 +282,7 @@ def goals(figures: dict[str, Any]) -> list[Goal]:
 def show(figures: dict[str, Any]) -> None:
     """For a person."""
     large, away = figures["large"], figures["away"]
+    failures = [failure for one in (figures["cycle"], *large["rounds"]) for failure in one["failures"]]
     print(
         f"{len(figures['regions'])} regions of {figures['replicas_per_region']} replicas, "
         f"{', '.join('{rate_mbit:.0f} Mbit/s {round_trip_ms:.0f} ms {loss:.0%}'.format(**link) for link in figures['regions'])}; "
@@ -305,6 +308,7 @@ def show(figures: dict[str, Any]) -> None:
         f"{large['rounds'][0]['sent_with_headers_and_repeats']:.3f} times the payload, headers and repeats included; the fold "
         f"has {away['fold_bytes'] / away['chain_bytes']:.0%} of its chain; while cut off: {'; '.join(away['while_away'])}"
     )
+    print(f"looks that failed and were repeated, elsewhere: {'; '.join(failures) or 'none'}")
 
 
 def _follow(world: World, trainer: Trainer, names: Sequence[str], edge: Manifest) -> list[Report]:
@@ -315,10 +319,9 @@ def _follow(world: World, trainer: Trainer, names: Sequence[str], edge: Manifest
 
 def _checked(reports: list[Report], edge: Manifest) -> list[Report]:
     for report in reports:
-        if (report.serves, report.root, report.error) != (edge.version, edge.target_root, ""):
-            raise Unavailable(
-                f"replica {report.name} serves version {report.serves}, not {edge.version}: {report.error or 'other weights'}"
-            )
+        if (report.serves, report.root) != (edge.version, edge.target_root):
+            why = "; ".join(report.failures) or "other weights"
+            raise Unavailable(f"replica {report.name} serves version {report.serves}, not {edge.version}: {why}")
     return reports
 
 
@@ -349,7 +352,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--regions", type=int, default=4)
     parser.add_argument("--megabytes", type=int, default=60, help="of a delta; less than 60 is mostly round trips")
     parser.add_argument("--replicas", type=int, default=3, help="in each region")
-    parser.add_argument("--connections", type=int, default=4, help="of a cache to the trainer, for each chunk")
+    parser.add_argument("--connections", type=int, default=16, help="of a cache to the trainer, for each chunk")
     parser.add_argument("--rounds", type=int, default=_ROUNDS, help="versions that are timed")
     parser.add_argument("--json", action="store_true", help="print one object instead, and write no file")
     parser.add_argument("--quick", action="store_true", help="small and short; writes no file")

@@ -19,7 +19,7 @@ import msgspec
 
 from commands.replica import bring_pointed
 from contracts.assignments import LIVE
-from contracts.errors import MillraceError
+from contracts.errors import Unavailable
 from contracts.faults import no_fault
 from contracts.weights.http_reader import HttpPointers, HttpReader, WebFolder
 from contracts.weights.key_files import trusted_keys
@@ -31,13 +31,15 @@ from contracts.weights.warm_up import warm_up
 
 _ASKED, _FETCHED, _SERVED = "fetch: before a chunk", "slot: begun", "flip: after current"
 _CHUNKS_AT_ONCE = 8
+_LOOKS = 3
 
 
 class Report(msgspec.Struct, kw_only=True):
     """What came of one look. Times are of the machine's monotonic clock, which all namespaces share; bytes are of bodies."""
 
     name: str
-    error: str = ""
+    failures: list[str] = []
+    """Of looks that found the store away; as `--follow` does, it looked again."""
     serves: int | None = None
     root: str = ""
     asked_at: float = 0.0
@@ -87,12 +89,18 @@ class Follower:
         self._pointer = PointerReader(HttpPointers(self._web), policy, LIVE, keyring, folder / "pointer.json")
 
     def look(self) -> Report:
-        """Follow the pointer; a failure is reported, and what was served still is."""
+        """Follow the pointer; failures are reported, and what was served still is.
+
+        Raises:
+            MillraceError: one that another look does not mend.
+        """
         report = self._web.report = Report(name=self._name)
-        try:
-            bring_pointed(self._replica, self._pointer)
-        except MillraceError as error:
-            report.error = f"{error.code}: {error.message}"
+        for _ in range(_LOOKS):
+            try:
+                bring_pointed(self._replica, self._pointer)
+                break
+            except Unavailable as error:
+                report.failures.append(f"{error.code}: {error.message}")
         if (held := self._replica.held) is not None:
             report.serves, report.root = held.version, held.root
         return report
