@@ -239,7 +239,7 @@ def keys_retire(
 @app.command()
 def replica(  # noqa: PLR0917 options of a command
     policy: Annotated[str, typer.Option(help="Whose versions.")],
-    store: Annotated[str, typer.Option(help="s3://bucket/prefix, or a folder; keys and endpoint are AWS_* variables.")],
+    store: Annotated[str, typer.Option(help="s3://bucket/prefix, http(s)://..., or a folder; AWS_* for S3.")],
     folder: Annotated[
         Path, typer.Option(help="Belongs to this replica alone; trusted keys are in keys/trusted there.")
     ],
