@@ -10,6 +10,7 @@ from benchmarks.feedback_kills import kill_under_load
 from benchmarks.feedback_world import running, servers
 
 
+@pytest.mark.slow
 def test_nothing_acknowledged_is_lost_embedded(tmp_path: Path) -> None:
     with running(tmp_path) as world:
         verdict = kill_under_load(world, num_kills=3, connections=4)

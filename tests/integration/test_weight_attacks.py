@@ -37,6 +37,7 @@ def numbers_of(layer: str, num: int) -> list[int]:
     return [number for number in range(num * len(kinds)) if kinds[number % len(kinds)].name.startswith(layer)]
 
 
+@pytest.mark.slow
 def test_nothing_is_applied_and_everything_is_refused_by_its_name(folder: Path) -> None:
     figures = run_attacks(folder, range(NUM_ATTACKS), seed=1, recover_every=7)
 

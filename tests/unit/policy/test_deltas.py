@@ -234,6 +234,7 @@ def test_contexts_and_gaps_are_those_of_the_host(dtype: str) -> None:
         np.testing.assert_array_equal(delta_passes.count_contexts(held, stride).numpy(), counts)
 
 
+@pytest.mark.slow
 def test_the_kernels_interpreted_equal_torch() -> None:
     """Triton reads its mode when it is first imported, hence a process of its own."""
     pytest.importorskip("triton")
