@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 
 
+@pytest.mark.slow
 def test_a_version_is_there_wholly_or_not_at_all(tmp_path: Path) -> None:
     # A process of its own: children are forked from it, and pytest has threads.
     ran = subprocess.run(  # noqa: S603 our own module
