@@ -27,7 +27,7 @@ from contracts.database import Database, create_database
 from contracts.event_log import EventLog, Message
 from contracts.settings import Settings, load_settings, write_settings
 from contracts.tables import generation, outbox, position, score
-from contracts.tasks import load_tasks
+from contracts.tasks.loading import load_tasks
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS, TOPICS
 from contracts.worker import Worker
 from pipelines.episodes.__main__ import main as episodes

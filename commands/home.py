@@ -24,7 +24,7 @@ from contracts.database import Database
 from contracts.errors import InvalidSettings
 from contracts.keys import create_key
 from contracts.settings import Section, Settings, load_settings, write_settings
-from contracts.tasks import load_tasks
+from contracts.tasks.loading import load_tasks
 from contracts.weights.format import Tensor, Tensors, read_safetensors, root_of
 from contracts.weights.key_files import signer_of
 from contracts.weights.publish import publish_version

@@ -144,6 +144,10 @@ class Episode(Record, frozen=True, kw_only=True):
     turns: tuple[Generation, ...]
     signals: tuple[Signal, ...]
     closed_at: float
+    cluster: str = ""
+    """What the prompt is about, coarsely: rates are compared within it."""
+    provisional: bool = False
+    """More is expected: the window of a slower signal is still open."""
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,6 +161,9 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     status: ScoreStatus = "scored"
     fault: Fault = "none"
     reason: str = ""
+    propensity: float = 1.0
+    """Probability with which it was asked for; what was shed by a draw counts 1 / propensity where it was not."""
+    seconds: float = 0.0
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,11 @@ received_signal, signal_count   feedback
 generation, signal, outcome     episodes (the join and the ledger)
 generation_count                episodes (duplicate) and whoever drops days (dropped): records of the log without a row
 score                           rewards
+behaviour, alarm                rewards: sums per version of what answers are like, and what stands out
+submitter, signal_delay         rewards: how much each person said, how long each signal takes
+judge_verdict, judge_spend      rewards: what judges answered and cost
+join_key                        episodes: which answer an app's own key, or a session, means
+waiting_signal                  feedback adds, episodes takes: signals whose key no answer has yet
 training_step                   training
 verdict                         release
 swap                            engine
@@ -189,6 +194,103 @@ score = Table(
     PrimaryKeyConstraint("key", "revision"),
     Index("ix_score_at", "at"),
     postgresql_partition_by="RANGE (key)",
+)
+
+behaviour = Table(
+    "behaviour",
+    metadata,
+    Column("task", String(64), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("cluster", String(64), nullable=False),
+    Column("metric", String(64), nullable=False),
+    Column("num", BigInteger, nullable=False),
+    Column("total", Float, nullable=False),
+    Column("squares", Float, nullable=False),
+    PrimaryKeyConstraint("task", "version", "cluster", "metric"),
+)
+
+alarm = Table(
+    "alarm",
+    metadata,
+    Column("task", String(64), nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("cluster", String(64), nullable=False),
+    Column("at", Float, nullable=False),
+    Column("details", JSON, nullable=False),
+    PrimaryKeyConstraint("task", "name", "version", "cluster"),
+)
+
+submitter = Table(
+    "submitter",
+    metadata,
+    Column("tenant", String(64), nullable=False),
+    Column("task", String(64), nullable=False),
+    Column("id", String(128), nullable=False),
+    Column("num", BigInteger, nullable=False),
+    Column("total", Float, nullable=False),
+    Column("window_started_at", Float, nullable=False),
+    Column("window_num", Integer, nullable=False),
+    Column("num_checked", Integer, nullable=False),
+    Column("num_agreed", Integer, nullable=False),
+    PrimaryKeyConstraint("tenant", "task", "id"),
+)
+
+signal_delay = Table(
+    "signal_delay",
+    metadata,
+    Column("task", String(64), nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("bucket", Integer, nullable=False),
+    Column("num", BigInteger, nullable=False),
+    PrimaryKeyConstraint("task", "name", "bucket"),
+)
+
+judge_verdict = Table(
+    "judge_verdict",
+    metadata,
+    Column("key", String(64), primary_key=True),
+    Column("judge", String(64), nullable=False),
+    Column("answer", JSON, nullable=False),
+    Column("at", Float, nullable=False),
+    Index("ix_judge_verdict_at", "at"),
+)
+
+judge_spend = Table(
+    "judge_spend",
+    metadata,
+    Column("judge", String(64), nullable=False),
+    Column("day", String(10), nullable=False),
+    Column("num_calls", BigInteger, nullable=False),
+    Column("num_tokens", BigInteger, nullable=False),
+    Column("money", Float, nullable=False),
+    PrimaryKeyConstraint("judge", "day"),
+)
+
+join_key = Table(
+    "join_key",
+    metadata,
+    Column("tenant", String(64), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("value", String(256), nullable=False),
+    Column("completion_id", String(64), nullable=False),
+    Column("choice", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+    PrimaryKeyConstraint("tenant", "kind", "value"),
+    Index("ix_join_key_at", "at"),
+)
+
+waiting_signal = Table(
+    "waiting_signal",
+    metadata,
+    Column("tenant", String(64), nullable=False),
+    Column("id", String(128), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("value", String(256), nullable=False),
+    Column("received_at", Float, nullable=False),
+    Column("record", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("tenant", "id"),
+    Index("ix_waiting_signal_value", "value"),
 )
 
 training_step = Table(

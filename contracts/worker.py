@@ -49,8 +49,15 @@ class Handler(Protocol[Item]):
     def topics(self) -> tuple[str, ...]:
         """What it reads."""
 
+    @property
+    def batch_size(self) -> int:
+        """How many records it takes at a time, at most."""
+
     def read(self, record: LogRecord) -> Item:
         """What a record says. Raises InvalidRecord for one that cannot be read, now or later."""
+
+    def prepare(self, items: Sequence[Item]) -> Sequence[Item]:
+        """Whatever takes long and needs no transaction, for items that may be delivered again: it holds up nobody else."""
 
     def handle(self, connection: Connection, items: Sequence[Item]) -> list[Message]:
         """Apply each item once, in this order, with as few statements as if it were one; return what to send."""
@@ -100,12 +107,16 @@ class Worker(Generic[Item]):
 
     def step(self, timeout: float = 0.0) -> int:
         """One poll, one transaction, one relay; returns how many records were handled."""
-        records = self._consumer.poll(timeout, BATCH)
+        records = self._consumer.poll(timeout, self._handler.batch_size)
         started = time.perf_counter()
         self._fault("worker: polled")
+        items, unreadable = self._read(records)
+        items = self._handler.prepare(items)
         with self._database.transaction() as connection:
             self._hold(connection, {record.partition for record in records})
-            messages = self._handler.handle(connection, self._readable(connection, records))
+            for record, error in unreadable:
+                bury(connection, self._handler.name, record, error, self._clock())
+            messages = self._handler.handle(connection, items)
             messages += self._handler.tick(connection, self._clock(), self._consumer.partitions())
             self._advance(connection, records)
             put(connection, self._handler.name, messages)
@@ -124,16 +135,16 @@ class Worker(Generic[Item]):
         for topic, num in Counter(record.topic for record in records).items():
             RECORDS.labels(group, topic).inc(num)
 
-    def _readable(self, connection: Connection, records: Sequence[LogRecord]) -> list[Item]:
-        items = []
+    def _read(self, records: Sequence[LogRecord]) -> tuple[Sequence[Item], list[tuple[LogRecord, InvalidRecord]]]:
+        items, unreadable = [], []
         for record in records:
             try:
                 items.append(self._handler.read(record))
             except NewerSchema:
                 raise  # not broken, only early: it waits in the log until this process is upgraded
             except InvalidRecord as error:
-                bury(connection, self._handler.name, record, error, self._clock())
-        return items
+                unreadable.append((record, error))
+        return items, unreadable
 
     def _start_over(self) -> None:
         """Nothing of the last step is known to have happened: read the stored positions again."""

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from contracts.settings import load_settings
-from contracts.tasks import load_tasks
+from contracts.tasks.loading import load_tasks
 from contracts.worker import Worker
 from rewards.worker import RewardsHandler
 

@@ -1,8 +1,8 @@
-"""How the parts of a reward combine: gates times a weighted mean, every part kept.
+"""How the parts of a reward combine: low + gates x (clipped weighted sum - low), every part kept.
 
-Silence is not a zero: without a signal that is worth something the reward is null, unless the task says what silence
-means. A gate that fails is the model's fault and takes the worst reward, whether the user spoke or not. A part that is
-missing by our own fault makes the reward null.
+Silence is not a zero: where users' signals weigh something and none came, the reward is null, unless the task says what
+silence means. A gate that fails is the model's fault and takes the worst reward, whatever else is missing. What is missing
+by our own fault makes the reward null or, if the task says so and it is no gate, leaves its weight to the others.
 """
 
 from __future__ import annotations
@@ -12,34 +12,65 @@ from typing import NamedTuple
 
 from contracts.records import Fault, Score, ScoreStatus
 from contracts.tasks import Task
-
-WORST = 0.0
+from rewards.graders import Grader
 
 
 class Verdict(NamedTuple):
-    """The reward in [0, 1], or None and why."""
+    """The reward in the task's range, or None and why; `reason` is short and has few values."""
 
     reward: float | None
     status: ScoreStatus
     fault: Fault
+    reason: str = ""
 
 
-def combine(task: Task, checks: Sequence[Score], signals: Sequence[Score]) -> Verdict:
-    """Combine the verifiers' scores (in the order of `task.verifiers`) with those of the signals."""
-    needed = [score for rule, score in zip(task.verifiers, checks, strict=True) if rule.role != "watch"]
-    if any(score.fault == "infra" for score in needed):
-        return Verdict(None, "unscored", "infra")
-    gates = [score for rule, score in zip(task.verifiers, checks, strict=True) if rule.role == "gate"]
-    if any(score.status == "scored" and score.value == WORST for score in gates):
-        return Verdict(WORST, "scored", "model")
-    if any(score.status != "scored" for score in needed):
-        return Verdict(None, "unlabelled", "none")
-    parts = [score for score in (*needed, *signals) if score.weight > 0 and score.value is not None]
-    if not signals:
-        if task.silence == "unlabelled":
-            return Verdict(None, "unlabelled", "none")
-        parts.append(Score(name="silence", grader="silence", value=float(task.silence)))
-    total = sum(score.weight for score in parts)
-    mean = sum(score.weight * (score.value or 0.0) for score in parts) / total
+def is_refusal(score: Score) -> bool:
+    """Whether a gate's score is the model's failure."""
+    return score.status == "scored" and score.value == 0.0
+
+
+def combine(task: Task, graders: Sequence[Grader], checks: Sequence[Score], signals: Sequence[Score]) -> Verdict:
+    """Combine the scores of the graders (in their order) with those of the signals, of which weights tell who decides."""
+    rule = task.reward
+    graded = list(zip(graders, checks, strict=True))
+    gates = [score for grader, score in graded if grader.role == "gate"]
+    if (failed := next(filter(is_refusal, gates), None)) is not None:
+        return Verdict(rule.low, "scored", "model", f"gate:{failed.name}")
+    if (missing := _missing(gates)) is not None:
+        return missing
+    components = [score for grader, score in graded if grader.role == "component" and score.weight > 0]
+    kept = [score for score in components if not (score.fault == "infra" and rule.missing == "renormalise")]
+    if (missing := _missing(kept)) is not None:
+        return missing
+    span = rule.high - rule.low
+    parts = [(score.weight, rule.low + span * (score.value or 0.0)) for score in kept]
+    if task.signals_weight > 0:
+        said = _said(task, signals)
+        if said is None:
+            return Verdict(None, "unlabelled", "none", "silence")
+        parts.append((task.signals_weight, said))
+    if not parts:
+        return _missing(components) or Verdict(None, "unlabelled", "none", "nothing_to_weigh")
+    total = sum(weight * value for weight, value in parts) / sum(weight for weight, _ in parts)
     gate = min((score.value for score in gates if score.value is not None), default=1.0)
-    return Verdict(gate * mean, "scored", "none")
+    clipped = min(rule.high, max(rule.low, total))
+    return Verdict(rule.low + gate * (clipped - rule.low), "scored", "none")
+
+
+def _missing(scores: Sequence[Score]) -> Verdict | None:
+    """The verdict if something needed is not there: our own fault first, then the app's, then nobody's."""
+    for fault in ("infra", "user"):
+        for score in scores:
+            if score.status == "unscored" and score.fault == fault:
+                return Verdict(None, "unscored", score.fault, f"{fault}_fault:{score.name}")
+    for score in scores:
+        if score.status != "scored":
+            return Verdict(None, "unlabelled", "none", f"missing:{score.name}")
+    return None
+
+
+def _said(task: Task, signals: Sequence[Score]) -> float | None:
+    parts = [(score.weight, score.value) for score in signals if score.weight > 0 and score.value is not None]
+    if parts:
+        return sum(weight * value for weight, value in parts) / sum(weight for weight, _ in parts)
+    return None if task.silence == "unlabelled" else float(task.silence)

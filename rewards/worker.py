@@ -1,7 +1,7 @@
 """The reward worker.
 
 In: episodes. Out: an experience for each revision, scored or not, and an outcome for what has no reward. Waits: for
-nothing; verifiers here are quick and pure.
+verifiers and judges, before the transaction begins: nobody holds a row while somebody else thinks.
 
 A batch costs two statements: which revisions are scored already, and the rows of the others.
 """
@@ -9,7 +9,9 @@ A batch costs two statements: which revisions are scored already, and the rows o
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import msgspec
@@ -32,21 +34,26 @@ from contracts.records import (
 )
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, OUTCOMES, route_of_key
+from contracts.worker import BATCH
+from rewards.grading import Panel
 from rewards.repository import add_scores, scored_revisions
 from rewards.rubric import Verdict, combine
 from rewards.signals.mapping import score_signals
 from rewards.verifiers.check import Answer
-from rewards.verifiers.registry import Grader, graders_of
 
+SLOW_BATCH = 64
+"""Records at a time where somebody is waited for: what one of them holds up stays bounded."""
+_MAX_THREADS = 32
 _INT32 = 4
 
 
 class Opened(NamedTuple):
-    """An episode with its turn, decompressed."""
+    """An episode with its turn, decompressed; `checks` are what its task's graders said."""
 
     episode: Episode
     turn: Generation
     body: GenerationBody
+    checks: tuple[Score, ...] = ()
 
 
 class RewardsHandler:
@@ -56,9 +63,16 @@ class RewardsHandler:
     topics = (EPISODES,)
 
     def __init__(self, tasks: Mapping[str, Task], clock: Callable[[], float] = time.time) -> None:
+        """Raises InvalidTask for a verifier or judge that cannot be had."""
         self._tasks = tasks
-        self._graders: dict[str, list[Grader]] = {name: graders_of(task) for name, task in tasks.items()}
+        self._panels: dict[str, Panel] = {name: Panel(task) for name, task in tasks.items()}
         self._clock = clock
+        self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="grader")
+
+    @property
+    def batch_size(self) -> int:
+        """See `Handler.batch_size`."""
+        return SLOW_BATCH if any(panel.is_slow for panel in self._panels.values()) else BATCH
 
     def read(self, record: LogRecord) -> Opened:
         """See `Handler.read`."""
@@ -70,6 +84,17 @@ class RewardsHandler:
         except (InvalidRequest, ValueError) as error:
             raise InvalidRecord(f"Episode {episode.key!r}, which is not a sample key") from error
         return Opened(episode, episode.turns[0], episode.turns[0].open())
+
+    def prepare(self, items: Sequence[Opened]) -> list[Opened]:
+        """Ask the graders of each item's task."""
+        checks: dict[int, tuple[Score, ...]] = {}
+        places: dict[str, list[int]] = defaultdict(list)
+        for place, item in enumerate(items):
+            places[item.turn.task].append(place)
+        for name in places.keys() & self._panels.keys():
+            answers = [answer_of(items[place]) for place in places[name]]
+            checks |= zip(places[name], self._panels[name].grade(answers, self._pool), strict=True)
+        return [item._replace(checks=checks.get(place, ())) for place, item in enumerate(items)]
 
     def handle(self, connection: Connection, items: Sequence[Opened]) -> list[Message]:
         """See `Handler.handle`."""
@@ -97,11 +122,9 @@ class RewardsHandler:
         return []
 
     def _score(self, item: Opened) -> tuple[list[Score], Verdict]:
-        task = self._tasks[item.turn.task]
-        answer = Answer(item.body.text, item.body.metadata)
-        checks = [grader.score(answer) for grader in self._graders[item.turn.task]]
+        task, graders = self._tasks[item.turn.task], self._panels[item.turn.task].graders
         signals = score_signals(task, item.episode.signals)
-        return [*checks, *signals], combine(task, checks, signals)
+        return [*item.checks, *signals], combine(task, graders, item.checks, signals)
 
     def _sent(self, item: Opened, scores: list[Score], verdict: Verdict) -> list[Message]:
         episode = item.episode
@@ -111,12 +134,11 @@ class RewardsHandler:
             return [message(OUTCOMES, episode.key, outcome)]
         messages = [sent]
         if verdict.reward is None and item.turn.purpose == "user":
-            reason = "silence" if verdict.status == "unlabelled" else "infra_fault"
-            messages.append(message(OUTCOMES, episode.key, self._outcome(episode, verdict, reason)))
+            messages.append(message(OUTCOMES, episode.key, self._outcome(episode, verdict, verdict.reason)))
         return messages
 
     def _experience(self, item: Opened, scores: list[Score], verdict: Verdict) -> Experience:
-        episode, turn, body = item
+        episode, turn, body, _ = item
         task = self._tasks[turn.task]
         return Experience(
             key=episode.key,
@@ -163,6 +185,12 @@ class RewardsHandler:
             "components": [msgspec.to_builtins(score) for score in scores],
             "at": self._clock(),
         }
+
+
+def answer_of(item: Opened) -> Answer:
+    """What the graders may look at."""
+    turn, body = item.turn, item.body
+    return Answer(body.text, body.metadata, body.messages, turn.finish_reason, turn.key)
 
 
 def segment_of(turn: Generation, body: GenerationBody) -> Segment:

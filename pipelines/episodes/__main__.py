@@ -7,7 +7,7 @@ from pathlib import Path
 
 from contracts.partitions import keep_days_ahead
 from contracts.settings import load_settings
-from contracts.tasks import load_tasks
+from contracts.tasks.loading import load_tasks
 from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
 

@@ -22,6 +22,7 @@ from contracts.outbox import message
 from contracts.records import Episode, Generation, Outcome, Signal, State, decode
 from contracts.tasks import Task
 from contracts.topics import EPISODES, GENERATIONS, OUTCOMES, SIGNALS
+from contracts.worker import BATCH
 from pipelines.episodes import join, repository
 from pipelines.episodes.samples import HeldGeneration, HeldSignal, Key, Samples
 
@@ -44,6 +45,7 @@ class EpisodesHandler:
 
     name = "episodes"
     topics = (GENERATIONS, SIGNALS, OUTCOMES)
+    batch_size = BATCH
 
     def __init__(self, tasks: Mapping[str, Task], clock: Callable[[], float] = time.time) -> None:
         self._tasks = tasks
@@ -54,6 +56,10 @@ class EpisodesHandler:
         """See `Handler.read`."""
         found = decode(_KINDS[record.topic], record.value)
         return Heard(found, _key_of(found), record.partition)
+
+    def prepare(self, items: Sequence[Heard]) -> Sequence[Heard]:
+        """Nothing here takes long."""
+        return items
 
     def handle(self, connection: Connection, items: Sequence[Heard]) -> list[Message]:
         """See `Handler.handle`."""

@@ -1,4 +1,4 @@
-"""`json_exact`: the answer equals the JSON of `metadata.reference`, every field, types included. Version 1.
+"""`json_exact`: the answer equals the JSON of `metadata.reference`, every field, types included.
 
 Key order and white space do not count. Without a reference there is nothing to say: the check is unlabelled.
 """
@@ -10,29 +10,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.errors import InvalidTask
-from rewards.verifiers.check import Answer, Check, Verifier
+from rewards.verifiers.check import Answer, Check, Context, Verifier, bad_reference, right, unlabelled, wrong
+
+VERSION = 1
 
 
-def build(config: Mapping[str, Any]) -> Verifier:
+def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
     """See `Builder`."""
+    del context
     if config:
-        raise InvalidTask(f"verifier json_exact takes no config, not {sorted(config)}")
+        raise InvalidTask(f"it takes no config, not {sorted(config)}; remove it", param=min(config))
     return _check
 
 
 def _check(answer: Answer) -> Check:
-    reference = answer.metadata.get("reference")
-    if reference is None:
-        return Check(None, status="unlabelled", reason="no metadata.reference")
+    if (reference := answer.reference) is None:
+        return unlabelled("no metadata.reference")
     try:
         wanted = _canonical(reference)
     except ValueError:
-        return Check(None, status="unscored", fault="user", reason="metadata.reference is not JSON")
+        return bad_reference("metadata.reference is not JSON")
     try:
         given = _canonical(answer.text)
     except (ValueError, RecursionError):
-        return Check(0.0, fault="model", reason="not JSON")
-    return Check(1.0 if given == wanted else 0.0)
+        return wrong("not JSON")
+    return right() if given == wanted else Check(0.0)
 
 
 def _canonical(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`json_schema`: the answer is one JSON value that satisfies `config.schema`. Version 1."""
+"""`json_schema`: the answer is one JSON value that satisfies `config.schema`."""
 
 from __future__ import annotations
 
@@ -9,26 +9,29 @@ from typing import Any
 import jsonschema_rs
 
 from contracts.errors import InvalidTask
-from rewards.verifiers.check import Answer, Check, Verifier
+from rewards.verifiers.check import Answer, Check, Context, Verifier, right, wrong
+
+VERSION = 1
 
 
-def build(config: Mapping[str, Any]) -> Verifier:
+def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
     """See `Builder`."""
+    del context
     if not isinstance(config.get("schema"), dict):
-        raise InvalidTask("verifier json_schema needs [verifiers.config.schema], a JSON schema")
+        raise InvalidTask("it needs [verifiers.config.schema], a JSON schema", param="schema")
     try:
         validator = jsonschema_rs.validator_for(config["schema"])
     except jsonschema_rs.ValidationError as error:
-        raise InvalidTask(f"verifier json_schema: the schema itself is wrong: {error.message}") from error
+        raise InvalidTask(f"the schema itself is wrong: {error.message}", param="schema") from error
 
     def check(answer: Answer) -> Check:
         try:
             value = json.loads(answer.text, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
-            return Check(0.0, fault="model", reason=f"not JSON: {error}"[:200])
+            return wrong(f"not JSON: {error}")
         for problem in validator.iter_errors(value):
-            return Check(0.0, fault="model", reason=problem.message[:200])
-        return Check(1.0)
+            return wrong(problem.message)
+        return right()
 
     return check
 

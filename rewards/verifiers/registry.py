@@ -1,56 +1,56 @@
-"""Verifiers by kind, and how one is run so that its own failure is never the model's."""
+"""Verifiers by kind. Each is a file of this folder with a `VERSION` and a `build`; it is imported when a task names it."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import importlib
+from typing import Any, NamedTuple
 
 from contracts.errors import InvalidTask
-from contracts.records import Score
-from contracts.tasks import Task, VerifierRule
-from rewards.verifiers import json_exact, json_schema
-from rewards.verifiers.check import Answer, Builder, Check, Verifier
+from contracts.tasks import Task
+from rewards.graders import Grader, each
+from rewards.verifiers.check import BatchVerifier, Context
 
-_KINDS: dict[str, tuple[Builder, int]] = {
-    "json_exact": (json_exact.build, 1),
-    "json_schema": (json_schema.build, 1),
+
+class Kind(NamedTuple):
+    """One kind of verifier. `is_slow`: it runs beside others, and after the gates."""
+
+    purpose: str
+    is_slow: bool = False
+
+
+KINDS: dict[str, Kind] = {
+    "json_exact": Kind("the answer equals the JSON of the reference"),
+    "json_schema": Kind("the answer is JSON that satisfies a schema"),
 }
-
-
-class Grader(NamedTuple):
-    """A verifier that stands in a task."""
-
-    rule: VerifierRule
-    verifier: Verifier
-    label: str
-
-    def score(self, answer: Answer) -> Score:
-        """Run it. An exception is an infrastructure fault: no reward, and nobody's blame."""
-        try:
-            found = self.verifier(answer)
-        except Exception as error:  # noqa: BLE001 a broken grader must not stop the others, nor count against the model
-            found = Check(None, status="unscored", fault="infra", reason=f"{type(error).__name__}: {error}"[:200])
-        weight = self.rule.weight if self.rule.role == "component" else 0.0
-        return Score(
-            name=self.rule.name,
-            grader=self.label,
-            value=found.value,
-            weight=weight,
-            status=found.status,
-            fault=found.fault,
-            reason=found.reason,
-        )
 
 
 def graders_of(task: Task) -> list[Grader]:
     """The verifiers of a task, ready to run.
 
     Raises:
-        InvalidTask: an unknown kind, or a config that it does not take.
+        InvalidTask: an unknown kind, or a config that it does not take; with file, line and what to do.
     """
     graders = []
-    for rule in task.verifiers:
-        if rule.kind not in _KINDS:
-            raise InvalidTask(f"task {task.name!r}: no verifier {rule.kind!r}; there are {sorted(_KINDS)}")
-        build, version = _KINDS[rule.kind]
-        graders.append(Grader(rule, build(rule.config), f"{rule.kind}/{version}#{task.hash}"))
+    for index, rule in enumerate(task.verifiers):
+        if rule.kind not in KINDS:
+            place = task.where("verifiers", index, "kind")
+            raise InvalidTask(f"{place}: no verifier {rule.kind!r}; there are {', '.join(sorted(KINDS))}")
+        module: Any = importlib.import_module(f"rewards.verifiers.{rule.kind}")
+        context = Context(rule.deadline_seconds, task.folder)
+        try:
+            built = module.build(rule.config, context)
+        except InvalidTask as error:
+            field = (error.param or "").split(".") if error.param else []
+            place = task.where("verifiers", index, "config", *field)
+            raise InvalidTask(f"{place}: verifier {rule.name!r} ({rule.kind}): {error.message}") from error
+        graders.append(
+            Grader(
+                name=rule.name,
+                role=rule.role,
+                weight=rule.weight if rule.role == "component" else 0.0,
+                label=f"{rule.kind}/{module.VERSION}#{task.hash}",
+                is_slow=KINDS[rule.kind].is_slow,
+                check_all=built.check_all if isinstance(built, BatchVerifier) else each(built),
+            )
+        )
     return graders

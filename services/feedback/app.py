@@ -15,7 +15,7 @@ from contracts.event_log import EventLog
 from contracts.outbox import Relay
 from contracts.passing import Passing
 from contracts.settings import Settings
-from contracts.tasks import load_tasks
+from contracts.tasks.loading import load_tasks
 from services.feedback.desk import Accepted, Desk
 from services.feedback.relaying import RelayThread
 from services.feedback.repository import PROCESS

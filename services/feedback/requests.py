@@ -13,7 +13,8 @@ import msgspec
 from contracts.errors import InvalidRequest, InvalidTarget, InvalidValue, TargetNotSupported, UnknownSignal
 from contracts.ids import route_of
 from contracts.records import Scalar, Signal, Submitter
-from contracts.tasks import SignalRule, Task
+from contracts.tasks import Task
+from contracts.tasks.signals import SignalRule
 from services.http import read_shape
 
 MAX_AHEAD_SECONDS = 60.0

@@ -16,7 +16,7 @@ from contracts.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS
 from contracts.passing import Passing
 from contracts.settings import Settings
 from contracts.spool import Spool
-from contracts.tasks import load_tasks
+from contracts.tasks.loading import load_tasks
 from services.http import AnyCaller, KeyRing, find_caller, make_service, reply
 from services.inference import hot_load
 from services.inference.arms import Assignments

@@ -22,6 +22,10 @@ class TwoTopics:
 
     name = "two"
     topics = ("generations", "signals")
+    batch_size = 500
+
+    def prepare(self, items: Sequence[LogRecord]) -> Sequence[LogRecord]:
+        return items
 
     def read(self, record: LogRecord) -> LogRecord:
         return record

@@ -38,6 +38,10 @@ class Echo:
 
     name = "echo"
     topics = ("signals",)
+    batch_size = 500
+
+    def prepare(self, items: Sequence[LogRecord]) -> Sequence[LogRecord]:
+        return items
 
     def read(self, record: LogRecord) -> LogRecord:
         return record

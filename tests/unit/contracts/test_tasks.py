@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import InvalidTask, InvalidValue
-from contracts.tasks import load_tasks
+from contracts.tasks.loading import load_tasks
 from tests.fakes import BOOKING_TASK
 
 GOOD = """

@@ -27,6 +27,10 @@ class Echo:
 
     name = "echo"
     topics: tuple[str, ...] = ("signals",)
+    batch_size = 500
+
+    def prepare(self, items: Sequence[LogRecord]) -> Sequence[LogRecord]:
+        return items
 
     def read(self, record: LogRecord) -> LogRecord:
         if record.value == b"bad":
@@ -152,6 +156,7 @@ class TwoTopics(Echo):
     """Reads what must be seen together."""
 
     topics = ("generations", "signals")
+    batch_size = 500
 
 
 def test_a_worker_whose_heir_is_further_in_another_topic_of_the_partition_changes_nothing(

@@ -18,7 +18,7 @@ def score(database: Database, turn: Generation, *signals: Signal, times: int = 1
     episode = Episode(key=turn.key, revision=1, reason="window", turns=(turn,), signals=signals, closed_at=111.0)
     record = LogRecord(EPISODES, 0, 0, episode.key, encode(episode), 0.0)
     with database.transaction() as connection:
-        sent = handler.handle(connection, [handler.read(record)] * times)
+        sent = handler.handle(connection, handler.prepare([handler.read(record)] * times))
     experiences = [decode(Experience, message.value) for message in sent if message.topic == EXPERIENCES]
     return experiences, [decode(Outcome, message.value) for message in sent if message.topic != EXPERIENCES]
 

@@ -18,7 +18,7 @@ from contracts.errors import Unavailable
 from contracts.ids import new_completion_id
 from contracts.records import Signal, decode
 from contracts.tables import outbox, received_signal, signal_count
-from contracts.tasks import load_tasks
+from contracts.tasks.loading import load_tasks
 from services.feedback import writer as writing
 from services.feedback.repository import Retraction
 from services.feedback.requests import Received, read_item

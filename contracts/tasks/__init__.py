@@ -1,0 +1,115 @@
+"""The schema of a task file: a unit of product behaviour, declared in TOML, validated at start, hashed into every score.
+
+A task says which signals an app may send, what they are worth, which verifiers and judges look at the answer, how it all
+combines, who chooses the sampling, and what silence means. Verifiers are named here and resolved in `rewards`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from typing import Literal, Self
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from contracts.errors import InvalidValue
+from contracts.tasks.judges import JudgeRule
+from contracts.tasks.part import Part
+from contracts.tasks.rewards import GraderRule, RewardRule, VerifierRule
+from contracts.tasks.signals import SignalRule
+from contracts.tasks.source import NOWHERE, Source
+
+_ROUNDING = 1e-6
+
+
+class SamplingRule(Part):
+    """Who chooses how answers are sampled."""
+
+    owner: Literal["task", "caller"] = "task"
+    """`task`: the values below replace the caller's, so that every answer can be learned from; `caller`: they are
+    defaults."""
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    """0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Below 1 answers are off support: logged, never trained."""
+    max_tokens: int = Field(default=256, ge=1)
+    """Longest answer, in tokens."""
+
+
+class Task(Part):
+    """A whole task file."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    """How a request names it in `metadata.task`."""
+    window_seconds: float = Field(default=600.0, gt=0)
+    """How long signals are waited for, counted from the end of the answer."""
+    consent: Literal["train", "none"] = "train"
+    """What an absent `store` means: log and train, or neither."""
+    silence: Literal["unlabelled"] | float = "unlabelled"
+    """What it means when no decisive signal came: no reward, or this one."""
+    baseline_key: Literal["task", "tenant"] = "task"
+    """Which samples share a baseline."""
+    sampling: SamplingRule = SamplingRule()
+    reward: RewardRule = RewardRule()
+    signals: dict[str, SignalRule] = Field(min_length=1)
+    verifiers: tuple[VerifierRule, ...] = ()
+    judges: tuple[JudgeRule, ...] = ()
+
+    _source: Source = PrivateAttr(default=NOWHERE)
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        names = [rule.name for rule in self.grader_rules] + [*self.signals]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"{twice[0]!r} names two parts of the reward; a name stands for one")
+        weights = self.signals_weight + self.components_weight
+        if self.signals_weight < -_ROUNDING or abs(weights - 1.0) > _ROUNDING:
+            raise ValueError(
+                f"weights of the components add up to {self.components_weight:g} and with `reward.signals` to "
+                f"{weights:g}, not to 1; change a weight, or leave `reward.signals` out to give signals the rest"
+            )
+        return self
+
+    @property
+    def grader_rules(self) -> tuple[GraderRule, ...]:
+        """Verifiers, then judges."""
+        return (*self.verifiers, *self.judges)
+
+    @property
+    def components_weight(self) -> float:
+        """Weight of what verifiers and judges say."""
+        return sum(rule.weight for rule in self.grader_rules if rule.role == "component")
+
+    @property
+    def signals_weight(self) -> float:
+        """Weight of what users did."""
+        return self.reward.signals if self.reward.signals is not None else round(1.0 - self.components_weight, 9)
+
+    @cached_property
+    def hash(self) -> str:
+        """Twelve hex digits over the whole content; it stands in every score."""
+        content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
+
+    @property
+    def folder(self) -> str:
+        """Of its file: paths in it are relative to it."""
+        return str(self._source.path.parent) if self._source.path else "."
+
+    def where(self, *location: int | str) -> str:
+        """`file:line` of a field, or of its closest parent that stands in the file; for messages."""
+        return self._source.where(location)
+
+    def signal(self, name: str) -> SignalRule:
+        """The rule of a declared signal.
+
+        Raises:
+            InvalidValue: this task declares no such signal.
+        """
+        if name not in self.signals:
+            raise InvalidValue(
+                f"task {self.name!r} declares no signal {name!r}; it has {sorted(self.signals)}", param="name"
+            )
+        return self.signals[name]

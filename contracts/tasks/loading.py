@@ -1,0 +1,51 @@
+"""Task files: read, validated, every mistake named by file and line."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from contracts.errors import InvalidTask
+from contracts.tasks import Task
+from contracts.tasks.source import Source
+
+
+def load_tasks(paths: tuple[Path, ...]) -> dict[str, Task]:
+    """Read and validate task files, in order; the first is the default.
+
+    Raises:
+        InvalidTask: with file, line and field of the first mistake, or a name that two files share.
+    """
+    tasks: dict[str, Task] = {}
+    for path in paths:
+        task = _load(path)
+        if task.name in tasks:
+            raise InvalidTask(f"{path}: task {task.name!r} is declared twice")
+        tasks[task.name] = task
+    return tasks
+
+
+def _load(path: Path) -> Task:
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise InvalidTask(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise InvalidTask(f"{path}:{line}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
+    source = Source(path, text)
+    try:
+        task = Task.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidTask(f"{path}: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        location = tuple(part for part in first["loc"] if part not in {"float", "constrained-float"})
+        present = location[:-1] if first["type"] == "missing" else location
+        raise InvalidTask(
+            f"{source.where(present)}: {'.'.join(map(str, location)) or 'task'}: {first['msg']}"
+        ) from error
+    task._source = source  # noqa: SLF001 no field of the file: where it came from
+    return task

@@ -1,0 +1,100 @@
+"""How a verifier or a judge is run, so that its own failure is never the model's, and never passes for a score."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from contracts.records import Score
+from contracts.tasks.rewards import Role
+from rewards.verifiers.check import Answer, Check, Verifier, broken
+
+CheckAll = Callable[[Sequence[Answer]], Sequence[Check]]
+
+
+class Grader(NamedTuple):
+    """A verifier or judge that stands in a task."""
+
+    name: str
+    role: Role
+    weight: float
+    label: str
+    """Kind and version, with the hash of the task: it stands in every score."""
+    is_slow: bool
+    """It asks somebody else or starts processes: it runs beside others, and after the gates."""
+    check_all: CheckAll
+
+    def score_all(self, answers: Sequence[Answer]) -> list[Score]:
+        """One score for each answer, whatever happens."""
+        if not answers:
+            return []
+        started = time.perf_counter()
+        checks = self._checks(answers)
+        seconds = (time.perf_counter() - started) / len(answers)
+        return [self._score(check, seconds) for check in checks]
+
+    def skipped(self, reason: str) -> Score:
+        """The score of what was not asked."""
+        return self._score(Check(None, status="unlabelled", reason=reason), 0.0)
+
+    def _checks(self, answers: Sequence[Answer]) -> list[Check]:
+        try:
+            found: object = self.check_all(answers)
+        except Exception as error:  # noqa: BLE001 a broken grader must not stop the others, nor count against the model
+            failed = broken(f"{type(error).__name__}: {error}")
+        else:
+            if isinstance(found, list | tuple) and not isinstance(found, Check) and len(found) == len(answers):
+                return [_examined(check) for check in found]
+            # Never broadcast: one value for many answers is a mistake that would teach all of them the same.
+            failed = broken(f"it answered {_shape(found)} for {len(answers)} answers")
+        if len(answers) == 1:
+            return [failed]
+        # One answer that breaks it must not take the others with it.
+        return [self._checks([answer])[0] for answer in answers]
+
+    def _score(self, check: Check, seconds: float) -> Score:
+        return Score(
+            name=self.name,
+            grader=self.label,
+            value=check.value,
+            weight=self.weight,
+            status=check.status,
+            fault=check.fault,
+            reason=check.reason,
+            propensity=check.propensity,
+            seconds=round(seconds, 6),
+        )
+
+
+def each(verifier: Verifier) -> CheckAll:
+    """A verifier of one answer, for many: what breaks it on one says nothing about the others."""
+
+    def check(answer: Answer) -> Check:
+        try:
+            return verifier(answer)
+        except Exception as error:  # noqa: BLE001 as above
+            return broken(f"{type(error).__name__}: {error}")
+
+    return lambda answers: [check(answer) for answer in answers]
+
+
+def _examined(check: object) -> Check:
+    """What a grader answered, or why that is no answer: not a number, not finite, out of [0, 1]."""
+    if not isinstance(check, Check):
+        return broken(f"it answered {type(check).__name__}, not a Check")
+    value = check.value
+    if check.status != "scored":
+        return check if value is None else check._replace(value=None)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return broken(f"it answered {value!r}, not a number")
+    if not math.isfinite(value) or not 0.0 <= value <= 1.0:
+        return broken(f"it answered {value!r}, which is not in [0, 1]")
+    return check._replace(value=float(value))
+
+
+def _shape(found: object) -> str:
+    if isinstance(found, list | tuple) and not isinstance(found, Check):
+        return f"{len(found)} checks"
+    return type(found).__name__

@@ -1,0 +1,54 @@
+"""Who is asked, and when: gates first, because they are cheap; then what costs time or money, side by side.
+
+An answer that a gate refused has the worst reward whatever else is said of it, so nobody slow is asked about it, unless
+to watch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from contracts.records import Score
+from contracts.tasks import Task
+from rewards.graders import Grader
+from rewards.rubric import is_refusal
+from rewards.verifiers.check import Answer
+from rewards.verifiers.registry import graders_of
+
+
+class Panel:
+    """The graders of one task."""
+
+    def __init__(self, task: Task, others: Sequence[Grader] = ()) -> None:
+        """`others`: what comes after the verifiers, the judges. Raises InvalidTask."""
+        self.graders: list[Grader] = [*graders_of(task), *others]
+
+    @property
+    def is_slow(self) -> bool:
+        """It has somebody to wait for."""
+        return any(grader.is_slow for grader in self.graders)
+
+    def grade(self, answers: Sequence[Answer], pool: ThreadPoolExecutor) -> list[tuple[Score, ...]]:
+        """The scores of each answer, in the order of `graders`."""
+        columns: dict[str, list[Score]] = {}
+        for grader in self.graders:
+            if not grader.is_slow:
+                columns[grader.name] = grader.score_all(answers)
+        gates = [columns[grader.name] for grader in self.graders if grader.name in columns and grader.role == "gate"]
+        refused = {index for column in gates for index, score in enumerate(column) if is_refusal(score)}
+        waiting = {
+            grader.name: pool.submit(_ask, grader, answers, refused if grader.role != "watch" else set())
+            for grader in self.graders
+            if grader.is_slow
+        }
+        columns |= {name: future.result() for name, future in waiting.items()}
+        return list(zip(*(columns[grader.name] for grader in self.graders), strict=True)) or [() for _ in answers]
+
+
+def _ask(grader: Grader, answers: Sequence[Answer], refused: set[int]) -> list[Score]:
+    asked = iter(grader.score_all([answer for index, answer in enumerate(answers) if index not in refused]))
+    return [
+        grader.skipped("a gate refused the answer") if index in refused else next(asked)
+        for index in range(len(answers))
+    ]
