@@ -45,7 +45,8 @@ def combine(task: Task, graders: Sequence[Grader], checks: Sequence[Score], sign
     span = rule.high - rule.low
     parts = [(score.weight, rule.low + span * (score.value or 0.0)) for score in kept]
     if task.signals_weight > 0:
-        said = _said(task, signals)
+        spoken = [score for grader, score in graded if grader.role == "signal" and score.status == "scored"]
+        said = _said(task, signals or [_as_signal(task, score) for score in spoken[:1]])
         if said is None:
             return Verdict(None, "unlabelled", "none", "silence")
         parts.append((task.signals_weight, said))
@@ -67,6 +68,11 @@ def _missing(scores: Sequence[Score]) -> Verdict | None:
         if score.status != "scored":
             return Verdict(None, "unlabelled", "none", f"missing:{score.name}")
     return None
+
+
+def _as_signal(task: Task, score: Score) -> Score:
+    value = task.reward.low + (task.reward.high - task.reward.low) * (score.value or 0.0)
+    return Score(name=score.name, grader=score.grader, value=value)
 
 
 def _said(task: Task, signals: Sequence[Score]) -> float | None:

@@ -16,6 +16,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from contracts.errors import InvalidValue
 from contracts.tasks.judges import JudgeRule
 from contracts.tasks.part import Part
+from contracts.tasks.people import AskingRule, AuditRule, TrustRule
 from contracts.tasks.rewards import GraderRule, RewardRule, VerifierRule
 from contracts.tasks.signals import SignalRule
 from contracts.tasks.source import NOWHERE, Source
@@ -55,6 +56,9 @@ class Task(Part):
     signals: dict[str, SignalRule] = Field(min_length=1)
     verifiers: tuple[VerifierRule, ...] = ()
     judges: tuple[JudgeRule, ...] = ()
+    asking: AskingRule | None = None
+    audit: AuditRule | None = None
+    trust: TrustRule = TrustRule()
 
     _source: Source = PrivateAttr(default=NOWHERE)
 
@@ -64,6 +68,12 @@ class Task(Part):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"{twice[0]!r} names two parts of the reward; a name stands for one")
+        for name, signal in self.signals.items():
+            if any(not self.reward.low <= worth <= self.reward.high for worth in signal.worths):
+                raise ValueError(
+                    f"signal {name!r} is worth {', '.join(f'{worth:g}' for worth in signal.worths)}, outside of "
+                    f"{self.reward.low:g} to {self.reward.high:g}; set `low` and `high` under [reward]"
+                )
         weights = self.signals_weight + self.components_weight
         if self.signals_weight < -_ROUNDING or abs(weights - 1.0) > _ROUNDING:
             raise ValueError(

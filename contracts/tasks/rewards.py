@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from contracts.tasks.part import Part
 
-Role = Literal["gate", "component", "watch"]
+Role = Literal["gate", "component", "watch", "signal"]
 
 
 class RewardRule(Part):
@@ -37,7 +37,7 @@ class GraderRule(Part):
     """How its score is called."""
     role: Role = "gate"
     """gate: a failure makes the reward the worst one; component: part of the weighted sum; watch: kept, worth
-    nothing."""
+    nothing; signal: where it says something and no user did, it speaks for the user (a judge of what came next)."""
     weight: float = Field(default=1.0, ge=0)
     """Weight of a component; with those of judges and signals they add up to 1."""
 

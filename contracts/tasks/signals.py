@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,21 +11,51 @@ from contracts.records import Scalar
 from contracts.tasks.part import Part
 
 
+Meaning = Literal[
+    "accept", "reject", "shown", "edit", "regenerate", "copy", "thumbs", "follow_up", "outcome", "abandoned"
+]  # fmt: skip
+
+DAY = 86_400.0
+THRESHOLD = 0.25
+"""Worth showing if it is accepted more often than that: rewards (1 - t, -t, 0) for accepted, refused, not shown."""
+
+
 class SignalRule(Part):
     """One declared signal. Where several are present, the one declared first decides the reward."""
 
+    means: Meaning | None = None
+    """What the user did; every other field then has a default (docs/rewards.md has the table)."""
+    threshold: float = Field(default=THRESHOLD, gt=0, lt=1)
+    """t of accept, reject, shown and edit."""
     type: Literal["bool", "number", "label", "text"]
     """What its `value` must be."""
     labels: dict[str, float] = Field(default_factory=dict)
     """Reward of each value: `true` and `false` for bool, the label itself for label."""
     minimum: float = 0.0
-    """number: the value worth reward 0."""
+    """number: the value worth the first of `ends`."""
     maximum: float = 1.0
-    """number: the value worth reward 1."""
+    """number: the value worth the second of `ends`."""
+    ends: tuple[float, float] = (0.0, 1.0)
+    """number: the rewards of minimum and maximum; between them it is linear."""
     reward: float | None = None
     """text: the reward of its presence; without it the text is kept but worth nothing."""
     decisive: bool = True
     """True: the episode closes at once when it arrives."""
+    window_seconds: float | None = Field(default=None, gt=0)
+    """How long it counts, from the end of the answer; by default the task's window. If it is longer, the reward at the
+    task's window is provisional."""
+    min_seconds: float = Field(default=0.0, ge=0)
+    """Sooner after the end of the answer it is a slip of the hand, worth nothing."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mean(cls, given: Any) -> Any:
+        """What `means` implies, where the file says nothing else."""
+        if not isinstance(given, dict) or given.get("means") not in MEANINGS:
+            return given
+        threshold = given.get("threshold", THRESHOLD)
+        numeric = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+        return {**defaults_of(given["means"], float(threshold) if numeric else THRESHOLD), **given}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -51,8 +81,41 @@ class SignalRule(Part):
     def reward_of(self, value: Scalar) -> float | None:
         """The reward of a value that passed `check`; None if this signal is worth nothing by itself."""
         if self.type == "number":
-            share = (float(value) - self.minimum) / (self.maximum - self.minimum)
-            return min(1.0, max(0.0, share))
+            share = min(1.0, max(0.0, (float(value) - self.minimum) / (self.maximum - self.minimum)))
+            return self.ends[0] + (self.ends[1] - self.ends[0]) * share
         if self.type == "text":
             return self.reward
         return self.labels.get(str(value).lower() if self.type == "bool" else str(value))
+
+    @property
+    def worths(self) -> tuple[float, ...]:
+        """The rewards it can give, or the ends of their range."""
+        if self.means == "edit":
+            return (-self.threshold, 1.0 - self.threshold) if self.reward is None else (self.reward,)
+        if self.type == "number":
+            return self.ends
+        if self.type == "text":
+            return () if self.reward is None else (self.reward,)
+        return tuple(self.labels.values())
+
+
+MEANINGS = frozenset(
+    ("accept", "reject", "shown", "edit", "regenerate", "copy", "thumbs", "follow_up", "outcome", "abandoned")
+)
+
+
+def defaults_of(means: str, threshold: float) -> dict[str, Any]:
+    """The table of meanings, on a scale from -1 to 1."""
+    table: dict[str, dict[str, Any]] = {
+        "accept": {"type": "bool", "labels": {"true": 1.0 - threshold, "false": -threshold}},
+        "reject": {"type": "bool", "labels": {"true": -threshold}},
+        "shown": {"type": "bool", "labels": {"true": -threshold / 2}, "decisive": False},
+        "edit": {"type": "text"},
+        "regenerate": {"type": "bool", "labels": {"true": -0.5}, "min_seconds": 2.0},
+        "copy": {"type": "number", "ends": (0.0, 0.3), "decisive": False},
+        "thumbs": {"type": "label", "labels": {"up": 1.0, "down": -1.0}, "window_seconds": 7 * DAY},
+        "follow_up": {"type": "text", "decisive": False},
+        "outcome": {"type": "bool", "labels": {"true": 1.0, "false": 0.0}, "window_seconds": 21 * DAY},
+        "abandoned": {"type": "bool", "labels": {"true": -0.2}, "window_seconds": 1800.0, "decisive": False},
+    }
+    return table[means]

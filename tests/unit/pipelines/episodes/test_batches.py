@@ -79,9 +79,9 @@ def test_scoring_a_large_batch_takes_two_statements(database: Database) -> None:
     ]
     items = [handler.read(record) for record in batch([(EPISODES, episode) for episode in episodes])]
     with database.transaction() as connection, counted(connection) as statements:
-        assert len(handler.handle(connection, items)) == 200
+        assert len(handler.handle(connection, handler.prepare(items))) == 200
         assert len(statements) == 2
-        assert handler.handle(connection, items) == []
+        assert handler.handle(connection, handler.prepare(items)) == []
 
 
 def test_one_batch_says_what_its_records_say_one_by_one(database: Database) -> None:
