@@ -45,9 +45,20 @@ LOST_PARTITIONS = Counter("millrace_lost_partitions_total", "Batches undone: ano
 WAITS = Counter("millrace_waits_total", "Times the log or the database was away.", ["group"])
 DEAD_LETTERS = Counter("millrace_dead_letters_total", "Records that could not be read.", ["group"])
 
+# Episodes.
+CURATED = Counter("millrace_curated_total", "Prompts by what curation decided.", ["task", "decision"])
+
 # Rewards.
 SCORES = Counter("millrace_scores_total", "Experiences by status and whose fault it was.", ["status", "fault"])
 REWARD = Histogram("millrace_reward", "Rewards given.", buckets=(0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0))
+BEHAVIOUR_ALARMS = Gauge(
+    "millrace_behaviour_alarms", "Alarms of the last hour about what versions do.", ["task", "name"]
+)
+NULL_SHARE = Gauge(
+    "millrace_null_share",
+    "Share of the newest version's samples without a reward by a fault that is not the model's: of all, of a cluster.",
+    ["task", "among"],
+)
 
 # Training.
 TRAINING_STEPS = Counter("millrace_training_steps_total", "Optimizer steps.")

@@ -38,7 +38,7 @@ from contracts.worker import BATCH
 from rewards.grading import Panel
 from rewards.repository import add_scores, scored_revisions
 from rewards.rubric import Verdict, combine
-from rewards.signals.mapping import score_signals
+from rewards.signals.mapping import About, score_signals
 from rewards.verifiers.check import Answer
 
 SLOW_BATCH = 64
@@ -123,7 +123,7 @@ class RewardsHandler:
 
     def _score(self, item: Opened) -> tuple[list[Score], Verdict]:
         task, graders = self._tasks[item.turn.task], self._panels[item.turn.task].graders
-        signals = score_signals(task, item.episode.signals)
+        signals = score_signals(task, About(item.body.text, item.turn.finished_at), item.episode.signals)
         return [*item.checks, *signals], combine(task, graders, item.checks, signals)
 
     def _sent(self, item: Opened, scores: list[Score], verdict: Verdict) -> list[Message]:

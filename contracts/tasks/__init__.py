@@ -14,8 +14,9 @@ from typing import Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from contracts.errors import InvalidValue
+from contracts.tasks.curation import CurationRule
 from contracts.tasks.judges import JudgeRule
-from contracts.tasks.part import Part
+from contracts.tasks.part import Misplaced, Part
 from contracts.tasks.people import AskingRule, AuditRule, TrustRule
 from contracts.tasks.rewards import GraderRule, RewardRule, VerifierRule
 from contracts.tasks.signals import SignalRule
@@ -59,28 +60,44 @@ class Task(Part):
     asking: AskingRule | None = None
     audit: AuditRule | None = None
     trust: TrustRule = TrustRule()
+    curation: CurationRule = CurationRule()
 
     _source: Source = PrivateAttr(default=NOWHERE)
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
-        names = [rule.name for rule in self.grader_rules] + [*self.signals]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"{twice[0]!r} names two parts of the reward; a name stands for one")
+        places = [("verifiers", index, rule.name) for index, rule in enumerate(self.verifiers)]
+        places += [("judges", index, rule.name) for index, rule in enumerate(self.judges)]
+        seen = {*self.signals}
+        for table, index, name in places:
+            if name in seen:
+                raise Misplaced(f"{name!r} names two parts of the reward; a name stands for one", table, index, "name")
+            seen.add(name)
         for name, signal in self.signals.items():
             if any(not self.reward.low <= worth <= self.reward.high for worth in signal.worths):
-                raise ValueError(
-                    f"signal {name!r} is worth {', '.join(f'{worth:g}' for worth in signal.worths)}, outside of "
-                    f"{self.reward.low:g} to {self.reward.high:g}; set `low` and `high` under [reward]"
+                worths = ", ".join(f"{worth:g}" for worth in signal.worths)
+                raise Misplaced(
+                    f"it is worth {worths}, and rewards go from {self.reward.low:g} to {self.reward.high:g}; set `low` "
+                    "and `high` under [reward]",
+                    *("signals", name),
                 )
-        weights = self.signals_weight + self.components_weight
-        if self.signals_weight < -_ROUNDING or abs(weights - 1.0) > _ROUNDING:
-            raise ValueError(
-                f"weights of the components add up to {self.components_weight:g} and with `reward.signals` to "
-                f"{weights:g}, not to 1; change a weight, or leave `reward.signals` out to give signals the rest"
-            )
+        self._check_weights()
+        if self.audit and self.audit.judge not in {judge.name for judge in self.judges}:
+            raise Misplaced(f"no judge is called {self.audit.judge!r}; add it under [[judges]]", "audit", "judge")
         return self
+
+    def _check_weights(self) -> None:
+        total = self.signals_weight + self.components_weight
+        if self.signals_weight >= -_ROUNDING and abs(total - 1.0) <= _ROUNDING:
+            return
+        table = "verifiers" if any(rule.role == "component" for rule in self.verifiers) else "judges"
+        first = next((place for place, rule in enumerate(getattr(self, table)) if rule.role == "component"), 0)
+        raise Misplaced(
+            f"weights of the components add up to {self.components_weight:g}, and signals have "
+            f"{max(0.0, self.signals_weight):g}: together they must be 1; change a weight, or leave `reward.signals` "
+            "out to give signals the rest",
+            *((table, first, "weight") if self.components_weight else ("reward", "signals")),
+        )
 
     @property
     def grader_rules(self) -> tuple[GraderRule, ...]:

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from contracts.errors import InvalidTask
 from contracts.tasks import Task
+from contracts.tasks.part import Misplaced
 from contracts.tasks.source import Source
 
 
@@ -43,6 +44,9 @@ def _load(path: Path) -> Task:
     except ValidationError as error:
         first = error.errors()[0]
         location = tuple(part for part in first["loc"] if part not in {"float", "constrained-float"})
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, Misplaced):
+            location += cause.location
         present = location[:-1] if first["type"] == "missing" else location
         raise InvalidTask(
             f"{source.where(present)}: {'.'.join(map(str, location)) or 'task'}: {first['msg']}"

@@ -10,7 +10,6 @@ from contracts.errors import InvalidValue
 from contracts.records import Scalar
 from contracts.tasks.part import Part
 
-
 Meaning = Literal[
     "accept", "reject", "shown", "edit", "regenerate", "copy", "thumbs", "follow_up", "outcome", "abandoned"
 ]  # fmt: skip
@@ -87,11 +86,20 @@ class SignalRule(Part):
             return self.reward
         return self.labels.get(str(value).lower() if self.type == "bool" else str(value))
 
+    def is_worth_something(self, value: Scalar) -> bool:
+        """Whether a value that passed `check` says how good the answer was."""
+        return self.is_graded_edit or self.reward_of(value) is not None
+
+    @property
+    def is_graded_edit(self) -> bool:
+        """Its reward follows from how much of the answer the user kept."""
+        return self.means == "edit" and self.reward is None
+
     @property
     def worths(self) -> tuple[float, ...]:
         """The rewards it can give, or the ends of their range."""
-        if self.means == "edit":
-            return (-self.threshold, 1.0 - self.threshold) if self.reward is None else (self.reward,)
+        if self.is_graded_edit:
+            return (-self.threshold, 1.0 - self.threshold)
         if self.type == "number":
             return self.ends
         if self.type == "text":

@@ -52,7 +52,7 @@ def _meaning(signal: Signal) -> tuple[Scalar, str | None]:
 def is_decisive(task: Task, signals: Sequence[Signal]) -> bool:
     """True if the episode need not wait for its window: a decisive signal came, and its value is worth something."""
     said = ((task.signals.get(signal.name), signal.value) for signal in signals)
-    return any(rule.decisive and rule.reward_of(value) is not None for rule, value in said if rule)
+    return any(rule.decisive and rule.is_worth_something(value) for rule, value in said if rule)
 
 
 def replaces(outcome: Outcome, standing: Standing, current_revision: int) -> bool:

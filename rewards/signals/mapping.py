@@ -1,25 +1,67 @@
-"""What users did, as scores: the task file says what each value is worth. Version 1."""
+"""What users did, as scores: the task file says what each value is worth.
+
+The first worthwhile signal in the order of declaration decides (weight 1); the others are kept with weight 0. Of several
+under one name the newest counts. That an answer was merely shown counts only where nobody did anything with it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
+
+from rapidfuzz.distance import Levenshtein
 
 from contracts.records import Score, Signal
 from contracts.tasks import Task
+from contracts.tasks.signals import SignalRule
 
-VERSION = 1
+VERSION = 2
+_MAX_COMPARED = 20_000
 
 
-def score_signals(task: Task, signals: Iterable[Signal]) -> list[Score]:
-    """One score for each signal that is worth something, in the order in which the task declares them.
+class About(NamedTuple):
+    """The answer that signals are about. `finished_at`: UTC epoch seconds."""
 
-    The first decides (weight 1); the others are kept with weight 0. Of several under one name the newest counts.
+    text: str
+    finished_at: float
+
+
+def score_signals(task: Task, about: About, signals: Iterable[Signal]) -> list[Score]:
+    """One score for each signal that is worth something, or would be had it not been a slip of the hand.
+
+    Rewards are in the task's range. What came less than `min_seconds` after the answer is unlabelled, not a zero.
     """
     newest = {signal.name: signal for signal in sorted(signals, key=lambda item: (item.at, item.id))}
+    # A stable sort: `shown` comes last, the others stay in the order of declaration.
+    ordered = sorted(task.signals.items(), key=lambda item: item[1].means == "shown")
+    grader = f"signal/{VERSION}#{task.hash}"
     scores: list[Score] = []
-    for name, rule in task.signals.items():
-        value = rule.reward_of(newest[name].value) if name in newest else None
-        if value is not None:
-            weight = 0.0 if scores else 1.0
-            scores.append(Score(name=name, grader=f"signal/{VERSION}#{task.hash}", value=value, weight=weight))
+    is_decided = False
+    for name, rule in ordered:
+        signal = newest.get(name)
+        if signal is None or not rule.is_worth_something(signal.value):
+            continue
+        if (early := signal.at - about.finished_at) < rule.min_seconds:
+            reason = f"{early:.1f} s after the answer: a slip of the hand"
+            scores.append(Score(name=name, grader=grader, value=None, weight=0.0, status="unlabelled", reason=reason))
+            continue
+        value, reason = _worth(rule, signal, about)
+        weight = 0.0 if is_decided else 1.0
+        scores.append(Score(name=name, grader=grader, value=value, weight=weight, reason=reason))
+        is_decided = True
     return scores
+
+
+def kept_share(answer: str, edited: str) -> float:
+    """The share of an answer that survived an edit, in [0, 1]: 1 - Levenshtein distance / length of the longer one.
+
+    Of very long texts only the beginnings are compared, since the distance takes time quadratic in the length.
+    """
+    return Levenshtein.normalized_similarity(answer[:_MAX_COMPARED], edited[:_MAX_COMPARED])
+
+
+def _worth(rule: SignalRule, signal: Signal, about: About) -> tuple[float | None, str]:
+    if not rule.is_graded_edit:
+        return rule.reward_of(signal.value), ""
+    kept = kept_share(about.text, signal.correction if signal.correction is not None else str(signal.value))
+    return kept - rule.threshold, f"{kept:.0%} kept"

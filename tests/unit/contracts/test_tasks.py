@@ -65,6 +65,47 @@ def test_a_missing_file_and_a_doubled_name_are_refused(tmp_path: Path) -> None:
         load_tasks((path, path))
 
 
+PARTS = """
+name = "t"
+[reward]
+signals = 0.5
+[signals.accepted]
+type = "bool"
+labels = { true = 1.0, false = 0.0 }
+[[verifiers]]
+name = "a"
+kind = "json_exact"
+role = "component"
+weight = 0.25
+[[verifiers]]
+name = "b"
+kind = "json_exact"
+role = "component"
+weight = 0.25
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "says"),
+    [
+        ("weight = 0.25", "weight = 0.35", 12, r"add up to 0\.6.*leave `reward.signals` out"),
+        ("signals = 0.5", "signals = 0.7", 12, "together they must be 1"),
+        ("signals = 0.5", "signals = 1.5", 4, "less than or equal to 1"),
+        ('name = "b"', 'name = "a"', 14, "names two parts"),
+        ('name = "b"', 'name = "accepted"', 14, "names two parts"),
+        ("true = 1.0", "true = 2.0", 5, "rewards go from 0 to 1"),
+        ("signals = 0.5", "signals = 0.5\nhigh = -1", 3, "high must be above low"),
+        ("[[verifiers]]", '[audit]\njudge = "nobody"\n[[verifiers]]', 9, "add it under"),
+    ],
+)
+def test_parts_that_do_not_fit_together_are_named_by_file_and_line(
+    tmp_path: Path, old: str, new: str, place: int, says: str
+) -> None:
+    load(tmp_path, PARTS)
+    with pytest.raises(InvalidTask, match=rf"task\.toml:{place}: .*{says}"):
+        load(tmp_path, PARTS.replace(old, new, 1))
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("accepted", 1), ("accepted", "yes"), ("stars", True), ("stars", "5"), ("comment", 3), ("edited", False)],

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from contracts.ids import new_completion_id
+from contracts.records import Generation, GenerationBody, pack_floats, pack_ids, seal_body
+from contracts.tasks import Task
+from contracts.tasks.curation import CurationRule
+from pipelines.episodes.curation.curator import Curator
+from pipelines.episodes.curation.memory import Seen, Window, digest_of, hash_of
+from tests.fakes import a_generation
+
+WORDS = [f"word{number}" for number in range(2_000)]
+
+
+def seen(text: str = "", at: float = 0.0, topic: str = "a", language: str = "en", user: str = "ann") -> Seen:
+    return Seen(at, hash_of(text), digest_of(text), topic, language, user)
+
+
+def a_text(seed: int, num_words: int = 60) -> str:
+    return " ".join(random.Random(seed).choices(WORDS, k=num_words))
+
+
+def changed(text: str, num_words: int) -> str:
+    words = text.split()
+    for place in range(num_words):
+        words[3 * place] = "other"
+    return " ".join(words)
+
+
+def test_equal_prompts_are_kept_so_often_and_forgotten_after_the_window() -> None:
+    window = Window(CurationRule(duplicates=2, window_seconds=100))
+    decisions = [window.admit(seen(text, at)) for at, text in enumerate(("A  table", "a table", "a TABLE", "other"))]
+    assert decisions == [None, None, "duplicate", None]
+    assert window.admit(seen("a table", 102.5)) is None
+
+
+def test_similar_prompts_are_found_and_different_ones_are_not() -> None:
+    window = Window(CurationRule(near_duplicates=1, window_seconds=1_000))
+    texts = [a_text(seed) for seed in range(100)]
+    assert {window.admit(seen(text)) for text in texts} == {None}
+    similar = [window.admit(seen(changed(text, 1))) for text in texts]
+    assert similar.count("near_duplicate") >= 95
+    different = [window.admit(seen(changed(text, 18))) for text in texts]
+    assert different.count("near_duplicate") <= 5
+
+
+def test_what_is_forgotten_is_forgotten_whole() -> None:
+    window = Window(CurationRule(near_duplicates=1, duplicates=1, max_per_user=5, window_seconds=10))
+    for number in range(50):
+        assert window.admit(seen(a_text(number), at=100.0 * number)) is None
+    assert (len(window._kept), len(window._bands), len(window._texts), len(window._users)) == (1, 16, 1, 1)
+
+
+def test_no_user_and_no_topic_takes_more_than_its_share() -> None:
+    window = Window(CurationRule(max_per_user=3))
+    assert [window.admit(seen(str(number))) for number in range(4)][-2:] == [None, "user_quota"]
+    window = Window(CurationRule(max_topic_share=0.5))
+    topics = ["a"] * 90 + ["b"] * 60 + ["a"] * 20
+    kept = [topic for topic in topics if window.admit(seen(topic=topic)) is None]
+    assert kept.count("a") <= 90
+    assert kept.count("b") == 60
+    window = Window(CurationRule(max_language_share=0.6))
+    languages = ["en", "en", "en", "de"] * 100
+    kept = [code for code in languages if window.admit(seen(language=code)) is None]
+    assert kept.count("en") / len(kept) == pytest.approx(0.6, abs=0.02)
+
+
+def a_prompt(text: str, **changes: Any) -> Generation:
+    body = GenerationBody(
+        messages=[{"role": "user", "content": text}],
+        text="an answer",
+        prompt_ids=pack_ids([1]),
+        completion_ids=pack_ids([2]),
+        logprobs=pack_floats([-0.5]),
+    )
+    return a_generation(body=seal_body(body), **changes)
+
+
+def decision(curator: Curator, record: Generation) -> str | None:
+    prompt = curator.look(record)
+    return curator.decide(record, prompt) if prompt else None
+
+
+def a_curator(**rule: Any) -> Curator:
+    signals = {"accepted": {"type": "bool", "labels": {"true": 1.0}}}
+    return Curator({"booking": Task.model_validate({"name": "booking", "signals": signals, "curation": rule})})
+
+
+def test_a_record_that_is_delivered_again_fares_as_before_and_so_do_all_choices() -> None:
+    curator = a_curator(duplicates=1)
+    identity = new_completion_id()
+    first = [decision(curator, a_prompt("hello there", completion_id=identity, choice=choice)) for choice in (0, 1)]
+    again = decision(curator, a_prompt("hello there", completion_id=identity))
+    assert (first, again) == ([None, None], None)
+    other = a_prompt("hello there")
+    assert [decision(curator, other), decision(curator, other)] == ["duplicate", "duplicate"]
+
+
+def test_a_refused_prompt_takes_no_place_in_the_window() -> None:
+    curator = a_curator(max_characters=10, max_per_user=1)
+    assert decision(curator, a_prompt("much too long to be kept")) == "too_long"
+    assert decision(curator, a_prompt("short")) is None
+
+
+def test_sentinels_and_tasks_without_rules_are_not_curated() -> None:
+    assert a_curator(max_characters=1).look(a_prompt("hello", purpose="sentinel")) is None
+    assert a_curator().look(a_prompt("hello")) is None
+
+
+def test_the_answer_decides_nothing() -> None:
+    """A filter that the policy can reach is one that it learns to use."""
+    curator = a_curator(max_characters=20, secrets=True)
+    said = "AKIA" + "IOSFODNN7EXAMPLX" + " and much more than twenty characters"
+    body = GenerationBody(
+        messages=[{"role": "user", "content": "hello"}],
+        text=said,
+        prompt_ids=pack_ids([1]),
+        completion_ids=pack_ids([2]),
+        logprobs=pack_floats([-0.5]),
+    )
+    assert decision(curator, a_generation(said, body=seal_body(body))) is None
