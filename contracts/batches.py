@@ -64,6 +64,23 @@ def insert_all_new(connection: Connection, table: Table, rows: Sequence[Row]) ->
     return connection.execute(statement, _arrays(ordered), execution_options=options).rowcount
 
 
+def add_all(connection: Connection, table: Table, rows: Sequence[Row]) -> None:
+    """Insert rows, or add their columns that are not of the primary key to those of the row that has it."""
+    if not rows:
+        return
+    ordered = _in_order(table, rows)
+    added = [name for name in rows[0] if name not in table.primary_key.columns]
+    keys = [column.name for column in table.primary_key]
+    if connection.dialect.name == "sqlite":
+        new = sqlite.insert(table)
+        sums = {name: table.c[name] + new.excluded[name] for name in added}
+        connection.execute(new.on_conflict_do_update(index_elements=keys, set_=sums), ordered)
+        return
+    statement = _insert(table, tuple(rows[0]))
+    sums = {name: table.c[name] + statement.excluded[name] for name in added}
+    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=sums), _arrays(ordered))
+
+
 def update_all(connection: Connection, table: Table, rows: Sequence[Row]) -> int:
     """Set every column of `rows` that is not of the primary key, row by row; returns how many were found."""
     if not rows:

@@ -8,8 +8,7 @@ MillraceError
 │   ├── Unsupported              part of OpenAI's API, and not of ours: said aloud instead of ignored
 │   ├── InvalidTarget            a signal is about exactly one thing
 │   ├── InvalidValue (422)       well-formed, but not what the task declares
-│   │   ├── UnknownSignal        no task declares it
-│   │   └── TargetNotSupported   sessions and join keys are declared shapes that are not served yet
+│   │   └── UnknownSignal        no task declares it
 │   └── Conflict (409)           not as things stand: same idempotency key and other content, another version is live
 │       ├── StillRunning         the first request under this idempotency key has not ended
 │       └── VersionNotServed     the version a request asks for does not serve now; a retry may find it
@@ -89,10 +88,6 @@ class InvalidValue(InvalidRequest):
 
 class UnknownSignal(InvalidValue):
     code = "unknown_signal"
-
-
-class TargetNotSupported(InvalidValue):
-    code = "target_not_supported"
 
 
 class Conflict(InvalidRequest):

@@ -3,6 +3,9 @@
 generations: logged   = pending + trained + unlabelled + filtered + unscored + stale + off_support + quarantined
                         + cancelled + erased
 signals:     received = joined + pending + late + duplicate + conflict + retracted + rejected
+
+What waits for the answer of its key, and what episodes says itself about an answer (a follow-up), was received like any other
+signal: both have a row in `received_signal`, and are pending until the join has seen them.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, Connection, ScalarSelect, and_, case, func, literal, select
 
 from contracts.ids import sample_key
-from contracts.tables import generation, outcome, received_signal, signal, signal_count
+from contracts.tables import generation, outcome, received_signal, signal, signal_count, waiting_signal
 
 PENDING = "pending"
 GENERATION_STATES = frozenset(
@@ -77,6 +80,11 @@ def signal_counts(connection: Connection) -> Counts:
         seen += count
     states[PENDING] = states.get(PENDING, 0) + max(0, accepted - seen)
     return Counts(total, states)
+
+
+def num_waiting(connection: Connection) -> int:
+    """Signals whose key no answer has yet; they are counted as pending."""
+    return connection.execute(select(func.count()).select_from(waiting_signal)).scalar_one()
 
 
 def generation_states(connection: Connection) -> dict[str, tuple[str, str]]:

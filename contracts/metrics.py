@@ -51,6 +51,17 @@ CURATED = Counter("millrace_curated_total", "Prompts by what curation decided.",
 # Rewards.
 SCORES = Counter("millrace_scores_total", "Experiences by status and whose fault it was.", ["status", "fault"])
 REWARD = Histogram("millrace_reward", "Rewards given.", buckets=(0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0))
+JUDGE_CALLS = Counter("millrace_judge_calls_total", "Questions to a judge by what became of them.", ["judge", "fate"])
+JUDGE_TOKENS = Counter("millrace_judge_tokens_total", "Tokens of prompts and verdicts.", ["judge", "kind"])
+JUDGE_MONEY = Counter("millrace_judge_money_total", "Money spent, in the currency of the task file.", ["judge"])
+JUDGE_SHARE = Gauge("millrace_judge_share", "Share of the answers that a judge sees.", ["judge"])
+JUDGE_ORDER_FLIPS = Counter("millrace_judge_order_flips_total", "Comparisons that changed with their order.", ["judge"])
+JUDGE_DISAGREEMENT = Histogram(
+    "millrace_judge_disagreement",
+    "Largest difference between the members of a judge.",
+    ["judge"],
+    buckets=(0.0, 0.1, 0.25, 0.5, 0.75, 1.0),
+)
 BEHAVIOUR_ALARMS = Gauge(
     "millrace_behaviour_alarms", "Alarms of the last hour about what versions do.", ["task", "name"]
 )
@@ -63,6 +74,9 @@ NULL_SHARE = Gauge(
 # Training.
 TRAINING_STEPS = Counter("millrace_training_steps_total", "Optimizer steps.")
 TRAINING_SAMPLES = Counter("millrace_training_samples_total", "Samples by their fate.", ["state"])
+TRAINING_CORRECTIONS = Counter(
+    "millrace_training_corrections_total", "Later revisions of trained samples, by what became of them.", ["reason"]
+)
 TRAINING_FIGURE = Gauge("millrace_training_figure", "Figures of the last step, as the dashboard shows them.", ["name"])
 PUBLISHED_VERSION = Gauge("millrace_published_version", "The newest version cut.")
 

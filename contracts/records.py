@@ -90,6 +90,10 @@ class Generation(Record, frozen=True, kw_only=True):
     engine: str
     dtype: str
     session_id: str | None = None
+    join_key: str | None = None
+    """The app's own name for this answer: signals may be sent about it."""
+    ask_probability: float = 0.0
+    """With which the app was told to ask for feedback on it; 0 if its task asks nobody."""
     person: str | None = None
     seal: Literal["none"] = "none"
     body: bytes

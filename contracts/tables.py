@@ -1,14 +1,17 @@
 """Every table. Owners: one process writes a table's rows, others only read them (docs/decisions/0001).
 
 position, outbox, dead_letter   every worker, its own rows
-received_signal, signal_count   feedback
+received_signal, signal_count   feedback; of received_signal episodes writes two things, so that the count stays exact: rows
+                                of signals that it makes itself (follow-ups), and in a row of a signal that waited for its
+                                key, whom it is about
 generation, signal, outcome     episodes (the join and the ledger)
 generation_count                episodes (duplicate) and whoever drops days (dropped): records of the log without a row
 score                           rewards
 behaviour, alarm                rewards: sums per version of what answers are like, and what stands out
 submitter, signal_delay         rewards: how much each person said, how long each signal takes
+vote, vote_pace                 rewards: who decided a sample and what that weighed, how fast votes come
 judge_verdict, judge_spend      rewards: what judges answered and cost
-join_key                        episodes: which answer an app's own key, or a session, means
+join_key                        episodes: which answer an app's own key (kind `key`), or a `session`, means: the newest
 waiting_signal                  feedback adds, episodes takes: signals whose key no answer has yet
 training_step                   training
 verdict                         release
@@ -35,6 +38,9 @@ from sqlalchemy import (
     Table,
     Text,
 )
+
+MAX_KEY = 256
+"""Characters of a join key or of a session that signals may be about."""
 
 metadata = MetaData(
     naming_convention={
@@ -141,6 +147,7 @@ generation_count = Table(
     Column("count", BigInteger, nullable=False),
 )
 
+# A signal whose key no answer ever had is about no completion: its `completion_id` is empty.
 signal = Table(
     "signal",
     metadata,
@@ -233,7 +240,40 @@ submitter = Table(
     Column("window_num", Integer, nullable=False),
     Column("num_checked", Integer, nullable=False),
     Column("num_agreed", Integer, nullable=False),
+    Column("num_said_good", Integer, nullable=False),
+    Column("num_found_good", Integer, nullable=False),
     PrimaryKeyConstraint("tenant", "task", "id"),
+)
+
+vote = Table(
+    "vote",
+    metadata,
+    Column("key", _SORTED_KEY, primary_key=True),
+    Column("submitter", String(128), nullable=False),
+    Column("value", Float, nullable=False),
+    Column("weight", Float, nullable=False),
+    Column("reason", String(32), nullable=False),
+    Column("reward", Float),
+    Column("offset", Float, nullable=False),
+    Column("counted", JSON, nullable=False),
+    Column("at", Float, nullable=False),
+    Index("ix_vote_at", "at"),
+)
+
+vote_pace = Table(
+    "vote_pace",
+    metadata,
+    Column("task", String(64), nullable=False),
+    Column("cluster", String(64), nullable=False),
+    Column("side", String(8), nullable=False),
+    Column("bucket", BigInteger, nullable=False),
+    Column("num", BigInteger, nullable=False),
+    Column("num_buckets", Float, nullable=False),
+    Column("total", Float, nullable=False),
+    Column("squares", Float, nullable=False),
+    Column("quarantined_until", BigInteger, nullable=False),
+    Column("cleared", BigInteger, nullable=False),
+    PrimaryKeyConstraint("task", "cluster", "side"),
 )
 
 signal_delay = Table(
@@ -241,9 +281,10 @@ signal_delay = Table(
     metadata,
     Column("task", String(64), nullable=False),
     Column("name", String(64), nullable=False),
+    Column("cohort", BigInteger, nullable=False),
     Column("bucket", Integer, nullable=False),
     Column("num", BigInteger, nullable=False),
-    PrimaryKeyConstraint("task", "name", "bucket"),
+    PrimaryKeyConstraint("task", "name", "cohort", "bucket"),
 )
 
 judge_verdict = Table(
@@ -259,12 +300,13 @@ judge_verdict = Table(
 judge_spend = Table(
     "judge_spend",
     metadata,
+    Column("task", String(64), nullable=False),
     Column("judge", String(64), nullable=False),
     Column("day", String(10), nullable=False),
     Column("num_calls", BigInteger, nullable=False),
     Column("num_tokens", BigInteger, nullable=False),
     Column("money", Float, nullable=False),
-    PrimaryKeyConstraint("judge", "day"),
+    PrimaryKeyConstraint("task", "judge", "day"),
 )
 
 join_key = Table(
@@ -272,7 +314,7 @@ join_key = Table(
     metadata,
     Column("tenant", String(64), nullable=False),
     Column("kind", String(16), nullable=False),
-    Column("value", String(256), nullable=False),
+    Column("value", String(MAX_KEY), nullable=False),
     Column("completion_id", String(64), nullable=False),
     Column("choice", Integer, nullable=False),
     Column("at", Float, nullable=False),
@@ -286,7 +328,7 @@ waiting_signal = Table(
     Column("tenant", String(64), nullable=False),
     Column("id", String(128), nullable=False),
     Column("kind", String(16), nullable=False),
-    Column("value", String(256), nullable=False),
+    Column("value", String(MAX_KEY), nullable=False),
     Column("received_at", Float, nullable=False),
     Column("record", LargeBinary, nullable=False),
     PrimaryKeyConstraint("tenant", "id"),

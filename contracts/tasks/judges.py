@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from contracts.tasks.part import Part
+from contracts.tasks.part import Misplaced, Part
 from contracts.tasks.rewards import GraderRule, Role
 
 PAIRWISE_LEVELS = ("second", "tie", "first")
@@ -121,15 +121,16 @@ class JudgeRule(GraderRule):
         if alone == bool(self.members) or (self.members and (self.url or self.model)):
             raise ValueError("a judge is `url` and `model`, or `members`, each with its own: say one of the two")
         if len({level.strip().casefold() for level in self.levels} - {""}) != len(self.levels):
-            raise ValueError("levels must differ, and none may be empty")
+            raise Misplaced("levels must differ, and none may be empty", "levels")
         if self.about == "follow_up" and self.role not in {"signal", "watch"}:
-            raise ValueError("what the user wrote next is a signal: set role to `signal` or `watch`")
+            raise Misplaced("what the user wrote next is a signal: set role to `signal` or `watch`", "about")
         if self.about == "follow_up" and self.protocol == "pairwise":
-            raise ValueError("what the user wrote next has no siblings: set protocol to `pointwise`")
+            raise Misplaced("what the user wrote next has no siblings: set protocol to `pointwise`", "protocol")
         if self.money_per_day is not None and not any(
             end.price_per_million_tokens.input or end.price_per_million_tokens.output for end in self.endpoints
         ):
-            raise ValueError("money_per_day needs price_per_million_tokens, for example { input = 0.5, output = 1.5 }")
+            message = "it needs `price_per_million_tokens`, for example { input = 0.5, output = 1.5 }"
+            raise Misplaced(message, "money_per_day")
         return self
 
     @property

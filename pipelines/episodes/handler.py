@@ -1,8 +1,9 @@
 """The join and the ledger.
 
 In: generations and signals (in any order), outcomes. Out: episodes, one revision at the first decisive signal or when
-the window closes, one more for every later piece of evidence; outcomes for what never becomes an episode of a user.
-Waits: for windows to close, which `tick` does.
+the window closes, one more for every later piece of evidence, and one when the last window of a slower signal closes, if
+what stood until then was provisional; outcomes for what never becomes an episode of a user; signals that waited for their
+answer (`keys/`). Waits: for windows and quarantines to end, which `tick` does.
 
 A batch is read at once, decided in memory record by record, and written at once (`samples.py`, `repository.py`).
 """
@@ -24,10 +25,12 @@ from contracts.tasks import Task
 from contracts.topics import EPISODES, GENERATIONS, OUTCOMES, SIGNALS
 from contracts.worker import BATCH
 from pipelines.episodes import join, repository
+from pipelines.episodes.curation.curator import Curator, Prompt
+from pipelines.episodes.keys import exchange
 from pipelines.episodes.samples import HeldGeneration, HeldSignal, Key, Samples
 
 _DUE_AT_ONCE = 500
-_ORPHANS_EVERY_SECONDS = 60.0
+_SWEEP_EVERY_SECONDS = 60.0
 _KINDS: dict[str, type[Generation | Signal | Outcome]] = {GENERATIONS: Generation, SIGNALS: Signal, OUTCOMES: Outcome}
 Reason = Literal["decisive", "window"]
 
@@ -38,6 +41,8 @@ class Heard(NamedTuple):
     record: Generation | Signal | Outcome
     key: Key | None
     partition: int
+    prompt: Prompt | None = None
+    """Of a generation whose task curates prompts."""
 
 
 class EpisodesHandler:
@@ -49,8 +54,9 @@ class EpisodesHandler:
 
     def __init__(self, tasks: Mapping[str, Task], clock: Callable[[], float] = time.time) -> None:
         self._tasks = tasks
+        self._curator = Curator(tasks)
         self._clock = clock
-        self._orphans_at = 0.0
+        self._sweeps_at = 0.0
 
     def read(self, record: LogRecord) -> Heard:
         """See `Handler.read`."""
@@ -58,8 +64,13 @@ class EpisodesHandler:
         return Heard(found, _key_of(found), record.partition)
 
     def prepare(self, items: Sequence[Heard]) -> Sequence[Heard]:
-        """Nothing here takes long."""
-        return items
+        """Look at prompts, where tasks say which ones are worth learning from."""
+        if not self._curator.is_needed:
+            return items
+        return [
+            item._replace(prompt=self._curator.look(item.record)) if isinstance(item.record, Generation) else item
+            for item in items
+        ]
 
     def handle(self, connection: Connection, items: Sequence[Heard]) -> list[Message]:
         """See `Handler.handle`."""
@@ -73,26 +84,42 @@ class EpisodesHandler:
         )
         messages = [message for item in items for message in self._apply(samples, item)]
         repository.save(connection, samples)
-        return messages
+        arrived = [held.record for held in samples.generations.values() if held.is_new]
+        return messages + exchange.register(connection, self._tasks, arrived, self._clock())
 
     def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
         """Close windows that have passed; what was not emitted yet is emitted with whatever it has."""
-        if now >= self._orphans_at:
-            self._orphans_at = now + _ORPHANS_EVERY_SECONDS
-            repository.reject_orphans(connection, now - join.ORPHAN_SECONDS, _DUE_AT_ONCE)
+        messages = self._sweep(connection, now)
         keys = repository.due(connection, now, partitions, _DUE_AT_ONCE)
         if not keys:
-            return []
+            return messages
         completion_ids = {key[0] for key in keys}
         samples = repository.load(connection, completion_ids, (), judged=completion_ids)
-        messages = []
         for key in keys:
-            held = samples.generations[key]
-            held.close_window()
-            if held.revision == 0:
-                messages += self._emit(samples, key, held, "window")
+            messages += self._close(samples, key, samples.generations[key], now)
         repository.save(connection, samples)
         return messages
+
+    def _sweep(self, connection: Connection, now: float) -> list[Message]:
+        """Once a minute, and again while there is some: what waited too long, or waits although its answer is here."""
+        if now < self._sweeps_at:
+            return []
+        repository.reject_orphans(connection, now - join.ORPHAN_SECONDS, _DUE_AT_ONCE)
+        messages = exchange.sweep(connection, now)
+        self._sweeps_at = now if messages else now + _SWEEP_EVERY_SECONDS
+        return messages
+
+    def _close(self, samples: Samples, key: Key, held: HeldGeneration, now: float) -> list[Message]:
+        """A window or the quarantine has passed: the first episode is due, or the last word after a provisional one."""
+        task = self._tasks.get(held.record.task)
+        if held.revision == 0:
+            is_decided = task is not None and join.is_decisive(task, held.record, _counting(samples, key))
+            return self._emit(samples, key, held, "decisive" if is_decided else "window", now)
+        # No later than the task's own window: a row of before there were slower ones, and nothing was provisional.
+        if task is not None and held.closes_at is not None and held.closes_at > join.deadline(held.record, task):
+            return self._emit(samples, key, held, "window", now)
+        held.close_at(None)
+        return []
 
     def _apply(self, samples: Samples, item: Heard) -> list[Message]:
         if isinstance(item.record, Outcome):
@@ -100,13 +127,13 @@ class EpisodesHandler:
             return []
         if isinstance(item.record, Signal):
             return self._signal(samples, item.record)
-        return self._generation(samples, item.record, item.partition)
+        return self._generation(samples, item, item.record)
 
-    def _generation(self, samples: Samples, record: Generation, partition: int) -> list[Message]:
+    def _generation(self, samples: Samples, item: Heard, record: Generation) -> list[Message]:
         task = self._tasks.get(record.task)
-        fate = self._fate(record, task)
-        closes_at = join.deadline(record, task) if task and fate is None else None
-        held = HeldGeneration(record, partition, self._clock(), closes_at)
+        fate = self._fate(record, task, item.prompt)
+        closes_at = join.first_close(record, task, is_decided=False) if task and fate is None else None
+        held = HeldGeneration(record, item.partition, self._clock(), closes_at)
         if not samples.add_generation(held):
             return []
         key = (record.completion_id, record.choice)
@@ -114,11 +141,12 @@ class EpisodesHandler:
             self._settle(samples, early, record, task)
         if fate is not None:
             messages = [self._fated(record, *fate)]
-            # Sentinels and rollouts are scored like everything else; only a user's generation waits for signals.
-            return messages + (self._emit(samples, key, held, "window") if task and fate[0] == "filtered" else [])
-        return self._emit_if_decisive(samples, key, held)
+            # Sentinels and rollouts are scored like everything else; what curation refused is nobody's to judge.
+            is_scored = task is not None and fate[0] == "filtered" and record.purpose != "user"
+            return messages + (self._emit(samples, key, held, "window", self._clock()) if is_scored else [])
+        return self._emit_if_decided(samples, key, held)
 
-    def _fate(self, record: Generation, task: Task | None) -> tuple[State, str] | None:
+    def _fate(self, record: Generation, task: Task | None, prompt: Prompt | None) -> tuple[State, str] | None:
         """What a generation is from the start, if it will not wait for signals."""
         if record.finish_reason == "cancelled":
             return "cancelled", "client_left"
@@ -128,7 +156,8 @@ class EpisodesHandler:
             return "filtered", "unknown_task"
         if record.purpose != "user":
             return "filtered", record.purpose
-        return None
+        refusal = self._curator.decide(record, prompt) if prompt else None
+        return ("filtered", refusal) if refusal else None
 
     def _signal(self, samples: Samples, record: Signal) -> list[Message]:
         key = (record.completion_id, record.choice)
@@ -140,9 +169,7 @@ class EpisodesHandler:
             return []
         if not self._settle(samples, said, held.record, self._tasks.get(held.record.task)):
             return []
-        if held.revision == 0:
-            return self._emit_if_decisive(samples, key, held)
-        return self._emit_again(samples, key, held)
+        return self._hear(samples, key, held)
 
     def _retraction(self, samples: Samples, record: Signal, key: Key, held: HeldGeneration | None) -> list[Message]:
         said = samples.find_signal(record)
@@ -156,7 +183,7 @@ class EpisodesHandler:
         if held is None or task is None or before not in {"joined", "late"}:
             return []
         self._resolve(samples, held.record, task)
-        return self._emit_again(samples, key, held)
+        return self._hear(samples, key, held)
 
     def _settle(self, samples: Samples, said: HeldSignal, about: Generation, task: Task | None) -> bool:
         """Give a signal whose generation is known its state; False if it must not count."""
@@ -176,24 +203,32 @@ class EpisodesHandler:
             if said.record.id in lost:
                 said.become("conflict", "superseded")
             else:
-                said.become(join.state_on_arrival(said.record, join.deadline(about, task)))
+                said.become(join.state_on_arrival(said.record, join.deadline(about, task, said.record.name)))
 
-    def _emit_if_decisive(self, samples: Samples, key: Key, held: HeldGeneration) -> list[Message]:
-        task = self._tasks[held.record.task]
-        counting = [said.record for said in samples.signals_of(key, "joined", "late")]
-        if held.closes_at is None or not join.is_decisive(task, counting):
+    def _hear(self, samples: Samples, key: Key, held: HeldGeneration) -> list[Message]:
+        """What counts has changed: the first episode may be due, and later evidence makes a new revision, never a rewrite."""
+        if held.record.purpose != "user":
             return []
-        return self._emit(samples, key, held, "decisive")
+        if held.revision == 0:
+            return self._emit_if_decided(samples, key, held)
+        return self._emit(samples, key, held, "decisive", self._clock())
 
-    def _emit_again(self, samples: Samples, key: Key, held: HeldGeneration) -> list[Message]:
-        """Later evidence makes a new revision of what was emitted, never a rewrite."""
-        if held.revision == 0 or held.record.purpose != "user":
+    def _emit_if_decided(self, samples: Samples, key: Key, held: HeldGeneration) -> list[Message]:
+        if held.closes_at is None:  # it never waited for signals
             return []
-        return self._emit(samples, key, held, "decisive")
+        task, now = self._tasks[held.record.task], self._clock()
+        is_decided = join.is_decisive(task, held.record, _counting(samples, key))
+        if is_decided and join.quarantined_until(held.record, task) <= now:
+            return self._emit(samples, key, held, "decisive", now)
+        held.close_at(join.first_close(held.record, task, is_decided=is_decided))
+        return []
 
-    def _emit(self, samples: Samples, key: Key, held: HeldGeneration, reason: Reason) -> list[Message]:
+    def _emit(self, samples: Samples, key: Key, held: HeldGeneration, reason: Reason, now: float) -> list[Message]:
+        task = self._tasks.get(held.record.task) if held.record.purpose == "user" else None
         # Only a user's generation is judged by signals; the others are scored by what they say alone.
         counting = samples.signals_of(key, "joined", "late") if held.record.purpose == "user" else []
+        expected = join.last_close(held.record, task, [said.record for said in counting]) if task else None
+        held.close_at(expected if expected is not None and expected > now else None)
         revision = held.raise_revision()
         for said in counting:
             said.belong_to(revision)
@@ -203,7 +238,8 @@ class EpisodesHandler:
             reason=reason,
             turns=(held.record,),
             signals=tuple(said.record for said in counting),
-            closed_at=self._clock(),
+            closed_at=now,
+            provisional=held.closes_at is not None,
         )
         sent = message(EPISODES, episode.key, episode)
         if sent.num_bytes > MAX_RECORD_BYTES:  # many long signals: no log would take it, and its sample needs a name
@@ -222,6 +258,10 @@ class EpisodesHandler:
         held = samples.generations.get(key)
         if held is not None and join.replaces(record, held.standing, held.revision):
             held.stand(record)
+
+
+def _counting(samples: Samples, key: Key) -> list[Signal]:
+    return [said.record for said in samples.signals_of(key, "joined", "late")]
 
 
 def _key_of(record: Generation | Signal | Outcome) -> Key | None:

@@ -84,7 +84,7 @@ def save(connection: Connection, samples: Samples) -> None:
     held, heard = samples.generations.values(), samples.signals.values()
     add_to_count(connection, generation_count, "duplicate", samples.num_duplicates)
     _insert(connection, generations, [_first_row(item) for item in held if item.is_new])
-    _insert(connection, signals, [_signal_row(item) for item in heard if item.is_new])
+    _insert(connection, signals, [signal_row(item) for item in heard if item.is_new])
     _insert(connection, outcomes, [_outcome_row(item) for item in samples.new_outcomes])
     changed = [item for item in held if item.is_changed and not item.is_new]
     update_all(connection, generations, [_key_row(item) | _standing_row(item) for item in changed])
@@ -159,7 +159,8 @@ def _standing_row(held: HeldGeneration) -> dict[str, Any]:
     }
 
 
-def _signal_row(held: HeldSignal) -> dict[str, Any]:
+def signal_row(held: HeldSignal) -> dict[str, Any]:
+    """The row of a signal that is new here."""
     record = held.record
     return {
         **_name_row(held),

@@ -42,7 +42,11 @@ class HeldSignal:
 
 @dataclass
 class HeldGeneration:
-    """A generation and what the ledger says of it. `closes_at` is None once its window closed."""
+    """A generation and what the ledger says of it.
+
+    `closes_at`: when its next episode is due though nobody says anything more; None once the last window closed. With a
+    revision, that is one which was provisional.
+    """
 
     record: Generation
     partition: int
@@ -56,9 +60,10 @@ class HeldGeneration:
     is_new: bool = True
     is_changed: bool = False
 
-    def close_window(self) -> None:
-        """The window has passed; later signals are late."""
-        self.closes_at, self.is_changed = None, True
+    def close_at(self, closes_at: float | None) -> None:
+        """Move the next close; None: there is none."""
+        if closes_at != self.closes_at:
+            self.closes_at, self.is_changed = closes_at, True
 
     def raise_revision(self) -> int:
         """What was said about an older revision is open again, unless the trainer said it."""

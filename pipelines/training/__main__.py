@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from contracts.settings import load_section, load_settings
+from contracts.tasks.loading import load_tasks
 from contracts.weights.key_files import keyring_of, signer_of
 from contracts.weights.store import open_weight_store
 from contracts.weights.warm_up import warm_up
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 def main(home: Path, stop: threading.Event) -> None:
     """Learn until `stop` is set."""
     settings = load_settings(home)
-    training = load_section(home, "training", TrainingSettings)
+    training = load_section(home, "training", TrainingSettings).for_tasks(load_tasks(settings.tasks).values())
     torch.set_num_threads(training.num_threads)
     warm_up()
     store = open_weight_store(settings)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from pipelines.training.state import NO_WEIGHT
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -78,6 +80,11 @@ def oldest_version(experience: Experience) -> int:
     return min(span.version for segment in experience.segments for span in segment.spans)
 
 
+def newest_version(experience: Experience) -> int:
+    """The version that made the newest token; -1 where no token says."""
+    return max((span.version for segment in experience.segments for span in segment.spans), default=-1)
+
+
 def refuse(experience: Experience, lineage: Sequence[int], limits: Limits, now: float) -> Refusal | None:
     """Name the reason why a scored experience must not be trained, or None."""
     if not has_provenance(experience):
@@ -92,6 +99,11 @@ def refuse(experience: Experience, lineage: Sequence[int], limits: Limits, now: 
     if now - experience.generated_at > limits.max_age_seconds:
         return Refusal("stale", "age")
     return None
+
+
+def refuse_weight(experience: Experience) -> Refusal | None:
+    """Name a sample that is not meant to count: a step over it would teach nothing, and say it had."""
+    return None if experience.weight > 0 else Refusal(*NO_WEIGHT)
 
 
 def has_provenance(experience: Experience) -> bool:

@@ -1,4 +1,8 @@
-"""Samples that were read but whose fate is not decided: one per key, the newest revision, in order of arrival. Pure."""
+"""Samples that were read but whose fate is not decided: one per key, the newest revision, in order of arrival. Pure.
+
+A later revision of a trained sample waits here too, if it is worth something else than what was applied: the difference
+is learned like a sample, and holds the position in the log like one.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ if TYPE_CHECKING:
     from contracts.event_log import LogRecord
     from contracts.records import Experience
     from pipelines.training.state import Fate, TrainerState
+
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -29,8 +35,25 @@ def is_learnable(experience: Experience) -> bool:
     return experience.status == "scored" and experience.reward is not None and experience.fault != "infra"
 
 
+def worth(experience: Experience) -> float:
+    """Weight x reward: what is applied when it is learned, and what later revisions are compared with."""
+    return experience.weight * (experience.reward or 0.0)
+
+
+def why_uncorrected(fate: Fate, later: Experience) -> str:
+    """Why a later revision of a trained sample teaches nothing; empty if it does.
+
+    No reward is no evidence, whoever's fault it is: what was learned stays.
+    """
+    if not is_learnable(later):
+        return "unlabelled" if later.status == "unlabelled" else "unscored"
+    if fate.applied_now is None:
+        return "unknown_reward"
+    return "same_reward" if abs(worth(later) - fate.applied_now) <= ROUNDING else ""
+
+
 class Intake:
-    """Between the log and the batch. `state` holds what was decided; it is only changed for late news."""
+    """Between the log and the batch. `state` holds what was decided; it is changed where that takes no step."""
 
     def __init__(self, state: TrainerState) -> None:
         self._state = state
@@ -57,32 +80,60 @@ class Intake:
         """Take in one record; returns the fate it changed, if its key was decided before.
 
         The first of each (key, revision) wins. A higher revision replaces a waiting sample, or withdraws it if it
-        has no reward any more, and is `late` for a trained one. Other fates are about the tokens and cover every revision.
+        has no reward any more. For a trained one it waits as a correction, in place of an older one, or is decided at
+        once if nothing can be learned from it. Other final fates are about the tokens and cover every revision.
         """
         key, revision = experience.key, experience.revision
         if experience.purpose != "user":
             return None
-        if (fate := self._state.fates.get(key)) is not None:
-            return self._late(key, fate, revision)
-        held = self._waiting.get(key)
-        newest = held.experience.revision if held else self._state.unrewarded.get(key, -1)
-        if revision <= newest:
+        held, fate = self._waiting.get(key), self._state.fates.get(key)
+        seen = (
+            self._state.unrewarded.get(key, -1),
+            fate.newest if fate else -1,
+            held.experience.revision if held else -1,
+        )
+        if revision <= max(seen):
             return None
+        if fate is not None and fate.is_final:
+            return self._later(record, experience, fate, now)
         if is_learnable(experience):
-            fresh = Waiting(experience, record.topic, record.partition, record.offset, now)
-            self._waiting[key] = replace(held, experience=experience) if held else fresh
+            self._wait(record, experience, now)
             self._state.unrewarded.pop(key, None)
         else:
             self._waiting.pop(key, None)
             self._state.unrewarded[key] = revision
         return None
 
-    def _late(self, key: str, fate: Fate, revision: int) -> Fate | None:
-        if revision <= max(fate.revision, fate.late or fate.revision):
+    def _wait(self, record: LogRecord, experience: Experience, now: float) -> None:
+        held = self._waiting.get(experience.key)
+        fresh = Waiting(experience, record.topic, record.partition, record.offset, now)
+        self._waiting[experience.key] = replace(held, experience=experience) if held else fresh
+
+    def _later(self, record: LogRecord, experience: Experience, fate: Fate, now: float) -> Fate | None:
+        key, revision = experience.key, experience.revision
+        if fate.state != "trained":
+            changed = msgspec.structs.replace(fate, revision=revision)
+        elif reason := why_uncorrected(fate, experience):
+            self._waiting.pop(key, None)
+            changed = fate.passed_over(revision, reason)
+        else:
+            self._wait(record, experience, now)
             return None
-        changes = {"late": revision} if fate.state == "trained" else {"revision": revision}
-        changed = self._state.fates[key] = msgspec.structs.replace(fate, **changes)
+        self._state.fates[key] = changed
         return changed
+
+    def corrects(self, experience: Experience) -> Fate | None:
+        """The fate that a waiting revision is a correction of; None if it is a sample itself."""
+        fate = self._state.fates.get(experience.key)
+        return fate if fate is not None and fate.state == "trained" else None
+
+    def roll_back(self) -> None:
+        """Drop the corrections of what a rollback took out of the weights; its fate covers them."""
+        for key in list(self._waiting):
+            fate = self._state.fates.get(key)
+            if fate is not None and fate.state == "quarantined":
+                revision = self._waiting.pop(key).experience.revision
+                self._state.fates[key] = msgspec.structs.replace(fate, revision=revision)
 
     def remove(self, key: str) -> None:
         """A waiting sample's fate was decided."""

@@ -20,15 +20,20 @@ from accelerate import Accelerator
 from trl.trainer.utils import compute_flops_per_token
 
 from pipelines.training.advantage import (
+    Advantages,
     BetaTracker,
     MovingAverageTracker,
+    Part,
     Scored,
     Tracker,
     advantages,
+    component_advantages,
+    component_of,
     tracker_from_json,
 )
 from pipelines.training.batch import MicroBatch, micro_batches, num_tokens, prompt_of, single_version
 from pipelines.training.checkpoint import Checkpoint
+from pipelines.training.components import parts_of
 from pipelines.training.guard import Verdict, judge, remember
 from pipelines.training.loss import LossSums, Objective, policy_loss
 from policy.logprobs import TokenScorer
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
 
     from contracts.records import Experience
     from contracts.weights.format import Tensors
+    from pipelines.training.lessons import Lesson
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.state import TrainerState
 
@@ -47,11 +53,12 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step did. `samples` has one row of figures per experience, for a bundle."""
+    """What a step did. `samples` has one row of figures per experience, for a bundle; `scale`: see `Advantages`."""
 
     verdict: Verdict
     metrics: dict[str, float | None]
     samples: list[dict[str, Any]]
+    scale: float = 1.0
 
 
 class Learner:
@@ -69,9 +76,9 @@ class Learner:
         self._scorer = TokenScorer(self._model, module=wrapped)
         self._objective = Objective(ratio_bound=settings.ratio_bound, kl_coefficient=settings.kl_coefficient)
         self.tracker: Tracker = (
-            BetaTracker(low=settings.reward_low, high=settings.reward_high)
+            BetaTracker(*settings.reward_range)
             if settings.baseline == "beta"
-            else MovingAverageTracker(initial=(settings.reward_low + settings.reward_high) / 2)
+            else MovingAverageTracker(initial=sum(settings.reward_range) / 2)
         )
         self._gradient_norms: list[float] = []
         self._last_step_ended: float | None = None
@@ -87,7 +94,11 @@ class Learner:
         return int(self._model.config.vocab_size)
 
     def step(
-        self, experiences: Sequence[Experience], weights: Sequence[float], published: Mapping[int, Tensors]
+        self,
+        experiences: Sequence[Experience],
+        weights: Sequence[float],
+        published: Mapping[int, Tensors],
+        corrections: Sequence[Lesson] = (),
     ) -> StepResult:
         """Learn from a batch once, or skip it whole.
 
@@ -95,33 +106,36 @@ class Learner:
             experiences: scored, with rewards, none that `batch.refuse` names.
             weights: of each sample, staleness included.
             published: bits of versions still held, to measure the mismatch on.
+            corrections: further rows of the batch that no baseline and no other sample's advantage hears of.
         """
         started = time.monotonic()
-        scored = [Scored(_reward(item), item.baseline_key, prompt_of(item)) for item in experiences]
-        raw_N = advantages(scored, self.tracker, whiten=self._settings.whiten)
-        advantage_N = torch.tensor(raw_N * weights, dtype=torch.float32, device=self._accelerator.device)
-        batches = self._micro_batches(experiences)
-        sums, current_N = self._backward(batches, advantage_N, num_tokens(experiences))
+        again = [item.experience for item in corrections]
+        baselined = self._baselined(experiences)
+        found = self._advantages(experiences)
+        values = [*found.values.tolist(), *(item.difference for item in corrections)]
+        pulls = [*weights, *(item.scale for item in corrections)]
+        sums, drift, current_N = self._gradient(experiences, again, [v * w for v, w in zip(values, pulls, strict=True)])
         norm = float(self._accelerator.clip_grad_norm_(self._model.parameters(), self._settings.max_gradient_norm))
+        everything = [*experiences, *again]
         verdict = judge(
             self._gradient_norms,
             loss=sums.loss,
             gradient_norm=norm,
-            num_samples=len(experiences),
+            num_samples=len(everything),
             spread=self._settings.guard_spread,
             harmless=self._settings.max_gradient_norm,
         )
         metrics: dict[str, float | None] = {**sums.metrics(), "gradient_norm": norm, "num_tokens": sums.num_tokens}
-        self._gradient_norms = remember(self._gradient_norms, norm, len(experiences))
+        self._gradient_norms = remember(self._gradient_norms, norm, len(everything))
         if verdict.accepted:
             self._optimizer.step()
-            for item in scored:
-                self.tracker.update(item.baseline_key, item.reward, sums.metrics()["k3"])
+            for item in baselined:
+                self.tracker.update(item.baseline_key, item.reward, drift, item.weight)
         self._optimizer.zero_grad()
-        metrics |= self._speed(batches, started)
+        metrics |= self._speed(everything, started)
         metrics |= self._mismatch(experiences, published)
-        metrics |= _reward_metrics(experiences)
-        return StepResult(verdict, metrics, _sample_rows(experiences, raw_N, weights, current_N))
+        metrics |= _reward_metrics(experiences) | _correction_metrics(corrections)
+        return StepResult(verdict, metrics, _sample_rows(everything, values, pulls, current_N), found.scale)
 
     def tensors(self) -> Tensors:
         """What would be published now: bfloat16 bits."""
@@ -153,7 +167,7 @@ class Learner:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Become what `capture` saw."""
         state, moments = checkpoint.state, checkpoint.optimizer
-        self.tracker = tracker_from_json(state.tracker)
+        self.tracker = self._in_range(tracker_from_json(state.tracker))
         self._gradient_norms = list(state.gradient_norms)
         torch.set_rng_state(_from_base64(state.random_state["cpu"]))
         if self._accelerator.device.type == "cuda" and "cuda" in state.random_state:
@@ -168,6 +182,12 @@ class Learner:
                     for moment in MOMENTS
                 }
 
+    def _in_range(self, tracker: Tracker) -> Tracker:
+        """The tracker on the scale that rewards have now: task files may have changed since it was kept."""
+        if not isinstance(tracker, BetaTracker) or (tracker.low, tracker.high) == self._settings.reward_range:
+            return tracker
+        return tracker.rescaled(*self._settings.reward_range)
+
     def restart(self, tensors: Tensors) -> None:
         """Go on from published bits; the optimizer's moments were of other weights and are forgotten."""
         copy_tensors(self._model, tensors)
@@ -176,12 +196,51 @@ class Learner:
     def _micro_batches(self, experiences: Sequence[Experience]) -> list[MicroBatch]:
         return micro_batches(experiences, max_tokens=self._settings.max_tokens, device=self._accelerator.device)
 
+    def _scored(self, experiences: Sequence[Experience]) -> list[Scored]:
+        return [Scored(_reward(item), item.baseline_key, prompt_of(item), item.weight) for item in experiences]
+
+    def _parts(self, experiences: Sequence[Experience]) -> list[dict[str, Part]]:
+        return [parts_of(item, *self._settings.reward_range) for item in experiences]
+
+    def _advantages(self, experiences: Sequence[Experience]) -> Advantages:
+        scored = self._scored(experiences)
+        if self._settings.normalise == "components":
+            return component_advantages(scored, self._parts(experiences), self.tracker)
+        return advantages(scored, self.tracker, whiten=self._settings.whiten)
+
+    def _baselined(self, experiences: Sequence[Experience]) -> list[Scored]:
+        """What the trackers learn from a batch."""
+        scored = self._scored(experiences)
+        if self._settings.normalise == "total":
+            return scored
+        return [
+            component_of(sample, name, part)
+            for sample, parts in zip(scored, self._parts(experiences), strict=True)
+            for name, part in parts.items()
+        ]
+
+    def _gradient(
+        self, experiences: Sequence[Experience], again: Sequence[Experience], advantages: Sequence[float]
+    ) -> tuple[LossSums, float, torch.Tensor]:
+        """Accumulate the gradient of samples, then of corrections.
+
+        Returns the sums of both, the drift that samples alone show, and the summed current log-prob of each. The age of
+        what is corrected is no drift of the others.
+        """
+        advantage_N = torch.tensor(advantages, dtype=torch.float32, device=self._accelerator.device)
+        count = num_tokens([*experiences, *again])
+        sums, current_N = self._backward(experiences, advantage_N[: len(experiences)], count)
+        drift = sums.metrics()["k3"]
+        corrected, corrected_N = self._backward(again, advantage_N[len(experiences) :], count)
+        sums.add(corrected)
+        return sums, drift, torch.cat([current_N, corrected_N])
+
     def _backward(
-        self, batches: Sequence[MicroBatch], advantage_N: torch.Tensor, count: int
+        self, experiences: Sequence[Experience], advantage_N: torch.Tensor, count: int
     ) -> tuple[LossSums, torch.Tensor]:
         """Accumulate gradients; returns the sums and the summed current log-prob of each sample."""
         total, current_N = LossSums(), torch.zeros_like(advantage_N)
-        for batch in batches:
+        for batch in self._micro_batches(experiences):
             scores = self._scorer(batch.input_ids_BL, batch.attention_mask_BL, batch.mask_BT, batch.temperature)
             anchor_BT = None
             if self._settings.kl_coefficient > 0:
@@ -230,13 +289,13 @@ class Learner:
             "mismatch_tokens": total.num_tokens,
         }
 
-    def _speed(self, batches: Sequence[MicroBatch], started: float) -> dict[str, float | None]:
+    def _speed(self, experiences: Sequence[Experience], started: float) -> dict[str, float | None]:
         """Tokens per second and utilisation, over forward and backward alone and over all time since the last step."""
         ended = time.monotonic()
         busy = ended - started
         wall = ended - (self._last_step_ended or started)
         self._last_step_ended = ended
-        lengths = [int(length) for batch in batches for length in batch.attention_mask_BL.sum(-1).tolist()]
+        lengths = [len(segment.token_ids) // 4 for item in experiences for segment in item.segments]
         flops = sum(length * compute_flops_per_token(self._model.config, length) for length in lengths)
         peak = self._settings.peak_flops
         return {
@@ -279,18 +338,24 @@ def _reward_metrics(experiences: Sequence[Experience]) -> dict[str, float | None
             if score.value is not None:
                 parts.setdefault(f"reward/{score.name}", []).append(score.value)
     means = {name: sum(values) / len(values) for name, values in parts.items()}
-    return {"num_samples": len(rewards), "reward_mean": sum(rewards) / len(rewards), **means}
+    mean = sum(rewards) / len(rewards) if rewards else None
+    return {"num_samples": len(rewards), "reward_mean": mean, **means}
+
+
+def _correction_metrics(corrections: Sequence[Lesson]) -> dict[str, float | None]:
+    num, total = len(corrections), sum(item.difference for item in corrections)
+    return {"num_corrections": num, "correction_mean": total / num if num else None}
 
 
 def _sample_rows(
-    experiences: Sequence[Experience], raw_N: Any, weights: Sequence[float], current_N: torch.Tensor
+    experiences: Sequence[Experience], raw_N: Sequence[float], weights: Sequence[float], current_N: torch.Tensor
 ) -> list[dict[str, Any]]:
     return [
         {
             "key": item.key,
             "revision": item.revision,
             "reward": item.reward,
-            "advantage": float(advantage),
+            "advantage": advantage,
             "weight": weight,
             "num_tokens": num_tokens([item]),
             "log_prob_sum": current,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from contracts.records import Outcome
+from pipelines.training.state import CORRECTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,11 +19,11 @@ def epoch_started(epoch: int, at: float) -> Outcome:
 
 
 def outcomes_of(key: str, state: TrainerState, at: float) -> Iterator[Outcome]:
-    """What is to be said about one decided key: its fate, and the revision that came too late, if any."""
+    """What is to be said about one decided key: its fate, and what became of the newest later revision, if any."""
     fate = state.fates[key]
     version = None
     if fate.state == "trained":
-        version = state.ordinal + 1 if fate.version is None else fate.version
+        version = _or_next(fate.version, state)
     yield Outcome(
         key=key,
         revision=fate.revision,
@@ -34,4 +35,18 @@ def outcomes_of(key: str, state: TrainerState, at: float) -> Iterator[Outcome]:
         at=at,
     )
     if fate.late is not None:
-        yield Outcome(key=key, revision=fate.late, epoch=state.epoch, state="late", writer="training", at=at)
+        corrected = fate.late_reason == CORRECTED
+        yield Outcome(
+            key=key,
+            revision=fate.late,
+            epoch=state.epoch,
+            state="late",
+            reason=fate.late_reason,
+            version=_or_next(fate.corrections[-1].version, state) if corrected else None,
+            writer="training",
+            at=at,
+        )
+
+
+def _or_next(version: int | None, state: TrainerState) -> int:
+    return state.ordinal + 1 if version is None else version

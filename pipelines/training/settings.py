@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field
 
+from contracts.errors import InvalidSettings
 from contracts.settings import Section
+
+if TYPE_CHECKING:
+    from contracts.tasks import Task
 
 
 class TrainingSettings(Section):
@@ -24,12 +29,14 @@ class TrainingSettings(Section):
     """Importance weights are truncated above it, for either sign of the advantage."""
     baseline: Literal["beta", "moving_average"] = "beta"
     """What tracks the expected reward of a baseline key. `beta` wants rewards within the range below."""
-    reward_low: float = 0.0
-    """Lowest reward a task gives."""
-    reward_high: float = 1.0
-    """Highest reward a task gives."""
+    reward_low: float | None = None
+    """Lowest reward a task gives; by default the lowest of the task files."""
+    reward_high: float | None = None
+    """Highest reward a task gives; by default the highest of the task files."""
     whiten: bool = True
     """Advantages of a batch are brought to mean 0 and deviation 1."""
+    normalise: Literal["total", "components"] = "total"
+    """What is whitened: the reward, or each component of it before they are summed by their weights."""
     batch_size: int = Field(default=64, ge=1)
     """Samples of one optimizer step."""
     min_batch_size: int = Field(default=1, ge=1)
@@ -64,3 +71,27 @@ class TrainingSettings(Section):
     """Of the device at the precision used; without it utilisation is not reported."""
     num_threads: int = Field(default=1, ge=1)
     """CPU threads of the trainer."""
+
+    @property
+    def reward_range(self) -> tuple[float, float]:
+        """Lowest and highest reward; 0 and 1 where neither settings nor tasks say."""
+        return (
+            0.0 if self.reward_low is None else self.reward_low,
+            1.0 if self.reward_high is None else self.reward_high,
+        )
+
+    def for_tasks(self, tasks: Iterable[Task]) -> Self:
+        """With the range of these tasks' rewards where the settings leave it open.
+
+        Raises:
+            InvalidSettings: the range is empty.
+        """
+        rules = [task.reward for task in tasks]
+        low = min((rule.low for rule in rules), default=0.0) if self.reward_low is None else self.reward_low
+        high = max((rule.high for rule in rules), default=1.0) if self.reward_high is None else self.reward_high
+        if high <= low:
+            raise InvalidSettings(
+                f"[training] reward_high: rewards lie between {low:g} and {high:g}, which is no range; leave reward_low "
+                "and reward_high out to take them from the task files"
+            )
+        return self.model_copy(update={"reward_low": low, "reward_high": high})

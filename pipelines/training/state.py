@@ -5,13 +5,32 @@ A sample key is here from the moment its fate is decided; keys that are absent a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from contracts.records import State
 
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 BASE_VERSION = 0
+NO_WEIGHT: tuple[State, str] = ("filtered", "no_weight")
+"""State and reason of a sample whose weight is 0."""
+
+
+CORRECTED = "corrected"
+"""What became of a late revision whose difference was learned."""
+ROLLED_BACK = "correction_rolled_back"
+
+
+class Correction(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A difference that was learned after the sample."""
+
+    applied: float
+    """Weight x reward that the weights hold since: the last revision's, not the difference."""
+    version: int | None = None
+    """The first version that contains it; None: the next one to be cut."""
 
 
 class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -23,7 +42,70 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
     version: int | None = None
     """Trained: the first version that contains it; None: the next one to be cut."""
     late: int | None = None
-    """Trained: the newest revision that came too late."""
+    """Trained: the newest revision that came after it and is decided."""
+    late_reason: str = ""
+    """What became of that revision: `corrected`, or why nothing was learned from it."""
+    applied: float | None = None
+    """Trained: weight x reward of the sample itself; None: nobody remembers, so nothing can be corrected."""
+    scale: float = 1.0
+    """Trained: what one unit of its reward was multiplied by when it was learned. A correction pulls exactly as hard."""
+    corrections: tuple[Correction, ...] = ()
+    """Trained: the differences learned since, one for each version, oldest first."""
+
+    @property
+    def applied_now(self) -> float | None:
+        """Weight x reward that the weights hold of it."""
+        return self.corrections[-1].applied if self.corrections else self.applied
+
+    @property
+    def newest(self) -> int:
+        """The newest revision that is decided."""
+        return self.revision if self.late is None else max(self.revision, self.late)
+
+    @property
+    def is_final(self) -> bool:
+        """False if a later revision may still become the sample: this one was only not meant to count."""
+        return (self.state, self.reason) != NO_WEIGHT
+
+    def corrected(self, revision: int, applied: float) -> Fate:
+        """After the difference to a later revision was learned."""
+        earlier = self.corrections
+        if earlier and earlier[-1].version is None:
+            earlier = earlier[:-1]
+        corrections = (*earlier, Correction(applied))
+        return msgspec.structs.replace(self, late=revision, late_reason=CORRECTED, corrections=corrections)
+
+    def passed_over(self, revision: int, reason: str) -> Fate:
+        """After a later revision from which nothing is learned."""
+        return msgspec.structs.replace(self, late=revision, late_reason=reason)
+
+    def cut(self, ordinal: int) -> Fate:
+        """What is in no version yet is in this one."""
+        if self.state != "trained" or (
+            self.version is not None and all(c.version is not None for c in self.corrections)
+        ):
+            return self
+        return msgspec.structs.replace(
+            self,
+            version=ordinal if self.version is None else self.version,
+            corrections=tuple(
+                Correction(item.applied, ordinal if item.version is None else item.version) for item in self.corrections
+            ),
+        )
+
+    def rolled_back(self, kept: Collection[int]) -> Fate:
+        """What is left of it in the versions that are kept."""
+        if self.state != "trained":
+            return self
+        if self.version not in kept:
+            return Fate(self.newest, "quarantined", "rollback")
+        corrections = tuple(item for item in self.corrections if item.version in kept)
+        if corrections == self.corrections:
+            return self
+        undone = self.late_reason == CORRECTED
+        return msgspec.structs.replace(
+            self, corrections=corrections, late_reason=ROLLED_BACK if undone else self.late_reason
+        )
 
 
 class TrainerState(msgspec.Struct, kw_only=True):
@@ -65,12 +147,7 @@ def cut_version(state: TrainerState, ordinal: int, now: float) -> None:
     """Make the current weights version `ordinal`: everything trained so far is in it."""
     state.ordinal = ordinal
     state.lineage = [ordinal, *state.lineage]
-    state.fates = {
-        key: msgspec.structs.replace(fate, version=ordinal)
-        if fate.state == "trained" and fate.version is None
-        else fate
-        for key, fate in state.fates.items()
-    }
+    state.fates = {key: fate.cut(ordinal) for key, fate in state.fates.items()}
     state.unpublished_samples = 0
     state.cut_at = now
 
@@ -78,15 +155,11 @@ def cut_version(state: TrainerState, ordinal: int, now: float) -> None:
 def roll_back(state: TrainerState, target: TrainerState, now: float) -> None:
     """Return to the lineage of `target` (the state of a kept version), but not to its positions and keys.
 
-    What was trained outside the target's lineage is no longer in the weights: `quarantined`, reason `rollback`.
+    What was trained outside the target's lineage is no longer in the weights: `quarantined`, reason `rollback`. Of a
+    sample that stays, corrections outside the lineage are undone: what is applied is again what those weights hold.
     """
     state.lineage = list(target.lineage)
     state.unpublished_samples = 0
     state.cut_at = now
     kept = set(target.lineage)
-    state.fates = {
-        key: Fate(fate.revision if fate.late is None else fate.late, "quarantined", "rollback")
-        if fate.state == "trained" and fate.version not in kept
-        else fate
-        for key, fate in state.fates.items()
-    }
+    state.fates = {key: fate.rolled_back(kept) for key, fate in state.fates.items()}

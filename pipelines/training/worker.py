@@ -21,17 +21,24 @@ from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
 from contracts.dead_letters import bury
 from contracts.errors import InvalidRecord, NewerSchema, NotFound, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
-from contracts.metrics import PUBLISHED_VERSION, TRAINING_FIGURE, TRAINING_SAMPLES, TRAINING_STEPS
+from contracts.metrics import (
+    PUBLISHED_VERSION,
+    TRAINING_CORRECTIONS,
+    TRAINING_FIGURE,
+    TRAINING_SAMPLES,
+    TRAINING_STEPS,
+)
 from contracts.operations import step_done
 from contracts.outbox import message
 from contracts.records import Experience, Outcome, decode
 from contracts.topics import EXPERIENCES, OUTCOMES
 from contracts.worker import TICK_SECONDS
 from pipelines.training import repository
-from pipelines.training.batch import Limits, oldest_version, refuse, version_lag
+from pipelines.training.batch import Limits, oldest_version, refuse, refuse_weight, version_lag
 from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.guard import write_bundle
 from pipelines.training.intake import Intake
+from pipelines.training.lessons import NullMass, draw, lesson_fate, sample_fate
 from pipelines.training.outcomes import epoch_started, outcomes_of
 from pipelines.training.publisher import Publisher
 from pipelines.training.state import BASE_VERSION, Fate, TrainerState, cut_version, roll_back
@@ -41,12 +48,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from contracts.database import Database
-    from contracts.event_log import EventLog
+    from contracts.event_log import EventLog, LogRecord
     from contracts.settings import Settings
     from contracts.weights.signing import Keyring, Signer
     from contracts.weights.store import WeightStore
     from pipelines.training.learner import Learner, StepResult
     from pipelines.training.settings import TrainingSettings
+
+_MOST_POLLS = 256
+"""In one turn: a log of nothing but silence must not keep the trainer from its other duties."""
 
 log = structlog.get_logger()
 
@@ -93,7 +103,7 @@ class Trainer:
             vocabulary_size=learner.vocabulary_size,
         )
         self._dirty, self._saved_at = False, 0.0
-        self._num_read = self._num_null = 0
+        self._null_mass = NullMass()
         self.state, version = self._restore()
         self._intake = Intake(self.state)
         self._untold: set[str] = set()
@@ -173,6 +183,7 @@ class Trainer:
             return
         self._publisher.forget_unsent()
         roll_back(self.state, target, self._clock())
+        self._intake.roll_back()
         self._begin_epoch(arm.version)
 
     def _return_to(self, version: int) -> TrainerState:
@@ -188,35 +199,52 @@ class Trainer:
         return checkpoint.state
 
     def _read(self, timeout: float) -> None:
-        """Never more than a batch ahead: what waits in the log can still be revised and costs no memory."""
-        limit = max(self._training.batch_size - len(self._intake), 1)
-        for record in self._consumer.poll(timeout, limit):
-            self._dirty = True
-            self._intake.passed(record)
-            try:
-                experience = decode(Experience, record.value)
-            except NewerSchema:
-                raise  # not broken, only early: it waits in the log until this process is upgraded
-            except InvalidRecord as error:
-                with self._database.transaction() as connection:
-                    bury(connection, repository.CONSUMER_GROUP, record, error, self._clock())
-                continue
-            if experience.purpose == "user":
-                self._num_read += 1
-                self._num_null += experience.reward is None
-            if self._intake.offer(record, experience, self._clock()):
-                self._untold.add(experience.key)
+        """Fill up to a batch, whatever else lies between; what waits in the log can still be revised, and costs nothing.
+
+        So records without a reward do not make batches smaller: those who have one meet the same others.
+        """
+        for number in range(_MOST_POLLS):
+            limit = max(self._training.batch_size - len(self._intake), 1)
+            records = self._consumer.poll(0.0 if number else timeout, limit)
+            for record in records:
+                self._take(record)
+            if not records or len(self._intake) >= self._training.batch_size:
+                break
+
+    def _take(self, record: LogRecord) -> None:
+        self._dirty = True
+        self._intake.passed(record)
+        try:
+            experience = decode(Experience, record.value)
+        except NewerSchema:
+            raise  # not broken, only early: it waits in the log until this process is upgraded
+        except InvalidRecord as error:
+            with self._database.transaction() as connection:
+                bury(connection, repository.CONSUMER_GROUP, record, error, self._clock())
+            return
+        self._null_mass.add(experience)
+        if (changed := self._intake.offer(record, experience, self._clock())) is not None:
+            self._untold.add(experience.key)
+            if changed.late_reason:
+                TRAINING_CORRECTIONS.labels(changed.late_reason).inc()
 
     def _refuse(self) -> None:
         """Name the fate of what waits and must not be trained."""
         for item in self._intake.waiting:
-            refusal = refuse(item.experience, self.state.lineage, self._limits, self._clock())
-            if refusal is not None:
-                self._decide(item.experience, Fate(item.experience.revision, refusal.state, refusal.reason))
+            experience = item.experience
+            refusal = refuse(experience, self.state.lineage, self._limits, self._clock())
+            corrected = self._intake.corrects(experience)
+            if corrected is None and (refusal := refusal or refuse_weight(experience)) is not None:
+                self._decide(experience, Fate(experience.revision, refusal.state, refusal.reason))
+            elif corrected is not None and refusal is not None:
+                self._decide(experience, corrected.passed_over(experience.revision, f"correction_{refusal.state}"))
 
     def _decide(self, experience: Experience, fate: Fate) -> None:
+        if fate.late is None:
+            TRAINING_SAMPLES.labels(fate.state).inc()
+        else:
+            TRAINING_CORRECTIONS.labels(fate.late_reason).inc()
         self.state.fates[experience.key] = fate
-        TRAINING_SAMPLES.labels(fate.state).inc()
         self._intake.remove(experience.key)
         self._untold.add(experience.key)
 
@@ -229,26 +257,32 @@ class Trainer:
         )
 
     def _learn(self) -> None:
-        batch = [item.experience for item in self._intake.waiting[: self._training.batch_size]]
-        lags = [version_lag(self.state.lineage, oldest_version(item)) for item in batch]
-        weights = [item.weight * self._freshness(lag, item) for item, lag in zip(batch, lags, strict=True)]
-        result = self._learner.step(batch, weights, self._publisher.held)
+        """One step over samples, and corrections of earlier ones."""
+        batch = draw(self._intake, self._training.batch_size)
+        freshness = [self._freshness(item) for item in batch.samples]
+        weights = [item.weight * fresh for item, fresh in zip(batch.samples, freshness, strict=True)]
+        result = self._learner.step(batch.samples, weights, self._publisher.held, batch.lessons)
         self.state.step += 1
         self._fault("training: step taken")
         skipped = result.verdict.reason
-        for item in batch:
-            self._decide(item, Fate(item.revision, "quarantined" if skipped else "trained", skipped))
-        self.state.unpublished_samples += 0 if skipped else len(batch)
-        self._report(result, batch, lags)
+        for item, fresh in zip(batch.samples, freshness, strict=True):
+            self._decide(item, sample_fate(item, skipped, fresh * result.scale))
+        for lesson in batch.lessons:
+            before = self.state.fates[lesson.experience.key]
+            self._decide(lesson.experience, lesson_fate(lesson, before, skipped))
+        self.state.unpublished_samples += 0 if skipped else len(batch.everything)
+        self._report(result, batch.everything)
 
-    def _freshness(self, lag: int, item: Experience) -> float:
+    def _freshness(self, item: Experience) -> float:
         """How much a sample still counts, in (0, 1]: it halves with versions and with time since its first token."""
+        lag = version_lag(self.state.lineage, oldest_version(item))
         age = max(0.0, self._clock() - item.generated_at)
         return math.exp2(-lag / self._training.staleness_half_life - age / self._training.age_half_life_seconds)
 
-    def _report(self, result: StepResult, batch: list[Experience], lags: list[int]) -> None:
+    def _report(self, result: StepResult, batch: list[Experience]) -> None:
         """Keep and print a step's figures; a skipped one leaves a bundle."""
         now, epoch, step = self._clock(), self.state.epoch, self.state.step
+        lags = [version_lag(self.state.lineage, oldest_version(item)) for item in batch]
         ages = [now - item.generated_at for item in batch]
         figures: dict[str, Any] = {
             **result.metrics,
@@ -258,10 +292,9 @@ class Trainer:
             "lag_max": max(lags),
             "age_seconds_mean": sum(ages) / len(ages),
             "age_seconds_max": max(ages),
-            "null_mass": self._num_null / max(self._num_read, 1),
+            **self._null_mass.take(),
             "learning_rate": self._training.learning_rate,
         }
-        self._num_read = self._num_null = 0
         if result.verdict.reason:
             bundle = {
                 "epoch": epoch,

@@ -5,14 +5,14 @@ Key order and white space do not count. Without a reference there is nothing to 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from contracts.errors import InvalidTask
 from rewards.verifiers.check import Answer, Check, Context, Verifier, bad_reference, right, unlabelled, wrong
+from rewards.verifiers.strict_json import NotJson, canonical, read_json
 
-VERSION = 1
+VERSION = 2
 
 
 def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
@@ -27,16 +27,11 @@ def _check(answer: Answer) -> Check:
     if (reference := answer.reference) is None:
         return unlabelled("no metadata.reference")
     try:
-        wanted = _canonical(reference)
-    except ValueError:
-        return bad_reference("metadata.reference is not JSON")
+        wanted = canonical(read_json(reference))
+    except NotJson as error:
+        return bad_reference(f"metadata.reference is not JSON: {error}")
     try:
-        given = _canonical(answer.text)
-    except (ValueError, RecursionError):
-        return wrong("not JSON")
-    return right() if given == wanted else Check(0.0)
-
-
-def _canonical(text: str) -> str:
-    # Text, not values: in Python 1 == True and 1 == 1.0, in JSON they differ.
-    return json.dumps(json.loads(text), sort_keys=True)
+        given = canonical(read_json(answer.text))
+    except NotJson as error:
+        return wrong(f"not JSON: {error}")
+    return right() if given == wanted else Check(0.0, reason="other JSON than the reference")

@@ -1,40 +1,36 @@
-"""`json_schema`: the answer is one JSON value that satisfies `config.schema`."""
+"""`json_schema`: the answer is one JSON value that satisfies `config.schema`.
+
+Patterns are matched in linear time, nothing is fetched, and JSON that two readers could read differently (a key that
+stands twice, NaN, a number that overflows) is refused: all of it is the model's fault.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-import jsonschema_rs
-
 from contracts.errors import InvalidTask
 from rewards.verifiers.check import Answer, Check, Context, Verifier, right, wrong
+from rewards.verifiers.strict_json import NotJson, compile_schema, problem_of, read_json
 
-VERSION = 1
+VERSION = 2
 
 
 def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
     """See `Builder`."""
     del context
+    if extra := sorted(config.keys() - {"schema"}):
+        raise InvalidTask(f"it takes `schema` alone, not {extra[0]!r}", param=extra[0])
     if not isinstance(config.get("schema"), dict):
         raise InvalidTask("it needs [verifiers.config.schema], a JSON schema", param="schema")
-    try:
-        validator = jsonschema_rs.validator_for(config["schema"])
-    except jsonschema_rs.ValidationError as error:
-        raise InvalidTask(f"the schema itself is wrong: {error.message}", param="schema") from error
+    validator = compile_schema(config["schema"], "schema")
 
     def check(answer: Answer) -> Check:
         try:
-            value = json.loads(answer.text, parse_constant=_refuse)
-        except (ValueError, RecursionError) as error:
+            value = read_json(answer.text)
+        except NotJson as error:
             return wrong(f"not JSON: {error}")
-        for problem in validator.iter_errors(value):
-            return wrong(problem.message)
-        return right()
+        problem = problem_of(validator, value)
+        return wrong(problem) if problem else right()
 
     return check
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")

@@ -19,8 +19,21 @@ class Kind(NamedTuple):
 
 
 KINDS: dict[str, Kind] = {
+    "choice": Kind("the answer picks one letter, that of the reference"),
+    "code": Kind("the answer's program gives the expected values, each input in a sandbox of its own", is_slow=True),
+    "exact": Kind("the answer is the text of the reference, after a normalisation that the task names"),
+    "function": Kind("your own reward function, with trl's signature, by import path", is_slow=True),
+    "http": Kind("a reward server: prompts and completions in, rewards out", is_slow=True),
+    "instruction": Kind("the answer has the form that was asked for, by any of some thirty checks"),
     "json_exact": Kind("the answer equals the JSON of the reference"),
     "json_schema": Kind("the answer is JSON that satisfies a schema"),
+    "math": Kind("the boxed answer is worth the same as the reference", is_slow=True),
+    "numeric": Kind("the answer commits to one number, that of the reference, within a tolerance"),
+    "reasoning_gym": Kind("the answer solves a task of reasoning-gym, by its own scorer", is_slow=True),
+    "regex": Kind("a pattern is found in the answer, is the whole of it, or is nowhere in it"),
+    "sql": Kind("the answer's query gives the rows of the reference's, on two databases or more", is_slow=True),
+    "token_f1": Kind("the share of words that answer and reference have in common, as F1"),
+    "tool_call": Kind("the answer calls tools that exist, with arguments that satisfy their schemas"),
 }
 
 
@@ -40,9 +53,10 @@ def graders_of(task: Task) -> list[Grader]:
         try:
             built = module.build(rule.config, context)
         except InvalidTask as error:
-            field = (error.param or "").split(".") if error.param else []
+            field = [int(part) if part.isdigit() else part for part in (error.param or "").split(".") if part]
             place = task.where("verifiers", index, "config", *field)
-            raise InvalidTask(f"{place}: verifier {rule.name!r} ({rule.kind}): {error.message}") from error
+            named = f" config.{error.param}" if error.param else ""
+            raise InvalidTask(f"{place}: verifier {rule.name!r} ({rule.kind}){named}: {error.message}") from error
         graders.append(
             Grader(
                 name=rule.name,

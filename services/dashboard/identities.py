@@ -62,7 +62,9 @@ def identities(totals: Totals, traffic: Mapping[str, Traffic]) -> Identities:
         signal_identity(
             totals.signals,
             num_unjoined=totals.num_unjoined,
-            num_under_way=unread[SIGNALS] + totals.outboxes.get("feedback", 0),
+            # Episodes sends signals too: those that waited for their answer, and follow-ups.
+            num_under_way=unread[SIGNALS]
+            + sum(totals.outboxes.get(process, 0) for process in ("feedback", "episodes")),
         ),
     )
 

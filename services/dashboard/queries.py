@@ -59,7 +59,7 @@ class Totals(NamedTuple):
     training_epoch: int
     signals: ledger.Counts
     num_unjoined: int
-    """Acknowledged signals that episodes has not seen."""
+    """Acknowledged signals that episodes has not seen, except those that wait for the answer of their key."""
     positions: dict[tuple[str, str, int], int]
     """(consumer group, topic, partition) to the next offset."""
     dead_letters: dict[tuple[str, str], int]
@@ -117,7 +117,9 @@ def read_totals(connection: Connection) -> Totals:
         standings=_standings(connection),
         training_epoch=connection.execute(select(ledger.training_epoch())).scalar_one(),
         signals=ledger.signal_counts(connection),
-        num_unjoined=_num_rows(connection, received_signal) - _num_rows(connection, signal),
+        num_unjoined=_num_rows(connection, received_signal)
+        - _num_rows(connection, signal)
+        - ledger.num_waiting(connection),
         positions=_positions(connection),
         dead_letters=_num_dead_letters(connection),
         outboxes=_counts(connection, outbox.c.process),

@@ -17,7 +17,7 @@ from contracts.errors import Conflict, InvalidRequest, MillraceError, NotFound
 from contracts.tasks import Task
 from services.feedback import repository
 from services.feedback.repository import Entry, Retraction
-from services.feedback.requests import Received, read_item
+from services.feedback.requests import Key, Received, read_item
 from services.feedback.writer import Submission, Writer
 
 _MANY_ITEMS = 20
@@ -69,6 +69,7 @@ class Desk:
         with self._database.snapshot() as connection:
             stored = repository.find(connection, tenant, signal_id)
             joined = stored and repository.find_joined(connection, stored.signal)
+            key = repository.find_key(connection, tenant, signal_id)
         if stored is None:
             raise _unknown(signal_id)
         state = "retracted" if stored.retracted_at is not None else joined.state if joined else "pending"
@@ -78,7 +79,8 @@ class Desk:
             "state": state,
             "reason": joined.reason if joined else "",
             "revision": joined.revision if joined else None,
-            "completion_id": record.completion_id,
+            "completion_id": record.completion_id or None,
+            **_awaited(key),
             "choice": record.choice,
             "name": record.name,
             "value": record.value,
@@ -118,6 +120,11 @@ def _result(received: Received, entry: Entry) -> Accepted | MillraceError:
     if entry.fate == "conflict":
         return Conflict(f"the id {signal_id!r} was used for other content; send a new one", param="id")
     return Accepted(signal_id, entry.fate, entry.received_at)
+
+
+def _awaited(key: Key | None) -> dict[str, str]:
+    """What the client sent instead of a completion id, until there is one."""
+    return {} if key is None else {"session_id" if key.kind == "session" else "join_key": key.value}
 
 
 def _unknown(signal_id: str) -> NotFound:

@@ -1,4 +1,7 @@
-"""The tables of feedback: what was received, under which id, and how often it was refused or repeated.
+"""The tables of feedback: what was received, under which id, how often it was refused or repeated, and what waits.
+
+A signal about a key is sent under the answer that has it. If no answer has it yet, the signal waits, and episodes sends it
+when such an answer arrives: it completes the record here too.
 
 Keys are locked in their order, and counts, which every replica changes, last: transactions of replicas wait for each
 other in one direction, and for a count no longer than one commit takes.
@@ -9,23 +12,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, func, select, update
+from sqlalchemy import ColumnElement, Connection, func, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
+from contracts.batches import insert_all_new
 from contracts.database import Database
 from contracts.outbox import message, put
 from contracts.records import Signal, decode, encode
-from contracts.tables import received_signal, signal, signal_count
+from contracts.tables import join_key, received_signal, signal, signal_count, waiting_signal
 from contracts.topics import SIGNALS
-from services.feedback.requests import Received
+from services.feedback.requests import Key, Received
 
 PROCESS = "feedback"
 _RELAYING = 0x6D_69_6C_6C  # names PostgreSQL's advisory lock; it counts within one database
 
-Key = tuple[str, str]
+Name = tuple[str, str]
+"""Tenant and id of a signal."""
 
 
 class Entry(NamedTuple):
@@ -68,22 +73,25 @@ def add(connection: Connection, received: Sequence[Received], num_rejected: int 
 
     An id is taken once and for all within a tenant; the same id with other content is a conflict.
     """
-    firsts: dict[Key, Received] = {}
-    for item in received:
-        firsts.setdefault(_key(item), item)
+    firsts: dict[Name, Received] = {}
+    for item in _aimed(connection, received):
+        firsts.setdefault(_name(item), item)
     inserted = _insert_new(connection, firsts)
     holders = {key: _Holder(firsts[key].body_hash, firsts[key].signal.received_at) for key in inserted}
     holders |= _find_holders(connection, firsts.keys() - inserted)
+    new = [item for name, item in firsts.items() if name in inserted]
     put(
         connection,
         PROCESS,
-        [message(SIGNALS, item.signal.key, item.signal) for key, item in firsts.items() if key in inserted],
+        [message(SIGNALS, item.signal.key, item.signal) for item in new if item.signal.completion_id],
     )
-    entries = []
+    insert_all_new(connection, waiting_signal, [_waiting_row(item) for item in new if not item.signal.completion_id])
+    entries, unsaid = [], set(inserted)
     for item in received:
-        key = _key(item)
-        holder = holders[key]
-        if key in inserted and item is firsts[key]:
+        name = _name(item)
+        holder = holders[name]
+        if name in unsaid:
+            unsaid.discard(name)
             entries.append(Entry("accepted", holder.received_at))
         else:
             same = holder.body_hash == item.body_hash
@@ -107,6 +115,14 @@ def find_joined(connection: Connection, record: Signal) -> Joined | None:
     )
     row = connection.execute(statement).one_or_none()
     return None if row is None else Joined(*row)
+
+
+def find_key(connection: Connection, tenant: str, signal_id: str) -> Key | None:
+    """The key whose answer a signal waits for; None if it does not wait."""
+    columns = waiting_signal.c
+    statement = select(columns.kind, columns.value).where(columns.tenant == tenant, columns.id == signal_id)
+    row = connection.execute(statement).one_or_none()
+    return None if row is None else Key(*row)
 
 
 def retract(connection: Connection, retractions: Sequence[Retraction]) -> list[float | None]:
@@ -139,11 +155,43 @@ def _retract(connection: Connection, wish: Retraction) -> float | None:
         stored = find(connection, wish.tenant, wish.id)
         return stored.retracted_at if stored else None
     record = msgspec.structs.replace(decode(Signal, wire), retracted=True)
+    if not record.completion_id:  # it waits: whoever ends that sees that it was taken back
+        return wish.at
     put(connection, PROCESS, [message(SIGNALS, record.key, record)])
     return wish.at
 
 
-def _insert_new(connection: Connection, firsts: Mapping[Key, Received]) -> set[Key]:
+def _aimed(connection: Connection, received: Sequence[Received]) -> list[Received]:
+    """The same, where an answer has the key of a signal: about that answer."""
+    wanted = {(item.signal.tenant, *item.key) for item in received if item.key is not None}
+    if not wanted:
+        return list(received)
+    name = (join_key.c.tenant, join_key.c.kind, join_key.c.value)
+    rows = connection.execute(select(join_key).where(tuple_(*name).in_(sorted(wanted))))
+    meant = {(row.tenant, row.kind, row.value): (row.completion_id, row.choice) for row in rows}
+    aimed = []
+    for item in received:
+        answer = meant.get((item.signal.tenant, *item.key)) if item.key is not None else None
+        if answer is not None:
+            about = msgspec.structs.replace(item.signal, completion_id=answer[0], choice=answer[1])
+            item = item._replace(signal=about)  # noqa: PLW2901 the same item, complete
+        aimed.append(item)
+    return aimed
+
+
+def _waiting_row(item: Received) -> dict[str, Any]:
+    kind, value = item.key or ("", "")
+    return {
+        "tenant": item.signal.tenant,
+        "id": item.signal.id,
+        "kind": kind,
+        "value": value,
+        "received_at": item.signal.received_at,
+        "record": encode(item.signal),
+    }
+
+
+def _insert_new(connection: Connection, firsts: Mapping[Name, Received]) -> set[Name]:
     """Insert those whose ids are free; returns them. Waits for other replicas that are inserting the same ids."""
     if not firsts:
         return set()
@@ -163,7 +211,7 @@ def _insert_new(connection: Connection, firsts: Mapping[Key, Received]) -> set[K
     return {(row.tenant, row.id) for row in returned}
 
 
-def _find_holders(connection: Connection, keys: Collection[Key]) -> dict[Key, _Holder]:
+def _find_holders(connection: Connection, keys: Collection[Name]) -> dict[Name, _Holder]:
     holders = {}
     table = received_signal.c
     for tenant in {tenant for tenant, _ in keys}:
@@ -184,7 +232,7 @@ def _count(connection: Connection, counts: Mapping[str, int]) -> None:
     connection.execute(statement.on_conflict_do_update(index_elements=["state"], set_={"count": added}))
 
 
-def _key(item: Received) -> Key:
+def _name(item: Received) -> Name:
     return item.signal.tenant, item.signal.id
 
 

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from contracts.errors import InvalidRequest, InvalidTarget, InvalidValue, TargetNotSupported, UnknownSignal
+from contracts.errors import InvalidRequest, InvalidTarget, InvalidValue, UnknownSignal
 from contracts.ids import route_of
 from contracts.records import Scalar, Signal, Submitter
+from contracts.tables import MAX_KEY
 from contracts.tasks import Task
 from contracts.tasks.signals import SignalRule
 from services.http import read_shape
@@ -42,11 +43,22 @@ class FeedbackItem(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
 
 
+class Key(NamedTuple):
+    """What a signal is about, where that is no completion id. `kind`: "key" for a join key, or "session"."""
+
+    kind: str
+    value: str
+
+
 class Received(NamedTuple):
-    """A signal that may be stored, and the hash of what the client sent."""
+    """A signal that may be stored, and the hash of what the client sent.
+
+    With a `key` the signal's completion id is empty until somebody looked up whose key it is.
+    """
 
     signal: Signal
     body_hash: str
+    key: Key | None = None
 
 
 def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float) -> Received:
@@ -54,17 +66,17 @@ def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float) 
 
     Raises:
         InvalidRequest: a missing or malformed field, or not exactly one target.
-        TargetNotSupported: about a session or a join key.
         UnknownSignal, InvalidValue: not what any task declares.
     """
     item = read_shape(FeedbackItem, content)
-    completion_id = _target_of(item)
-    route_of(completion_id)
+    key = _key_of(item)
+    if item.completion_id is not None:
+        route_of(item.completion_id)
     _check_sizes(item)
     _check_value(item, tasks)
     signal = Signal(
         id=item.id or f"fb-{uuid.uuid4()}",
-        completion_id=completion_id,
+        completion_id=item.completion_id or "",
         choice=item.choice,
         name=item.name,
         value=item.value,
@@ -74,29 +86,38 @@ def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float) 
         tenant=tenant,
         submitter=item.submitter,
     )
-    return Received(
-        signal, hashlib.blake2b(tenant.encode() + b"\0" + msgspec.json.encode(item), digest_size=32).hexdigest()
-    )
+    content_hash = hashlib.blake2b(tenant.encode() + b"\0" + msgspec.json.encode(item), digest_size=32)
+    return Received(signal, content_hash.hexdigest(), key)
 
 
-def _target_of(item: FeedbackItem) -> str:
+def _key_of(item: FeedbackItem) -> Key | None:
+    """The key that stands for an answer; None if its completion id does."""
     given = [name for name in _TARGETS if getattr(item, name) is not None]
     if len(given) != 1:
         found = " and ".join(given) or "none"
         raise InvalidTarget(
             f"send exactly one of {', '.join(_TARGETS)}; found {found}", param=given[0] if given else None
         )
-    if item.completion_id is None:
-        raise TargetNotSupported(f"signals about a {given[0]} are not served yet; send a completion_id", param=given[0])
-    return item.completion_id
+    if item.completion_id is not None:
+        return None
+    if item.choice:
+        raise InvalidTarget(
+            f"choice {item.choice} goes with a completion_id; a {given[0]} means one choice already", param="choice"
+        )
+    return Key("session", item.session_id) if item.session_id is not None else Key("key", item.join_key or "")
 
 
 def _check_sizes(item: FeedbackItem) -> None:
     if not 0 <= item.choice <= _MAX_CHOICE:
         raise InvalidRequest(f"choice must lie in [0, {_MAX_CHOICE}], not {item.choice}", param="choice")
-    for name, text in (("id", item.id), ("submitter.id", item.submitter.id)):
-        if text is not None and not 1 <= len(text) <= _MAX_ID:
-            raise InvalidRequest(f"{name} takes 1 to {_MAX_ID} characters, not {len(text)}", param=name)
+    for name, text, longest in (
+        ("id", item.id, _MAX_ID),
+        ("submitter.id", item.submitter.id, _MAX_ID),
+        ("session_id", item.session_id, MAX_KEY),
+        ("join_key", item.join_key, MAX_KEY),
+    ):
+        if text is not None and not 1 <= len(text) <= longest:
+            raise InvalidRequest(f"{name} takes 1 to {longest} characters, not {len(text)}", param=name)
         if text is not None and "\0" in text:
             raise InvalidRequest(f"{name} has a NUL character; PostgreSQL keeps none", param=name)
     for name, value in (("value", item.value), ("correction", item.correction), ("comment", item.comment)):

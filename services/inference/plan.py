@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
+from contracts.asking import is_asked
 from contracts.errors import ContextLengthExceeded, InvalidRequest, VersionNotServed
 from contracts.keys import Caller
 from contracts.records import Purpose, Sampling
@@ -45,6 +46,17 @@ class Plan(NamedTuple):
     def session_id(self) -> str | None:
         """The session that the caller named."""
         return self.metadata.get("session_id")
+
+    @property
+    def ask_probability(self) -> float:
+        """With which the app is told to ask its user; 0 where nobody is asked: no user, or nothing that may be kept."""
+        rule = self.task.asking
+        return rule.probability if rule is not None and self.purpose == "user" and self.logged else 0.0
+
+    @property
+    def ask_feedback(self) -> bool | None:
+        """Whether the app should ask its user; None if the task says nothing of asking."""
+        return None if self.task.asking is None else is_asked(self.completion_id, self.ask_probability)
 
 
 def find_task(tasks: Mapping[str, Task], request: ChatRequest) -> Task:

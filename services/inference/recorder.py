@@ -122,6 +122,8 @@ def generation_of(plan: Plan, choice: Choice, system: System, finished_at: float
         engine=system.engine,
         dtype=system.dtype or "",
         session_id=plan.session_id,
+        join_key=plan.metadata.get("join_key"),
+        ask_probability=plan.ask_probability,
         person=plan.person,
         body=seal_body(body),
     )

@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's chat API, with `policy_version` beside them. Pure."""
+"""The shapes of OpenAI's chat API, with `policy_version` beside them and, where the task asks users, `ask_feedback`. Pure."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _version(choices: Sequence[Choice]) -> int | None:
 
 
 def _head(plan: Plan, kind: str, version: int | None) -> dict[str, Any]:
-    return {
+    head = {
         "id": plan.completion_id,
         "object": kind,
         "created": int(plan.created_at),
@@ -88,6 +88,9 @@ def _head(plan: Plan, kind: str, version: int | None) -> dict[str, Any]:
         "system_fingerprint": f"{plan.policy}@v{version}",
         "policy_version": version,
     }
+    if (is_asked := plan.ask_feedback) is not None:
+        head["ask_feedback"] = is_asked
+    return head
 
 
 def _logprobs(plan: Plan, tokens: Sequence[Token], tokenizer: Tokenizer) -> dict[str, Any] | None:

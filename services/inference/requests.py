@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from contracts.errors import InvalidRequest, Unsupported
+from contracts.tables import MAX_KEY
 from services.http import read_json
 
 MAX_CHOICES = 8
@@ -132,6 +133,13 @@ def _check_metadata(pairs: dict[str, str]) -> None:
             raise InvalidRequest(
                 f"metadata: keys take up to {_MAX_KEY} characters and values up to {_MAX_VALUE}", param="metadata"
             )
+    join_key = pairs.get("join_key")
+    if join_key is not None and (not 1 <= len(join_key) <= MAX_KEY or "\0" in join_key):
+        raise InvalidRequest(
+            f"metadata.join_key takes 1 to {MAX_KEY} characters and no NUL, not {len(join_key)} characters; signals name "
+            "the answer by it",
+            param="metadata.join_key",
+        )
 
 
 def _plain_message(message: dict[str, Any], index: int) -> dict[str, Any]:

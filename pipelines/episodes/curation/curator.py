@@ -37,6 +37,11 @@ class Curator:
         self._windows = {name: Window(rule) for name, rule in self._rules.items()}
         self._decided: OrderedDict[str, str | None] = OrderedDict()
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether any task curates at all."""
+        return bool(self._rules)
+
     def look(self, record: Generation) -> Prompt | None:
         """Judge a prompt by itself; None where its task curates nothing, or it is nobody's."""
         rule = self._rules.get(record.task)

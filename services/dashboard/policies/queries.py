@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row, Select, and_, func, select, tuple_
 
 from contracts.ledger import effective_state
-from contracts.tables import assignment_change, generation, signal, swap, verdict
+from contracts.tables import alarm, assignment_change, generation, signal, swap, verdict
 from services.dashboard.loop.queries import VERSIONS_BACK
 
 PAGE = 50
@@ -26,6 +26,8 @@ class Facts(NamedTuple):
     """arm, share, writer, reason, at; newest first."""
     swaps: list[Row[Any]]
     """arm, at, stage_seconds, pause_seconds, gap_seconds; newest first."""
+    alarms: list[Row[Any]]
+    """What its answers did that earlier versions' did not: task, name, cluster, at, details; oldest first."""
 
 
 class Learned(NamedTuple):
@@ -52,7 +54,7 @@ class Sample(NamedTuple):
 
 
 def read_facts(connection: Connection, policy: str, version: int) -> Facts:
-    """Verdict, moves and swaps of a version."""
+    """Verdict, moves, swaps and alarms of a version."""
     judged = select(verdict.c.accepted, verdict.c.accuracy, verdict.c.best_accuracy, verdict.c.reason, verdict.c.at)
     change = assignment_change.c
     moves = select(change.arm, change.share, change.writer, change.reason, change.at).where(
@@ -61,10 +63,12 @@ def read_facts(connection: Connection, policy: str, version: int) -> Facts:
     swaps = select(swap.c.arm, swap.c.at, swap.c.stage_seconds, swap.c.pause_seconds, swap.c.gap_seconds).where(
         swap.c.policy == policy, swap.c.version == version
     )
+    alarms = select(alarm.c.task, alarm.c.name, alarm.c.cluster, alarm.c.at, alarm.c.details)
     return Facts(
         connection.execute(judged.where(verdict.c.policy == policy, verdict.c.version == version)).one_or_none(),
         list(connection.execute(moves.order_by(change.at.desc()).limit(MAX_MOVES))),
         list(connection.execute(swaps.order_by(swap.c.id.desc()).limit(MAX_MOVES))),
+        list(connection.execute(alarms.where(alarm.c.version == version).order_by(alarm.c.at).limit(MAX_MOVES))),
     )
 
 

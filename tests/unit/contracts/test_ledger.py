@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from sqlalchemy import insert
+
 from contracts.database import Database
 from contracts.event_log import LogRecord
-from contracts.ledger import learned_signals, trained_versions
+from contracts.ledger import learned_signals, num_waiting, signal_counts, signal_states, trained_versions
 from contracts.records import Outcome, Record, Signal, encode
+from contracts.tables import received_signal, waiting_signal
 from contracts.topics import GENERATIONS, OUTCOMES, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
@@ -18,6 +21,17 @@ def handle(database: Database, *records: tuple[str, Record]) -> None:
 
 def outcome(key: str, epoch: int, state: str, version: int | None = None) -> Outcome:
     return Outcome(key=key, revision=1, epoch=epoch, state=state, version=version, writer="training", at=1.0)  # type: ignore[arg-type]
+
+
+def test_what_waits_for_its_answer_is_pending(database: Database) -> None:
+    row = {"id": "new", "tenant": "default", "received_at": 1.0, "record": b""}
+    with database.transaction() as connection:
+        connection.execute(insert(received_signal).values(body_hash="", **row))
+        connection.execute(insert(waiting_signal).values(kind="key", value="order 1", **row))
+    with database.snapshot() as connection:
+        counts = signal_counts(connection)
+        assert (num_waiting(connection), counts.states["pending"], counts.total, counts.unexplained) == (1, 1, 1, 0)
+        assert signal_states(connection) == {"new": "pending"}
 
 
 def test_a_signal_is_learned_if_the_revision_that_holds_it_is_trained(database: Database) -> None:

@@ -71,6 +71,24 @@ def test_a_large_batch_takes_no_more_statements_than_a_small_one(database: Datab
     assert few == many <= 12
 
 
+def test_answers_without_keys_cost_nothing_more(database: Database) -> None:
+    handler = EpisodesHandler(TASKS, lambda: 103.0)
+    with database.transaction() as connection, counted(connection) as statements:
+        handler.handle(connection, [handler.read(record) for record in a_busy_batch(3)])
+        assert not any("join_key" in statement or "waiting_signal" in statement for statement in statements)
+
+
+@pytest.mark.parametrize("names", [("join_key",), ("session_id",), ("join_key", "session_id")])
+def test_keys_of_a_large_batch_take_no_more_statements_than_those_of_a_small_one(
+    database: Database, names: tuple[str, ...]
+) -> None:
+    nums = []
+    for size in (2, 100):
+        turns = [a_generation(**dict.fromkeys(names, f"{size} {number}")) for number in range(size)]
+        nums.append(join(database, batch([(GENERATIONS, turn) for turn in turns]))[1])
+    assert nums[0] == nums[1] <= 14
+
+
 def test_scoring_a_large_batch_takes_two_statements(database: Database) -> None:
     handler = RewardsHandler(TASKS)
     turns = [a_generation() for _ in range(100)]

@@ -1,7 +1,8 @@
-"""Random histories through the real log, database, outbox, join, ledger and rewards.
+"""Random histories through the real log, database, outbox, join, ledger and rewards, and feedback's tables.
 
 Every history has duplicates, reordered arrivals and crashes between any two steps; at its end everything that was sent
-has exactly one state, the same one that the history without any trouble gives, and no revision is scored twice.
+has exactly one state, the same one that the history without any trouble gives, and no revision is scored twice. Some
+signals name their answer by a key, and some windows are slower than their task's.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import shutil
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +25,37 @@ from contracts.event_log import Message
 from contracts.faults import FaultPoint
 from contracts.ledger import generation_counts, generation_states, signal_counts, signal_states
 from contracts.local_log import LocalLog
-from contracts.outbox import message
-from contracts.records import Experience, Outcome, Signal, decode
+from contracts.outbox import Relay, message
+from contracts.records import Episode, Experience, Generation, GenerationBody, Outcome, Signal, decode, seal_body
 from contracts.tables import received_signal
-from contracts.topics import EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
+from contracts.tasks import Task
+from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
 from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
+from services.feedback import repository as feedback
+from services.feedback.requests import Received, read_item
 from tests.fakes import BOOKING_TASK, Crash, a_generation, a_signal, everything
 
-TASKS = {"booking": BOOKING_TASK}
+SLOW_TASK = Task.model_validate(
+    {
+        "name": "slow",
+        "window_seconds": 10,
+        "trust": {"quarantine_seconds": 4.0},
+        "signals": {
+            "accepted": {"type": "bool", "labels": {"true": 1.0, "false": 0.0}},
+            "comment": {"type": "text", "decisive": False, "window_seconds": 300.0},
+            "merged": {"type": "bool", "labels": {"true": 0.5}, "window_seconds": 600.0},
+            "reply": {"means": "follow_up"},
+        },
+    }
+)
+TASKS = {"booking": BOOKING_TASK, "slow": SLOW_TASK}
 # A crash here is an exception, not a power cut: a folder in memory saves ten thousand fsyncs.
 _SHM = Path("/dev/shm")  # noqa: S108 the folder is made by tempfile
 MEMORY = _SHM if _SHM.is_dir() else None
+Event = Message | Received | feedback.Retraction
+"""A record of the log, a signal that feedback takes in, or one that it takes back."""
 Result = tuple[dict[str, tuple[str, str]], dict[str, str], dict[str, float | None]]
 
 
@@ -51,20 +70,34 @@ class System:
         self.fault: FaultPoint = self._maybe_crash
         self._workers: dict[str, Worker[Any]] = {}
 
+    def happen(self, event: Event) -> None:
+        """Whoever it concerns makes it durable."""
+        if isinstance(event, Message):
+            self.log.append([event])
+            return
+        with self.database.transaction() as connection:
+            if isinstance(event, Received):
+                feedback.add(connection, [event])
+            else:
+                feedback.retract(connection, [event])
+
     def work(self, name: str) -> None:
         """One step of a worker, which may die at any fault point and is then built anew from what is durable."""
         try:
-            self._worker(name).step()
+            if name == "feedback":
+                Relay(name, self.database, self.log, self._at).flush()
+            else:
+                self._worker(name).step()
         except Crash:
-            del self._workers[name]
+            self._workers.pop(name, None)
 
     def settle(self) -> None:
-        """No more crashes: every window closes, everything is worked off."""
+        """No more crashes: every window closes, one after the other, and everything is worked off."""
         self._crash = lambda: False
-        self.now = 1e6
-        for _ in range(6):
-            for name in ("episodes", "rewards"):
-                self._worker(name).step()
+        for now, num_rounds in ((self.now, 4), (112.0, 2), (350.0, 2), (1e6, 2)):
+            self.now = max(self.now, now)
+            for name in ("feedback", "episodes", "rewards") * num_rounds:
+                self.work(name)
 
     def close(self) -> None:
         self.database.close()
@@ -75,6 +108,8 @@ class System:
             generations, signals = generation_states(connection), signal_states(connection)
             assert generation_counts(connection).unexplained == 0
             assert signal_counts(connection).unexplained == 0
+        last = {episode.key: episode for episode in sorted(self._episodes(), key=lambda item: item.revision)}
+        assert not any(episode.provisional for episode in last.values()), "every window has closed"
         newest: dict[str, Experience] = {}
         seen: set[tuple[str, int]] = set()
         for record in everything(self.log, EXPERIENCES):
@@ -85,6 +120,9 @@ class System:
             if first and (experience.key not in newest or newest[experience.key].revision < experience.revision):
                 newest[experience.key] = experience
         return generations, signals, {key: item.reward for key, item in newest.items()}
+
+    def _episodes(self) -> list[Episode]:
+        return [decode(Episode, record.value) for record in everything(self.log, EPISODES)]
 
     def _worker(self, name: str) -> Worker[Any]:
         if name not in self._workers:
@@ -101,10 +139,10 @@ class System:
             raise Crash(place)
 
 
-def a_history(seed: int) -> list[Message]:
+def a_history(seed: int) -> list[Event]:
     """A handful of generations, and signals about them: right, wrong, repeated, retracted, late, conflicting."""
     chance = random.Random(seed)
-    messages: list[Message] = []
+    messages: list[Event] = []
     for _ in range(chance.randint(1, 4)):
         finish = chance.choice(["stop", "stop", "stop", "cancelled"])
         identity = uuid.UUID(int=chance.getrandbits(128) & ~(0xF << 76) & ~(3 << 62) | 7 << 76 | 2 << 62)
@@ -113,13 +151,21 @@ def a_history(seed: int) -> list[Message]:
             completion_id=f"chatcmpl-{identity}",
             finish_reason=finish,
             purpose=chance.choice(["user", "user", "user", "sentinel"]),
-            task=chance.choice(["booking"] * 5 + ["gone"]),
+            task=chance.choice(["booking"] * 3 + ["slow"] * 2 + ["gone"]),
+            join_key=chance.choice([None, f"order {identity}"]),
+            session_id=chance.choice([None, f"session {identity}"]),
         )
         messages.append(message(GENERATIONS, about.key, about))
         for number in range(chance.randint(0, 3)):
             received = chance.choice([102.0, 105.0, 500.0])
-            name, value = chance.choice([("accepted", True), ("accepted", False), ("comment", "hm"), ("nosuch", 1)])
+            name, value = chance.choice(
+                [("accepted", True), ("accepted", False), ("comment", "hm"), ("merged", True), ("nosuch", 1)]
+            )
             id_ = f"fb_{identity}_{number}"
+            if name != "nosuch" and (target := a_key_of(about, chance)):
+                item = {"id": id_, "name": name, "value": value, "at": 102.0 + number, **target}
+                messages += keyed(item, received, chance)
+                continue
             signal = a_signal(about, name, value, id=id_, at=102.0 + number, received_at=received)
             messages.append(message(SIGNALS, signal.key, signal))
             if chance.random() < 0.2:
@@ -130,22 +176,35 @@ def a_history(seed: int) -> list[Message]:
     return messages
 
 
-def interleaved(messages: list[Message], chance: random.Random) -> list[Message]:
+def a_key_of(about: Generation, chance: random.Random) -> dict[str, str]:
+    """A key that this answer has, or may be none."""
+    keys = {"join_key": about.join_key, "session_id": about.session_id}
+    name = chance.choice([*keys, None])
+    return {name: key} if name and (key := keys[name]) else {}
+
+
+def keyed(item: dict[str, Any], received_at: float, chance: random.Random) -> list[Event]:
+    """A signal about a key, as an app sends it, and perhaps its retraction."""
+    events: list[Event] = [read_item(item | {"submitter": {"id": "ann"}}, TASKS, "default", received_at)]
+    return events + [feedback.Retraction("default", item["id"], 103.0)] * (chance.random() < 0.2)
+
+
+def interleaved(messages: list[Event], chance: random.Random) -> list[Event]:
     """Any order, except that a signal comes before its own retraction (they share a partition and a sender)."""
     shuffled = messages[:]
     chance.shuffle(shuffled)
-    places: dict[bytes, int] = {item.value: place for place, item in enumerate(messages)}
+    places = {id(item): place for place, item in enumerate(messages)}
     by_signal: dict[str, list[int]] = {}
     for place, item in enumerate(shuffled):
-        if item.topic == SIGNALS:
-            by_signal.setdefault(_signal_id(item), []).append(place)
+        if signal_id := _signal_id(item):
+            by_signal.setdefault(signal_id, []).append(place)
     for spots in by_signal.values():
-        for spot, item in zip(spots, sorted((shuffled[s] for s in spots), key=lambda m: places[m.value]), strict=True):
+        for spot, item in zip(spots, sorted((shuffled[s] for s in spots), key=lambda m: places[id(m)]), strict=True):
             shuffled[spot] = item
     return shuffled
 
 
-def play(folder: Path, migrated: Path, messages: list[Message], seed: int | None) -> Result:
+def play(folder: Path, migrated: Path, messages: list[Event], seed: int | None) -> Result:
     """Feed a history; with a seed: shuffled, with duplicates and crashes. Without: in order, no trouble."""
     shutil.copy(migrated, folder / "millrace.db")
     chance = random.Random(seed)
@@ -155,22 +214,88 @@ def play(folder: Path, migrated: Path, messages: list[Message], seed: int | None
         order = messages if seed is None else interleaved(messages, chance)
         for item in order:
             repeat = seed is not None and chance.random() < 0.3
-            system.log.append([item, item] if repeat else [item])
+            for _ in range(1 + repeat):
+                system.happen(item)
             if seed is not None and chance.random() < 0.6:
-                system.work(chance.choice(["episodes", "rewards"]))
+                system.work(chance.choice(["feedback", "episodes", "rewards"]))
         system.settle()
         return system.result()
     finally:
         system.close()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=st.integers(0, 10**6), trouble=st.integers(0, 10**6))
 @example(history=5154, trouble=0)  # a retraction of what had already lost a conflict
 def test_trouble_changes_nothing(migrated: Path, history: int, trouble: int) -> None:
     messages = a_history(history)
     with tempfile.TemporaryDirectory(dir=MEMORY) as calm, tempfile.TemporaryDirectory(dir=MEMORY) as rough:
         assert play(Path(rough), migrated, messages, trouble) == play(Path(calm), migrated, messages, None)
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6))
+def test_whoever_shares_keys_every_signal_has_one_name_at_every_moment(migrated: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    events = shared_keys(chance)
+    ids = {item.signal.id for item in events if isinstance(item, Received)}
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
+        shutil.copy(migrated, Path(folder) / "millrace.db")
+        system = System(Path(folder), lambda: chance.random() < 0.15)
+        try:
+            for item in interleaved(events, chance):
+                system.happen(item)
+                system.work(chance.choice(["feedback", "episodes", "rewards"]))
+                assert received(system) >= len(signals_of(system))
+            system.settle()
+            _, signals, _ = system.result()
+        finally:
+            system.close()
+    assert set(signals) >= ids
+    assert set(signals) - ids == {id_ for id_ in signals if id_.startswith("follow_up:")}
+    assert set(signals.values()) <= {"joined", "late", "conflict", "retracted", "rejected"}
+    keys = {item.key.value for item in events if isinstance(item, Received) and item.key}
+    assert ("rejected" in signals.values()) <= ("nobody's" in keys)
+
+
+def shared_keys(chance: random.Random) -> list[Event]:
+    """Conversations of several turns, keys that were used twice, and signals about either, in any order."""
+    events: list[Event] = []
+    for number in range(chance.randint(2, 6)):
+        words = [{"role": "user", "content": str(chance.randint(0, 2))} for _ in range(chance.randint(1, 3))]
+        turn = a_generation(
+            completion_id=f"chatcmpl-019a0000-{number:04x}-7000-8000-{chance.getrandbits(48):012x}",
+            task=chance.choice(["slow", "slow", "booking"]),
+            session_id=chance.choice([None, "s1", "s2"]),
+            join_key=chance.choice([None, "k1", "k2"]),
+            body=seal_body(GenerationBody(messages=words, text="", prompt_ids=b"", completion_ids=b"", logprobs=b"")),
+        )
+        events.append(message(GENERATIONS, turn.key, turn))
+    met = {key for item in events if isinstance(item, Message) for key in _keys_of(decode(Generation, item.value))}
+    targets = [*met, ("join_key", "nobody's")]
+    for number in range(chance.randint(1, 6)):
+        target, value = chance.choice(sorted(targets))
+        item = {"id": f"fb_{number}", "name": "accepted", "value": chance.random() < 0.5, "at": 102.0, target: value}
+        events += keyed(item, chance.choice([102.0, 120.0]), chance)
+    return events
+
+
+def _keys_of(turn: Generation) -> list[tuple[str, str]]:
+    keys = {"join_key": turn.join_key, "session_id": turn.session_id}
+    return [(name, value) for name, value in keys.items() if value is not None]
+
+
+def received(system: System) -> int:
+    """How many signals were received; the identity holds."""
+    with system.database.snapshot() as connection:
+        counts = signal_counts(connection)
+    assert counts.unexplained == 0
+    return counts.total
+
+
+def signals_of(system: System) -> dict[str, str]:
+    with system.database.snapshot() as connection:
+        return signal_states(connection)
 
 
 @pytest.mark.parametrize(
@@ -228,14 +353,18 @@ def test_outcomes_reach_the_ledger_once(migrated: Path, tmp_path: Path) -> None:
     system.close()
 
 
-def _acknowledge(database: Database, messages: list[Message]) -> None:
+def _acknowledge(database: Database, messages: Sequence[Event]) -> None:
     """What feedback's transaction leaves for each acknowledged signal."""
     with database.transaction() as connection:
         for item in messages:
-            if item.topic == SIGNALS:
+            if isinstance(item, Message) and item.topic == SIGNALS:
                 row = {"tenant": "default", "body_hash": "", "received_at": 0.0, "record": b""}
                 insert_new(connection, received_signal, {"id": _signal_id(item), **row})
 
 
-def _signal_id(item: Message) -> str:
-    return decode(Signal, item.value).id
+def _signal_id(item: Event) -> str | None:
+    if isinstance(item, Received):
+        return item.signal.id
+    if isinstance(item, feedback.Retraction):
+        return item.id
+    return decode(Signal, item.value).id if item.topic == SIGNALS else None

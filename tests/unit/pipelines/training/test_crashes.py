@@ -2,11 +2,16 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
+from contracts.records import Experience, decode
+from contracts.topics import EXPERIENCES
 from pipelines.training.worker import Trainer
+from tests.fakes import everything
 from tests.unit.pipelines.training.world import CrashAt, World, survive, weights_of
 
 NUM_SAMPLES = 8
@@ -72,6 +77,60 @@ def test_a_crash_anywhere_changes_nothing(template: Path, tmp_path: Path, uninte
         "checkpoint: before state.json", "checkpoint: before MANIFEST.json", "checkpoint: durable",
         "training: step taken", "training: outcomes told", "training: bytes published", "training: candidate assigned",
     }  # fmt: skip
+
+
+def correct(world: World, trainer: Trainer) -> None:
+    """Two samples are worth something else later, one of them again; new samples make those batches full.
+
+    What is appended stays, so whoever comes back after a crash appends only what is missing.
+    """
+    world.turns(trainer, NUM_TURNS)
+    trainer._checkpoint(None)
+    for revision, num_changed in ((1, 2), (2, 1)):
+        samples = sorted(read_all(world), key=lambda item: item.key)
+        if not any(item.revision == revision for item in samples):
+            base = [item for item in samples if item.revision == 0 and item.generated_at == 1000.0][:num_changed]
+            world.add(*(replace(item, revision=revision, reward=item.reward / 2 + revision / 4) for item in base))
+            world.add_random(3 - num_changed, seed=revision, generated_at=1500.0)
+        world.turns(trainer, NUM_TURNS)
+        trainer._checkpoint(None)
+
+
+def read_all(world: World) -> list[Any]:
+    return [decode(Experience, record.value) for record in everything(world.log, EXPERIENCES)]
+
+
+def late(world: World) -> set[tuple[str, int, str, int | None]]:
+    newest = max(outcome.epoch for outcome in world.outcomes())
+    return {
+        (outcome.key, outcome.revision, outcome.reason, outcome.version)
+        for outcome in world.outcomes()
+        if outcome.state == "late" and outcome.epoch == newest
+    }
+
+
+@pytest.mark.slow
+def test_a_crash_anywhere_applies_a_correction_once(template: Path, tmp_path: Path) -> None:
+    def play(number: int) -> tuple[dict[str, torch.Tensor], Ledger, dict[str, float | None], set[Any], CrashAt]:
+        home = shutil.copytree(template, tmp_path / str(number))
+        world, fault = World(home, **RHYTHM), CrashAt(number)
+        trainer = survive(world, lambda trainer: correct(world, trainer), fault)
+        applied = {key: fate.applied_now for key, fate in trainer.state.fates.items()}
+        last = {(item.key, item.revision): item.reward for item in read_all(world)}
+        assert applied == {key: reward for (key, _), reward in sorted(last.items())}, fault.place
+        found = weights_of(trainer), world.ledger(), applied, late(world), fault
+        world.close()
+        return found
+
+    weights, ledger, applied, said, counter = play(10**9)
+    assert sorted(item[1:] for item in said) == [(1, "corrected", 2), (1, "corrected", 2), (2, "corrected", 2)]
+    num_places = 10**9 - counter.left
+    # The first half is the story above, without corrections.
+    for number in range(num_places // 2, num_places + 1):
+        found = play(number)
+        assert found[1:3] == (ledger, applied), found[4].place
+        assert {key for key, *_ in found[3]} == {key for key, *_ in said}, found[4].place
+        assert all(torch.equal(value, weights[name]) for name, value in found[0].items()), found[4].place
 
 
 def test_a_truncated_checkpoint_is_refused_and_its_samples_are_pending_again(template: Path, tmp_path: Path) -> None:

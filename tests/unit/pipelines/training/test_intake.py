@@ -1,12 +1,14 @@
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.event_log import LogRecord
 from contracts.records import Experience
-from pipelines.training.intake import Intake
+from pipelines.training.intake import Intake, worth
+from pipelines.training.lessons import draw, lesson_fate, sample_fate
 from pipelines.training.state import Fate, TrainerState
 from tests.unit.pipelines.training.builders import experience, segment
 
@@ -78,14 +80,69 @@ def test_a_reward_taken_back_before_it_was_learned_stays_taken_back() -> None:
     assert waiting(intake) == [("a", 3)]
 
 
-def test_a_revision_of_a_trained_sample_is_late_once() -> None:
-    state = TrainerState(fates={"a": Fate(1, "trained", version=4)})
-    intake = Intake(state)
+TRAINED = Fate(1, "trained", version=4, applied=1.0)
+
+
+@pytest.mark.parametrize(
+    ("fate", "later", "reason"),
+    [
+        (TRAINED, item("a", 2), "same_reward"),
+        (TRAINED, item("a", 2, reward=2.0, weight=0.5), "same_reward"),
+        (TRAINED, unlabelled("a", 2), "unlabelled"),
+        (TRAINED, item("a", 2, reward=None, status="unscored", fault="infra"), "unscored"),
+        (TRAINED, item("a", 2, reward=0.0, fault="infra"), "unscored"),
+        (Fate(1, "trained", version=4), item("a", 2, reward=0.0), "unknown_reward"),
+    ],
+)
+def test_a_later_revision_that_teaches_nothing_is_late_once_and_says_why(
+    fate: Fate, later: Experience, reason: str
+) -> None:
+    intake = Intake(TrainerState(fates={"a": fate}))
     assert intake.offer(at(0), item("a", 1), 0.0) is None
-    assert intake.offer(at(1), item("a", 2), 0.0) == Fate(1, "trained", version=4, late=2)
-    assert intake.offer(at(2), item("a", 2), 0.0) is None
-    assert intake.offer(at(3), unlabelled("a", 3), 0.0) == Fate(1, "trained", version=4, late=3)
+    assert intake.offer(at(1), later, 0.0) == fate.passed_over(2, reason)
+    assert intake.offer(at(2), item("a", 2, reward=0.0), 0.0) is None
     assert waiting(intake) == []
+    assert intake.decided_positions() == {}
+
+
+def test_a_later_revision_that_is_worth_something_else_waits_like_a_sample() -> None:
+    state = TrainerState(fates={"a": TRAINED})
+    intake = Intake(state)
+    read(intake, (at(0), item("a", 2, reward=0.0)), (at(1), item("b")), (at(2), item("a", 2)))
+    assert waiting(intake) == [("a", 2), ("b", 1)]
+    assert (intake.corrects(intake.waiting[0].experience), intake.corrects(item("b"))) == (TRAINED, None)
+    assert intake.decided_positions() == {"experiences": {0: 0}}
+    read(intake, (at(3), item("a", 3, reward=0.5)))
+    assert waiting(intake) == [("a", 3), ("b", 1)]
+    assert intake.decided_positions() == {"experiences": {0: 0}}, "its first record was not decided"
+
+
+@pytest.mark.parametrize("back", [item("a", 3), unlabelled("a", 3)])
+def test_a_correction_that_is_taken_back_while_it_waits_is_never_learned(back: Experience) -> None:
+    intake = Intake(TrainerState(fates={"a": TRAINED}))
+    read(intake, (at(0), item("a", 2, reward=0.0)), (at(1), back), (at(2), item("a", 2, reward=0.0)))
+    assert waiting(intake) == []
+    assert intake.decided_positions() == {"experiences": {0: 3}}
+
+
+def test_what_was_not_meant_to_count_may_count_later() -> None:
+    state = TrainerState(fates={"a": Fate(1, "filtered", "no_weight")})
+    intake = Intake(state)
+    read(intake, (at(0), item("a")), (at(1), item("a", 2)))
+    assert waiting(intake) == [("a", 2)]
+    assert intake.corrects(intake.waiting[0].experience) is None
+    read(intake, (at(2), unlabelled("a", 3)), (at(3), item("a", 3)))
+    assert waiting(intake) == []
+
+
+def test_a_rollback_drops_corrections_of_what_it_took_out() -> None:
+    state = TrainerState(fates={"a": TRAINED, "b": TRAINED})
+    intake = Intake(state)
+    read(intake, (at(0), item("a", 2, reward=0.0)), (at(1), item("b", 2, reward=0.0)), (at(2), item("c")))
+    state.fates["a"] = Fate(1, "quarantined", "rollback")
+    intake.roll_back()
+    assert waiting(intake) == [("b", 2), ("c", 1)]
+    assert state.fates["a"] == Fate(2, "quarantined", "rollback")
 
 
 @pytest.mark.parametrize("state", ["stale", "off_support", "filtered", "quarantined"])
@@ -146,3 +203,67 @@ def test_duplicates_and_crashes_never_decide_a_key_twice(
     for held in intake.waiting:
         assert held.experience.revision == max(rev for key, rev, _ in history if key == held.experience.key)
     assert all(key in last for key in decided)
+
+
+revisions = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(1, 5), st.sampled_from([None, 0.0, 0.5, 1.0]), st.booleans()),
+    max_size=14,
+)
+
+
+class Learned:
+    """What the weights hold by key, and the checkpoint that a crash returns to."""
+
+    def __init__(self) -> None:
+        self.state, self.applied = TrainerState(), dict[str, float]()
+        self._saved = (msgspec.json.encode(self.state), self.applied.copy())
+
+    def take(self, intake: Intake, size: int) -> None:
+        batch = draw(intake, size)
+        for sample in batch.samples:
+            assert sample.key not in self.applied, "a sample is learned once"
+            self.applied[sample.key] = worth(sample)
+            self.state.fates[sample.key] = sample_fate(sample, "", 1.0)
+        for lesson in batch.lessons:
+            key = lesson.experience.key
+            self.applied[key] += lesson.difference
+            self.state.fates[key] = lesson_fate(lesson, self.state.fates[key], "")
+        for taken in batch.everything:
+            intake.remove(taken.key)
+
+    def save(self, intake: Intake) -> None:
+        self.state.positions = intake.decided_positions()
+        self._saved = (msgspec.json.encode(self.state), self.applied.copy())
+
+    def crash(self) -> Intake:
+        self.state, self.applied = msgspec.json.decode(self._saved[0], type=TrainerState), self._saved[1].copy()
+        return Intake(self.state)
+
+
+@given(revisions, st.lists(st.integers(1, 14), max_size=3), st.integers(1, 3))
+def test_applied_rewards_sum_to_the_last_revision_whatever_happens_between(
+    history: list[tuple[str, int, float | None, bool]], crashes: list[int], batch_size: int
+) -> None:
+    """A batch is taken as soon as it is full; the flag of a record says that a checkpoint follows it."""
+    rewards: dict[tuple[str, int], float | None] = {}
+    records = []
+    for number, (key, revision, reward, _) in enumerate(history):
+        first = rewards.setdefault((key, revision), reward)
+        status = "unlabelled" if first is None else "scored"
+        records.append((at(number), item(key, revision, reward=first, status=status)))
+    learned = Learned()
+    for end in [*(min(crash, len(records)) for crash in crashes), len(records)]:
+        intake = learned.crash()
+        for number in range(intake.position("experiences", 0), end):
+            read(intake, records[number])
+            if len(intake) >= batch_size:
+                learned.take(intake, batch_size)
+            if history[number][3]:
+                learned.save(intake)
+    learned.take(intake, 100)
+
+    newest = {key: reward for (key, _), reward in sorted(rewards.items(), key=lambda entry: entry[0])}
+    for key, total in learned.applied.items():
+        assert total == learned.state.fates[key].applied_now
+        assert newest[key] in {None, total}
+    assert {key for key, reward in newest.items() if reward is not None} <= learned.applied.keys()

@@ -327,12 +327,20 @@ def test_the_process_starts_from_a_home_and_stops(tmp_path: Path) -> None:
     world = World.new(tmp_path / "home")
     base = tmp_path / "base"
     tiny_model().save_pretrained(base)
+    task = tmp_path / "task.toml"
+    task.write_text(
+        'name = "thumbs"\n[reward]\nlow = -1.0\n[signals.thumbs]\ntype = "bool"\nlabels = { true = 1.0, false = -1.0 }\n'
+    )
     write_settings(
-        world.settings.model_copy(update={"base": str(base), "weights_unsigned": True}),
+        world.settings.model_copy(update={"base": str(base), "weights_unsigned": True, "tasks": (task,)}),
         {"training": TrainingSettings(learning_rate=0.25)},
     )
     stop = threading.Event()
     stop.set()
     main(world.settings.home, stop)
     assert [outcome.state for outcome in world.outcomes()] == ["epoch_started"]
+    checkpoint, _ = CheckpointStore(world.settings.checkpoints, keep=3).load_newest()
+    assert checkpoint is not None
+    tracker = checkpoint.state.tracker
+    assert (tracker["low"], tracker["high"]) == (-1.0, 1.0), "the range of rewards is that of the task files"
     world.close()

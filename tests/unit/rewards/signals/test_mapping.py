@@ -58,6 +58,11 @@ def test_a_regenerate_that_comes_at_once_is_a_slip_and_not_a_verdict() -> None:
     assert (score.value, score.status, score.weight) == (None, "unlabelled", 0.0)
 
 
+def test_a_signal_that_came_while_the_answer_was_written_counts() -> None:
+    (score,) = scores_of(task_of("accept"), ("accept", True), at=100.0)
+    assert (score.value, score.status) == (0.75, "scored")
+
+
 def test_that_an_answer_was_shown_counts_only_if_nothing_was_done_with_it() -> None:
     task = task_of("shown", "accept")
     assert [(score.name, score.weight) for score in scores_of(task, ("shown", True), ("accept", True))] == [

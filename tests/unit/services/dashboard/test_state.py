@@ -140,6 +140,16 @@ def test_a_signal_in_the_outbox_is_on_its_way(small: Settings, reader_of: Reader
     assert edge_of(state, "episodes", "signals")[0] == WAITING[SIGNALS] + 1
 
 
+def test_a_signal_that_waits_for_its_answer_raises_no_alarm(small: Settings, reader_of: ReaderOf) -> None:
+    database = small.database()
+    row = {"id": "new", "tenant": "default", "received_at": time.time(), "record": b""}
+    with database.transaction() as connection:
+        connection.execute(insert(tables.received_signal).values(body_hash="", **row))
+        connection.execute(insert(tables.waiting_signal).values(kind="key", value="order 1", **row))
+    database.close()
+    assert reader_of(small).read(time.time()).signals.problems == []
+
+
 def test_a_version_rolled_back_over_says_so(small: Settings, reader_of: ReaderOf) -> None:
     database = small.database()
     with database.transaction() as connection:

@@ -82,8 +82,6 @@ ROOT = Path(__file__).parent.parent.parent.parent.parent
 BAD_ITEMS: list[tuple[dict[str, Any], int, str, str | None]] = [
     ({"completion_id": None}, 400, "invalid_target", None),
     ({"session_id": "s1"}, 400, "invalid_target", "completion_id"),
-    ({"completion_id": None, "session_id": "s1"}, 422, "target_not_supported", "session_id"),
-    ({"completion_id": None, "join_key": "k1"}, 422, "target_not_supported", "join_key"),
     ({"completion_id": "chatcmpl-123"}, 400, "invalid_request", "completion_id"),
     ({"name": "purchased"}, 422, "unknown_signal", "name"),
     ({"name": "stars", "value": "five"}, 422, "invalid_value", "value"),

@@ -1,0 +1,183 @@
+"""`millrace score`: a verifier, or all graders of a task, on cases from standard input, one JSON line each.
+
+A case is {"prompt": ..., "completion": ..., "reference": ..., "metadata": {...}}; only the completion is needed. The answers
+come in the order of the cases, as soon as there are any, so that it can stand in a pipe.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import threading
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rich.console import Console
+from rich.table import Table
+
+from contracts.errors import InvalidRequest, InvalidSettings, InvalidTask
+from contracts.records import Score
+from contracts.tasks.loading import load_tasks
+from rewards.rubric import Verdict
+from rewards.scoring import Bench, answer_of_case, task_of_verifier
+from rewards.verifiers.check import Answer
+from rewards.verifiers.registry import KINDS
+
+_BATCH = 64
+_BAD_LINE = 2
+_PROGRESS_EVERY = 1000
+_END = b""
+_MAX_DEADLINE = 600.0
+
+Numbered = tuple[int, bytes]
+
+
+def run_score(
+    *,
+    verifier: str | None = None,
+    config: Path | None = None,
+    task: Path | None = None,
+    deadline: float = 5.0,
+    cases: BinaryIO | None = None,
+    answers: BinaryIO | None = None,
+) -> int:
+    """Grade every case, by default from standard input to standard output.
+
+    Returns:
+        The exit status: 2 if a line was no case.
+    """
+    if (verifier is None) == (task is None):
+        raise InvalidSettings("say which: --verifier NAME (--list shows them), or --task FILE for all its graders")
+    if verifier is not None:
+        bench = _bench_of_verifier(verifier, config, deadline)
+    else:
+        if config is not None:
+            raise InvalidSettings("--config belongs to --verifier; a task file brings its own configs")
+        (only,) = load_tasks((task or Path(),)).values()
+        bench = Bench(only)
+    with bench:
+        return _grade(bench, cases or sys.stdin.buffer, answers or sys.stdout.buffer, is_task=task is not None)
+
+
+def print_kinds() -> None:
+    """What `--verifier` takes."""
+    table = Table("verifier", "the answer passes if", "runs")
+    for name, kind in sorted(KINDS.items()):
+        table.add_row(name, kind.purpose, "beside others" if kind.is_slow else "")
+    Console().print(table)
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """A config in TOML or JSON, by the ending of its name.
+
+    Raises:
+        InvalidSettings: it cannot be read; says where.
+    """
+    try:
+        text = path.read_text()
+        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:  # both decoders' errors are ValueErrors
+        raise InvalidSettings(f"{path}: {error}; --config takes a .toml or .json file") from error
+    if not isinstance(found, dict):
+        raise InvalidSettings(f"{path}: a config is a table, not a {type(found).__name__}")
+    return found
+
+
+def _bench_of_verifier(verifier: str, config: Path | None, deadline: float) -> Bench:
+    if verifier not in KINDS:
+        raise InvalidTask(f"no verifier {verifier!r}; there are {', '.join(sorted(KINDS))}")
+    if not 0 < deadline <= _MAX_DEADLINE:
+        raise InvalidSettings(f"--deadline is in seconds, above 0 and at most {_MAX_DEADLINE:g}, not {deadline:g}")
+    return Bench(task_of_verifier(verifier, read_config_file(config) if config else {}, deadline, config))
+
+
+def _grade(bench: Bench, cases: BinaryIO, answers: BinaryIO, *, is_task: bool) -> int:
+    done = 0
+    for batch in _batches(cases):
+        read: list[Answer] = []
+        mistake = ""
+        for number, line in batch:
+            try:
+                read.append(answer_of_case(_case(line)))
+            except InvalidRequest as error:
+                mistake = f"line {number}: {error.message}; {done + len(read)} cases before it are answered"
+                break
+        for scores, verdict in bench.grade(read):
+            found = _of_task(scores, verdict) if is_task else _of_score(scores[0])
+            answers.write((json.dumps(found, ensure_ascii=False) + "\n").encode(errors="replace"))
+        answers.flush()
+        done += len(read)
+        if mistake:
+            print(f"millrace: {mistake}; mend or remove it and go on from there", file=sys.stderr)
+            return _BAD_LINE
+        _report(done, len(read))
+    if done >= _PROGRESS_EVERY and sys.stderr.isatty():
+        print(f"\r{done} cases", file=sys.stderr)
+    return 0
+
+
+def _case(line: bytes) -> object:
+    try:
+        return json.loads(line.decode())
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"not JSON ({error})") from error
+
+
+def _of_score(score: Score) -> dict[str, Any]:
+    return {
+        "value": score.value,
+        "status": score.status,
+        "fault": score.fault,
+        "reason": score.reason,
+        "seconds": score.seconds,
+    }
+
+
+def _of_task(scores: Iterable[Score], verdict: Verdict) -> Mapping[str, Any]:
+    return {
+        "reward": verdict.reward,
+        "status": verdict.status,
+        "fault": verdict.fault,
+        "reason": verdict.reason,
+        "scores": [{"name": score.name, **_of_score(score), "grader": score.grader} for score in scores],
+    }
+
+
+def _batches(cases: BinaryIO) -> Iterator[list[Numbered]]:
+    """What is there already, at most `_BATCH` lines: who writes one case and waits for its answer gets it."""
+    lines: queue.Queue[Numbered] = queue.Queue(4 * _BATCH)
+    failures: list[OSError] = []
+    threading.Thread(target=_read, args=(cases, lines, failures), daemon=True).start()
+    is_open = True
+    while is_open:
+        batch: list[Numbered] = []
+        item = lines.get()
+        while item[1] != _END:
+            batch.append(item)
+            if len(batch) == _BATCH or lines.empty():
+                break
+            item = lines.get()
+        is_open = item[1] != _END
+        if batch:
+            yield batch
+    if failures:
+        raise InvalidSettings(f"standard input cannot be read: {failures[0]}")
+
+
+def _read(cases: BinaryIO, lines: queue.Queue[Numbered], failures: list[OSError]) -> None:
+    try:
+        for number, line in enumerate(cases, 1):
+            if line.strip():
+                lines.put((number, line))
+    except OSError as error:
+        failures.append(error)
+    finally:
+        lines.put((0, _END))
+
+
+def _report(done: int, added: int) -> None:
+    if sys.stderr.isatty() and done // _PROGRESS_EVERY != (done - added) // _PROGRESS_EVERY:
+        print(f"\r{done} cases", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,114 @@
+"""Which answer a key means, and what a session's next message says about the answer before it. Pure.
+
+A key that several answers bear means the newest: that of a session moves on with every turn, and a join key that was used
+again is the answer that replaced the earlier one. It does not matter in which order they arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from contracts.ids import sample_key
+from contracts.records import Generation, Signal, Submitter
+from contracts.tables import MAX_KEY
+from contracts.tasks import Task
+
+MAX_FOLLOW_UP = 2_000
+_MAX_SUBMITTER = 128
+
+
+class KeyName(NamedTuple):
+    """`kind`: "key" or "session"."""
+
+    tenant: str
+    kind: str
+    value: str
+
+
+class Answer(NamedTuple):
+    """One choice of one completion."""
+
+    completion_id: str
+    choice: int
+
+    @property
+    def age(self) -> tuple[str, int]:
+        """Completion ids begin with their time; of one completion the first choice speaks for all."""
+        return self.completion_id, -self.choice
+
+
+class Succession(NamedTuple):
+    """An answer that came next in the session of another."""
+
+    record: Generation
+    before: Answer
+
+
+def names_of(record: Generation) -> list[KeyName]:
+    """The keys of a user's answer. Those that no table takes are none: they were too long, or hold a NUL."""
+    if record.purpose != "user":
+        return []
+    given = (("key", record.join_key), ("session", record.session_id))
+    return [
+        KeyName(record.tenant, kind, value)
+        for kind, value in given
+        if value and len(value) <= MAX_KEY and "\0" not in value
+    ]
+
+
+def assign(meant: dict[KeyName, Answer], records: Iterable[Generation]) -> list[Succession]:
+    """Make `meant` say which answer each key means, now that `records` arrived; returns who came after whom."""
+    successions = []
+    for record in records:
+        answer = Answer(record.completion_id, record.choice)
+        for name in names_of(record):
+            before = meant.get(name)
+            if before is not None and before.age >= answer.age:
+                continue
+            meant[name] = answer
+            if name.kind == "session" and before is not None and before.completion_id != answer.completion_id:
+                successions.append(Succession(record, before))
+    return successions
+
+
+def follow_up_name(task: Task | None) -> str | None:
+    """The signal of a task that takes a user's next message, if there is one."""
+    rules = task.signals.items() if task else ()
+    return next((name for name, rule in rules if rule.means == "follow_up" and rule.type == "text"), None)
+
+
+def follow_up(succession: Succession, before: Generation, task: Task) -> Signal | None:
+    """What a user's next message says about the answer before it, as a signal.
+
+    None if the task does not listen, if that answer was of another one, or if the user said nothing new: the same
+    conversation sent again asks for another answer, and is no reply to this one.
+    """
+    record, name = succession.record, follow_up_name(task)
+    if name is None or before.task != record.task or before.tenant != record.tenant:
+        return None
+    messages = record.open().messages
+    text = _last_words(messages)
+    if not text or messages == before.open().messages:
+        return None
+    return Signal(
+        id=f"follow_up:{sample_key(before.completion_id, before.choice)}",
+        completion_id=before.completion_id,
+        choice=before.choice,
+        name=name,
+        value=text[:MAX_FOLLOW_UP],
+        at=record.created_at,
+        received_at=record.created_at,
+        tenant=record.tenant,
+        submitter=Submitter(id=_speaker(record), kind="code"),
+    )
+
+
+def _last_words(messages: list[dict[str, Any]]) -> str:
+    said = [message.get("content") for message in messages if message.get("role") == "user"]
+    return said[-1] if said and isinstance(said[-1], str) else ""
+
+
+def _speaker(record: Generation) -> str:
+    person = record.person or ""
+    return person[:_MAX_SUBMITTER] if person and "\0" not in person else "follow_up"

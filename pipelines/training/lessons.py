@@ -1,0 +1,96 @@
+"""What a batch is made of, samples and corrections, and what each becomes after its step. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipelines.training.batch import newest_version
+from pipelines.training.intake import is_learnable, worth
+from pipelines.training.state import Fate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from contracts.records import Experience
+    from pipelines.training.intake import Intake
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A sample that was learned before and is worth something else since.
+
+    `difference` is what its newest revision is worth less what was applied, in weight x reward; `scale` is what one unit
+    was multiplied by when it was learned. Their product is its advantage: no baseline, no whitening, no staleness, so
+    that what the sample pulls in all is what its last revision alone would have pulled.
+    """
+
+    experience: Experience
+    difference: float
+    scale: float
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step's worth, in the order of keys: the gradient does not depend on the order in which they were read."""
+
+    samples: Sequence[Experience]
+    lessons: Sequence[Lesson]
+
+    @property
+    def everything(self) -> list[Experience]:
+        """Samples, then what is corrected."""
+        return [*self.samples, *(lesson.experience for lesson in self.lessons)]
+
+
+def draw(intake: Intake, size: int) -> Batch:
+    """The oldest `size` of what waits."""
+    samples, lessons = [], []
+    for item in sorted(intake.waiting[:size], key=lambda item: item.experience.key):
+        experience = item.experience
+        if (fate := intake.corrects(experience)) is None:
+            samples.append(experience)
+        else:
+            lessons.append(Lesson(experience, worth(experience) - (fate.applied_now or 0.0), fate.scale))
+    return Batch(samples, lessons)
+
+
+def sample_fate(experience: Experience, skipped: str, scale: float) -> Fate:
+    """After its step; `skipped` is the guard's reason, `scale` what one unit of reward was multiplied by."""
+    if skipped:
+        return Fate(experience.revision, "quarantined", skipped)
+    return Fate(experience.revision, "trained", applied=worth(experience), scale=scale)
+
+
+def lesson_fate(lesson: Lesson, before: Fate, skipped: str) -> Fate:
+    """After its step; what the guard skipped was not applied, and the sample stays as it was learned."""
+    revision = lesson.experience.revision
+    if skipped:
+        return before.passed_over(revision, "correction_quarantined")
+    return before.corrected(revision, worth(lesson.experience))
+
+
+class NullMass:
+    """How much of what was read had no reward, by the version that wrote it: a policy may learn to go unscored."""
+
+    def __init__(self) -> None:
+        self._read: Counter[int] = Counter()
+        self._null: Counter[int] = Counter()
+
+    def add(self, experience: Experience) -> None:
+        """Count one that a user's generation gave rise to."""
+        if experience.purpose == "user":
+            version = newest_version(experience)
+            self._read[version] += 1
+            self._null[version] += not is_learnable(experience)
+
+    def take(self) -> dict[str, float | dict[str, float]]:
+        """The shares since the last time, in all and by version."""
+        figures: dict[str, float | dict[str, float]] = {
+            "null_mass": self._null.total() / max(self._read.total(), 1),
+            "null_mass_of_version": {str(item): self._null[item] / num for item, num in sorted(self._read.items())},
+        }
+        self._read.clear()
+        self._null.clear()
+        return figures

@@ -1,0 +1,215 @@
+"""Asks one model behind an OpenAI-compatible endpoint.
+
+In: messages. Out: its reply, or why there is none. Waits: for the reply, at most the rule's time for each try; retries, with
+jitter, only what may be better the next time: 429, 5xx, timeouts and connections that broke off.
+
+Endpoints differ in what they take. The first request asks for everything; what is refused as a bad request is asked again
+with less, and what worked is remembered.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple
+
+import httpx
+import structlog
+
+from contracts.tasks.judges import JudgeEndpoint, JudgeRule
+from rewards.judges.breaker import Breaker
+from rewards.judges.parse import Alternative, Token
+from rewards.judges.prompt import Messages, schema_of
+
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 20.0
+_MAX_BYTES = 4_000_000
+_TOO_MANY, _SERVER_ERROR = 429, 500
+_BAD_REQUEST = {400, 422}
+_WRONG_SETTINGS = {401, 403, 404}
+_NUM_ALTERNATIVES = 10
+
+log = structlog.get_logger()
+
+
+class Reply(NamedTuple):
+    """What a model said, and the tokens that it took."""
+
+    content: str
+    tokens: tuple[Token, ...]
+    num_input: int
+    num_output: int
+
+
+class NoReply(NamedTuple):
+    """Why there is no reply: our fault, whoever's it is out there. `alive`: somebody is there, and has too much to do."""
+
+    reason: str
+    alive: bool = False
+
+
+class _Again(NamedTuple):
+    """No reply, and another try may bring one."""
+
+    reason: str
+    alive: bool = False
+    after_seconds: float | None = None
+
+
+class JudgeClient:
+    """One endpoint. Safe for threads; `http` is shared and belongs to the caller."""
+
+    def __init__(
+        self,
+        rule: JudgeRule,
+        endpoint: JudgeEndpoint,
+        http: httpx.Client,
+        *,
+        key: str | None = None,
+        breaker: Breaker | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.endpoint = endpoint
+        self._rule = rule
+        self._http = http
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._breaker = breaker or Breaker()
+        self._sleep = sleep
+        self._jitter = random.Random()  # noqa: S311 spreads retries
+        self._rung = 0
+        self._timeout = httpx.Timeout(rule.read_seconds, connect=rule.connect_seconds)
+
+    def ask(self, messages: Messages) -> Reply | NoReply:
+        """One verdict's text, after at most `retries` more tries."""
+        reason, alive = "it does not answer; it is asked again from time to time", False
+        for attempt in range(self._rule.retries + 1):
+            if not self._breaker.allows():
+                break
+            outcome = self._try(messages)
+            if not isinstance(outcome, _Again):
+                return outcome
+            reason, alive = outcome.reason, outcome.alive
+            pause = _FIRST_PAUSE_SECONDS * 2**attempt * self._jitter.uniform(0.5, 1.5)
+            if outcome.after_seconds is not None:
+                pause = max(outcome.after_seconds, pause)
+            if attempt == self._rule.retries or pause > _LONGEST_PAUSE_SECONDS or self._breaker.is_open:
+                break
+            self._sleep(pause)
+        return NoReply(f"{self.endpoint.model}: {reason}", alive)
+
+    def _try(self, messages: Messages) -> Reply | NoReply | _Again:
+        try:
+            outcome = self._climb_down(messages)
+        except (httpx.TimeoutException, httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
+            outcome = _Again(f"{type(error).__name__}: {error}")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            self._failed(str(error))
+            return NoReply(f"{self.endpoint.model}: {type(error).__name__}: {error}")
+        except BaseException:
+            self._failed("interrupted")
+            raise
+        if isinstance(outcome, _Again) and not outcome.alive:
+            self._failed(outcome.reason)
+        elif isinstance(outcome, _Refused):
+            self._failed(outcome.reason)
+            return NoReply(f"{self.endpoint.model}: {outcome.reason}")
+        else:
+            self._breaker.succeeded()
+        return outcome
+
+    def _failed(self, reason: str) -> None:
+        if self._breaker.failed():
+            log.warning("judge does not answer", url=self.endpoint.url, model=self.endpoint.model, reason=reason)
+
+    def _climb_down(self, messages: Messages) -> Reply | NoReply | _Again:
+        rungs = self._rungs()
+        for rung in range(self._rung, len(rungs)):
+            status, headers, body = self._post({"messages": messages, **rungs[rung]})
+            if status in _BAD_REQUEST and rung + 1 < len(rungs) and b"context_length" not in body:
+                continue
+            if status == httpx.codes.OK:
+                self._rung = max(self._rung, rung)
+            break
+        return _read(status, headers, body)
+
+    def _rungs(self) -> list[dict[str, Any]]:
+        """Requests without their messages, from the one that asks for most to the one that every server takes."""
+        rule = self._rule
+        longest = {} if "max_completion_tokens" in rule.request else {"max_tokens": rule.max_tokens}
+        bare = {"model": self.endpoint.model, "temperature": rule.temperature, **longest, **rule.request}
+        # Verdicts are no telemetry: without this an endpoint of ours would keep them, and learn from them.
+        plain = {**bare, "store": False}
+        schema = {"name": "verdict", "strict": True, "schema": schema_of(rule.scale)}
+        strict = {**plain, "response_format": {"type": "json_schema", "json_schema": schema}}
+        weighed = {**strict, "logprobs": True, "top_logprobs": _NUM_ALTERNATIVES}
+        return [*([weighed] if rule.expected_level else []), strict, plain, bare]
+
+    def _post(self, body: Mapping[str, Any]) -> tuple[int, httpx.Headers, bytes]:
+        """Status, headers and body. The time for a reply is for the whole of it, however slowly it drips."""
+        deadline = time.monotonic() + self._rule.read_seconds + self._rule.connect_seconds
+        url = f"{self.endpoint.url.rstrip('/')}/chat/completions"
+        content = b""
+        with self._http.stream("POST", url, json=body, headers=self._headers, timeout=self._timeout) as response:
+            for chunk in response.iter_bytes():
+                content += chunk
+                if time.monotonic() > deadline or len(content) > _MAX_BYTES:
+                    raise httpx.ReadTimeout("the reply does not end", request=response.request)
+            return response.status_code, response.headers, content
+
+
+class _Refused(NoReply):
+    """The endpoint takes nothing from us: wrong key, wrong name."""
+
+
+def _read(status: int, headers: httpx.Headers, body: bytes) -> Reply | NoReply | _Again:
+    if status == httpx.codes.OK:
+        return _completion(body)
+    reason = f"HTTP {status}: {' '.join(body[:300].decode(errors='replace').split())[:150]}"
+    if status == _TOO_MANY:
+        return _Again(reason, alive=True, after_seconds=_seconds_after(headers.get("retry-after")))
+    if status >= _SERVER_ERROR:
+        return _Again(reason, after_seconds=_seconds_after(headers.get("retry-after")))
+    return _Refused(reason) if status in _WRONG_SETTINGS else NoReply(reason)
+
+
+def _completion(body: bytes) -> Reply | NoReply:
+    try:
+        content = json.loads(body)
+        choice = content["choices"][0]
+        message = choice["message"]
+        if message.get("refusal"):
+            return NoReply(f"it refused: {str(message['refusal'])[:100]}")
+        text = message.get("content") or ""
+        if isinstance(text, list):
+            text = "".join(str(part.get("text", "")) for part in text)
+        usage = content.get("usage") or {}
+        tokens = _tokens((choice.get("logprobs") or {}).get("content") or [])
+        return Reply(str(text), tokens, int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return NoReply("its reply is no chat completion")
+
+
+def _tokens(items: list[Any]) -> tuple[Token, ...]:
+    tokens = []
+    for item in items:
+        found = {other["token"]: float(other["logprob"]) for other in (item.get("top_logprobs") or [])}
+        found.setdefault(item["token"], float(item["logprob"]))
+        tokens.append(Token(item["token"], tuple(Alternative(*pair) for pair in found.items())))
+    return tuple(tokens)
+
+
+def _seconds_after(value: str | None) -> float | None:
+    """`retry-after`: seconds, or a date."""
+    if value is None:
+        return None
+    try:
+        return max(0.0, float(value))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    except ValueError:
+        return None

@@ -1,0 +1,214 @@
+"""A judge at work.
+
+In: a batch of answers. Out: a check for each. Waits: for the models, all questions of a batch side by side.
+
+An answer is settled without asking (empty, nothing to say about it), shed by a draw of known probability, found in the
+cache, or asked. A model that gives no verdict is replaced by the fallback; without one the answer is unscored by our own
+fault: never 0, never the middle.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import structlog
+
+from contracts.errors import Unavailable
+from contracts.metrics import JUDGE_CALLS, JUDGE_DISAGREEMENT, JUDGE_MONEY, JUDGE_ORDER_FLIPS, JUDGE_TOKENS
+from contracts.tasks.judges import JudgeEndpoint, JudgeRule
+from rewards.judges.budget import DAY_SECONDS, Budget, is_drawn
+from rewards.judges.client import JudgeClient, NoReply, Reply
+from rewards.judges.parse import Verdict, parse_verdict
+from rewards.judges.prompt import Case, messages_of, new_nonce
+from rewards.judges.questions import FALLBACK, Failure, Findings, Inquiry, Question, Reading, inquire, read
+from rewards.judges.store import JudgeStore, Spent
+from rewards.judges.texts import conversation
+from rewards.verifiers.check import Answer, Check, broken, unlabelled
+
+_CHARS_PER_TOKEN = 4.0
+_TEMPLATE_TOKENS = 350
+_MILLION = 1_000_000.0
+_SMOOTHING = 0.05
+
+log = structlog.get_logger()
+
+
+class Clocks(NamedTuple):
+    """Seconds that only grow, and UTC epoch seconds."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    utc: Callable[[], float] = time.time
+
+
+CLOCKS = Clocks()
+
+
+class Judge:
+    """One judge of one task. `clients` stand in the order of the rule's endpoints. One batch at a time."""
+
+    def __init__(
+        self,
+        task: str,
+        rule: JudgeRule,
+        clients: Sequence[JudgeClient],
+        fallback: JudgeClient | None,
+        *,
+        store: JudgeStore,
+        clocks: Clocks = CLOCKS,
+    ) -> None:
+        self.rule = rule
+        self._clients = {**dict(enumerate(clients)), **({FALLBACK: fallback} if fallback else {})}
+        self._store = store
+        self._clocks = clocks
+        self._budget = Budget(task, rule, store, monotonic=clocks.monotonic, clock=clocks.utc)
+        self._lock = threading.Lock()
+        self._spent = Spent()
+        self.spent_in_all = Spent()
+        self._output_tokens = rule.max_tokens / 4.0
+        self._forgot_on = -1.0
+
+    def check_all(self, answers: Sequence[Answer]) -> list[Check]:
+        """See `BatchVerifier`."""
+        try:
+            return [reading.check for reading in self.read_all(answers)]
+        except Unavailable as error:  # for all of them: to try each by itself would only take longer
+            return [broken(error.message) for _ in answers]
+
+    def read_all(self, answers: Sequence[Answer]) -> list[Reading]:
+        """A reading for each answer.
+
+        Raises:
+            Unavailable: the store cannot be read.
+        """
+        inquiries = [inquire(self.rule, answer) for answer in answers]
+        raised = {question.key: question for inquiry in inquiries for question in inquiry.questions}
+        known = self._store.verdicts({*raised, *(question.fallback_key for question in raised.values())} - {""})
+        share = self._share([question for key, question in raised.items() if key not in known])
+        kept = [self._is_kept(answer, share) for answer in answers]
+        wanted = {
+            question.key
+            for inquiry, is_kept in zip(inquiries, kept, strict=True)
+            if is_kept
+            for question in inquiry.questions
+        }
+        self._count("cached", len(wanted & known.keys()))
+        fresh: dict[str, Verdict] = {}
+        asked = self._ask_all([raised[key] for key in raised if key in wanted and key not in known], known, fresh)
+        self._save(fresh)
+        return [
+            self._reading(inquiry, share if is_kept else None, {**known, **asked})
+            for inquiry, is_kept in zip(inquiries, kept, strict=True)
+        ]
+
+    def _is_kept(self, answer: Answer, share: float) -> bool:
+        key = answer.key or answer.text
+        if self.rule.protocol == "pairwise" and answer.key:
+            key = answer.key.rpartition(":")[0] or answer.key  # a group stays whole
+        return is_drawn(self.rule.name, key, share)
+
+    def _share(self, questions: Sequence[Question]) -> float:
+        tokens = money = 0.0
+        for question in questions:
+            size = _TEMPLATE_TOKENS + _num_chars(question.case) / _CHARS_PER_TOKEN
+            tokens += size + self._output_tokens
+            money += _money(self._clients[question.seat].endpoint, size, self._output_tokens)
+        return self._budget.share(tokens, money)
+
+    def _ask_all(
+        self, questions: Sequence[Question], known: Findings, fresh: dict[str, Verdict]
+    ) -> dict[str, Verdict | Failure]:
+        """Ask side by side. `fresh` takes each verdict under the key of whoever gave it."""
+        if not questions:
+            return {}
+        with ThreadPoolExecutor(min(self.rule.concurrency, len(questions)), thread_name_prefix="judge") as pool:
+            found = list(pool.map(lambda question: self._ask(question, known, fresh), questions))
+        return {question.key: finding for question, finding in zip(questions, found, strict=True)}
+
+    def _ask(self, question: Question, known: Findings, fresh: dict[str, Verdict]) -> Verdict | Failure:
+        found = self._ask_one(question.seat, question.case)
+        if isinstance(found, Verdict):
+            fresh[question.key] = found
+            return found
+        if FALLBACK not in self._clients:
+            return found
+        other = known.get(question.fallback_key) or self._ask_one(FALLBACK, question.case)
+        if isinstance(other, Failure):
+            return Failure(other.fate, f"{found.reason}; fallback {other.reason}")
+        fresh[question.fallback_key] = other
+        self._count("fallback")
+        return other
+
+    def _ask_one(self, seat: int, case: Case) -> Verdict | Failure:
+        try:
+            messages = messages_of(self.rule, case, new_nonce(case))
+        except ValueError as error:
+            return Failure("failed", str(error))
+        client = self._clients[seat]
+        reply = client.ask(messages)
+        if isinstance(reply, NoReply):
+            self._count("failed")
+            return Failure("failed", reply.reason)
+        self._charge(client.endpoint, reply, sum(len(message["content"]) for message in messages))
+        tokens = reply.tokens if self.rule.expected_level else ()
+        verdict = parse_verdict(reply.content, self.rule.scale, tokens)
+        self._count("answered" if verdict else "unparsable")
+        return verdict or Failure("unparsable", f"{client.endpoint.model}: no verdict in {reply.content[:60]!r}")
+
+    def _charge(self, endpoint: JudgeEndpoint, reply: Reply, num_chars: int) -> None:
+        """Servers that do not tell what was used are charged by length."""
+        num_input = reply.num_input or round(num_chars / _CHARS_PER_TOKEN)
+        num_output = reply.num_output or round(len(reply.content) / _CHARS_PER_TOKEN)
+        money = _money(endpoint, num_input, num_output)
+        with self._lock:
+            self._spent = self._spent.plus(Spent(1, num_input + num_output, money))
+            self._output_tokens += _SMOOTHING * (num_output - self._output_tokens)
+        JUDGE_TOKENS.labels(self.rule.name, "input").inc(num_input)
+        JUDGE_TOKENS.labels(self.rule.name, "output").inc(num_output)
+        JUDGE_MONEY.labels(self.rule.name).inc(money)
+
+    def _save(self, fresh: dict[str, Verdict]) -> None:
+        """What was paid for is not lost with the database: the verdicts count, only the memory of them is missing."""
+        spent, self._spent = self._spent, Spent()
+        self.spent_in_all = self.spent_in_all.plus(spent)
+        now = self._clocks.utc()
+        try:
+            self._budget.spend(spent)
+            self._store.keep(self.rule.name, fresh, now)
+            if now // DAY_SECONDS != self._forgot_on:
+                self._store.forget(self.rule.name, now - self.rule.cache_days * DAY_SECONDS)
+                self._forgot_on = now // DAY_SECONDS
+        except Unavailable as error:
+            log.warning("verdicts are not kept", judge=self.rule.name, reason=error.message)
+
+    def _reading(self, inquiry: Inquiry, share: float | None, findings: Findings) -> Reading:
+        """`share`: with which probability it was kept; None if it was not."""
+        if inquiry.settled is not None:
+            self._count(inquiry.settled.fate)
+            return inquiry.settled
+        if share is None:
+            self._count("shed")
+            return Reading(unlabelled("shed: the judge sees a share of the answers"), "shed")
+        reading = read(self.rule, inquiry, findings)
+        if reading.num_flips:
+            JUDGE_ORDER_FLIPS.labels(self.rule.name).inc(reading.num_flips)
+        if reading.fate == "judged" and len(self.rule.endpoints) > 1:
+            JUDGE_DISAGREEMENT.labels(self.rule.name).observe(reading.disagreement)
+        return reading._replace(check=reading.check._replace(propensity=share))
+
+    def _count(self, fate: str, num: int = 1) -> None:
+        if num:
+            JUDGE_CALLS.labels(self.rule.name, fate).inc(num)
+
+
+def _money(endpoint: JudgeEndpoint, num_input: float, num_output: float) -> float:
+    price = endpoint.price_per_million_tokens
+    return (num_input * price.input + num_output * price.output) / _MILLION
+
+
+def _num_chars(case: Case) -> int:
+    texts = [*case.answers, conversation(case.messages), case.reference or "", case.follow_up or ""]
+    return sum(map(len, texts))

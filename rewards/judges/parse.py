@@ -1,0 +1,127 @@
+"""What a judge said. Pure. Anything that is not exactly one verdict is none: never 0, never the middle."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rewards.judges.texts import without_thoughts
+
+_MIN_MASS = 0.5
+_MAX_REASON = 200
+_VALUE = re.compile(r'"level"\s*:\s*"')
+
+
+class Alternative(NamedTuple):
+    """A token that could have stood at a place, with its log-prob."""
+
+    text: str
+    logprob: float
+
+
+class Token(NamedTuple):
+    """A token of the judge's own answer."""
+
+    text: str
+    alternatives: tuple[Alternative, ...]
+
+
+class Verdict(NamedTuple):
+    """`value` is in [0, 1], evenly spaced by level, or between levels where they were weighed."""
+
+    value: float
+    level: str
+    reason: str
+
+
+def parse_verdict(content: str, levels: Sequence[str], tokens: Sequence[Token] = ()) -> Verdict | None:
+    """The verdict, or None if there is none, or several that differ."""
+    text = content.strip()
+    if not text.startswith(("{", "`")):  # in the JSON itself, a thought's marks are a quotation
+        text = without_thoughts(text)
+    found = {_level_of(item["level"], levels): item for item in _objects(text) if "level" in item}
+    if len(found) != 1:
+        return None
+    ((level, item),) = found.items()
+    if level is None:
+        return None
+    reason = " ".join(str(item.get("reason", "")).split())[:_MAX_REASON]
+    expected = expected_level(tokens, levels) if tokens else None
+    value = level / (len(levels) - 1) if expected is None else expected
+    return Verdict(value, levels[level], reason)
+
+
+def expected_level(tokens: Sequence[Token], levels: Sequence[str]) -> float | None:
+    """The sum over k of p_k k / (K - 1), with p_k from the alternatives of the tokens that spell the level.
+
+    None where the tokens do not tell: no alternatives, or less than half of the probability is on levels.
+    """
+    starts = [match.end() for match in _VALUE.finditer("".join(token.text for token in tokens))]
+    if not starts:
+        return None
+    position, mass, spelled = 0, 1.0, ""
+    weights = [0.0] * len(levels)
+    for token in tokens:
+        head = token.text[: max(0, starts[-1] - position)]
+        position += len(token.text)
+        if position <= starts[-1]:
+            continue
+        sampled = token.text[len(head) :]
+        for text, logprob in token.alternatives:
+            if text != token.text and text.startswith(head):
+                matched = _meant(spelled + text[len(head) :], levels)
+                if len(matched) == 1:
+                    weights[matched[0]] += mass * math.exp(logprob)
+        mass *= next((math.exp(item.logprob) for item in token.alternatives if item.text == token.text), 0.0)
+        spelled += sampled
+        matched = _meant(spelled, levels)
+        if len(matched) == 1:
+            weights[matched[0]] += mass
+            break
+        if not matched:
+            break
+    total = sum(weights)
+    if total < _MIN_MASS:
+        return None
+    return min(1.0, sum(weight * k for k, weight in enumerate(weights)) / total / (len(levels) - 1))
+
+
+def _meant(start: str, levels: Sequence[str]) -> list[int]:
+    """The levels that a value may become which starts so; one that ends is that level alone."""
+    text, quote, _ = start.partition('"')
+    if quote:
+        return [place for place, level in enumerate(levels) if level == text]
+    return [place for place, level in enumerate(levels) if text and level.startswith(text)]
+
+
+def _level_of(said: Any, levels: Sequence[str]) -> int | None:
+    """The place of a level that was named, or counted from 0."""
+    if isinstance(said, bool) or not isinstance(said, str | int):
+        return None
+    name = str(said).strip().casefold()
+    for place, level in enumerate(levels):
+        if level.strip().casefold() == name:
+            return place
+    return int(said) if isinstance(said, int) and 0 <= said < len(levels) else None
+
+
+def _objects(text: str) -> Iterator[Mapping[str, Any]]:
+    """Every outermost JSON object of a text. One that says a name twice is read as one without a level."""
+    decoder = json.JSONDecoder(object_pairs_hook=_unique)
+    start = text.find("{")
+    while start >= 0:
+        try:
+            item, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            end = start + 1
+        else:
+            yield item
+        start = text.find("{", end)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    return dict(pairs) if len({*names}) == len(names) else {"level": None}

@@ -1,0 +1,188 @@
+"""Which questions an answer raises, and what the verdicts on them make of it. Pure.
+
+A question is one model looking at one case. Its key is made of everything that can change the verdict, so that the same
+question is asked once, in a batch and ever after; the fence's code is not part of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from contracts.tasks.judges import PAIRWISE_LEVELS, JudgeEndpoint, JudgeRule
+from rewards.judges.parse import Verdict
+from rewards.judges.pregate import worthless
+from rewards.judges.prompt import Case, rubric_hash
+from rewards.judges.texts import without_thoughts
+from rewards.verifiers.check import Answer, Check, broken, unlabelled
+
+Fate = Literal["judged", "pregated", "unlabelled", "shed", "unparsable", "failed"]
+FALLBACK = -1
+"""The place of the judge that is asked where another gave no verdict."""
+_MAX_REASON = 300
+
+
+class Question(NamedTuple):
+    """One case for one model. `seat`: its place among the judge's endpoints."""
+
+    seat: int
+    case: Case
+    key: str
+    fallback_key: str = ""
+
+
+class Failure(NamedTuple):
+    """No verdict, and why."""
+
+    fate: Literal["unparsable", "failed"]
+    reason: str
+
+
+class Reading(NamedTuple):
+    """What the judge makes of one answer."""
+
+    check: Check
+    fate: Fate
+    num_pairs: int = 0
+    num_flips: int = 0
+    disagreement: float = 0.0
+    """Largest difference between the members' values."""
+
+
+Findings = Mapping[str, Verdict | Failure]
+
+
+class Inquiry(NamedTuple):
+    """What has to be asked about one answer: for each member, `of_member`[m][n] is about the nth case, or pair.
+
+    `given` are the values of pairs that need no asking.
+    """
+
+    of_member: tuple[tuple[tuple[Question, ...], ...], ...] = ()
+    given: tuple[float, ...] = ()
+    settled: Reading | None = None
+
+    @property
+    def questions(self) -> list[Question]:
+        """All of them."""
+        return [question for member in self.of_member for item in member for question in item]
+
+
+def inquire(rule: JudgeRule, answer: Answer) -> Inquiry:
+    """What to ask about an answer; nothing, if it is settled without."""
+    if rule.about == "follow_up":
+        follow_up = answer.metadata.get("follow_up", "").strip()
+        if not follow_up:
+            return Inquiry(settled=Reading(unlabelled("the user wrote nothing next"), "unlabelled"))
+        case = Case(answer.messages, (without_thoughts(answer.text),), answer.reference, follow_up)
+        return _about(rule, [(case,)])
+    if rule.pregate and (reason := worthless(answer.text, answer.reference)):
+        return Inquiry(settled=Reading(Check(0.0, fault="model", reason=reason), "pregated"))
+    text = without_thoughts(answer.text)
+    if rule.protocol == "pointwise":
+        return _about(rule, [(Case(answer.messages, (text,), answer.reference),)])
+    if not answer.siblings:
+        return Inquiry(settled=Reading(unlabelled("no other choice to compare with"), "unlabelled"))
+    pairs, given = [], []
+    for sibling in map(without_thoughts, answer.siblings):
+        if sibling == text:
+            given.append(0.5)
+        elif rule.pregate and worthless(sibling, answer.reference):
+            given.append(1.0)
+        else:
+            orders = ((text, sibling), (sibling, text))
+            pairs.append(tuple(Case(answer.messages, order, answer.reference) for order in orders))
+    return _about(rule, pairs)._replace(given=tuple(given))
+
+
+def read(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
+    """What the verdicts make of an answer. One that is missing leaves no value: fewer members are another judge."""
+    if inquiry.settled is not None:
+        return inquiry.settled
+    found = [findings[question.key] for question in inquiry.questions]
+    if failures := [item for item in found if isinstance(item, Failure)]:
+        return Reading(broken(f"judge_error: {failures[0].reason}"), failures[0].fate)
+    if rule.protocol == "pairwise":
+        return _compared(rule, inquiry, findings)
+    verdicts = [item for item in found if isinstance(item, Verdict)]
+    value, disagreement = combined(rule, [verdict.value for verdict in verdicts])
+    lowest = min(verdicts, key=lambda verdict: verdict.value)
+    reason = _explained(f"{lowest.level}: {lowest.reason}", len(verdicts), disagreement)
+    return Reading(Check(value, reason=reason), "judged", disagreement=disagreement)
+
+
+def combined(rule: JudgeRule, values: Sequence[float]) -> tuple[float, float]:
+    """One value of the members' values, and their largest difference: the least of them, or a lower quantile.
+
+    The quantile is of their linear interpolation (R-7, Hyndman and Fan 1996), as numpy's.
+    """
+    ordered = sorted(values)
+    disagreement = ordered[-1] - ordered[0]
+    if rule.combine == "min":
+        return ordered[0], disagreement
+    place = rule.quantile * (len(ordered) - 1)
+    low, high = math.floor(place), math.ceil(place)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low), disagreement
+
+
+def both_orders(first: float, second: float) -> tuple[float, bool]:
+    """Value of an answer against another, from what was said of whoever stood first: of it, then of the other.
+
+    Orders that disagree are a tie, and a flip.
+    """
+    flipped = not math.isclose(first, 1.0 - second, abs_tol=1e-9)
+    return (0.5 if flipped else first), flipped
+
+
+def _compared(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
+    values, num_pairs, num_flips, disagreements = [*inquiry.given], 0, 0, [0.0]
+    for pair in zip(*inquiry.of_member, strict=True):
+        of_members = []
+        for orders in pair:
+            first, second = (_place(findings[question.key]) for question in orders)
+            value, flipped = both_orders(first, second)
+            of_members.append(value)
+            num_pairs += 1
+            num_flips += flipped
+        value, disagreement = combined(rule, of_members)
+        values.append(value)
+        disagreements.append(disagreement)
+    reason = f"against {len(values)} others; {num_flips} of {num_pairs} comparisons changed with their order"
+    reason = _explained(reason, len(inquiry.of_member), max(disagreements))
+    check = Check(sum(values) / len(values), reason=reason)
+    return Reading(check, "judged", num_pairs, num_flips, max(disagreements))
+
+
+def _place(found: Verdict | Failure) -> float:
+    """The named level, not what its probabilities make of it: orders agree or not."""
+    if isinstance(found, Failure):
+        raise TypeError("a failure has no place")
+    return PAIRWISE_LEVELS.index(found.level) / (len(PAIRWISE_LEVELS) - 1)
+
+
+def _explained(reason: str, num_members: int, disagreement: float) -> str:
+    among = f"{num_members} members, disagreement {disagreement:.2f}; " if num_members > 1 else ""
+    return f"{among}{reason}"[:_MAX_REASON]
+
+
+def _about(rule: JudgeRule, items: Sequence[tuple[Case, ...]]) -> Inquiry:
+    rubric = rubric_hash(rule)
+
+    def question(seat: int, endpoint: JudgeEndpoint, case: Case) -> Question:
+        fallback = _key(rule.name, rule.fallback, rubric, case) if rule.fallback else ""
+        return Question(seat, case, _key(rule.name, endpoint, rubric, case), fallback)
+
+    return Inquiry(
+        tuple(
+            tuple(tuple(question(seat, endpoint, case) for case in item) for item in items)
+            for seat, endpoint in enumerate(rule.endpoints)
+        )
+    )
+
+
+def _key(judge: str, endpoint: JudgeEndpoint, rubric: str, case: Case) -> str:
+    content = [judge, endpoint.url, endpoint.model, endpoint.revision, rubric, list(case.messages), *case[1:]]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,161 @@
+"""The judges of a task, ready to run: their keys are there, and those whose word counts were admitted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import httpx
+
+from contracts.errors import InvalidTask
+from contracts.tasks import Task
+from contracts.tasks.judges import JudgeEndpoint, JudgeRule
+from rewards.graders import Grader
+from rewards.judges.client import JudgeClient, NoReply
+from rewards.judges.identity import label_of
+from rewards.judges.judge import CLOCKS, Clocks, Judge
+from rewards.judges.prompt import Case, messages_of, new_nonce
+from rewards.judges.report import read_report, shortfalls
+from rewards.judges.store import JudgeStore, MemoryStore
+
+_PROBE = [{"role": "user", "content": "What is 2 + 2?"}]
+
+
+def judges_of(
+    task: Task,
+    store: JudgeStore,
+    http: httpx.Client | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    clocks: Clocks = CLOCKS,
+) -> list[Grader]:
+    """The judges of a task. `http` belongs to the caller; without it they share one of their own.
+
+    Raises:
+        InvalidTask: a key is missing, or a judge whose word counts was not admitted; with file, line and what to do.
+    """
+    if not task.judges:
+        return []
+    http = http or new_http()
+    graders = []
+    for index, rule in enumerate(task.judges):
+        _check_keys(task, index, environ)
+        if rule.role != "watch":
+            _check_admission(task, index)
+        graders.append(
+            Grader(
+                name=rule.name,
+                role=rule.role,
+                weight=rule.weight if rule.role == "component" else 0.0,
+                label=label_of(rule, task.hash),
+                is_slow=True,
+                check_all=make_judge(task.name, rule, store, http, environ=environ, clocks=clocks).check_all,
+            )
+        )
+    return graders
+
+
+def make_judge(
+    task: str,
+    rule: JudgeRule,
+    store: JudgeStore,
+    http: httpx.Client,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    clocks: Clocks = CLOCKS,
+) -> Judge:
+    """A judge by its rule alone, admitted or not."""
+    clients = [_client(rule, endpoint, http, environ) for endpoint in rule.endpoints]
+    fallback = _client(rule, rule.fallback, http, environ) if rule.fallback else None
+    return Judge(task, rule, clients, fallback, store=store, clocks=clocks)
+
+
+def trial_judge(task: Task, rule: JudgeRule, http: httpx.Client, environ: Mapping[str, str] = os.environ) -> Judge:
+    """A judge that remembers nothing afterwards: to measure it."""
+    return make_judge(task.name, rule, MemoryStore(), http, environ=environ)
+
+
+def new_http() -> httpx.Client:
+    """What calls judges: as many connections as their rules allow."""
+    return httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
+
+
+def probe(task: Task, index: int, http: httpx.Client, environ: Mapping[str, str] = os.environ) -> None:
+    """Ask everybody in one judge something tiny. An endpoint that has too much to do counts as one that answers.
+
+    Raises:
+        InvalidTask: one of them does not answer; with file, line and what to do.
+    """
+    _check_keys(task, index, environ)
+    rule = task.judges[index]
+    short = rule.model_copy(update={"max_tokens": 32, "retries": min(1, rule.retries)})
+    case = Case(_PROBE, ("4", "5") if rule.protocol == "pairwise" else ("4",))
+    for endpoint, place in _places(task, index):
+        answer = _client(short, endpoint, http, environ).ask(messages_of(rule, case, new_nonce(case)))
+        if isinstance(answer, NoReply) and not answer.alive:
+            raise InvalidTask(
+                f"{place}: judge {rule.name!r} does not answer at {endpoint.url}: {answer.reason}; start it, mend `url`, "
+                "`model` or the key, or take it out of the task"
+            )
+
+
+def probe_all(task: Task, http: httpx.Client | None = None, environ: Mapping[str, str] = os.environ) -> None:
+    """`probe` for every judge of a task."""
+    if http is None and task.judges:
+        with new_http() as opened:
+            probe_all(task, opened, environ)
+    elif http is not None:
+        for index in range(len(task.judges)):
+            probe(task, index, http, environ)
+
+
+def _check_keys(task: Task, index: int, environ: Mapping[str, str]) -> None:
+    for endpoint, place in _places(task, index, "api_key_env"):
+        name = endpoint.api_key_env
+        if name is not None and not environ.get(name):
+            raise InvalidTask(
+                f"{place}: judge {task.judges[index].name!r} takes its key from the environment variable {name}, "
+                f"which is not set; export {name}=..."
+            )
+
+
+def _check_admission(task: Task, index: int) -> None:
+    rule = task.judges[index]
+    path = rule.admission or Path(f"{rule.name}.admission.json")
+    command = (
+        f"millrace judge admit --task {task.where().rpartition(':')[0] or 'TASK.toml'} --judge {rule.name} "
+        f"--labels LABELS.jsonl --out {Path(task.folder) / path}"
+    )
+    place = task.where("judges", index, "admission")
+    if rule.admission is None:
+        raise InvalidTask(
+            f"{place}: judge {rule.name!r} was not admitted, so its role can only be `watch`; measure it with: {command}; "
+            f'then write admission = "{path}"'
+        )
+    try:
+        found = shortfalls(rule, read_report(Path(task.folder) / path))
+    except ValueError as error:
+        found = [str(error)]
+    if found:
+        raise InvalidTask(
+            f"{place}: judge {rule.name!r} may not decide: {'; '.join(found)}. Measure it again with: {command}; or set its "
+            "role to `watch`"
+        )
+
+
+def _places(task: Task, index: int, field: str = "url") -> list[tuple[JudgeEndpoint, str]]:
+    """Everybody in a judge, with `file:line`."""
+    rule = task.judges[index]
+    fields: list[tuple[JudgeEndpoint, tuple[int | str, ...]]] = [
+        (endpoint, ("members", number, field) if rule.members else (field,))
+        for number, endpoint in enumerate(rule.endpoints)
+    ]
+    if rule.fallback:
+        fields.append((rule.fallback, ("fallback", field)))
+    return [(endpoint, task.where("judges", index, *location)) for endpoint, location in fields]
+
+
+def _client(rule: JudgeRule, endpoint: JudgeEndpoint, http: httpx.Client, environ: Mapping[str, str]) -> JudgeClient:
+    key = environ.get(endpoint.api_key_env) if endpoint.api_key_env else None
+    return JudgeClient(rule, endpoint, http, key=key)

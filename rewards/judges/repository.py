@@ -1,0 +1,68 @@
+"""SQL of the judges: verdicts and spending, each call a transaction of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from sqlalchemy import delete, select, update
+
+from contracts.batches import among, insert_all_new
+from contracts.database import Database, insert_new
+from contracts.tables import judge_spend, judge_verdict
+from rewards.judges.parse import Verdict
+from rewards.judges.store import Spent
+
+
+class DatabaseStore:
+    """See `JudgeStore`. Raises Unavailable while the database is away."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def verdicts(self, keys: Collection[str]) -> dict[str, Verdict]:
+        """See `JudgeStore`."""
+        if not keys:
+            return {}
+        with self._database.snapshot() as connection:
+            found = select(judge_verdict.c.key, judge_verdict.c.answer).where(
+                among(connection, judge_verdict.c.key, keys)
+            )
+            return {row.key: Verdict(**row.answer) for row in connection.execute(found)}
+
+    def keep(self, judge: str, verdicts: Mapping[str, Verdict], at: float) -> None:
+        """See `JudgeStore`."""
+        rows = [
+            {"key": key, "judge": judge, "answer": verdict._asdict(), "at": at} for key, verdict in verdicts.items()
+        ]
+        if rows:
+            with self._database.transaction() as connection:
+                insert_all_new(connection, judge_verdict, rows)
+
+    def forget(self, judge: str, before: float) -> None:
+        """See `JudgeStore`."""
+        old = delete(judge_verdict).where(judge_verdict.c.at < before, judge_verdict.c.judge == judge)
+        with self._database.transaction() as connection:
+            connection.execute(old)
+
+    def spent(self, task: str, judge: str, day: str) -> Spent:
+        """See `JudgeStore`."""
+        table = judge_spend.c
+        statement = select(table.num_calls, table.num_tokens, table.money).where(
+            table.task == task, table.judge == judge, table.day == day
+        )
+        with self._database.snapshot() as connection:
+            row = connection.execute(statement).one_or_none()
+        return Spent(*row) if row else Spent()
+
+    def spend(self, task: str, judge: str, day: str, spent: Spent) -> None:
+        """See `JudgeStore`."""
+        table = judge_spend.c
+        row = {"task": task, "judge": judge, "day": day, **Spent()._asdict()}
+        added = (
+            update(judge_spend)
+            .where(table.task == task, table.judge == judge, table.day == day)
+            .values({name: table[name] + value for name, value in spent._asdict().items()})
+        )
+        with self._database.transaction() as connection:
+            insert_new(connection, judge_spend, row)
+            connection.execute(added)

@@ -1,0 +1,122 @@
+"""Whose fault it is when an answer and its reference, looked at together, hang or kill a worker.
+
+In: answers with references. Out: a check for each. Waits: for the pool, and a second time only for what went wrong.
+
+The worker gets `{"reference": str, "answer": str | null}` and replies `[verdict, value, reason]`; null means the
+reference alone, against itself. A reference that fails alone is the app's mistake. If it holds alone, then what hung or
+crashed was the answer, and that is the model's fault, or else breaking the grader would be a way around a bad reward.
+Only a worker that had next to no processor time is forgiven: then the machine was busy, not the answer hard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from rewards.killable.pool import Pool
+from rewards.killable.process import Outcome
+from rewards.verifiers.check import Answer, BatchVerifier, Check, bad_reference, broken, unlabelled, wrong
+
+STARVED_SHARE = 0.2
+"""A late worker that used less of its deadline than this was starved. Honest items need milliseconds."""
+_FAILED = frozenset({"late", "crashed", "exhausted"})
+_NUM_REMEMBERED = 1024
+_MAX_REFERENCE = 50_000
+
+
+class _Case(NamedTuple):
+    reference: str
+    answer: str
+
+
+def refereed(pool: Pool, deadline_seconds: float, extract: Callable[[str], str | Check]) -> BatchVerifier:
+    """A verifier that compares answers with references in `pool`. `extract` finds the answer in the text, or why not."""
+    referee = _Referee(pool, deadline_seconds)
+
+    def check_all(answers: Sequence[Answer]) -> list[Check]:
+        prepared = [_prepared(answer, extract) for answer in answers]
+        # Equal cases once: a policy that says the same bomb many times pays for each, but we wait for one.
+        cases = list(dict.fromkeys(case for case in prepared if isinstance(case, _Case)))
+        found = dict(zip(cases, referee.judge(cases), strict=True))
+        return [found[case] if isinstance(case, _Case) else case for case in prepared]
+
+    return BatchVerifier(check_all)
+
+
+def _prepared(answer: Answer, extract: Callable[[str], str | Check]) -> _Case | Check:
+    if answer.reference is None:
+        return unlabelled("no metadata.reference")
+    if len(answer.reference) > _MAX_REFERENCE:
+        return bad_reference(f"metadata.reference is longer than {_MAX_REFERENCE} characters")
+    found = extract(answer.text)
+    return found if isinstance(found, Check) else _Case(answer.reference, found)
+
+
+class _Referee:
+    def __init__(self, pool: Pool, deadline_seconds: float) -> None:
+        self._pool = pool
+        self._deadline = deadline_seconds
+        self._known: dict[str, Check] = {}
+        """What is wrong with a reference that was looked at alone; or a score, which says that it can be worked with."""
+
+    def judge(self, cases: Sequence[_Case]) -> list[Check]:
+        known = {case.reference: self._known.get(case.reference) for case in cases}
+        asked = [case for case in cases if _holds(known[case.reference])]
+        outcomes = self._outcomes(asked)
+        # A crash may have come from outside, as when the machine ran out of memory: it is the answer's if it comes again.
+        outcomes |= self._outcomes([case for case in asked if outcomes[case].how == "crashed"])
+        for case in asked:
+            if outcomes[case].how == "answered" and (check := _check(outcomes[case])).status == "scored":
+                self._remember(case.reference, check)
+        failed = {case.reference for case in asked if outcomes[case].how in _FAILED}
+        known |= self._alone([reference for reference in failed if reference not in self._known])
+        return [
+            _check(outcomes[case]) if _holds(bad := known[case.reference]) else bad or broken("nobody looked")
+            for case in cases
+        ]
+
+    def _outcomes(self, cases: Sequence[_Case]) -> dict[_Case, Outcome]:
+        items = [{"reference": case.reference, "answer": case.answer} for case in cases]
+        return dict(zip(cases, self._pool.run_all(items, self._deadline), strict=True))
+
+    def _alone(self, references: list[str]) -> dict[str, Check]:
+        items = [{"reference": reference, "answer": None} for reference in references]
+        found = {}
+        for reference, outcome in zip(references, self._pool.run_all(items, self._deadline), strict=True):
+            check = _check(outcome)
+            if check.fault == "model":
+                check = bad_reference(f"metadata.reference: {check.reason}")
+            found[reference] = check
+            if check.fault != "infra":
+                self._remember(reference, check)
+        return found
+
+    def _remember(self, reference: str, check: Check) -> None:
+        if len(self._known) >= _NUM_REMEMBERED:
+            self._known = {}
+        self._known[reference] = check
+
+
+def _holds(check: Check | None) -> bool:
+    return check is None or check.status == "scored"
+
+
+def _check(outcome: Outcome) -> Check:
+    if outcome.how == "answered":
+        return _verdict(outcome.value)
+    if outcome.how in {"unstarted", "raised"}:
+        return broken(outcome.reason)  # What a worker does not expect is a mistake of ours.
+    if outcome.how == "late" and outcome.cpu_seconds < STARVED_SHARE * outcome.deadline_seconds:
+        return broken(f"{outcome.reason}, and got {outcome.cpu_seconds:.1f} s of a processor")
+    return wrong(outcome.reason)
+
+
+def _verdict(reply: object) -> Check:
+    match reply:
+        case ["scored", float() | int() as value, str() as reason]:
+            return Check(float(value), fault="model" if reason else "none", reason=reason[:200])
+        case ["bad_reference", None, str() as reason]:
+            return bad_reference(reason)
+        case ["broken", None, str() as reason]:
+            return broken(reason)
+    return broken(f"the worker replied {reply!r}")

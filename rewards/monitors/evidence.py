@@ -1,0 +1,106 @@
+"""How strongly counts speak against "the new version is hardly above the old one", at any time one cares to look.
+
+Both tests multiply two non-negative martingales, one for each version, at the pair of means that suits them least and still
+agrees with "at most `effect` above". The product is below 1/alpha for ever with probability 1 - alpha (Ville), so looking a
+hundred times costs nothing. What is returned is its logarithm: an alarm is `evidence >= log(number of tests / alpha)`.
+
+Shares: the beta-binomial mixture, exact for anything in [0, 1] from the first sample (Robbins 1970; for bounded values it is
+a betting martingale, Waudby-Smith and Ramdas 2024). Amounts: the Gaussian mixture behind the asymptotic confidence sequence
+of Waudby-Smith et al. 2024, good from some hundred samples on.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+ALPHA = 0.05
+"""Probability of any false alarm about a version, over all metrics and however often one looks."""
+MIN_AMOUNTS = 100
+"""Fewer amounts on either side say nothing: the test of amounts is asymptotic."""
+_OPTIMUM = 1000.0
+"""Samples at which the test of amounts is sharpest; it is valid at all others."""
+_SPREAD = (-2 * math.log(ALPHA) + math.log(-2 * math.log(ALPHA) + 1)) / _OPTIMUM
+_TINY = 1e-12
+_HALVINGS = 40
+_LOG_PI = math.log(math.pi)
+
+
+class Sums(NamedTuple):
+    """What is kept of many values: their number, sum and sum of squares."""
+
+    num: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        """0 where there is none."""
+        return self.total / self.num if self.num else 0.0
+
+    @property
+    def variance(self) -> float:
+        """Never quite 0: values that were all alike so far may not be so for ever."""
+        return max(0.0, self.squares / self.num - self.mean**2) + 0.25 / self.num if self.num else math.inf
+
+    def plus(self, other: Sums) -> Sums:
+        """Both together."""
+        return Sums(self.num + other.num, self.total + other.total, self.squares + other.squares)
+
+    @property
+    def negated(self) -> Sums:
+        """Of the values with their signs turned."""
+        return Sums(self.num, -self.total, self.squares)
+
+    @property
+    def complement(self) -> Sums:
+        """Of 1 minus the values."""
+        return Sums(self.num, self.num - self.total, self.num - 2 * self.total + self.squares)
+
+
+def share_above(new: Sums, old: Sums, effect: float) -> float:
+    """Log-evidence that the mean of `new` is more than `effect` above that of `old`; values in [0, 1]."""
+    if not new.num or not old.num or new.mean <= old.mean + effect:
+        return 0.0
+    # Both logarithms are convex in their mean: the pair that suits them least is where the slopes cancel.
+    low, high = old.mean, new.mean - effect
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if _slope(old, middle) + _slope(new, middle + effect) < 0:
+            low = middle
+        else:
+            high = middle
+    return _against(old, low) + _against(new, low + effect)
+
+
+def share_above_line(new: Sums, line: float) -> float:
+    """Log-evidence that the mean of `new` is above `line`; values in [0, 1]."""
+    return _against(new, line) if new.num and new.mean > line else 0.0
+
+
+def amount_above(new: Sums, old: Sums, effect: float) -> float:
+    """Log-evidence that the mean of `new` is more than `effect` above that of `old`."""
+    if min(new.num, old.num) < MIN_AMOUNTS or new.mean <= old.mean + effect:
+        return 0.0
+    precise_new, precise_old = _precision(new), _precision(old)
+    shared = precise_new * precise_old / (precise_new + precise_old)
+    paid = math.log1p(new.num * _SPREAD) + math.log1p(old.num * _SPREAD)
+    return (new.mean - old.mean - effect) ** 2 * shared - paid / 2
+
+
+def _against(sums: Sums, mean: float) -> float:
+    """Logarithm of the martingale that grows unless the mean is `mean`."""
+    hits, misses = sums.total, sums.num - sums.total
+    mean = min(1 - _TINY, max(_TINY, mean))
+    mixed = math.lgamma(hits + 0.5) + math.lgamma(misses + 0.5) - math.lgamma(sums.num + 1) - _LOG_PI
+    return mixed - hits * math.log(mean) - misses * math.log1p(-mean)
+
+
+def _slope(sums: Sums, mean: float) -> float:
+    mean = min(1 - _TINY, max(_TINY, mean))
+    return (sums.num - sums.total) / (1 - mean) - sums.total / mean
+
+
+def _precision(sums: Sums) -> float:
+    spread = sums.num * _SPREAD
+    return sums.num * spread / (2 * sums.variance * (spread + 1))

@@ -1,0 +1,139 @@
+"""The monitors of a rewards worker.
+
+In: scored samples, inside the worker's transaction. Out: sums by (task, version, cluster, metric), one statement a batch,
+and every ten seconds alarms: a row, a gauge and a line in the log. Waits: for nothing.
+
+Only what users asked counts. Rollouts, sentinels and shadows have other prompts, and would show as habits.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import structlog
+from sqlalchemy import Connection
+
+from contracts.metrics import BEHAVIOUR_ALARMS, NULL_SHARE
+from contracts.tasks import Task
+from rewards.monitors.alarms import NUM_CLUSTERS, Alarm, Version, alarms_of, worst_cluster
+from rewards.monitors.evidence import Sums
+from rewards.monitors.features import Measure, Noted
+from rewards.monitors.repository import (
+    Place,
+    add_alarms,
+    add_behaviour,
+    behaviour_since,
+    newest_version,
+    raised_since,
+)
+from rewards.monitors.rules import BY_CLUSTER, RULES, SHARES
+
+LOOK_SECONDS = 10.0
+VERSIONS_BACK = 32
+"""Versions that are looked back at."""
+VERSIONS_TESTED = 4
+"""Of these the newest: nobody is served by older ones for long."""
+RINGS_SECONDS = 3600.0
+"""How long the gauge shows an alarm. Each further version that does the same raises its own."""
+MIN_NULLS_NUM = 100
+"""Samples without which a share of nulls is not shown."""
+OTHER = "other"
+"""The cluster of prompts whose own came after `NUM_CLUSTERS` others."""
+_LONGEST_CLUSTER = 64
+
+log = structlog.get_logger()
+
+
+class Monitors:
+    """Counts behaviour and raises alarms, for every task of a worker."""
+
+    def __init__(self, tasks: Mapping[str, Task]) -> None:
+        self._measures = {name: Measure(task) for name, task in tasks.items()}
+        self._clusters: dict[str, set[str]] = defaultdict(set)
+        self._looked_at = float("-inf")
+
+    def note(self, connection: Connection, noted: Sequence[Noted]) -> None:
+        """Add a batch of samples that were scored for the first time; call it last, it holds rows that replicas share."""
+        sums: dict[Place, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+        counts: dict[tuple[str, int, str], int] = defaultdict(int)
+        for sample in noted:
+            if sample.purpose != "user" or sample.version < 0 or sample.task not in self._measures:
+                continue
+            task, version, cluster = sample.task, sample.version, self._known(sample.task, sample.cluster)
+            found = self._measures[task](sample)
+            for metric, value in found.items():
+                _add(sums[task, version, "", metric], value)
+            if sample.revision > 1:
+                continue
+            counts[task, version, ""] += 1
+            if cluster:
+                counts[task, version, cluster] += 1
+                for metric in BY_CLUSTER:
+                    if metric in found:
+                        _add(sums[task, version, cluster, metric], found[metric])
+        for (task, version, cluster), num in counts.items():
+            for metric in BY_CLUSTER if cluster else SHARES:
+                sums[task, version, cluster, metric][0] = num
+        add_behaviour(connection, {place: Sums(int(num), *rest) for place, (num, *rest) in sums.items()})
+
+    def tick(self, connection: Connection, now: float) -> None:
+        """Look for alarms, if the last look was long enough ago."""
+        if now - self._looked_at < LOOK_SECONDS:
+            return
+        self._looked_at = now
+        for task in self._measures:
+            newest = newest_version(connection, task)
+            if newest is not None:
+                self._look(connection, task, newest, now)
+
+    def _look(self, connection: Connection, task: str, newest: int, now: float) -> None:
+        oldest = newest - VERSIONS_BACK + 1
+        versions, raised = behaviour_since(connection, task, oldest), raised_since(connection, task, oldest)
+        for version in sorted(versions)[-VERSIONS_TESTED:]:
+            alarms = alarms_of(versions, version, raised)
+            add_alarms(connection, task, alarms, now)
+            raised |= {(found.name, version, found.cluster): now for found in alarms}
+            for found in alarms:
+                log.warning("behaviour alarm", task=task, name=found.name, reason=in_words(found))
+        ringing = [name for (name, _, _), at in raised.items() if now - at < RINGS_SECONDS]
+        for name in {*RULES, *(name for name, _, _ in raised)}:
+            BEHAVIOUR_ALARMS.labels(task, name).set(ringing.count(name))
+        _show_nulls(task, versions[newest])
+
+    def _known(self, task: str, cluster: str) -> str:
+        """The name under which a cluster is counted: rows stay bounded, whatever a curation calls its topics."""
+        known, cluster = self._clusters[task], cluster[:_LONGEST_CLUSTER]
+        if cluster in known or not cluster:
+            return cluster
+        if len(known) >= NUM_CLUSTERS - 1:
+            return OTHER
+        known.add(cluster)
+        return cluster
+
+
+def in_words(alarm: Alarm) -> str:
+    """What an operator reads."""
+    details = alarm.details
+    where = f" on prompts of cluster {alarm.cluster!r}" if alarm.cluster else ""
+    now = f"version {alarm.version}{where}: {alarm.name}, {details['words']}: {details['mean']:.3g}"
+    if details["test"] == "line":
+        return f"{now} of {details['num']} samples, above the line of {details['line']:g}"
+    first, last = details["versions"]
+    before = f"version {first}" if first == last else f"versions {first} to {last}"
+    return (
+        f"{now} over {details['num']} samples; {details['reference']:.3g} over {details['reference_num']} of {before}"
+    )
+
+
+def _show_nulls(task: str, version: Version) -> None:
+    overall, worst = version.get(("", "null"), Sums()), worst_cluster(version, "null", MIN_NULLS_NUM)
+    if overall.num >= MIN_NULLS_NUM:
+        NULL_SHARE.labels(task, "all").set(overall.mean)
+        NULL_SHARE.labels(task, "worst cluster").set(worst[1].mean if worst else overall.mean)
+
+
+def _add(sums: list[float], value: float) -> None:
+    sums[0] += 1
+    sums[1] += value
+    sums[2] += value * value

@@ -1,0 +1,28 @@
+"""SQL of a replay: what was scored when the episodes came."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, select
+
+from contracts.batches import among
+from contracts.tables import score
+
+
+class StoredScore(NamedTuple):
+    """A row of `score`; `components` are Scores as plain tables."""
+
+    reward: float | None
+    status: str
+    fault: str
+    components: list[dict[str, Any]]
+
+
+def stored_scores(connection: Connection, keys: Collection[str]) -> dict[tuple[str, int], StoredScore]:
+    """Scores by (key, revision)."""
+    if not keys:
+        return {}
+    rows = connection.execute(select(score).where(among(connection, score.c.key, keys)))
+    return {(row.key, row.revision): StoredScore(row.reward, row.status, row.fault, row.components) for row in rows}

@@ -1,0 +1,85 @@
+"""Which sandbox works on this machine: each is tried by a program that wants out, and what lets it out is not used."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from contracts.errors import MillraceError, Unavailable
+from rewards.sandbox.port import Limits, Sandbox
+from rewards.sandbox.programs import Program, ProgramFailed
+
+_LIMITS = Limits(seconds=10.0)
+_PROBE = Path(__file__).parent / "probe.py"
+
+Maker = Callable[[], Sandbox]
+
+
+def _sandlock() -> Sandbox:
+    from rewards.sandbox.on_sandlock import SandlockSandbox  # noqa: PLC0415 its library may be missing
+
+    return SandlockSandbox()
+
+
+def _bubblewrap() -> Sandbox:
+    from rewards.sandbox.on_bubblewrap import bubblewrap_sandbox  # noqa: PLC0415 as above
+
+    return bubblewrap_sandbox()
+
+
+def _namespaces() -> Sandbox:
+    from rewards.sandbox.on_namespaces import namespaces_sandbox  # noqa: PLC0415 as above
+
+    return namespaces_sandbox()
+
+
+MAKERS: Mapping[str, Maker] = MappingProxyType(
+    {"sandlock": _sandlock, "bubblewrap": _bubblewrap, "namespaces": _namespaces}
+)
+"""In order of preference."""
+
+
+@functools.cache
+def sandbox_named(name: str) -> Sandbox:
+    """The sandbox of that name, or with "auto" the first that holds. Tried once per process.
+
+    Raises:
+        Unavailable: none holds; the message says what is wrong with each.
+    """
+    return first_that_holds(MAKERS if name == "auto" else {name: MAKERS[name]})
+
+
+def first_that_holds(makers: Mapping[str, Maker]) -> Sandbox:
+    """The first that can be made and that the probe does not leave. Raises Unavailable."""
+    refused = []
+    for name, make in makers.items():
+        try:
+            sandbox = make()
+            if escapes := ways_out(sandbox):
+                refused.append(f"{name}: it does not keep a program from {', '.join(escapes)}")
+                continue
+        except (MillraceError, ProgramFailed) as error:
+            refused.append(f"{name}: {error}")
+            continue
+        return sandbox
+    raise Unavailable(f"no sandbox holds on this machine, and code is never run without: {'; '.join(refused)}")
+
+
+def ways_out(sandbox: Sandbox) -> Sequence[str]:
+    """What the probe could do that no program may. Raises SandboxBroken, ProgramFailed."""
+    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as listener:
+        secret = Path(folder) / "secret"
+        secret.write_text("secret")
+        secret.chmod(0o644)
+        Path(folder).chmod(0o777)
+        port = listener.getsockname()[1]
+        arguments = [str(secret), folder, port, os.getpid(), _LIMITS.processes]
+        found = Program(_PROBE.read_text()).call(sandbox, "ways_out", arguments, _LIMITS)
+    if not isinstance(found, list) or not all(isinstance(way, str) for way in found):
+        raise ProgramFailed(f"the probe answered {found!r}")
+    return found

@@ -1,0 +1,40 @@
+"""Which Python runs inside, and what of this machine it must be able to read."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Interpreter(NamedTuple):
+    """The command that starts the driver, and the paths that it reads."""
+
+    command: tuple[str, ...]
+    readable: tuple[str, ...]
+
+
+@functools.cache
+def interpreter() -> Interpreter:
+    """The one that runs us, without its environment, its site packages and its user's settings."""
+    binary = os.path.realpath(sys.executable)
+    driver = (Path(__file__).parent / "driver.py").read_text()
+    paths = sysconfig.get_paths(vars={"base": sys.base_prefix, "platbase": sys.base_prefix})
+    shared = os.path.join(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or "")  # noqa: PTH118 both may be empty
+    wanted = (
+        binary,
+        paths["stdlib"],
+        paths["platstdlib"],
+        shared,
+        "/usr/lib",
+        "/usr/lib64",
+        "/lib",
+        "/lib64",
+        "/etc/ld.so.cache",
+        "/dev/null",
+    )
+    readable = tuple(dict.fromkeys(path for path in wanted if os.path.lexists(path)))
+    return Interpreter((binary, "-I", "-S", "-c", driver), readable)

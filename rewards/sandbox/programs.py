@@ -1,0 +1,84 @@
+"""The two ways to run an answer: call its function with one input, or feed it as a script. What comes back is judged outside.
+
+A run knows its one input and a nonce. It never knows what is expected of it.
+"""
+
+from __future__ import annotations
+
+import json
+import marshal
+import secrets
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rewards.sandbox.port import BY_SIGNAL, Limits, Ran, Sandbox, SandboxBroken
+
+_READY = b"+"
+
+
+class ProgramFailed(Exception):
+    """The program did not answer, and that is its own fault. The message says how it ended."""
+
+
+class Program(NamedTuple):
+    """Python source, as the model wrote it."""
+
+    source: str
+
+    def call(self, sandbox: Sandbox, function: str, arguments: Sequence[Any], limits: Limits) -> Any:
+        """The value of `function(*arguments)`, in a process of its own; JSON values in, a JSON value out.
+
+        Raises:
+            ProgramFailed, SandboxBroken.
+        """
+        nonce = secrets.token_hex(16).encode()
+        request = _request(nonce, self.source, function, list(arguments))
+        answer = _output(sandbox.run(request, limits), limits)
+        if not answer.startswith(nonce):
+            raise ProgramFailed("it ended without returning a value" if not answer else "it wrote what it must not")
+        try:
+            return json.loads(answer[len(nonce) :], parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
+            raise ProgramFailed("what it returned is not JSON") from error
+
+    def feed(self, sandbox: Sandbox, text: str, limits: Limits) -> str:
+        """What it prints when it reads `text` as its standard input.
+
+        Raises:
+            ProgramFailed, SandboxBroken.
+        """
+        request = _request(b"", self.source, None, [])
+        ran = sandbox.run(request + text.encode("utf-8", "surrogatepass"), limits)
+        return _output(ran, limits).decode("utf-8", "replace")
+
+
+def _request(nonce: bytes, source: str, function: str | None, arguments: list[Any]) -> bytes:
+    content = marshal.dumps((nonce, source, function, arguments))
+    return b"%08d" % len(content) + content
+
+
+def _output(ran: Ran, limits: Limits) -> bytes:
+    """What it wrote after the driver was ready: before, nothing of the program had run, so it cannot be its fault."""
+    if not ran.stdout.startswith(_READY):
+        raise SandboxBroken(f"the interpreter did not start ({ran.ending}, {ran.exit_code}): {_last_line(ran.stderr)}")
+    if ran.ending == "deadline":
+        raise ProgramFailed(f"it took longer than {limits.seconds:g} s")
+    if ran.ending == "flood":
+        raise ProgramFailed(f"it wrote more than {limits.output_bytes} bytes")
+    if ran.exit_code:
+        ended = (
+            f"it was killed by signal {ran.exit_code - BY_SIGNAL}"
+            if ran.exit_code > BY_SIGNAL
+            else f"it ended with {ran.exit_code}"
+        )
+        raise ProgramFailed(_last_line(ran.stderr) or ended)
+    return ran.stdout[len(_READY) :]
+
+
+def _last_line(stderr: bytes) -> str:
+    lines = stderr.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

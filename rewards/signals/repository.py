@@ -1,0 +1,177 @@
+"""SQL of who votes, how fast, and how late. Rows are taken in the order of their keys, so that replicas wait one way."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from sqlalchemy import Connection, delete, func, select, update
+
+from contracts.batches import add_all, among, insert_all_new, update_all
+from contracts.tables import behaviour, signal_delay, submitter, vote, vote_pace
+from rewards.monitors.evidence import Sums
+from rewards.signals.audit import Known
+from rewards.signals.bursts import Pace
+from rewards.signals.influence import Person
+from rewards.signals.trust import Agreement
+from rewards.signals.votes import DelayName, Made, PaceName, PersonName
+
+_OF_USERS = "users_"
+
+
+def remembered(connection: Connection, keys: Collection[str]) -> dict[str, Made]:
+    """What was decided about these samples, by key."""
+    if not keys:
+        return {}
+    found = connection.execute(select(vote).where(among(connection, vote.c.key, keys)))
+    return {
+        row.key: Made(row.submitter, row.value, row.weight, row.reason, row.reward, row.offset, tuple(row.counted))
+        for row in found
+    }
+
+
+def remember(connection: Connection, decided: Mapping[str, Made], known: Collection[str], at: float) -> None:
+    """Store what was decided; `known`: the keys that have a row."""
+    rows = [{"key": key, **made._asdict(), "counted": list(made.counted), "at": at} for key, made in decided.items()]
+    insert_all_new(connection, vote, [row for row in rows if row["key"] not in known])
+    update_all(connection, vote, [row for row in rows if row["key"] in known])
+
+
+def hold_people(connection: Connection, names: Collection[PersonName]) -> dict[PersonName, Person]:
+    """These people, known or new; nobody else changes them before the transaction ends."""
+    if not names:
+        return {}
+    insert_all_new(connection, submitter, [_row_of(name, Person()) for name in names])
+    tenants, tasks, ids = (set(column) for column in zip(*names, strict=True))
+    statement = (
+        select(submitter)
+        .where(
+            among(connection, submitter.c.tenant, tenants),
+            among(connection, submitter.c.task, tasks),
+            among(connection, submitter.c.id, ids),
+        )
+        .order_by(*submitter.primary_key.columns)
+        .with_for_update()
+    )
+    people = {
+        (row.tenant, row.task, row.id): Person(
+            row.num,
+            row.total,
+            row.window_started_at,
+            row.window_num,
+            Agreement(row.num_checked, row.num_agreed, row.num_said_good, row.num_found_good),
+        )
+        for row in connection.execute(statement)
+    }
+    return {name: people[name] for name in names}
+
+
+def keep_people(connection: Connection, people: Mapping[PersonName, Person]) -> None:
+    """Store them."""
+    update_all(connection, submitter, [_row_of(name, person) for name, person in people.items()])
+
+
+def _row_of(name: PersonName, person: Person) -> dict[str, object]:
+    return {
+        "tenant": name[0],
+        "task": name[1],
+        "id": name[2],
+        "num": person.num,
+        "total": person.total,
+        "window_started_at": person.window_started_at,
+        "window_num": person.window_num,
+        **person.agreement._asdict(),
+    }
+
+
+def hold_paces(connection: Connection, names: Collection[PaceName]) -> dict[PaceName, Pace]:
+    """The paces of these; those that are new have bucket -1. Nobody else changes them before the transaction ends."""
+    if not names:
+        return {}
+    insert_all_new(connection, vote_pace, [_pace_row(name, Pace(-1)) for name in names])
+    tasks, clusters, _ = (set(column) for column in zip(*names, strict=True))
+    statement = (
+        select(vote_pace)
+        .where(among(connection, vote_pace.c.task, tasks), among(connection, vote_pace.c.cluster, clusters))
+        .order_by(*vote_pace.primary_key.columns)
+        .with_for_update()
+    )
+    found = {(row.task, row.cluster, row.side): Pace(*row[3:]) for row in connection.execute(statement)}
+    return {name: found[name] for name in names}
+
+
+def keep_paces(connection: Connection, paces: Mapping[PaceName, Pace]) -> None:
+    """Store them."""
+    update_all(connection, vote_pace, [_pace_row(name, pace) for name, pace in paces.items()])
+
+
+def _pace_row(name: PaceName, pace: Pace) -> dict[str, object]:
+    return {"task": name[0], "cluster": name[1], "side": name[2], **pace._asdict()}
+
+
+def clear_burst(connection: Connection, task: str, cluster: str, side: str) -> bool:
+    """Somebody looked: its votes count again, and no more alarms in this interval. False if there is no such pace."""
+    known = update(vote_pace).where(vote_pace.c.task == task, vote_pace.c.cluster == cluster, vote_pace.c.side == side)
+    return connection.execute(known.values(quarantined_until=-1, cleared=vote_pace.c.bucket)).rowcount > 0
+
+
+def add_delays(connection: Connection, counts: Mapping[DelayName, int]) -> None:
+    """Add to the counts of answers and of delays."""
+    names = ("task", "name", "cohort", "bucket")
+    add_all(
+        connection, signal_delay, [{**dict(zip(names, key, strict=True)), "num": num} for key, num in counts.items()]
+    )
+
+
+def delays_of(connection: Connection, tasks: Collection[str]) -> dict[tuple[str, str], list[tuple[int, int, int]]]:
+    """(cohort, bucket, number) by task and signal."""
+    found: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
+    if tasks:
+        statement = select(signal_delay).where(among(connection, signal_delay.c.task, tasks))
+        for row in connection.execute(statement):
+            found.setdefault((row.task, row.name), []).append((row.cohort, row.bucket, row.num))
+    return found
+
+
+def forget_delays(connection: Connection, task: str, name: str, before_cohort: int) -> None:
+    """Drop cohorts that are too old to say how users are now."""
+    is_old = (signal_delay.c.task == task, signal_delay.c.name == name, signal_delay.c.cohort < before_cohort)
+    connection.execute(delete(signal_delay).where(*is_old))
+
+
+def forget_votes(connection: Connection, before: float) -> None:
+    """Drop what was decided before (UTC epoch seconds)."""
+    connection.execute(delete(vote).where(vote.c.at < before))
+
+
+def add_known(connection: Connection, known: Mapping[tuple[str, int], Known]) -> None:
+    """Add what a batch says, by (task, version), to what is known of versions."""
+    rows = [
+        {"task": task, "version": version, "cluster": "", "metric": f"{_OF_USERS}{name}", **sums._asdict()}
+        for (task, version), found in known.items()
+        for name, sums in found._asdict().items()
+        if sums.num
+    ]
+    add_all(connection, behaviour, rows)
+
+
+def known_of(connection: Connection, task: str) -> dict[int, Known]:
+    """What is known of each version of a task that is audited."""
+    columns, found = behaviour.c, dict[int, Known]()
+    of_users = [f"{_OF_USERS}{name}" for name in Known._fields]
+    rows = connection.execute(
+        select(behaviour)
+        .where(columns.task == task, columns.cluster == "", columns.metric.in_(of_users))
+        .order_by(columns.version)
+    )
+    for row in rows:
+        sums = {row.metric.removeprefix(_OF_USERS): Sums(row.num, row.total, row.squares)}
+        found[row.version] = found.get(row.version, Known())._replace(**sums)
+    return found
+
+
+def mean_of_people(connection: Connection, task: str) -> tuple[float, int]:
+    """The mean over people of each one's mean reward, and how many they are: each counts once, however much they said."""
+    mean = func.avg(submitter.c.total / submitter.c.num)
+    is_known = (submitter.c.task == task, submitter.c.num > 0, submitter.c.id != "")
+    row = connection.execute(select(mean.label("mean"), func.count().label("num")).where(*is_known)).one()
+    return (float("nan") if row.mean is None else float(row.mean)), row.num

@@ -1,0 +1,248 @@
+"""Whose word a reward is, and what that weighs. Pure: people and paces are given, and changed in memory.
+
+Refusals in their order: nobody asked (`not_asked`), the person disagrees with audits (`suspended_submitter`), has said enough
+(`influence_cap`), or the vote is part of a burst (`burst`). Only a vote that counts is charged to the cap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from contracts.asking import is_asked
+from contracts.errors import InvalidTask
+from contracts.ids import parse_sample_key
+from contracts.records import Fault, Score, Signal
+from contracts.tasks import Task
+from contracts.tasks.people import BurstRule
+from rewards.signals import bursts, delay
+from rewards.signals.bursts import Pace
+from rewards.signals.influence import ANONYMOUS, Person, clipped, offset_of
+from rewards.signals.trust import is_suspended
+
+PersonName = tuple[str, str, str]
+"""Tenant, task, id."""
+PaceName = tuple[str, str, str]
+"""Task, cluster, side."""
+DelayName = tuple[str, str, int, int]
+"""Task, signal, cohort, bucket."""
+_EVERYBODY, _ALL = "", "all"
+_MAX_ID, _MAX_CLUSTER = 128, 64
+_HALF = 0.5
+
+
+class Item(NamedTuple):
+    """A revision of a user's sample that was scored, with or without a reward. Times: UTC epoch seconds."""
+
+    task: str
+    tenant: str
+    key: str
+    revision: int
+    version: int
+    cluster: str
+    signals: Sequence[Signal]
+    scores: Sequence[Score]
+    """Of the signals: the one with weight decided."""
+    finished_at: float
+    closed_at: float
+    provisional: bool
+    reward: float | None
+    fault: Fault = "none"
+    person: str | None = None
+    """Who asked the question: stands for a submitter who is not named."""
+    ask_probability: float = 0.0
+    """As the generation carries it."""
+    audited: float | None = None
+    """What the audit said of it, in [0, 1], if it was audited."""
+
+
+class Vote(NamedTuple):
+    """The signal that decided a reward. `who` is None if no person is known, or it was no user."""
+
+    name: str
+    submitter: str
+    value: float
+    is_good: bool
+    at: float
+    who: PersonName | None
+    pace: PaceName | None
+
+    @property
+    def everybody(self) -> PersonName | None:
+        """The name under which all people of its task are remembered together."""
+        return (*self.who[:2], _EVERYBODY) if self.who else None
+
+
+class Made(NamedTuple):
+    """What was made of a sample: whose vote ("" for nobody's), its value and weight, the reward before the offset.
+
+    `counted`: the signals whose delay is counted.
+    """
+
+    submitter: str
+    value: float
+    weight: float
+    reason: str
+    reward: float | None
+    offset: float
+    counted: tuple[str, ...] = ()
+
+
+class Rules:
+    """What a task says about votes, ready for use."""
+
+    def __init__(self, task: Task) -> None:
+        """Raises InvalidTask if it asks for a signal that it does not declare."""
+        self.task = task
+        self._order = sorted(task.signals, key=lambda name: task.signals[name].means == "shown")
+        windows = {name: rule.window_seconds or 0.0 for name, rule in task.signals.items()}
+        self.slow = {name: window for name, window in windows.items() if window > task.window_seconds}
+        self.asked_for: frozenset[str] = frozenset()
+        if task.asking is not None:
+            thumbs = tuple(name for name, rule in task.signals.items() if rule.means == "thumbs")
+            self.asked_for = frozenset(task.asking.signals or thumbs)
+            if unknown := sorted(self.asked_for - task.signals.keys()):
+                raise InvalidTask(
+                    f"{task.where('asking', 'signals')}: {unknown[0]!r} is no signal of task {task.name!r}; "
+                    f"ask for some of {sorted(task.signals)}"
+                )
+
+    def waiting(self, item: Item, decided_by: str | None) -> list[str]:
+        """The slow signals that have not come, and would decide in place of this one; none where users decide nothing."""
+        if item.fault == "model" or self.task.signals_weight <= 0:
+            return []
+        heard = {signal.name for signal in item.signals}
+        above = self._order if decided_by is None else self._order[: self._order.index(decided_by)]
+        return [name for name in above if name in self.slow and name not in heard]
+
+    def vote(self, item: Item) -> Vote | None:
+        """Whose word the reward is; None if it is nobody's."""
+        if item.reward is None or item.fault == "model" or self.task.signals_weight <= 0:
+            return None
+        score = next((score for score in item.scores if score.weight > 0 and score.value is not None), None)
+        said = [signal for signal in item.signals if score is not None and signal.name == score.name]
+        if score is None or score.value is None or not said:
+            return None
+        newest = max(said, key=lambda signal: (signal.at, signal.id))
+        low, high = self.task.reward.low, self.task.reward.high
+        is_good = score.value >= low + _HALF * (high - low)
+        submitter = newest.submitter
+        person = (submitter.id if submitter.id != ANONYMOUS else item.person or "")[:_MAX_ID]
+        is_user = submitter.kind == "user"
+        is_watched = is_user and self.task.trust.burst is not None
+        return Vote(
+            name=score.name,
+            submitter=person or submitter.id[:_MAX_ID],
+            value=score.value,
+            is_good=is_good,
+            at=newest.received_at,
+            who=(item.tenant, item.task, person) if person and is_user else None,
+            pace=(item.task, item.cluster[:_MAX_CLUSTER], "good" if is_good else "bad") if is_watched else None,
+        )
+
+
+def start_of(pace: PaceName) -> PaceName:
+    """The name under which it is remembered when the first vote of its task came."""
+    return pace[0], "", _ALL
+
+
+class Ballot:
+    """The votes of a batch, one after the other."""
+
+    def __init__(self, earlier: dict[str, Made], people: dict[PersonName, Person], paces: dict[PaceName, Pace]) -> None:
+        """`earlier`: what was made of these samples before, by key. Those given are changed."""
+        self.made, self.people, self.paces = earlier, people, paces
+        self.delays: Counter[DelayName] = Counter()
+
+    def take(self, rules: Rules, item: Item, vote: Vote | None) -> tuple[Made, str]:
+        """What is made of a sample now, and why its vote weighs less; where it is refused, an earlier one stands."""
+        earlier = self.made.get(item.key)
+        counted = self._count_delays(rules, item, earlier.counted if earlier else ())
+        if vote is None:
+            if counted:
+                self.made[item.key] = (earlier or Made("", 0.0, 1.0, "", None, 0.0))._replace(counted=counted)
+            return Made("", 0.0, 1.0, "", item.reward, 0.0), ""
+        if earlier is not None and earlier.submitter == vote.submitter:
+            made = self._revised(item, vote, earlier)
+        else:
+            made = self._weighed(rules, item, vote)
+        reason = made.reason
+        if made.weight == 0.0 and earlier is not None and earlier.submitter and earlier.weight > 0.0:
+            made = earlier
+        self.made[item.key] = made._replace(counted=counted)
+        return made, reason
+
+    def _revised(self, item: Item, vote: Vote, earlier: Made) -> Made:
+        """The same person says something else, or more is known: nothing is charged twice."""
+        if vote.who and earlier.reason != "not_asked":
+            self.people[vote.who].total += vote.value - earlier.value
+        return earlier._replace(reward=item.reward, value=vote.value)
+
+    def _weighed(self, rules: Rules, item: Item, vote: Vote) -> Made:
+        trust, asking, share = rules.task.trust, rules.task.asking, 1.0
+        offset, reason = 0.0, ""
+        if asking is not None and vote.name in rules.asked_for and not _was_asked(item):
+            share, reason = asking.volunteers, "not_asked"
+        if share > 0.0 and vote.who is not None and vote.everybody is not None:
+            person = self.people[vote.who]
+            if trust.relative:
+                everybody = self.people[vote.everybody]
+                mean = everybody.total / everybody.num if everybody.num else vote.value
+                offset = offset_of(person, mean, trust.shrinkage)
+            refusal = self._refusal(rules, item, vote, person)
+            if refusal:
+                share, reason = 0.0, refusal
+            elif trust.relative:
+                # What it says beyond the person's habit: who votes often does not become everybody.
+                said = clipped(vote.value + offset, rules.task.reward.low, rules.task.reward.high)
+                everybody.num, everybody.total = everybody.num + 1, everybody.total + said
+        elif share > 0.0 and self._is_burst(rules.task.trust.burst, vote):
+            share, reason = 0.0, "burst"
+        return Made(vote.submitter, vote.value, share, reason, item.reward, rules.task.signals_weight * offset)
+
+    def _refusal(self, rules: Rules, item: Item, vote: Vote, person: Person) -> str:
+        trust = rules.task.trust
+        person.num, person.total = person.num + 1, person.total + vote.value
+        if item.audited is not None:
+            person.agreement = person.agreement.plus(said_good=vote.is_good, found_good=item.audited >= _HALF)
+        if is_suspended(person.agreement, trust.suspend_tail):
+            return "suspended_submitter"
+        if not person.has_votes(vote.at, trust.votes, trust.window_seconds):
+            return "influence_cap"
+        if self._is_burst(trust.burst, vote):
+            return "burst"
+        person.spend(vote.at, trust.window_seconds)
+        return ""
+
+    def _is_burst(self, rule: BurstRule | None, vote: Vote) -> bool:
+        if rule is None or vote.pace is None:
+            return False
+        bucket, start = math.floor(vote.at / rule.bucket_seconds), start_of(vote.pace)
+        if self.paces[start].bucket < 0:
+            self.paces[start] = Pace(bucket)
+        pace = self.paces[vote.pace]
+        if pace.bucket < 0:
+            # Silent since the first vote of its task: nobody begins without a history by choosing a rare prompt.
+            pace = Pace(min(bucket, self.paces[start].bucket)).at(bucket, rule.history)
+        self.paces[vote.pace], is_burst = bursts.vote(pace, vote.at, rule)
+        return is_burst
+
+    def _count_delays(self, rules: Rules, item: Item, counted: tuple[str, ...]) -> tuple[str, ...]:
+        """Count a new answer, and each slow signal once, when it is first heard; returns those counted so far."""
+        for name, window in rules.slow.items():
+            cohort = delay.cohort_of(item.finished_at, window)
+            if item.revision == 1:
+                self.delays[item.task, name, cohort, delay.ANSWERS] += 1
+            received = [signal.received_at for signal in item.signals if signal.name == name]
+            if received and name not in counted:
+                counted = (*counted, name)
+                seconds = max(0.0, min(received) - item.finished_at)
+                if seconds <= window:
+                    self.delays[item.task, name, cohort, delay.bucket_of(seconds)] += 1
+        return counted
+
+
+def _was_asked(item: Item) -> bool:
+    return is_asked(parse_sample_key(item.key)[0], item.ask_probability)

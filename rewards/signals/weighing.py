@@ -1,0 +1,154 @@
+"""What a sample weighs: whose word it is, how much they have said already, and whether more is to come.
+
+In: scored samples of users, in the order of the log, each revision once. Out: a weight for each, inside the worker's
+transaction. Waits: nothing; what people said, how fast and how late is remembered in the database, a few statements a batch.
+
+A vote is the signal that decided a reward. It is charged to its submitter once per sample, however often that is revised.
+Refused, it weighs nothing; where somebody else had decided before, theirs stays. What a gate refused is the model's fault and no
+vote. Operators, judges and code have no limits. Nor have signals that name nobody, unless the question did.
+
+While a slower signal may still decide, the weight is the share of such signals that would be in by now.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import Connection
+
+from contracts.tasks import Task
+from rewards.signals import delay
+from rewards.signals.audit import Known
+from rewards.signals.estimates import sums_of
+from rewards.signals.influence import clipped
+from rewards.signals.repository import (
+    add_delays,
+    add_known,
+    delays_of,
+    forget_delays,
+    forget_votes,
+    hold_paces,
+    hold_people,
+    keep_paces,
+    keep_people,
+    remember,
+    remembered,
+)
+from rewards.signals.votes import Ballot, Item, PaceName, PersonName, Rules, Vote, start_of
+
+REMEMBERED_SECONDS = 30 * 86_400.0
+"""A vote is known as charged for so long, or twice the longest window."""
+_REFRESH_SECONDS, _FORGET_SECONDS = 60.0, 600.0
+
+
+class Weight(NamedTuple):
+    """`value` in [0, 1]; `reward` takes the place of the item's.
+
+    `reason`: `not_asked`, `suspended_submitter`, `influence_cap` or `burst` where the vote counts less for it, else empty.
+    """
+
+    value: float
+    reason: str
+    reward: float | None
+
+
+class Weighing:
+    """Weighs samples. Rows that it changes are held until the transaction ends."""
+
+    def __init__(self, tasks: Mapping[str, Task], clock: Callable[[], float]) -> None:
+        """Raises InvalidTask if a task asks for a signal that it does not declare."""
+        self._rules = {name: Rules(task) for name, task in tasks.items()}
+        self._clock = clock
+        self._curves: dict[tuple[str, str], delay.Curve] = {}
+        self._refreshed: dict[str, float] = {}
+        self._forgot_at = clock()
+
+    def weigh(self, connection: Connection, items: Sequence[Item]) -> list[Weight]:
+        """The weight of each, in their order. Sees each (key, revision) once, and no revision without the first."""
+        if not items:
+            return []
+        votes = [self._rules[item.task].vote(item) for item in items]
+        known = remembered(connection, {item.key for item in items if item.revision > 1})
+        people = hold_people(connection, self._people(votes))
+        ballot = Ballot(dict(known), people, hold_paces(connection, _paces(votes)))
+        self._refresh(connection, items)
+        weights = [self._weigh(ballot, item, vote) for item, vote in zip(items, votes, strict=True)]
+        changed = {key: made for key, made in ballot.made.items() if known.get(key) != made}
+        remember(connection, changed, known.keys(), max(item.closed_at for item in items))
+        keep_people(connection, ballot.people)
+        keep_paces(connection, ballot.paces)
+        add_delays(connection, ballot.delays)
+        add_known(connection, self._known(items, votes))
+        return weights
+
+    def forget(self, connection: Connection) -> None:
+        """Drop what is too old to matter; most calls do nothing."""
+        now = self._clock()
+        if now - self._forgot_at < _FORGET_SECONDS:
+            return
+        self._forgot_at = now
+        slow = [(task, name, window) for task, rules in self._rules.items() for name, window in rules.slow.items()]
+        for task, name, window in slow:
+            oldest = now - delay.KEPT_WINDOWS * window
+            forget_delays(connection, task, name, delay.cohort_of(oldest, window))
+        forget_votes(connection, now - max([REMEMBERED_SECONDS, *(2 * window for _, _, window in slow)]))
+
+    def _known(self, items: Sequence[Item], votes: Sequence[Vote | None]) -> dict[tuple[str, int], Known]:
+        """What new samples of audited tasks say of their versions, before anybody's vote was weighed."""
+        values: dict[tuple[str, int], tuple[list[float], list[float], list[float]]] = {}
+        for item, vote in zip(items, votes, strict=True):
+            task = self._rules[item.task].task
+            if task.audit is None or item.revision > 1:
+                continue
+            said, predicted, difference = values.setdefault((item.task, item.version), ([], [], []))
+            share = 0.5
+            if item.reward is not None:
+                share = (item.reward - task.reward.low) / (task.reward.high - task.reward.low)
+            predicted.append(share)
+            if vote is not None:
+                said.append(share)
+            if item.audited is not None:
+                difference.append(item.audited - share)
+        return {of: Known(*map(sums_of, found)) for of, found in values.items()}
+
+    def _people(self, votes: Sequence[Vote | None]) -> set[PersonName]:
+        known = [vote for vote in votes if vote is not None and vote.who is not None]
+        relative = [vote for vote in known if vote.who and self._rules[vote.who[1]].task.trust.relative]
+        names = [vote.who for vote in known] + [vote.everybody for vote in relative]
+        return {name for name in names if name is not None}
+
+    def _weigh(self, ballot: Ballot, item: Item, vote: Vote | None) -> Weight:
+        rules = self._rules[item.task]
+        made, reason = ballot.take(rules, item, vote)
+        reward = made.reward
+        if reward is not None and made.offset:
+            reward = clipped(reward + made.offset, rules.task.reward.low, rules.task.reward.high)
+        share = 1.0
+        if item.provisional and made.weight > 0.0:
+            elapsed = item.closed_at - item.finished_at
+            waiting = rules.waiting(item, vote.name if vote else None)
+            share = min((self._curves[item.task, name].completion(elapsed) for name in waiting), default=1.0)
+        return Weight(made.weight * share, reason, reward)
+
+    def _refresh(self, connection: Connection, items: Sequence[Item]) -> None:
+        """Read the curves that are needed and old. In the stream's own time: a backlog is no silence."""
+        now: dict[str, float] = {}
+        for item in items:
+            if item.provisional and self._rules[item.task].slow:
+                now[item.task] = max(now.get(item.task, -math.inf), item.closed_at)
+        due = {task for task, at in now.items() if at - self._refreshed.get(task, -math.inf) >= _REFRESH_SECONDS}
+        counts = delays_of(connection, due)
+        for task in due:
+            self._refreshed[task] = now[task]
+            rule = self._rules[task].task
+            first = max(rule.window_seconds, rule.trust.quarantine_seconds)
+            for name, window in self._rules[task].slow.items():
+                known = counts.get((task, name), ())
+                self._curves[task, name] = delay.curve_of(known, now[task], window, first)
+
+
+def _paces(votes: Sequence[Vote | None]) -> set[PaceName]:
+    names = {vote.pace for vote in votes if vote is not None and vote.pace is not None}
+    return names | {start_of(name) for name in names}

@@ -1,0 +1,130 @@
+"""Tool calls out of an answer's text, in the three shapes that models write; or why something is none.
+
+<tool_call>{"name": ..., "arguments": {...}}</tool_call>                       Hermes, Qwen; words may stand before
+{"name": ..., "arguments": {...}}                                              bare, or a list of them
+{"type": "function", "function": {"name": ..., "arguments": "{...}"}}          OpenAI, alone, in a list, in `tool_calls`
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from rewards.verifiers.strict_json import NotJson, canonical, read_json, read_prefix
+from rewards.verifiers.texts import without_reasoning
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_MARKS = (
+    r"<[|/]?\s?(?:tool|function)[\s_-]?calls?|\[/?tool_calls?\]|<function=|```tool|\"(?:arguments|tool_calls)\"\s?:"
+)
+_LIST_OF_OBJECTS = re.compile(r"\[\s*[{\]]")
+
+
+class Call(NamedTuple):
+    """One call."""
+
+    name: str
+    arguments: dict[str, Any]
+
+    @property
+    def canonical(self) -> str:
+        """Equal for equal calls."""
+        return canonical([self.name, self.arguments])
+
+
+class Malformed(ValueError):
+    """It was meant as a call, and nobody can make it; says why."""
+
+
+def traces_of(names: Iterable[str]) -> re.Pattern[str]:
+    """What words do not look like: the marks of calls in several dialects, and any mention of a tool as if called."""
+    tools = "|".join(re.escape(name) for name in names)
+    return re.compile(
+        rf'{_MARKS}|"\w+"\s?:\s?"(?:{tools})"|^[ \t]*(?:{tools})\(.*\)[ \t]*$', re.IGNORECASE | re.MULTILINE
+    )
+
+
+def calls_of(text: str, traces: re.Pattern[str]) -> list[Call]:
+    """The calls in an answer, in order; none if it has only words, that is none of `traces`.
+
+    Raises:
+        Malformed: something in it is a broken call, or words stand after a call.
+    """
+    # A call inside the reasoning is only thought about.
+    spoken = without_reasoning(text)
+    if spoken is None:
+        raise Malformed("<think> is never closed")
+    text = spoken.strip()
+    if _OPEN in text:
+        return _tagged(text)
+    trace = traces.search(text)
+    if _LIST_OF_OBJECTS.match(text) or (trace and text.startswith("{")):
+        return _bare(text)
+    if trace:
+        raise Malformed(f"{trace.group()[:40]!r} stands in the answer, and no call does")
+    return []
+
+
+def calls_of_json(text: str) -> list[Call]:
+    """The calls of a reference: any of the bare shapes. Raises Malformed."""
+    return _bare(text)
+
+
+def _tagged(text: str) -> list[Call]:
+    place = text.index(_OPEN)
+    if _CLOSE in text[:place]:
+        raise Malformed(f"{_CLOSE} without its opening")
+    calls: list[Call] = []
+    while place < len(text):
+        number = len(calls) + 1
+        if not text.startswith(_OPEN, place):
+            raise Malformed(f"text after call {number - 1}: {text[place : place + 40]!r}")
+        # The value is read as JSON, not searched for the closing tag, which may stand in an argument.
+        try:
+            value, place = read_prefix(text, place + len(_OPEN))
+        except NotJson as error:
+            raise Malformed(f"broken JSON in call {number}: {error}") from error
+        place = _past_space(text, place)
+        if not text.startswith(_CLOSE, place):
+            raise Malformed(f"call {number} is not closed by {_CLOSE}")
+        place = _past_space(text, place + len(_CLOSE))
+        calls.append(_call(value, number))
+    return calls
+
+
+def _bare(text: str) -> list[Call]:
+    try:
+        value = read_json(text)
+    except NotJson as error:
+        raise Malformed(f"broken JSON: {error}") from error
+    if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
+        value = value["tool_calls"]
+    return [_call(item, number) for number, item in enumerate(value if isinstance(value, list) else [value], 1)]
+
+
+def _call(value: object, number: int) -> Call:
+    if not isinstance(value, dict):
+        raise Malformed(f"call {number} is a JSON {type(value).__name__}, not an object")
+    is_openai = "function" in value
+    if is_openai and (value.get("type", "function") != "function" or not isinstance(value["function"], dict)):
+        raise Malformed(f"call {number} has the type {value.get('type')!r} or a `function` that is no object")
+    inner = value["function"] if is_openai else value
+    name, arguments = inner.get("name"), inner.get("arguments")
+    if not isinstance(name, str) or not name:
+        raise Malformed(f"call {number} has no `name`")
+    if is_openai and isinstance(arguments, str):
+        try:
+            arguments = read_json(arguments)
+        except NotJson as error:
+            raise Malformed(f"broken JSON in the arguments of call {number}: {error}") from error
+    if not isinstance(arguments, dict):
+        said = "no `arguments`" if "arguments" not in inner else f"`arguments` of type {type(arguments).__name__}"
+        raise Malformed(f"call {number} has {said}, not an object")
+    return Call(name, arguments)
+
+
+def _past_space(text: str, place: int) -> int:
+    while place < len(text) and text[place].isspace():
+        place += 1
+    return place

@@ -1,0 +1,134 @@
+r"""`choice`: the answer picks one letter, and it is that of `metadata.reference`.
+
+A letter counts where the answer commits to it: behind "answer is", "Answer:" and the like, in \boxed{}, alone on a line, or
+as "B) ..." at the very beginning. Two different letters are two answers, and wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import re2
+from pydantic import Field, model_validator
+
+from contracts.errors import InvalidTask
+from contracts.tasks.part import Part
+from rewards.verifiers.check import (
+    Answer,
+    Check,
+    Context,
+    Verifier,
+    bad_reference,
+    read_config,
+    right,
+    unlabelled,
+    wrong,
+)
+from rewards.verifiers.regex import compile_pattern
+from rewards.verifiers.texts import without_reasoning
+
+VERSION = 1
+_STRETCH = 120
+_LEAD = (
+    r"(?i:\b(?:answer|choice|option)\b(?:\s*(?:\bis\b|\bare\b|\bwould be\b|\bshould be\b|\bmust be\b|[:=]|\*\*|__))+)"
+)
+_OPENING = r"[\s*_(\[{\"'`$]*"
+_CLOSING = r"[)\]}*_\"'`$.:]*"
+_NAMING = r"(?:(?i:option|choice|letter)\s+)?(?:\\[a-z]+\{)*"
+_FURTHER = (
+    r"[\s)\]}*_\"'`$]*(?:,|;|/|&|\||\+|\bor\b|\band\b)+(?:\s*\b(?:or|and|maybe|possibly|perhaps|also|even|option)\b)*"
+)
+
+
+class Config(Part):
+    """What a task file may say."""
+
+    choices: tuple[str, ...] = Field(default=("A", "B", "C", "D"), min_length=2)
+    """The letters, or short words."""
+    patterns: tuple[str, ...] = ()
+    """RE2 patterns with one group, the letter, instead of the usual places."""
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if len({choice.casefold() for choice in self.choices}) < len(self.choices):
+            raise ValueError("two choices differ at most in capital letters")
+        if odd := [choice for choice in self.choices if not choice.isalnum() or not choice.isascii()]:
+            raise ValueError(f"choice {odd[0]!r} is not made of ASCII letters and digits")
+        return self
+
+
+def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
+    """See `Builder`."""
+    del context
+    rule = read_config(Config, config)
+    by_folded = {choice.casefold(): choice for choice in rule.choices}
+    find = _by_patterns(rule, by_folded) if rule.patterns else _by_places(rule, by_folded)
+
+    def check(answer: Answer) -> Check:
+        if answer.reference is None:
+            return unlabelled("no metadata.reference")
+        wanted = by_folded.get(answer.reference.strip().strip("().").casefold())
+        if wanted is None:
+            return bad_reference(f"metadata.reference {answer.reference[:40]!r} is none of {', '.join(rule.choices)}")
+        text = without_reasoning(answer.text)
+        if text is None:
+            return wrong("<think> is never closed")
+        found = find(text.replace("\u00a0", " "))
+        if not found:
+            return wrong("it picks nothing")
+        if len(found) > 1:
+            return wrong(f"it picks {len(found)}: {', '.join(sorted(found))}")
+        return right() if found == {wanted} else Check(0.0, reason=f"it picks {min(found)}")
+
+    return check
+
+
+def _by_patterns(rule: Config, by_folded: Mapping[str, str]) -> Callable[[str], set[str]]:
+    patterns = [compile_pattern(pattern, f"patterns.{index}") for index, pattern in enumerate(rule.patterns)]
+    for index, pattern in enumerate(patterns):
+        if pattern.groups != 1:
+            raise InvalidTask(f"it needs one group, the letter, and has {pattern.groups}", param=f"patterns.{index}")
+
+    def find(text: str) -> set[str]:
+        groups = [match.group(1) or "" for pattern in patterns for match in pattern.finditer(_encodable(text))]
+        return {by_folded[group.strip().casefold()] for group in groups if group.strip().casefold() in by_folded}
+
+    return find
+
+
+def _by_places(rule: Config, by_folded: Mapping[str, str]) -> Callable[[str], set[str]]:
+    letters = "|".join(re2.escape(choice) for choice in sorted(rule.choices, key=len, reverse=True))
+    # A letter in a sentence is written as the task writes it: "the answer is a guess" does not pick A.
+    anchored = re2.compile(rf"(?:{_LEAD}{_OPENING}{_NAMING}|\\boxed\{{\s*(?:\\[a-z]+\{{)*){_OPENING}({letters})\b")
+    further = re2.compile(rf"{_FURTHER}{_OPENING}({letters})\b")
+    alone = re2.compile(rf"(?mi)^{_OPENING}{_NAMING}({letters}){_CLOSING}\s*$")
+    leading = re2.compile(rf"(?m)^[\s*_(\[]*({letters})[*_]*[)\].:][*_]*[ \t]")
+
+    def find(text: str) -> set[str]:
+        text = _encodable(text)
+        found = {by_folded[match.group(1).casefold()] for match in alone.finditer(text)}
+        for match in anchored.finditer(text):
+            if _goes_on(text, match.end()):
+                continue
+            found.add(match.group(1))
+            place = match.end()
+            # In stretches: RE2 would encode the whole text again for each look.
+            while (more := further.match(text[place : place + _STRETCH])) is not None:
+                found.add(more.group(1))
+                place += more.end()
+        if not found and leading.match(text.lstrip()):
+            found = {match.group(1) for match in leading.finditer(text)}
+        return found
+
+    return find
+
+
+def _goes_on(text: str, place: int) -> bool:
+    """The letter is the beginning of something longer: A-level, A's, Á."""
+    after = text[place : place + 2]
+    return after[:1].isalpha() or (after[:1] in {"'", "\u2019", "-"} and after[1:].isalpha())
+
+
+def _encodable(text: str) -> str:
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,155 @@
+"""`code`: the program in the first fenced block of the answer gives what is expected of it, input by input.
+
+`metadata.reference` holds the inputs and what is expected of each (`rewards.sandbox.suites` says how). Every input has a
+process of its own, in a sandbox; it gets that input and nothing else, and the value that comes back is compared here.
+What the program does, or leaves undone, is the model's fault; what the sandbox does is ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from contracts.errors import InvalidTask, Unavailable
+from contracts.tasks.part import Part
+from rewards.sandbox.choose import sandbox_named
+from rewards.sandbox.port import Limits, Sandbox, SandboxBroken
+from rewards.sandbox.programs import Program, ProgramFailed
+from rewards.sandbox.suites import Suite, Test, read_suite
+from rewards.sandbox.values import same, same_text
+from rewards.verifiers.check import (
+    Answer,
+    BatchVerifier,
+    Check,
+    Context,
+    bad_reference,
+    broken,
+    read_config,
+    right,
+    unlabelled,
+    wrong,
+)
+
+VERSION = 1
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+
+
+class CodeConfig(Part):
+    """What a task may say."""
+
+    partial: bool = False
+    """The value is the share of tests passed. Off, because tests that stand in the prompt can be copied."""
+    tolerance: float = Field(default=0.0, ge=0, lt=1)
+    """By which two floats may differ, relative or absolute."""
+    sample_seconds: float = Field(default=30.0, gt=0, le=600)
+    """For all tests of an answer together. One test has the `deadline_seconds` of the verifier."""
+    memory_mb: int = Field(default=512, ge=64, le=16384)
+    processes: int = Field(default=16, ge=1, le=256)
+    output_bytes: int = Field(default=64 * 2**10, ge=1024, le=2**24)
+    """Of what it prints, of its errors, and of a value as JSON."""
+    sandbox: Literal["auto", "sandlock", "bubblewrap", "namespaces"] = "auto"
+
+
+class Judge(NamedTuple):
+    """Grades one program after the other; many threads may use it at once."""
+
+    sandbox: Sandbox
+    limits: Limits
+    config: CodeConfig
+
+    def grade(self, answer: Answer) -> Check:
+        """One answer."""
+        if answer.reference is None:
+            return unlabelled("no metadata.reference")
+        try:
+            suite = read_suite(answer.reference)
+        except ValueError as error:
+            return bad_reference(str(error))
+        source = first_block(answer.text)
+        if source is None:
+            return wrong("no fenced block, or one that does not end")
+        try:
+            return self._run_all(Program(source), suite)
+        except SandboxBroken as error:
+            return broken(error.message)
+
+    def _run_all(self, program: Program, suite: Suite) -> Check:
+        deadline = time.monotonic() + self.config.sample_seconds
+        num_passed, problem = 0, ""
+        for number, test in enumerate(suite.tests, 1):
+            left = deadline - time.monotonic()
+            if left <= 0:
+                problem = problem or f"all tests together took longer than {self.config.sample_seconds:g} s"
+                break
+            limits = self.limits._replace(seconds=min(self.limits.seconds, left))
+            found = self._run(program, suite.function, test, limits)
+            num_passed += not found
+            problem = problem or (f"test {number} of {len(suite.tests)}: {found}" if found else "")
+            if found and not self.config.partial:
+                break
+        if not problem:
+            return right()
+        share = num_passed / len(suite.tests) if self.config.partial else 0.0
+        return wrong(problem)._replace(value=share)
+
+    def _run(self, program: Program, function: str | None, test: Test, limits: Limits) -> str:
+        """What is wrong, or nothing."""
+        try:
+            if function is None:
+                passed = same_text(test.expected, program.feed(self.sandbox, test.given, limits))
+            else:
+                value = program.call(self.sandbox, function, test.given, limits)
+                passed = same(test.expected, value, self.config.tolerance)
+        except ProgramFailed as failure:
+            return str(failure)
+        return "" if passed else "another value"
+
+
+def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerifier:  # noqa: B008 immutable
+    """See `Builder`. It raises InvalidTask where no sandbox holds: code is never run without one."""
+    wanted = read_config(CodeConfig, config)
+    try:
+        sandbox = sandbox_named(wanted.sandbox)
+    except Unavailable as error:
+        raise InvalidTask(error.message) from error
+    limits = Limits(
+        seconds=context.deadline_seconds,
+        memory_bytes=wanted.memory_mb * 2**20,
+        processes=wanted.processes,
+        output_bytes=wanted.output_bytes,
+    )
+    judge = Judge(sandbox, limits, wanted)
+
+    def check_all(answers: Sequence[Answer]) -> list[Check]:
+        return list(_pool().map(judge.grade, answers))
+
+    return BatchVerifier(check_all)
+
+
+@functools.cache
+def _pool() -> ThreadPoolExecutor:
+    """One for all tasks: programs that wait for a core would only use up their time."""
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sandbox")
+
+
+def first_block(text: str) -> str | None:
+    """What stands between the first fence and the one that closes it, as CommonMark has it; None where either is missing."""
+    lines = [line + "\n" for line in text.split("\n")]
+    for start, line in enumerate(lines):
+        if (opening := _FENCE.match(line)) is None:
+            continue
+        fence, indent = opening[1], len(line) - len(line.lstrip(" "))
+        for end in range(start + 1, len(lines)):
+            closing = lines[end].strip()
+            if len(closing) >= len(fence) and not closing.strip(fence[0]):
+                inside = lines[start + 1 : end]
+                return "".join(body[min(indent, len(body) - len(body.lstrip(" "))) :] for body in inside)
+        return None
+    return None

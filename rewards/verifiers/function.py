@@ -1,0 +1,115 @@
+"""`function`: the user's own, by import path, with trl's signature: `reward_func(prompts, completions, **columns)`.
+
+Any reward function that works in trl's GRPOTrainer works here unchanged, `async` ones too. It runs in worker processes,
+so that it may hang, crash or print. Whatever is wrong with what it answers is our fault and no reward; a number is never
+spread over many answers. When a batch raises, hangs or crashes, its answers are tried one by one, so that one does not
+take the others along; a batch that was answered in the wrong shape stays unscored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from contracts.errors import InvalidTask
+from rewards.killable import NotStarted, Outcome, Pool, Setup, pool_for
+from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, broken, read_config
+from rewards.verifiers.columns import ColumnsConfig, checks_of, columns_of, unasked
+
+VERSION = 1
+
+_ONE_BY_ONE_DEADLINES = 4
+"""What is spent at most, in deadlines, on looking at the answers of a failed batch one by one."""
+
+
+class FunctionConfig(ColumnsConfig):
+    """Where the function is."""
+
+    path: str = Field(pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$")
+    """`package.module:function`, or `file.py:function` relative to the task file."""
+    memory_megabytes: int | None = Field(default=None, ge=128)
+    """That its process may use; by default as much as there is."""
+    start_seconds: float = Field(default=120.0, gt=0, le=600)
+    """For its imports."""
+
+
+def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerifier:  # noqa: B008 immutable
+    """See `Builder`."""
+    rule = read_config(FunctionConfig, config)
+    folder = Path(context.folder).resolve()
+    settings = {"path": rule.path, "folder": str(folder), "code": _code(folder, rule.path)}
+    memory_bytes = None if rule.memory_megabytes is None else rule.memory_megabytes << 20
+    pool = pool_for(
+        Setup(
+            "rewards.verifiers.function_call:worker",
+            json.dumps(settings, sort_keys=True),
+            memory_bytes=memory_bytes,
+            start_seconds=rule.start_seconds,
+        )
+    )
+    try:
+        pool.check()
+    except NotStarted as error:
+        raise InvalidTask(
+            f"path = {rule.path!r} cannot be used: {error}; it is `package.module:function`, installed, or "
+            f"`file.py:function`, relative to {folder}",
+            param="path",
+        ) from error
+    return BatchVerifier(_in_batches(rule, _asker(pool, rule, context.deadline_seconds)))
+
+
+def _code(folder: Path, path: str) -> str:
+    """A hash of the file, so that a changed file gets new workers. Modules are as they were when first imported."""
+    file = folder / path.partition(":")[0]
+    return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest() if file.is_file() else ""
+
+
+def _in_batches(
+    rule: FunctionConfig, ask: Callable[[Sequence[Sequence[Answer]]], list[list[Check]]]
+) -> Callable[[Sequence[Answer]], list[Check]]:
+    def check_all(answers: Sequence[Answer]) -> list[Check]:
+        checks = [unasked(answer, rule) for answer in answers]
+        asked = [answer for answer, check in zip(answers, checks, strict=True) if check is None]
+        batches = [asked[start : start + rule.batch_size] for start in range(0, len(asked), rule.batch_size)]
+        found = iter([check for batch in ask(batches) for check in batch])
+        return [next(found) if check is None else check for check in checks]
+
+    return check_all
+
+
+def _asker(
+    pool: Pool, rule: FunctionConfig, deadline: float
+) -> Callable[[Sequence[Sequence[Answer]]], list[list[Check]]]:
+    def ask(batches: Sequence[Sequence[Answer]]) -> list[list[Check]]:
+        outcomes = pool.run_all([columns_of(batch, rule) for batch in batches], deadline)
+        again = [
+            place
+            for place, (outcome, batch) in enumerate(zip(outcomes, batches, strict=True))
+            if outcome.how not in {"answered", "unstarted"} and len(batch) > 1
+        ]
+        items = [columns_of([answer], rule) for place in again for answer in batches[place]]
+        # One end for all of them: however many batches failed, they cost no more.
+        later = iter(pool.run_all(items, deadline, budget_seconds=_ONE_BY_ONE_DEADLINES * deadline))
+        return [
+            [_read(next(later), 1, rule)[0] for _ in batch]
+            if place in again
+            else _read(outcomes[place], len(batch), rule)
+            for place, batch in enumerate(batches)
+        ]
+
+    return ask
+
+
+def _read(outcome: Outcome, num_answers: int, rule: FunctionConfig) -> list[Check]:
+    if outcome.how != "answered":
+        found: list[Check] | str = outcome.reason
+    elif isinstance(outcome.value, dict):
+        found = f"it answered {outcome.value['kind']} for {num_answers} answers, not a list"
+    else:
+        found = checks_of(outcome.value, num_answers, rule)
+    return found if isinstance(found, list) else [broken(found)] * num_answers

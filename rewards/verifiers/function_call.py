@@ -1,0 +1,92 @@
+"""The worker's side of `function`: finds the user's reward function, and calls it as trl's GRPOTrainer does."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+_ABSENT = frozenset({"completion_ids", "environments"})
+_VARIADIC = frozenset({inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL})
+
+
+def worker(config: Mapping[str, str]) -> Callable[[Mapping[str, list[Any]]], Any]:
+    """Columns in, rewards out, as JSON.
+
+    Raises:
+        Exception: the path leads nowhere, or not to something that can be called.
+    """
+    module, _, name = config["path"].partition(":")
+    function = reduce(getattr, name.split("."), _module(module, Path(config["folder"])))
+    if not callable(function):
+        raise TypeError(f"{name} is {type(function).__name__}, not a function")
+    parameters = inspect.signature(function).parameters.values()
+    variadic = {parameter.name for parameter in parameters if parameter.kind in _VARIADIC}
+    required = {parameter.name for parameter in parameters if parameter.default is parameter.empty} - variadic
+    if lacking := required & _ABSENT:
+        raise TypeError(f"{name} needs {min(lacking)}, which only a trainer has")
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    named = {parameter.name for parameter in parameters} - variadic
+    runner = asyncio.Runner()
+
+    def call(columns: Mapping[str, list[Any]]) -> Any:
+        given: dict[str, Any] = {**columns, "trainer_state": None, "log_extra": _ignore, "log_metric": _ignore}
+        given = {key: value for key, value in given.items() if takes_all or key in named}
+        # A column that no answer of this batch has: its values are missing, and a batch is chance.
+        nothing = [None] * len(columns["completions"])
+        given |= dict.fromkeys(required - given.keys(), nothing)
+        rewards = function(**given)
+        if inspect.isawaitable(rewards):
+            rewards = runner.run(_awaited(rewards))
+        return _plain(rewards)
+
+    return call
+
+
+def _module(name: str, folder: Path) -> Any:
+    if not name.endswith(".py"):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+        return importlib.import_module(name)
+    path = folder / name
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    # Registered under its own name only if nobody has it: dataclasses and pickles look their module up there.
+    sys.modules.setdefault(path.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+async def _awaited(rewards: Any) -> Any:
+    return await rewards
+
+
+def _ignore(*_: object, **__: object) -> None:
+    """What trl would log, nobody reads here."""
+
+
+def _plain(rewards: Any) -> Any:
+    """Arrays and tensors become lists, their scalars numbers, as trl takes them; what is no list goes by its name."""
+    found = rewards.tolist() if hasattr(rewards, "tolist") else rewards
+    if isinstance(found, list | tuple):
+        return [_number(reward) for reward in found]
+    return {"kind": type(rewards).__name__}
+
+
+def _number(reward: Any) -> Any:
+    if reward is None or isinstance(reward, str | bool | int | float):
+        return reward
+    if hasattr(reward, "item"):
+        return reward.item()
+    return f"<{type(reward).__name__}>"

@@ -1,0 +1,149 @@
+"""`http`: a reward server, asked with `POST {"prompts": [...], "completions": [...], ...} -> {"rewards": [...]}`.
+
+The other keys are the columns of `columns.py`; null is a reward too and says nothing. Whatever goes wrong between us is
+our fault and no reward: after the last retry, or at once if the server answers something else than what was asked.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import httpx
+from pydantic import Field
+
+from contracts.errors import InvalidTask
+from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, broken, read_config
+from rewards.verifiers.columns import ColumnsConfig, checks_of, columns_of, unasked
+
+VERSION = 1
+
+_TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+_REFUSED = frozenset({400, 413, 422})
+"""About what was sent: one answer may have spoilt it for the others."""
+_MAX_BYTES = 8 << 20
+_MAX_PAUSE_SECONDS = 10.0
+
+
+class HttpConfig(ColumnsConfig):
+    """Where the server is."""
+
+    url: str = Field(pattern=r"^https?://[^\s/]+")
+    """Of the POST."""
+    headers_env: dict[str, str] = Field(default_factory=dict)
+    """Header to the environment variable that holds it, for example `Authorization = "REWARD_TOKEN"`."""
+    retries: int = Field(default=2, ge=0, le=2)
+    """After 408, 425, 429, 5xx, or no answer within the deadline."""
+    pause_seconds: float = Field(default=0.5, gt=0, le=10)
+    """Before the first retry, at most; before the second twice that. The length is a draw, so that callers spread out."""
+
+
+class _Failed(NamedTuple):
+    reason: str
+    is_about_content: bool = False
+    can_retry: bool = False
+    pause_seconds: float = 0.0
+    """That the server asked for."""
+
+
+def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerifier:  # noqa: B008 immutable
+    """See `Builder`."""
+    rule = read_config(HttpConfig, config)
+    absent = sorted(name for name in rule.headers_env.values() if not os.environ.get(name))
+    if absent:
+        raise InvalidTask(f"the environment has no {absent[0]}; set it where rewards run", param="headers_env")
+    headers = {header: os.environ[name] for header, name in rule.headers_env.items()}
+    server = _Server(httpx.Client(headers=headers, timeout=context.deadline_seconds), rule, context.deadline_seconds)
+
+    def check_all(answers: Sequence[Answer]) -> list[Check]:
+        checks = [unasked(answer, rule) for answer in answers]
+        asked = [answer for answer, check in zip(answers, checks, strict=True) if check is None]
+        found = iter(
+            [
+                check
+                for start in range(0, len(asked), rule.batch_size)
+                for check in server.ask(asked[start : start + rule.batch_size])
+            ]
+        )
+        return [next(found) if check is None else check for check in checks]
+
+    return BatchVerifier(check_all)
+
+
+class _Server:
+    """The reward server. Safe to use from many threads."""
+
+    def __init__(self, client: httpx.Client, rule: HttpConfig, deadline_seconds: float) -> None:
+        self._client = client
+        self._rule = rule
+        self._deadline = deadline_seconds
+
+    def ask(self, answers: Sequence[Answer]) -> list[Check]:
+        """One check for each."""
+        found = self._asked(answers)
+        if isinstance(found, list):
+            return found
+        if len(answers) > 1 and found.is_about_content:
+            return [self.ask([answer])[0] for answer in answers]
+        return [broken(found.reason)] * len(answers)
+
+    def _asked(self, answers: Sequence[Answer]) -> list[Check] | _Failed:
+        columns = columns_of(answers, self._rule)
+        for attempt in range(self._rule.retries + 1):
+            found = self._post(columns)
+            if isinstance(found, _Failed):
+                if not found.can_retry or attempt == self._rule.retries:
+                    return found
+                longest = self._rule.pause_seconds * 2**attempt
+                time.sleep(min(_MAX_PAUSE_SECONDS, found.pause_seconds + random.uniform(0, longest)))  # noqa: S311 no secret
+                continue
+            checks = checks_of(found.get("rewards"), len(answers), self._rule)
+            return checks if isinstance(checks, list) else _Failed(checks)
+        return _Failed("not asked")
+
+    def _post(self, columns: Mapping[str, Any]) -> dict[str, Any] | _Failed:
+        end = time.monotonic() + self._deadline
+        body = bytearray()
+        try:
+            with self._client.stream("POST", self._rule.url, json=columns) as response:
+                for part in response.iter_bytes():
+                    body += part
+                    if len(body) > _MAX_BYTES:
+                        return _Failed(f"the server answered more than {_MAX_BYTES} bytes")
+                    # The client's timeout is for each read; a server that drips would never end it.
+                    if time.monotonic() > end:
+                        raise httpx.ReadTimeout("the answer was not complete")
+        except httpx.TimeoutException as error:
+            reason = f"the server did not answer within {self._deadline:g} s ({type(error).__name__})"
+            return _Failed(reason, can_retry=True)
+        except httpx.TransportError as error:
+            return _Failed(f"{type(error).__name__}: {error}", can_retry=True)
+        except httpx.HTTPError as error:
+            return _Failed(f"{type(error).__name__}: {error}")
+        return _read(response, bytes(body))
+
+
+def _read(response: httpx.Response, body: bytes) -> dict[str, Any] | _Failed:
+    status = response.status_code
+    if not response.is_success:
+        return _Failed(
+            f"the server answered {status}: {body[:100].decode(errors='replace')}",
+            is_about_content=status in _REFUSED,
+            can_retry=status in _TRY_AGAIN,
+            pause_seconds=_retry_after(response),
+        )
+    try:
+        found = httpx.Response(status, content=body).json()
+    except (ValueError, RecursionError):
+        return _Failed("the server's answer is not JSON")
+    if not isinstance(found, dict) or "rewards" not in found:
+        return _Failed('the server\'s answer is not {"rewards": [...]}')
+    return found
+
+
+def _retry_after(response: httpx.Response) -> float:
+    value = response.headers.get("retry-after", "")
+    return float(value) if value.isdecimal() else 0.0

@@ -1,0 +1,74 @@
+"""What a check of an instruction is: parameters, and a pure function that says why an answer fails it, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Self
+
+from pydantic import Field, model_validator
+
+from contracts.tasks.part import Part
+from rewards.verifiers.check import Answer
+
+
+class Unusable(ValueError):
+    """The sample does not have what the check needs; nobody learns from it."""
+
+
+class Instruction(NamedTuple):
+    """One check. `problem` gets the answer and an instance of `parameters`; it returns "" if the answer passes."""
+
+    parameters: type[Part]
+    problem: Callable[[Answer, Any], str]
+
+
+class Nothing(Part):
+    """A check without parameters."""
+
+
+class Least(Part):
+    """At least so many."""
+
+    value: int = Field(ge=1)
+
+
+class Most(Part):
+    """At most so many."""
+
+    value: int = Field(ge=0)
+
+
+class Count(Part):
+    """Exactly `value`, or between `at_least` and `at_most`."""
+
+    value: int | None = Field(default=None, ge=0)
+    at_least: int | None = Field(default=None, ge=0)
+    at_most: int | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        bounds = [bound for bound in (self.at_least, self.at_most) if bound is not None]
+        if (self.value is None) == (not bounds):
+            raise ValueError("it needs `value`, or `at_least` or `at_most`")
+        if bounds != sorted(bounds):
+            raise ValueError("`at_least` is above `at_most`")
+        return self
+
+    def problem(self, count: int, what: str) -> str:
+        """Why a count is not asked for, or nothing."""
+        least = self.value if self.value is not None else self.at_least
+        most = self.value if self.value is not None else self.at_most
+        if least is not None and count < least:
+            return f"{count} {what}, {least} or more asked"
+        if most is not None and count > most:
+            return f"{count} {what}, {most} or fewer asked"
+        return ""
+
+
+def counted(count: Callable[[str], int], what: str) -> Instruction:
+    """A check of how many of something there are."""
+
+    def problem(answer: Answer, rule: Count) -> str:
+        return rule.problem(count(answer.text), what)
+
+    return Instruction(Count, problem)

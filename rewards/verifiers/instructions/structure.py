@@ -1,0 +1,101 @@
+"""Lists, sections, marks, JSON. Every pattern takes time linear in the answer."""
+
+from __future__ import annotations
+
+import re
+
+from pydantic import Field
+
+from rewards.verifiers.check import Answer
+from rewards.verifiers.instructions.rule import Count, Instruction, Nothing, counted
+from rewards.verifiers.strict_json import NotJson, read_json
+
+_BULLET = re.compile(r"^[ \t]*[-*+\u2022][ \t][^\n]*?\w", re.MULTILINE)
+_NUMBERED = re.compile(r"^[ \t]*\d{1,3}[.)][ \t][^\n]*?\w", re.MULTILINE)
+_HEADING = re.compile(r"^#{1,6}[ \t][^\n]*?\w", re.MULTILINE)
+_PLACEHOLDER = re.compile(r"\[([^\[\]\n]+)\](?!\()")
+_HIGHLIGHT = re.compile(r"(?<![*\w])(\*{1,2})(?![\s*])([^*\n]+)(?<!\s)\1(?![*\w])")
+_TITLE = re.compile(r"<<([^<>\n]+)>>")
+_FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
+_FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)\n```", re.DOTALL)
+
+
+class Sections(Count):
+    """Sections that begin with a line of their own: the mark, then a number or letter."""
+
+    mark: str = Field(default="Section", min_length=1)
+
+
+def num_bullets(text: str) -> int:
+    """Lines that begin with -, *, + or a bullet, with a word behind it."""
+    return len(_BULLET.findall(text))
+
+
+def num_numbered(text: str) -> int:
+    """Lines that begin with a number and a dot or parenthesis, with a word behind it."""
+    return len(_NUMBERED.findall(text))
+
+
+def num_headings(text: str) -> int:
+    """Markdown headings."""
+    return len(_HEADING.findall(text))
+
+
+def num_placeholders(text: str) -> int:
+    """Different [placeholders]; a link is none."""
+    return len({inside for inside in _PLACEHOLDER.findall(text) if _has_word(inside)})
+
+
+def num_highlights(text: str) -> int:
+    """Different *highlighted* or **highlighted** stretches with a word in them."""
+    return len({inside for _, inside in _HIGHLIGHT.findall(text) if _has_word(inside)})
+
+
+def num_sections(text: str, mark: str) -> int:
+    """Different headings of sections."""
+    found = re.findall(rf"^[ \t#*_]*{re.escape(mark)}[ \t]+(\d+|[A-Z]|[IVXLC]+)\b", text, re.MULTILINE | re.IGNORECASE)
+    return len({number.upper() for number in found})
+
+
+def _has_word(text: str) -> bool:
+    return any(letter.isalnum() for letter in text)
+
+
+def _sections(answer: Answer, rule: Sections) -> str:
+    return rule.problem(num_sections(answer.text, rule.mark), f"sections marked {rule.mark!r}")
+
+
+def _title(answer: Answer, rule: Nothing) -> str:
+    del rule
+    return "" if any(_has_word(inside) for inside in _TITLE.findall(answer.text)) else "it has no <<title>>"
+
+
+def _json(answer: Answer, rule: Nothing) -> str:
+    """An object or an array, bare or in one fence: any text becomes JSON by putting it in quotes."""
+    del rule
+    text = answer.text.strip()
+    if fenced := _FENCED.fullmatch(text):
+        text = fenced.group(1)
+    try:
+        value = read_json(text)
+    except NotJson as error:
+        return f"not JSON: {error}"
+    return "" if isinstance(value, dict | list) else "it is JSON, but neither an object nor an array"
+
+
+def _no_fence(answer: Answer, rule: Nothing) -> str:
+    del rule
+    return "it has a code fence" if _FENCE.search(answer.text) else ""
+
+
+INSTRUCTIONS = {
+    "bullets": counted(num_bullets, "bullets"),
+    "numbered_items": counted(num_numbered, "numbered items"),
+    "headings": counted(num_headings, "headings"),
+    "sections": Instruction(Sections, _sections),
+    "placeholders": counted(num_placeholders, "placeholders"),
+    "highlights": counted(num_highlights, "highlights"),
+    "title": Instruction(Nothing, _title),
+    "json_format": Instruction(Nothing, _json),
+    "no_code_fence": Instruction(Nothing, _no_fence),
+}

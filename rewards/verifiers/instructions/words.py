@@ -1,0 +1,114 @@
+"""Which words, letters and language."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import cache
+from typing import Any, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from contracts.tasks.part import Part
+from rewards.verifiers.check import Answer
+from rewards.verifiers.instructions.rule import Count, Instruction, Nothing
+
+_FENCED = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
+
+
+class Keywords(Part):
+    """Words or phrases; capital letters do not count, parts of words do not match."""
+
+    value: tuple[str, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _filled(self) -> Self:
+        if not all(_plain(word).strip() for word in self.value):
+            raise ValueError("a keyword is empty")
+        return self
+
+
+class Frequency(Count):
+    """How often one word is said."""
+
+    word: str = Field(min_length=1)
+
+
+class LetterFrequency(Count):
+    """How often one letter stands there; capital or not."""
+
+    letter: str = Field(min_length=1, max_length=1)
+
+
+class Language(Part):
+    """ISO 639-1, for example `de`."""
+
+    value: str
+
+    @field_validator("value")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in _identifier().labels:
+            raise ValueError(f"language {value!r} is not one of {' '.join(sorted(_identifier().labels))}")
+        return value
+
+
+def occurrences(text: str, phrase: str) -> int:
+    """How often a phrase stands in a text as whole words. What is invisible or only drawn differently does not hide it."""
+    words = r"\s+".join(re.escape(word) for word in _plain(phrase).split())
+    return len(re.findall(rf"(?<!\w){words}(?!\w)", _plain(text)))
+
+
+def _plain(text: str) -> str:
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return "".join(letter for letter in folded if unicodedata.category(letter) != "Cf")
+
+
+def _include(answer: Answer, rule: Keywords) -> str:
+    missing = [word for word in rule.value if not occurrences(answer.text, word)]
+    return f"{missing[0]!r} is missing" if missing else ""
+
+
+def _exclude(answer: Answer, rule: Keywords) -> str:
+    said = [word for word in rule.value if occurrences(answer.text, word)]
+    return f"it says {said[0]!r}" if said else ""
+
+
+def _frequency(answer: Answer, rule: Frequency) -> str:
+    return rule.problem(occurrences(answer.text, rule.word), f"times {rule.word!r}")
+
+
+def _letters(answer: Answer, rule: LetterFrequency) -> str:
+    return rule.problem(answer.text.casefold().count(rule.letter.casefold()), f"times {rule.letter!r}")
+
+
+def _no_commas(answer: Answer, rule: Nothing) -> str:
+    del rule
+    comma = next((comma for comma in ",\uff0c\u3001\u060c" if comma in answer.text), None)
+    return f"it has {comma!r}" if comma else ""
+
+
+def _language(answer: Answer, rule: Language) -> str:
+    prose = _FENCED.sub(" ", answer.text)
+    if not any(letter.isalpha() for letter in prose):
+        return "it has no words"
+    found, _ = _identifier().classify(prose)
+    return "" if found == rule.value else f"it seems to be written in {found!r}"
+
+
+@cache
+def _identifier() -> Any:
+    # Loading the model takes most of a second; only tasks that ask for a language pay for it.
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # noqa: PLC0415
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+
+INSTRUCTIONS = {
+    "include_keywords": Instruction(Keywords, _include),
+    "exclude_keywords": Instruction(Keywords, _exclude),
+    "keyword_frequency": Instruction(Frequency, _frequency),
+    "letter_frequency": Instruction(LetterFrequency, _letters),
+    "no_commas": Instruction(Nothing, _no_commas),
+    "language": Instruction(Language, _language),
+}

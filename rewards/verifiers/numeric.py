@@ -1,0 +1,143 @@
+r"""`numeric`: the answer commits to one number, and it is that of `metadata.reference`, within a tolerance.
+
+Numbers are compared exactly, as fractions. A number counts where the answer commits to it: in \boxed{}, behind "answer is",
+"Answer:" or "####"; failing that, if it is the only one. Several different numbers are several answers, and wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, Literal
+
+from pydantic import Field
+
+from contracts.tasks.part import Part
+from rewards.verifiers.check import (
+    Answer,
+    Check,
+    Context,
+    Verifier,
+    bad_reference,
+    read_config,
+    right,
+    unlabelled,
+    wrong,
+)
+from rewards.verifiers.numbers import Number, Reader, plain
+from rewards.verifiers.texts import without_reasoning
+
+VERSION = 1
+_ANCHOR = re.compile(
+    r"\b(?:answer|result|solution|total)\b(?:[ \t]?(?:\bis\b|\bare\b|\bequals\b|\bwould be\b|\bshould be\b|[:=]|\*\*|__))+|####",
+    re.IGNORECASE,
+)
+_BOXED = re.compile(r"\\boxed\{")
+_GAP = re.compile(
+    r"[\s*_$\u20ac\u00a3\u00a5(\[\"'`:=~\u2248]{0,16}(?:(?:about|approximately|roughly|exactly|around)\s)?[\s$\u20ac\u00a3\u00a5*_]{0,4}"
+    r"(?:\\boxed\{[\s$]{0,4}|\\\(\s?)?"
+)
+_FURTHER = re.compile(
+    r"[\s)\]}*_$]{0,8}(?:,|;|/|&|\bor\b|\band\b|\bto\b|\u2013|\u2014)\s{0,4}(?:(?:maybe|possibly|perhaps|also|even|or|and)\s)?"
+    r"[\s(*_$\u20ac\u00a3\u00a5]{0,4}[-+]?\.?\d",
+    re.IGNORECASE,
+)
+_BOX_END = re.compile(r"\s{0,4}\$?\s{0,4}\}")
+
+
+class Config(Part):
+    """What a task file may say."""
+
+    absolute: float = Field(default=0.0, ge=0)
+    """How far from the reference is near enough."""
+    relative: float = Field(default=0.0, ge=0, lt=1)
+    """The same, as a share of the reference. The larger of the two holds."""
+    take: Literal["answer", "boxed", "last"] = "answer"
+    """`boxed`: only what is in \\boxed{} counts; `last`: the last number does, whatever stands before it."""
+    anchor: str | None = Field(default=None, min_length=2)
+    """A phrase that the answer stands behind, instead of the usual ones."""
+    percent: Literal["scale", "ignore"] = "scale"
+    """`scale`: 50% is 0.5, on both sides; `ignore`: it is 50."""
+    marks: Literal["1,234.5", "1.234,5"] = "1,234.5"
+    """How thousands and decimals are marked."""
+    units: tuple[str, ...] = ()
+    """What may stand behind the number; they are not compared or converted."""
+
+
+class Unclear(ValueError):
+    """The answer commits to no number, or to several; says which."""
+
+
+def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
+    """See `Builder`."""
+    del context
+    rule = read_config(Config, config)
+    reader = Reader(rule.units, is_continental=rule.marks == "1.234,5", percent_scales=rule.percent == "scale")
+    absolute, relative = Fraction(str(rule.absolute)), Fraction(str(rule.relative))
+
+    def check(answer: Answer) -> Check:
+        if answer.reference is None:
+            return unlabelled("no metadata.reference")
+        wanted = reader.read(answer.reference)
+        if wanted is None:
+            return bad_reference(f"metadata.reference {answer.reference[:40]!r} is not a number")
+        text = without_reasoning(answer.text)
+        if text is None:
+            return wrong("<think> is never closed")
+        try:
+            given = _committed(plain(text), reader, rule)
+        except Unclear as error:
+            return wrong(str(error))
+        near = abs(given - wanted) <= max(absolute, relative * abs(wanted))
+        return right() if near else Check(0.0, reason="another number than the reference")
+
+    return check
+
+
+def _committed(text: str, reader: Reader, rule: Config) -> Fraction:
+    """The number an answer stands by. Raises Unclear."""
+    numbers = reader.find(text)
+    if not numbers:
+        raise Unclear("no number")
+    if rule.take == "last":
+        return _one(numbers[-1:])
+    boxed = _boxed(text, numbers)
+    if rule.take == "boxed" and not boxed:
+        raise Unclear("nothing is boxed")
+    anchor = re.compile(re.escape(rule.anchor), re.IGNORECASE) if rule.anchor else _ANCHOR
+    anchored = [] if rule.take == "boxed" else _anchored(text, numbers, anchor)
+    if any(_FURTHER.match(text, number.end) for number in anchored):
+        raise Unclear("it answers with several numbers")
+    return _one(boxed + anchored or numbers)
+
+
+def _boxed(text: str, numbers: list[Number]) -> list[Number]:
+    found, starts = [], [number.start for number in numbers]
+    for box in _BOXED.finditer(text):
+        first = bisect_left(starts, box.end())
+        inside = numbers[first : first + 1]
+        if not inside or text[box.end() : inside[0].start].strip(" $\\") or not _BOX_END.match(text, inside[0].end):
+            raise Unclear("what is boxed is not one number")
+        found += inside
+    return found
+
+
+def _anchored(text: str, numbers: list[Number], anchor: re.Pattern[str]) -> list[Number]:
+    by_start = {number.start: number for number in numbers}
+    places = []
+    for match in anchor.finditer(text):
+        gap = _GAP.match(text, match.end())
+        places.append(gap.end() if gap else match.end())
+    return [by_start[place] for place in places if place in by_start]
+
+
+def _one(numbers: list[Number]) -> Fraction:
+    values = {number.value for number in numbers}
+    if len(values) > 1:
+        raise Unclear(f"{len(values)} different numbers")
+    value = values.pop()
+    if value is None:
+        raise Unclear("the number is part of something else")
+    return value

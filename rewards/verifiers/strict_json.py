@@ -1,0 +1,123 @@
+"""JSON as two readers cannot read it differently: what is ambiguous or no JSON value is refused, with the reason."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import jsonschema_rs
+
+from contracts.errors import InvalidTask
+
+MAX_DEPTH = 128
+"""Of arrays and objects inside each other."""
+
+LINEAR = jsonschema_rs.RegexOptions()
+"""Patterns take time linear in the answer; those with lookaround or back-references are refused with the schema."""
+
+
+class NotJson(ValueError):
+    """The text is not one JSON value; says why."""
+
+
+def read_json(text: str) -> Any:
+    """The value of a whole text.
+
+    Raises:
+        NotJson: no JSON, NaN or Infinity, a number that does not fit, a key that stands twice in an object, half of a
+            surrogate pair, or more than `MAX_DEPTH` levels.
+    """
+    value, end = read_prefix(text, 0)
+    if rest := text[end:].strip(" \t\n\r"):
+        raise NotJson(f"{rest[:20]!r} stands after the value")
+    return value
+
+
+def read_prefix(text: str, start: int) -> tuple[Any, int]:
+    """The value that begins at `start`, after white space, and where it ends. Raises NotJson."""
+    while start < len(text) and text[start] in " \t\n\r":
+        start += 1
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except RecursionError as error:
+        raise NotJson("nested too deep") from error
+    except ValueError as error:
+        raise NotJson(str(error)) from error
+    span = text[start:end]
+    # Only what opens can nest, so most answers need no walk.
+    if span.count("[") + span.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
+        raise NotJson("nested too deep")
+    if "\\ud" in span or "\\uD" in span or not span.isascii():
+        _check_unicode(value)
+    return value, end
+
+
+def canonical(value: Any) -> str:
+    """The same text for equal JSON values. In Python 1 == True and 1 == 1.0, in JSON they differ."""
+    return json.dumps(value, sort_keys=True)
+
+
+def compile_schema(schema: object, param: str) -> Any:
+    """A validator. Nothing is fetched: references must point into the schema.
+
+    Raises:
+        InvalidTask: it is no schema, or has a pattern that can be made to run for ever.
+    """
+    if not isinstance(schema, dict):
+        raise InvalidTask("it must be a table, a JSON schema", param=param)
+    try:
+        return jsonschema_rs.validator_for(schema, pattern_options=LINEAR, offline=True)
+    except jsonschema_rs.ValidationError as error:
+        hint = "; patterns have no lookaround and no back-references" if "regex" in error.message else ""
+        raise InvalidTask(f"the schema itself is wrong: {error.message}{hint}", param=param) from error
+    except (ValueError, OverflowError) as error:
+        raise InvalidTask(f"the schema itself is wrong: {error}", param=param) from error
+
+
+def problem_of(validator: Any, value: Any) -> str:
+    """Why a value does not satisfy a schema, or nothing."""
+    try:
+        validator.validate(value)
+    except jsonschema_rs.ValidationError as error:
+        return str(error.message)
+    return ""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise NotJson(f"key {next(key for key in keys if keys.count(key) > 1)!r} stands twice")
+    return found
+
+
+def _constant(name: str) -> None:
+    raise NotJson(f"{name} is not JSON")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise NotJson(f"{text[:20]} does not fit a number")
+    return value
+
+
+def _depth(value: Any) -> int:
+    deepest, waiting = 0, [(value, 1)]
+    while waiting and deepest <= MAX_DEPTH:
+        item, level = waiting.pop()
+        if isinstance(item, dict | list):
+            deepest = max(deepest, level)
+            waiting += [(child, level + 1) for child in (item.values() if isinstance(item, dict) else item)]
+    return deepest
+
+
+def _check_unicode(value: Any) -> None:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise NotJson("half of a surrogate pair is no text") from error
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)

@@ -1,0 +1,60 @@
+"""What several verifiers do to a text before they compare it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from functools import cache
+
+from rewards.verifiers.strict_json import NotJson, read_json
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
+_THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
+
+
+def without_articles(text: str) -> str:
+    """Without the words a, an, the."""
+    return _ARTICLES.sub(" ", text)
+
+
+def without_punctuation(text: str) -> str:
+    """Without the characters that Unicode calls punctuation, and ASCII's symbols."""
+    return text.translate(_punctuation())
+
+
+def squad_tokens(text: str) -> list[str]:
+    """Words as SQuAD's evaluation compares them: lower case, no punctuation, no articles."""
+    return without_articles(without_punctuation(text.lower())).split()
+
+
+def read_references(text: str) -> list[str]:
+    """The texts of a reference: a JSON list of texts, or one that stands for itself.
+
+    Raises:
+        ValueError: it is a list of something else.
+    """
+    if not text.lstrip().startswith("["):
+        return [text]
+    try:
+        value = read_json(text)
+    except NotJson:
+        return [text]
+    if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
+        raise ValueError("metadata.reference is a JSON list, but not one of texts")
+    return value
+
+
+def without_reasoning(text: str) -> str | None:
+    """What follows a leading <think> block; None if that is never closed."""
+    if not text.lstrip().startswith(_THINK_OPEN):
+        return text
+    _, close, rest = text.partition(_THINK_CLOSE)
+    return rest if close else None
+
+
+@cache
+def _punctuation() -> dict[int, None]:
+    ascii_symbols = {ord(symbol) for symbol in "$+<=>^`|~"}
+    categories = {code for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)).startswith("P")}
+    return dict.fromkeys(ascii_symbols | categories)

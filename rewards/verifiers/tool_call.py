@@ -1,0 +1,110 @@
+"""`tool_call`: the answer calls tools that exist, with arguments that satisfy their schemas.
+
+A broken call is the model's fault and says what is broken. It is never unlabelled and never left out: a model that is not
+taught by its broken calls learns to make them where it expects to fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from contracts.tasks.part import Part
+from rewards.verifiers.calls import Call, Malformed, calls_of, calls_of_json, traces_of
+from rewards.verifiers.check import (
+    Answer,
+    Check,
+    Context,
+    Verifier,
+    bad_reference,
+    read_config,
+    right,
+    unlabelled,
+    wrong,
+)
+from rewards.verifiers.strict_json import compile_schema, problem_of
+
+VERSION = 1
+
+
+class Tool(Part):
+    """One tool."""
+
+    name: str = Field(min_length=1)
+    """What a call names."""
+    description: str = ""
+    """Not looked at; so that the app's own list can be copied."""
+    parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object"})
+    """JSON schema of the arguments."""
+
+
+class Config(Part):
+    """What a task file may say."""
+
+    tools: tuple[Tool, ...] = Field(min_length=1)
+    """Which tools there are."""
+    required: bool = True
+    """Whether an answer without any call fails. If not, it passes, unless it looks like a call that is none. With
+    `match`, the reference decides where there is one."""
+    at_most: int | None = Field(default=None, ge=1)
+    """How many calls there may be."""
+    match: Literal["valid", "name", "exact"] = "valid"
+    """`name`: the same tools as in `metadata.reference`, a JSON list of calls, in any order; `exact`: the same
+    arguments too. Where an answer must not call, the reference is `[]`."""
+
+    @model_validator(mode="after")
+    def _once(self) -> Self:
+        names = [tool.name for tool in self.tools]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"tool {twice[0]!r} stands twice; a name stands for one")
+        return self
+
+
+def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
+    """See `Builder`."""
+    del context
+    rule = read_config(Config, config)
+    schemas = {
+        tool.name: compile_schema(tool.parameters, f"tools.{index}.parameters") for index, tool in enumerate(rule.tools)
+    }
+
+    traces = traces_of(schemas)
+
+    def check(answer: Answer) -> Check:
+        try:
+            calls = calls_of(answer.text, traces)
+            _check_calls(calls, rule, schemas)
+        except Malformed as error:
+            return wrong(str(error))
+        if rule.match != "valid" and answer.reference is not None:
+            return _compared(rule, calls, answer.reference)
+        if rule.required and not calls:
+            return wrong("no call")
+        return right() if rule.match == "valid" else unlabelled("no metadata.reference")
+
+    return check
+
+
+def _check_calls(calls: list[Call], rule: Config, schemas: Mapping[str, Any]) -> None:
+    """Raises Malformed."""
+    if rule.at_most is not None and len(calls) > rule.at_most:
+        raise Malformed(f"{len(calls)} calls, and at most {rule.at_most} are allowed")
+    for number, call in enumerate(calls, 1):
+        if call.name not in schemas:
+            raise Malformed(f"call {number} names no tool of this task: {call.name[:40]!r}")
+        if problem := problem_of(schemas[call.name], call.arguments):
+            raise Malformed(f"arguments of call {number} ({call.name}): {problem}")
+
+
+def _compared(rule: Config, calls: list[Call], reference: str) -> Check:
+    try:
+        wanted = calls_of_json(reference)
+    except Malformed as error:
+        return bad_reference(f"metadata.reference is no list of calls: {error}")
+    if sorted(call.name for call in calls) != sorted(call.name for call in wanted):
+        return Check(0.0, reason="other tools than the reference")
+    if rule.match == "exact" and sorted(call.canonical for call in calls) != sorted(call.canonical for call in wanted):
+        return Check(0.0, reason="other arguments than the reference")
+    return right()

@@ -1,0 +1,97 @@
+"""The join on a database, with a clock that tests move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import delete, select
+
+from contracts.database import Database
+from contracts.event_log import LogRecord
+from contracts.ledger import signal_counts, signal_states
+from contracts.records import Episode, Generation, Outcome, Record, Signal, decode, encode
+from contracts.tables import outbox
+from contracts.tasks import Task
+from contracts.topics import EPISODES, GENERATIONS, OUTCOMES, SIGNALS
+from pipelines.episodes.handler import EpisodesHandler
+from services.feedback import repository as feedback
+from services.feedback.requests import read_item
+
+TOPICS: dict[type[Record], str] = {Generation: GENERATIONS, Signal: SIGNALS, Outcome: OUTCOMES}
+KINDS: dict[str, type[Record]] = {EPISODES: Episode, SIGNALS: Signal, OUTCOMES: Outcome}
+
+
+class Join:
+    """A process of these tasks. What it sends to itself is heard at once."""
+
+    def __init__(self, database: Database, *tasks: Task) -> None:
+        self.database = database
+        self.now = 103.0
+        self.sent: list[Record] = []
+        self.tasks = tasks
+        self._handler = EpisodesHandler({task.name: task for task in tasks}, lambda: self.now)
+
+    def hear(self, *records: Record) -> list[Episode]:
+        """The episodes that a batch makes."""
+        before = len(self.sent)
+        while records:
+            wires = [LogRecord(TOPICS[type(record)], 0, 0, "", encode(record), 0.0) for record in records]
+            with self.database.transaction() as connection:
+                messages = self._handler.handle(connection, self._handler.prepare([*map(self._handler.read, wires)]))
+            records = self._keep(messages)
+        return self._episodes(before)
+
+    def wait(self, until: float) -> list[Episode]:
+        """The episodes that the passing of time makes."""
+        self.now, before = until, len(self.sent)
+        with self.database.transaction() as connection:
+            messages = self._handler.tick(connection, until, frozenset({0}))
+        self.hear(*self._keep(messages))
+        return self._episodes(before)
+
+    def _episodes(self, since: int) -> list[Episode]:
+        return [record for record in self.sent[since:] if isinstance(record, Episode)]
+
+    def receive(self, *items: dict[str, Any], tenant: str = "default", at: float = 102.0) -> None:
+        """What feedback does with items, until the join has heard them."""
+        tasks = {task.name: task for task in self.tasks}
+        read = [read_item({"name": "accepted", "value": True} | item, tasks, tenant, at) for item in items]
+        with self.database.transaction() as connection:
+            feedback.add(connection, read)
+        self.relay()
+
+    def take_back(self, signal_id: str, tenant: str = "default") -> None:
+        """What feedback does when a signal is taken back."""
+        with self.database.transaction() as connection:
+            feedback.retract(connection, [feedback.Retraction(tenant, signal_id, self.now)])
+        self.relay()
+
+    def relay(self) -> None:
+        """The join hears what feedback has to send."""
+        with self.database.transaction() as connection:
+            wires = connection.execute(select(outbox.c.value).order_by(outbox.c.id)).scalars().all()
+            connection.execute(delete(outbox))
+        self.hear(*(decode(Signal, wire) for wire in wires))
+
+    def counts(self) -> dict[str, int]:
+        """The signals of each state; all that were received are among them."""
+        with self.database.snapshot() as connection:
+            found = signal_counts(connection)
+        assert found.unexplained == 0
+        return {state: count for state, count in found.states.items() if count}
+
+    def states(self) -> dict[str, str]:
+        with self.database.snapshot() as connection:
+            return signal_states(connection)
+
+    def _keep(self, messages: list[Any]) -> tuple[Signal, ...]:
+        records = [decode(KINDS[item.topic], item.value) for item in messages]
+        self.sent += records
+        return tuple(record for record in records if isinstance(record, Signal))
+
+
+def a_task(signals: Mapping[str, Mapping[str, Any]], **changes: Any) -> Task:
+    """A task with a window of ten seconds, in which nobody checks what the answer looks like."""
+    content = {"name": "booking", "window_seconds": 10, "signals": signals, "reward": {"low": -1.0}}
+    return Task.model_validate(content | changes)

@@ -1,0 +1,265 @@
+"""A reward that changes after it was learned: the difference is learned once, outside of every baseline."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from sqlalchemy import select
+
+from contracts.records import Experience
+from contracts.tables import training_step
+from pipelines.training.learner import Learner
+from pipelines.training.lessons import Lesson
+from pipelines.training.settings import TrainingSettings
+from pipelines.training.state import Correction, Fate, TrainerState
+from pipelines.training.worker import Trainer
+from tests.unit.pipelines.training.builders import random_experience, tiny_model
+from tests.unit.pipelines.training.test_learner import on_policy
+from tests.unit.pipelines.training.world import World, weights_of
+
+SETTINGS = TrainingSettings(learning_rate=1e-2, kl_coefficient=0.0)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World.new(tmp_path / "home")
+    yield world
+    world.close()
+
+
+def batch(count: int = 8, seed: int = 0) -> list[Experience]:
+    random = np.random.default_rng(seed)
+    return [random_experience(random, reward=float(number % 2)) for number in range(count)]
+
+
+def later(item: Experience, reward: float | None, revision: int = 1, **changes: Any) -> Experience:
+    status = "unlabelled" if reward is None else "scored"
+    return msgspec.structs.replace(item, **({"reward": reward, "revision": revision, "status": status} | changes))
+
+
+def late(world: World) -> list[tuple[int, str, int | None]]:
+    """What the newest epoch says about later revisions."""
+    newest = max(outcome.epoch for outcome in world.outcomes())
+    return sorted(
+        (outcome.revision, outcome.reason, outcome.version)
+        for outcome in world.outcomes()
+        if outcome.state == "late" and outcome.epoch == newest
+    )
+
+
+def fate_of(trainer: Trainer, item: Experience) -> Fate:
+    return trainer.state.fates[item.key]
+
+
+def learn(world: World, trainer: Trainer, *items: Experience) -> None:
+    world.add(*items)
+    world.turns(trainer, 3)
+
+
+# What a correction does to a policy.
+
+
+def test_a_corrected_sample_pulls_in_all_as_its_last_revision_would_have() -> None:
+    items = batch()
+    learner = Learner(tiny_model(), SETTINGS)
+    first = learner.step(items, [0.5] * 8, {})
+    lessons = [Lesson(item, 1.0 - 2.0 * (item.reward or 0.0), 0.5 * first.scale) for item in items]
+    second = learner.step([], [], {}, lessons)
+    # Half of them are right: with every reward turned round, so is every advantage.
+    before, change = (
+        np.array([row["advantage"] * row["weight"] for row in result.samples]) for result in (first, second)
+    )
+    assert before + change == pytest.approx(-before)
+
+
+@pytest.mark.parametrize("difference", [1.0, -1.0])
+def test_a_correction_moves_the_answer_the_way_of_its_sign(difference: float) -> None:
+    learner, (item,) = Learner(tiny_model(), SETTINGS), batch(1)
+    rows = [learner.step([], [], {}, [Lesson(item, difference, 1.0)]).samples[0] for _ in range(2)]
+    assert (rows[1]["log_prob_sum"] - rows[0]["log_prob_sum"]) * difference > 0
+
+
+def test_no_baseline_and_no_other_advantage_hears_of_a_correction() -> None:
+    # Samples as the policy makes them now, and old ones that it has drifted far from.
+    items, old = on_policy(8, 1.0), batch(3, seed=5)
+    lessons = [Lesson(item, 0.7, 9.0) for item in old]
+    plain, mixed = (Learner(tiny_model(), SETTINGS) for _ in range(2))
+    alone, together = plain.step(items, [1.0] * 8, {}), mixed.step(items, [1.0] * 8, {}, lessons)
+    assert mixed.tracker == plain.tracker
+    assert together.scale == alone.scale
+    assert together.samples[:8] == alone.samples
+    assert [row["advantage"] for row in together.samples[8:]] == [0.7] * 3
+    assert (together.metrics["num_samples"], together.metrics["num_corrections"]) == (8, 3)
+    assert together.metrics["reward_mean"] == alone.metrics["reward_mean"]
+
+
+# What the trainer does about it.
+
+
+def test_the_difference_is_learned_once_and_the_ledger_stays_as_it_is(world: World) -> None:
+    trainer = world.start()
+    first, *others = world.add_random(4, reward=1.0)
+    world.turns(trainer, 2)
+    before, tracker, ledger = weights_of(trainer), trainer._learner.tracker.to_json(), world.ledger()
+    assert fate_of(trainer, first).applied == 1.0
+
+    learn(world, trainer, later(first, 0.25), later(first, 0.25), first)
+    assert any(not torch.equal(value, before[name]) for name, value in weights_of(trainer).items())
+    assert trainer._learner.tracker.to_json() == tracker
+    trainer._checkpoint(None)
+    assert late(world) == [(1, "corrected", 1)]
+    assert {state for state, _, _ in world.ledger().values()} == {"trained"}
+    assert world.ledger().keys() >= ledger.keys()
+    with world.database.snapshot() as connection:
+        steps = [row.metrics for row in connection.execute(select(training_step))]
+    assert [(step["num_samples"], step["num_corrections"]) for step in steps] == [(4, 0), (0, 1)]
+    assert steps[1]["correction_mean"] == -0.75
+
+    restarted = world.start()
+    world.turns(restarted, 3)
+    assert restarted.state.step == 2
+    assert fate_of(restarted, first).applied_now == 0.25
+    assert late(world) == [(1, "corrected", 1)]
+    assert [fate_of(restarted, item).corrections for item in others] == [()] * 3
+
+
+def test_each_further_revision_is_compared_with_what_is_applied_by_then(world: World) -> None:
+    trainer = world.start()
+    first, *_ = world.add_random(4, reward=1.0)
+    world.turns(trainer, 2)
+    for revision, reward, weight in ((1, 0.0, 1.0), (2, 0.5, 0.5), (3, None, 1.0), (4, 1.0, 0.25), (5, 1.0, 1.0)):
+        learn(world, trainer, later(first, reward, revision, weight=weight))
+    assert fate_of(trainer, first).applied_now == 1.0
+    with world.database.snapshot() as connection:
+        found = [row.metrics["correction_mean"] for row in connection.execute(select(training_step))]
+    assert found == [None, -1.0, 0.25, 0.75]
+    assert sum(found[1:]) == 0.0
+
+
+def test_a_provisional_reward_is_learned_by_its_weight_and_the_rest_when_it_is_final(world: World) -> None:
+    trainer = world.start()
+    first, *_ = world.add_random(4, reward=1.0, weight=0.3)
+    world.turns(trainer, 2)
+    assert fate_of(trainer, first).applied == 0.3
+    learn(world, trainer, later(first, 1.0, weight=1.0))
+    assert fate_of(trainer, first).applied_now == 1.0
+    with world.database.snapshot() as connection:
+        assert [row.metrics["correction_mean"] for row in connection.execute(select(training_step))] == [None, 0.7]
+
+
+def test_a_correction_that_is_too_late_is_named(world: World) -> None:
+    trainer = world.start()
+    first, *_ = world.add_random(4, reward=1.0)
+    world.turns(trainer, 2)
+    world.now += trainer._training.max_age_seconds + 1e6
+    learn(world, trainer, later(first, 0.0))
+    trainer._checkpoint(None)
+    assert fate_of(trainer, first).applied_now == 1.0
+    assert late(world) == [(1, "correction_stale", None)]
+    assert trainer.state.step == 1
+
+
+def test_what_the_guard_skips_is_not_applied_and_a_later_revision_starts_from_what_is(tmp_path: Path) -> None:
+    world = World.new(tmp_path / "home", max_gradient_norm=1e-3)
+    trainer = world.start()
+    first, *_ = world.add_random(4, reward=1.0)
+    world.turns(trainer, 2)
+    trainer._learner._gradient_norms = [1e-9] * 20
+    learn(world, trainer, later(first, 0.0))
+    trainer._checkpoint(None)
+    assert fate_of(trainer, first).applied_now == 1.0
+    assert late(world) == [(1, "correction_quarantined", None)]
+    assert world.ledger()[first.key][0] == "trained"
+    trainer._learner._gradient_norms = []
+    learn(world, trainer, later(first, 0.5, 2))
+    assert fate_of(trainer, first).applied_now == 0.5
+    world.close()
+
+
+def test_a_rollback_takes_back_what_was_corrected_since(tmp_path: Path) -> None:
+    world = World.new(tmp_path / "home", publish_samples=4)
+    trainer = world.start()
+    first, *_ = world.add_random(4, reward=1.0)
+    world.turns(trainer, 2)
+    at_version_1 = weights_of(trainer)
+    learn(world, trainer, later(first, 0.5), *batch(3, seed=3))
+    learn(world, trainer, later(first, 0.0, 2), *batch(3, seed=4))
+    assert fate_of(trainer, first).corrections == (Correction(0.5, 2), Correction(0.0, 3))
+    assert late(world) == [(1, "corrected", 2), (2, "corrected", 3)]
+
+    world.roll_back_to(2)
+    trainer.turn()
+    assert fate_of(trainer, first).corrections == (Correction(0.5, 2),)
+    assert late(world) == [(2, "correction_rolled_back", None)]
+    world.roll_back_to(1)
+    trainer.turn()
+    assert fate_of(trainer, first).applied_now == 1.0
+    assert all(torch.equal(value, at_version_1[name]) for name, value in weights_of(trainer).items())
+    assert world.ledger()[first.key] == ("trained", "", 1)
+
+    learn(world, trainer, later(first, 0.25, 3))
+    assert fate_of(trainer, first).applied_now == 0.25
+    world.close()
+
+
+def test_a_correction_waits_through_a_restart(tmp_path: Path) -> None:
+    world = World.new(tmp_path / "home", max_wait_seconds=60.0)
+    trainer = world.start()
+    first, *_ = world.add_random(4, reward=1.0)
+    world.turns(trainer, 2)
+    learn(world, trainer, later(first, 0.0))
+    trainer._checkpoint(None)
+    assert (len(trainer._intake), trainer.state.step) == (1, 1)
+    restarted = world.start()
+    world.turns(restarted, 2)
+    world.now += 60.0
+    world.turns(restarted, 2)
+    assert fate_of(restarted, first).applied_now == 0.0
+    world.close()
+
+
+def test_a_sample_without_weight_is_named_and_counts_once_it_has_some(world: World) -> None:
+    trainer = world.start()
+    (first,) = world.add_random(1, weight=0.0)
+    world.turns(trainer, 2)
+    trainer._checkpoint(None)
+    assert world.ledger()[first.key] == ("filtered", "no_weight", None)
+    assert trainer.state.step == 0
+    learn(world, trainer, later(first, 1.0, weight=0.5))
+    trainer._checkpoint(None)
+    assert world.ledger()[first.key] == ("trained", "", 1)
+    assert fate_of(trainer, first).applied == 0.5
+
+
+# What a checkpoint remembers.
+
+
+def test_an_older_checkpoint_knows_no_applied_reward_and_nothing_is_corrected(world: World) -> None:
+    old = b'{"epoch":3,"fates":{"k":{"revision":1,"state":"trained","version":2,"late":4}}}'
+    state = msgspec.json.decode(old, type=TrainerState)
+    assert state.fates["k"] == Fate(1, "trained", version=2, late=4)
+    assert state.fates["k"].applied_now is None
+
+    trainer = world.start()
+    first, *_ = world.add_random(4, reward=1.0)
+    world.turns(trainer, 2)
+    trainer.state.fates[first.key] = msgspec.structs.replace(fate_of(trainer, first), applied=None)
+    learn(world, trainer, later(first, 0.0))
+    trainer._checkpoint(None)
+    assert late(world) == [(1, "unknown_reward", None)]
+
+
+def test_fates_with_corrections_survive_json() -> None:
+    fate = Fate(1, "trained", applied=0.5, scale=1.75).corrected(2, 0.25).cut(3).corrected(4, 1.0)
+    assert fate.corrections == (Correction(0.25, 3), Correction(1.0))
+    state = TrainerState(fates={"k": fate})
+    assert msgspec.json.decode(msgspec.json.encode(state), type=TrainerState) == state
+
+
+def test_corrections_within_one_version_are_kept_as_one() -> None:
+    fate = Fate(1, "trained", version=1, applied=0.5).corrected(2, 0.25).corrected(3, 0.75)
+    assert fate.corrections == (Correction(0.75),)

@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+
+from contracts.errors import InvalidSettings
+from contracts.tasks import Task
+from pipelines.training.learner import Learner
+from pipelines.training.settings import TrainingSettings
+from pipelines.training.state import TrainerState
+from tests.unit.pipelines.training.builders import random_experience, tiny_model
+
+
+def task(low: float, high: float) -> Task:
+    return Task.model_validate(
+        {
+            "name": "t",
+            "reward": {"low": low, "high": high},
+            "signals": {"s": {"type": "bool", "labels": {"true": high, "false": low}}},
+        }
+    )
+
+
+TASKS = [task(0.0, 1.0), task(-1.0, 0.5), task(0.0, 2.0)]
+
+
+def test_the_range_of_rewards_is_that_of_all_tasks() -> None:
+    assert TrainingSettings().for_tasks(TASKS).reward_range == (-1.0, 2.0)
+    assert TrainingSettings().for_tasks([]).reward_range == (0.0, 1.0)
+    assert TrainingSettings().reward_range == (0.0, 1.0)
+
+
+def test_settings_have_the_last_word_on_the_range() -> None:
+    assert TrainingSettings(reward_low=-3.0).for_tasks(TASKS).reward_range == (-3.0, 2.0)
+    assert TrainingSettings(reward_high=9.0).for_tasks(TASKS).reward_range == (-1.0, 9.0)
+
+
+def test_an_empty_range_is_refused_with_what_to_do() -> None:
+    with pytest.raises(InvalidSettings, match=r"between 5 and 2, .*leave reward_low and reward_high out"):
+        TrainingSettings(reward_low=5.0).for_tasks(TASKS)
+
+
+def test_a_checkpoint_of_another_range_keeps_its_expectations() -> None:
+    settings = TrainingSettings()
+    learner, random = Learner(tiny_model(), settings), np.random.default_rng(0)
+    learner.step([random_experience(random, reward=1.0) for _ in range(4)], [1.0] * 4, {})
+    saved = learner.capture(TrainerState(), None)
+    other = Learner(tiny_model(), settings.for_tasks(TASKS))
+    other.restore(saved)
+    assert other.tracker.expect("task") == pytest.approx(learner.tracker.expect("task"))
+    assert other.tracker.expect("unknown") == 0.5
+    assert other.tracker.to_json()["low"] == -1.0
+
+
+def test_components_train_with_baselines_of_their_own() -> None:
+    random = np.random.default_rng(0)
+    learner = Learner(tiny_model(), TrainingSettings(normalise="components"))
+    result = learner.step([random_experience(random) for _ in range(4)], [1.0] * 4, {})
+    assert result.verdict.accepted
+    assert set(learner.tracker.to_json()["counts"]) == {"task#signals"}

@@ -1,0 +1,117 @@
+"""Which sandbox is taken, that none is taken that leaks, and that an ordinary user has one too."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import InvalidTask, Unavailable
+from rewards.sandbox.choose import first_that_holds, sandbox_named, ways_out
+from rewards.sandbox.port import Limits, Ran, Sandbox, SandboxBroken
+from rewards.sandbox.programs import Program
+from rewards.verifiers.code import CodeConfig
+from tests.unit.rewards.sandbox.worlds import NoSandbox
+
+ROOT = Path(__file__).parents[4]
+AS_NOBODY = """
+set -e
+if ! setpriv --reuid 65534 --regid 65534 --clear-groups test -x "$1/bin"; then
+    mount --bind "$1" /mnt
+    mount -t tmpfs -o mode=755 tmpfs "$2"
+    mkdir -p "$1"
+    mount --move /mnt "$1"
+fi
+prefix=$1
+shift 2
+cd /
+exec setpriv --reuid 65534 --regid 65534 --clear-groups env -i "PYTHONPATH=$PYTHONPATH" PATH=/usr/bin:/bin "$@"
+"""
+PROBE = """
+import os
+from rewards.sandbox.choose import MAKERS, sandbox_named
+from rewards.sandbox.port import Limits
+from rewards.sandbox.programs import Program
+assert os.getuid() == 65534
+for name in MAKERS:
+    try:
+        print(name, Program("def f(x): return x + 1").call(sandbox_named(name), "f", [1], Limits()))
+    except Exception as error:
+        print(name, error)
+"""
+
+
+class Unable:
+    name = "unable"
+
+    def run(self, stdin: bytes, limits: Limits) -> Ran:
+        del stdin, limits
+        raise SandboxBroken("no such system call")
+
+
+def missing() -> Sandbox:
+    raise Unavailable("it is not installed; apt install it")
+
+
+def test_one_is_found_here_and_it_holds() -> None:
+    found = sandbox_named("auto")
+    assert ways_out(found) == []
+    assert sandbox_named("auto") is found
+
+
+def test_what_leaks_is_refused_by_name_with_what_it_lets_through() -> None:
+    with pytest.raises(
+        Unavailable, match="bare: it does not keep a program from reading files, writing files"
+    ) as refused:
+        first_that_holds({"bare": NoSandbox})
+    assert "changing its grader's limits" in refused.value.message
+
+
+def test_where_none_holds_each_is_named_with_its_reason() -> None:
+    with pytest.raises(Unavailable) as refused:
+        first_that_holds({"first": missing, "second": Unable})
+    assert "never run without" in refused.value.message
+    assert "first: it is not installed; apt install it" in refused.value.message
+    assert "second: no such system call" in refused.value.message
+
+
+def test_the_first_that_holds_is_taken() -> None:
+    found = first_that_holds(
+        {"missing": missing, "unable": Unable, "auto": lambda: sandbox_named("auto"), "none": NoSandbox}
+    )
+    assert found is sandbox_named("auto")
+
+
+def test_a_task_can_name_one_of_those_that_exist() -> None:
+    assert CodeConfig(sandbox="bubblewrap").sandbox == "bubblewrap"
+    assert issubclass(InvalidTask, Exception)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
+def test_an_ordinary_user_has_a_sandbox() -> None:
+    closed = next((str(path) for path in reversed(Path(sys.base_prefix).parents) if not path.stat().st_mode & 1), "/")
+    done = subprocess.run(  # noqa: S603 our own command
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", AS_NOBODY, "sh", sys.base_prefix, closed,
+         os.path.realpath(sys.executable), "-c", PROBE],
+        env={"PYTHONPATH": os.pathsep.join([str(ROOT), *(path for path in sys.path if "site-packages" in path)]), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "sandlock 2" in lines, done.stdout
+    assert "namespaces 2" in lines, done.stdout
+
+
+def test_runs_share_nothing() -> None:
+    source = (
+        "import builtins, sys\ndef f():\n    builtins.kept = getattr(builtins, 'kept', 0) + 1\n    return builtins.kept"
+    )
+    assert [Program(source).call(sandbox_named("auto"), "f", [], Limits()) for _ in range(2)] == [1, 1]

@@ -1,0 +1,88 @@
+"""The battery: programs that want out of each sandbox that works on this machine, and bombs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import Unavailable
+from rewards.sandbox.choose import MAKERS, sandbox_named
+from rewards.sandbox.port import Limits, Sandbox
+from rewards.sandbox.programs import Program, ProgramFailed
+from tests.unit.rewards.sandbox.attacks import BOMBS, ESCAPES, Attack
+from tests.unit.rewards.sandbox.worlds import NoSandbox, World, open_world
+
+SHORT = Limits(seconds=1.0)
+
+
+@pytest.fixture(scope="module", params=list(MAKERS))
+def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+    try:
+        return sandbox_named(request.param)
+    except Unavailable as error:
+        pytest.skip(error.message)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    # pytest's own folders are closed to others, and then an escape would fail for the wrong reason.
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    with open_world(tmp_path / "world") as opened:
+        yield opened
+
+
+def escaped(sandbox: Sandbox, attack: Attack, world: World) -> bool:
+    argument = world.as_argument(is_bare=sandbox.name == "none")
+    try:
+        found = Program(attack.source).call(sandbox, "f", [argument], Limits(seconds=5.0))
+    except ProgramFailed:
+        return False
+    assert isinstance(found, bool), found
+    return found
+
+
+def test_the_battery_is_as_large_as_it_claims() -> None:
+    assert len(ESCAPES) >= 40
+    assert len(BOMBS) >= 20
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_an_escape_is_contained(sandbox: Sandbox, name: str, world: World) -> None:
+    attack = ESCAPES[name]
+    if attack.only not in ("", sandbox.name):
+        pytest.skip(f"{sandbox.name} has no filter of system calls")
+    assert not escaped(sandbox, attack, world)
+    assert world.touched() == []
+
+
+@pytest.mark.parametrize("name", [name for name, attack in ESCAPES.items() if attack.outside])
+def test_the_same_attack_succeeds_where_there_are_no_walls(name: str, world: World) -> None:
+    assert escaped(NoSandbox(), ESCAPES[name], world)
+
+
+def explode(sandbox: Sandbox, name: str, world: World) -> float:
+    started = time.monotonic()
+    with pytest.raises(ProgramFailed):
+        Program(Attack(BOMBS[name]).source).call(sandbox, "f", [world.as_argument()], SHORT)
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_is_the_models_fault_and_leaves_nothing(name: str, world: World) -> None:
+    chosen = sandbox_named("auto")
+    before = world.children()
+    assert explode(chosen, name, world) < SHORT.seconds + 0.5
+    assert world.survivors() == []
+    assert world.children() == before
+    assert Program("def f(): return 1").call(chosen, "f", [], Limits()) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_goes_off_in_every_sandbox(sandbox: Sandbox, name: str, world: World) -> None:
+    assert explode(sandbox, name, world) < SHORT.seconds + 1.0
+    assert world.survivors() == []

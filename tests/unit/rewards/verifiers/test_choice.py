@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from contracts.errors import InvalidTask
+from rewards.verifiers import choice
+from rewards.verifiers.check import Answer, Check
+
+
+def pick(text: str, reference: str | None = "A", **config: Any) -> Check:
+    check = choice.build(config)(Answer(text, {} if reference is None else {"reference": reference}))
+    assert isinstance(check, Check)
+    return check
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A",
+        "(a)",
+        "a.",
+        "**A**",
+        "The answer is A.",
+        "The answer is (A), because B has no wings.",
+        "**Answer:** A",
+        "**Answer**: **A**",
+        "Answer:\nA",
+        "$\\boxed{\\text{A}}$",
+        "A) Paris",
+        "A. Paris. B would be Rome.",
+        "Option A",
+        "The correct option is: A",
+        "B is tempting, and C too.\nThe answer is A",
+        "I am sure.\nA\n",
+        "<think>The answer is B. No.</think>A",
+        "The answer is A. The answer is A.",
+    ],
+)
+def test_an_answer_that_commits_to_the_letter_passes(text: str) -> None:
+    assert pick(text) == Check(1.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The answer is A. The answer is B.",
+        "The answer is A or B",
+        "Answer: A, B",
+        "Answer: A and also B",
+        "Answer: A or maybe B",
+        "The answer is A/B",
+        "A\nB\nC\nD",
+        "A) Paris\nB) Rome\nC) Oslo\nD) Bonn",
+        "\\boxed{A} \\boxed{B}",
+        "\\boxed{A, B}",
+        "Answer: B\nA",
+    ],
+)
+def test_two_letters_are_two_answers_and_wrong(text: str) -> None:
+    check = pick(text)
+    assert (check.value, check.fault) == (0.0, "model")
+    assert "picks 2" in check.reason or "picks 4" in check.reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "ABCD",
+        "Answer: ABCD",
+        "A B C D",
+        "The answer is a bit complex",
+        "The answer is not A",
+        "It cannot be A",
+        "The answer is A-level knowledge",
+        "The answer is A's",
+        "\u0410",
+        "\uff21",
+        "<think>A",
+        "An apple.",
+        "A nice question, and hard to answer.",
+        "Paris",
+        "\ud800",
+    ],
+)
+def test_an_answer_that_commits_to_none_is_wrong(text: str) -> None:
+    check = pick(text)
+    assert (check.value, check.fault) == (0.0, "model")
+
+
+def test_another_letter_is_wrong_but_well_formed() -> None:
+    assert pick("B") == Check(0.0, reason="it picks B")
+
+
+@pytest.mark.parametrize("reference", ["E", "", "A or B", "AB"])
+def test_a_reference_that_is_no_choice_is_the_apps_mistake(reference: str) -> None:
+    assert pick("A", reference).fault == "user"
+
+
+def test_without_a_reference_there_is_nothing_to_say() -> None:
+    assert pick("A", None).status == "unlabelled"
+
+
+def test_other_choices_and_patterns_can_be_declared() -> None:
+    assert pick("The answer is yes", "yes", choices=["yes", "no"]).value == 1.0
+    assert pick("yes\nno", "yes", choices=["yes", "no"]).value == 0.0
+    assert pick("<final>b</final>", "B", patterns=["<final>(.*?)</final>"]).value == 1.0
+    assert pick("The answer is B", "B", patterns=["<final>(.*?)</final>"]).value == 0.0
+    assert pick("<final>A</final><final>B</final>", "A", patterns=["<final>(.*?)</final>"]).value == 0.0
+
+
+def test_a_long_answer_is_read_quickly() -> None:
+    started = time.perf_counter()
+    for text in ("answer is " * 5_000, "Answer:" + " " * 50_000, "A or " * 10_000, "*" * 50_000, "\\boxed{" * 5_000):
+        pick(text)
+    assert time.perf_counter() - started < 2.0
+
+
+@pytest.mark.parametrize(
+    ("config", "param"),
+    [
+        ({"choices": ["A"]}, "choices"),
+        ({"choices": ["A", "a"]}, ""),
+        ({"choices": ["A", "B)"]}, ""),
+        ({"patterns": ["("]}, "patterns.0"),
+        ({"patterns": ["(A)", "A"]}, "patterns.1"),
+        ({"letters": "AB"}, "letters"),
+    ],
+)
+def test_a_wrong_config_is_refused_with_its_field(config: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidTask) as caught:
+        choice.build(config)
+    assert caught.value.param == param

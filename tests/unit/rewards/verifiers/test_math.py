@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from contracts.errors import InvalidTask
+from rewards.graders import Grader
+from rewards.verifiers import math
+from rewards.verifiers.check import Answer, BatchVerifier, Check, Context
+
+DEADLINE = 3.0
+
+
+@pytest.fixture(scope="module")
+def verifier() -> BatchVerifier:
+    built = math.build({}, Context(DEADLINE))
+    # The first item of each worker computes the parser's tables.
+    built.check_all([Answer(r"\boxed{\frac{1}{2}}", {"reference": r"\frac{1}{2}"})] * 20)
+    return built
+
+
+def check(verifier: BatchVerifier, text: str, reference: str = "5") -> Check:
+    return verifier.check_all([Answer(text, {"reference": reference})])[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        (r"So it is \boxed{5}.", "5"),
+        (r"\boxed{x=5}", "5"),
+        (r"\boxed{4+1=5}", "5"),
+        (r"\boxed{5.0}", "5"),
+        (r"\boxed{5\text{ apples}}", "5"),
+        (r"\boxed{\frac{10}{2}}", r"\boxed{5}"),
+        (r"<think>is it \boxed{7}?</think>\boxed{5}", "$5$"),
+        (r"\boxed{5}, that is \boxed{5}", "5"),
+        (r"Use \boxed{ for it {, or \}: \boxed{5}", "5"),
+        (r"\boxed{\{1, 5\}}", "1, 5"),
+        (r"\boxed{0.5}", r"\frac12"),
+        (r"\boxed{2\sqrt{3}}", r"\(2\sqrt{3}\)"),
+        (r"\boxed{x^2+2x+1}", "(x+1)^2"),
+        (r"\boxed{5, 1}", "1, 5"),
+        (r"one is \boxed{1}, the other \boxed{5}", "1, 5"),
+        (r"\boxed{1 < x}", "x > 1"),
+    ],
+)
+def test_what_is_worth_the_same_passes(verifier: BatchVerifier, text: str, reference: str) -> None:
+    found = check(verifier, text, reference)
+    assert (found.value, found.fault, found.reason) == (1.0, "none", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\boxed{7}",
+        r"\boxed{7} final answer is 5",
+        "1 2 3 4 5",
+        r"\boxed{1 2 3 4 5}",
+        r"\boxed{1}\boxed{5}",
+        r"\boxed{7} or rather \boxed{5}",
+        r"\boxed{1,5}",
+        "1 or 5",
+        r"\boxed{1 or 5}",
+        r"\boxed{1 \text{ or } 5}",
+        r"\boxed{5 \text{ (or 7)}}",
+        r"\boxed{7=5}",
+        r"\boxed{x=7=5}",
+        r"\boxed{1=2=3=4=5}",
+        r"\boxed{7\boxed{5}}",
+        r"\boxed{5",
+        r"\boxed{}",
+        r"\boxed{x}",
+        "The answer is $5$.",
+        r"<think>\boxed{5}</think> I do not know.",
+        "",
+    ],
+)
+def test_what_is_another_answer_or_more_than_one_is_the_models_fault(verifier: BatchVerifier, text: str) -> None:
+    found = check(verifier, text)
+    assert (found.value, found.fault) == (0.0, "model")
+    assert found.reason
+
+
+@pytest.mark.parametrize("reference", ["", "The answer is five", r"\frac{1", "{"])
+def test_a_reference_that_cannot_be_used_is_the_apps_fault(reference: str) -> None:
+    found = check(math.build({}, Context(0.7)), r"\boxed{5}", reference)
+    assert (found.value, found.status, found.fault) == (None, "unscored", "user")
+
+
+@pytest.mark.slow
+def test_a_bomb_for_a_reference_is_the_apps_fault_and_is_not_tried_again() -> None:
+    verifier = math.build({}, Context(0.7))
+    for _ in range(2):
+        started = time.monotonic()
+        found = check(verifier, r"\boxed{5}", r"9^{9^{9^9}}")
+        assert (found.value, found.status, found.fault) == (None, "unscored", "user")
+    assert time.monotonic() - started < 0.5
+
+
+def test_a_bomb_costs_its_deadline_and_is_the_models_fault(verifier: BatchVerifier) -> None:
+    started = time.monotonic()
+    found = check(math.build({}, Context(0.7)), r"\boxed{9^{9^{9^9}}}")
+    assert time.monotonic() - started < 4.0
+    assert (found.value, found.fault, found.reason) == (0.0, "model", "it took longer than 0.7 s")
+    assert check(verifier, r"\boxed{5}").value == 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"\boxed{" + "(" * 2000 + "5" + ")" * 2000 + "}",
+        r"\boxed{" + "(" * 300 + "5" + ")" * 300 + "}",
+        r"\boxed{" + "1+" * 999 + "1" + "+1}",
+        r"\boxed{" * 100_000,
+        "{" * 100_000,
+    ],
+)
+def test_what_is_nested_or_endless_is_refused_at_once(verifier: BatchVerifier, text: str) -> None:
+    started = time.monotonic()
+    found = check(verifier, text)
+    assert time.monotonic() - started < 1.0
+    assert (found.value, found.fault) == (0.0, "model")
+
+
+def test_no_silent_zeros_from_threads(verifier: BatchVerifier) -> None:
+    grader = Grader("math", "component", 1.0, "math/1", is_slow=True, check_all=verifier.check_all)
+    answers = [Answer(rf"\boxed{{{number}}}", {"reference": str(number)}) for number in range(20)]
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(grader.score_all, [answers] * 8))
+    assert {score.value for scores in found for score in scores} == {1.0}
+
+
+async def test_no_silent_zeros_under_asyncio(verifier: BatchVerifier) -> None:
+    assert check(verifier, r"\boxed{5}").value == 1.0
+    found = await asyncio.gather(*(asyncio.to_thread(check, verifier, r"\boxed{5}") for _ in range(8)))
+    assert {one.value for one in found} == {1.0}
+
+
+def test_it_takes_no_config_and_needs_a_reference(verifier: BatchVerifier) -> None:
+    with pytest.raises(InvalidTask, match="no config"):
+        math.build({"precision": 3})
+    assert verifier.check_all([Answer(r"\boxed{5}")])[0].status == "unlabelled"

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from contracts.errors import InvalidTask
+from rewards.verifiers import numeric
+from rewards.verifiers.check import Answer, Check
+
+
+def grade(text: str, reference: str | None = "5", **config: Any) -> Check:
+    check = numeric.build(config)(Answer(text, {} if reference is None else {"reference": reference}))
+    assert isinstance(check, Check)
+    return check
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5",
+        "5.0",
+        "+5",
+        "0.5e1",
+        "05",
+        "**5**",
+        "$5",
+        "It is 5!",
+        "There are 5 apples.",
+        "5\n5",
+        "2+3=5, so the answer is 5",
+        "Answer: **5**",
+        "The answer is about 5.",
+        "The answer is $\\boxed{5}$",
+        "1. add\n2. check\n#### 5",
+        "H2O has 5",
+        "<think>7, or 8?</think>5",
+        "The answer is \\(5\\).",
+    ],
+)
+def test_an_answer_that_commits_to_the_number_passes(text: str) -> None:
+    assert grade(text) == Check(1.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "five",
+        "1 2 3 4 5 6 7 8 9",
+        "The answer is 5 or 7",
+        "The answer is 5, 6, 7",
+        "The answer is 5 \u2013 7",
+        "The answer is 5. The answer is 6.",
+        "\\boxed{5} \\boxed{7}",
+        "\\boxed{5, 7}",
+        "\\boxed{x = 5}",
+        "\\boxed{\\frac{10}{2}}",
+        "#### 5\n#### 6",
+        "5 million",
+        "5k",
+        "5x",
+        "5²",
+        "10/2",
+        "The answer is 5-3",
+        "The answer is 5*3",
+        "The answer isn't 5",
+        "It is not 5",
+        "less than 5",
+        "≤ 5",
+        "5 ± 3",
+        "1,5",
+        "5.1.2",
+        "v5",
+        "\u0665",
+        "\uff15",
+        "5" * 300,
+        "<think>5",
+        "2 + 3 = 5",
+        "\ud8005x",
+    ],
+)
+def test_several_numbers_or_none_or_only_a_part_of_something_is_the_models_fault(text: str) -> None:
+    check = grade(text)
+    assert (check.value, check.fault) == (0.0, "model")
+    assert check.reason
+
+
+@pytest.mark.parametrize("text", ["-5", "15", "50", "5%", "5,000", "5e9", "The answer is 4.999", "#### 6"])
+def test_another_number_is_wrong_but_well_formed(text: str) -> None:
+    assert grade(text) == Check(0.0, reason="another number than the reference")
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "config", "value"),
+    [
+        ("1,234.5", "1234.5", {}, 1.0),
+        ("1.234,5", "1234,5", {"marks": "1.234,5"}, 1.0),
+        ("1.234,5", "1234.5", {}, 0.0),
+        ("50%", "0.5", {}, 1.0),
+        ("50 percent", "50%", {}, 1.0),
+        ("50", "50%", {}, 0.0),
+        ("50", "50%", {"percent": "ignore"}, 1.0),
+        ("\u22125", "-5", {}, 1.0),
+        ("0.1", "0.10", {}, 1.0),
+        ("0.30000000000000004", "0.3", {}, 0.0),
+        ("0.30000000000000004", "0.3", {"absolute": 1e-9}, 1.0),
+        ("3.1", "3.0", {"absolute": 0.1}, 1.0),
+        ("3.1000001", "3.0", {"absolute": 0.1}, 0.0),
+        ("101", "100", {"relative": 0.01}, 1.0),
+        ("102", "100", {"relative": 0.01}, 0.0),
+        ("1e-30", "0", {"relative": 0.5}, 0.0),
+        ("12345678901234567890123456789012345678901", "12345678901234567890123456789012345678902", {}, 0.0),
+        ("2 + 3 = 5", "5", {"take": "last"}, 1.0),
+        ("5, no: 6", "5", {"take": "last"}, 0.0),
+        ("The answer is 5", "5", {"take": "boxed"}, 0.0),
+        ("The answer is 7, \\boxed{5}", "5", {"take": "boxed"}, 1.0),
+        ("1 2 Final: 5", "5", {"anchor": "final:"}, 1.0),
+        ("The answer is 7. Final: 5", "5", {"anchor": "Final:"}, 1.0),
+        ("5 kg", "5", {"units": ["kg", "g"]}, 1.0),
+        ("5kg", "5 g", {"units": ["kg", "g"]}, 1.0),
+        ("5kgx", "5", {"units": ["kg"]}, 0.0),
+    ],
+)
+def test_tolerances_marks_and_places(text: str, reference: str, config: dict[str, Any], value: float) -> None:
+    assert grade(text, reference, **config).value == value
+
+
+@pytest.mark.parametrize("reference", ["", "abc", "1/2", "1 2", "x=5", "NaN", "inf"])
+def test_a_reference_that_is_no_number_is_the_apps_mistake(reference: str) -> None:
+    assert grade("5", reference).fault == "user"
+
+
+def test_without_a_reference_there_is_nothing_to_say() -> None:
+    assert grade("5", None).status == "unlabelled"
+
+
+def test_a_hostile_answer_is_read_quickly() -> None:
+    started = time.perf_counter()
+    for text in (
+        "1e999 " * 5_000,
+        "9" * 100_000,
+        "answer is " * 10_000,
+        "1, " * 20_000,
+        "\\boxed{" * 10_000,
+        "#" * 50_000,
+    ):
+        grade(text)
+    assert time.perf_counter() - started < 3.0
+
+
+@pytest.mark.parametrize(
+    ("config", "param"),
+    [
+        ({"absolute": -1}, "absolute"),
+        ({"relative": 1.0}, "relative"),
+        ({"take": "first"}, "take"),
+        ({"anchor": ""}, "anchor"),
+        ({"tolerance": 1}, "tolerance"),
+    ],
+)
+def test_a_wrong_config_is_refused_with_its_field(config: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidTask) as caught:
+        numeric.build(config)
+    assert caught.value.param == param

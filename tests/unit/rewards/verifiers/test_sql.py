@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import InvalidTask
+from rewards.verifiers import sql
+from rewards.verifiers.check import Answer, BatchVerifier, Check, Context
+from rewards.verifiers.sql_run import is_ordered
+
+FIRST = "CREATE TABLE t(a INTEGER, b TEXT); INSERT INTO t VALUES (1,'x'),(2,'y'),(2,'y'),(3,'it''s')"
+SECOND = "CREATE TABLE t(a INTEGER, b TEXT); INSERT INTO t VALUES (5,'x'),(7,NULL)"
+ENDLESS = "WITH RECURSIVE r(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM r) SELECT n FROM r"
+COUNTED = ENDLESS.replace("SELECT n FROM", "SELECT count(*) FROM")
+CONFIG = {"setup": [FIRST, SECOND]}
+
+
+@pytest.fixture(scope="module")
+def verifier() -> BatchVerifier:
+    return sql.build(CONFIG, Context(2.0))
+
+
+def check(verifier: BatchVerifier, text: str, reference: str = "SELECT a FROM t") -> Check:
+    return verifier.check_all([Answer(text, {"reference": reference})])[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("SELECT a FROM t", "SELECT a FROM t"),
+        ("Here:\n```sql\nselect a from t order by a desc;\n```\nor\n```sql\nno\n```", "SELECT a FROM t"),
+        ("SELECT a * 1.0 AS other_name FROM t", "SELECT a FROM t"),
+        ("SELECT sum(a) / 3.0 FROM t", "SELECT sum(a) * (1.0 / 3) FROM t"),
+        ("WITH c AS (SELECT a FROM t) SELECT a FROM c", "SELECT a FROM t"),
+        ("SELECT a FROM t ORDER BY 1", "SELECT a FROM t ORDER BY a"),
+        ("SELECT a FROM t", "SELECT a FROM (SELECT a FROM t ORDER BY a DESC)"),
+        ("SELECT b FROM t", "SELECT b FROM t"),
+    ],
+)
+def test_a_query_with_the_same_rows_passes(verifier: BatchVerifier, text: str, reference: str) -> None:
+    found = check(verifier, text, reference)
+    assert (found.value, found.fault, found.reason) == (1.0, "none", "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT DISTINCT a FROM t",
+        "SELECT a, b FROM t",
+        "SELECT CAST(a AS TEXT) FROM t",
+        "SELECT 1 UNION ALL SELECT 2 UNION ALL SELECT 2 UNION ALL SELECT 3",
+        "SELECT a FROM t WHERE a < 5",
+        "no query at all",
+        "```sql\n```",
+        "SELECT a FROM t; SELECT a FROM t",
+        "DROP TABLE t; SELECT a FROM t",
+        "DELETE FROM t RETURNING a",
+        "CREATE TEMP TABLE u(a)",
+        "BEGIN",
+        "ATTACH ':memory:' AS other",
+        "VACUUM INTO '/tmp/stolen.db'",
+        "PRAGMA table_info(t)",
+        "SELECT name FROM pragma_table_info('t')",
+        "SELECT load_extension('/tmp/x.so')",
+        "SELECT randomblob(10)",
+        "SELECT zeroblob(2000000000)",
+        "SELECT replace(hex(zeroblob(400000)), '0', 'aaaaaaaaaaaaaaaaaaaa')",
+        ENDLESS,
+        COUNTED,
+        ENDLESS + " ORDER BY n",
+        "WITH RECURSIVE r(s) AS (SELECT zeroblob(900000) UNION ALL SELECT zeroblob(900000) FROM r) SELECT s FROM r",
+        "SELECT " + "(" * 5000 + "1" + ")" * 5000,
+        "SELECT a FROM t --" + "x" * 100_000,
+    ],
+)
+def test_any_other_is_the_models_fault(verifier: BatchVerifier, text: str) -> None:
+    found = check(verifier, text)
+    assert (found.value, found.fault) == (0.0, "model")
+    assert found.reason
+
+
+def test_order_counts_only_if_the_reference_orders(verifier: BatchVerifier) -> None:
+    assert check(verifier, "SELECT a FROM t ORDER BY a DESC", "SELECT a FROM t ORDER BY a").value == 0.0
+    assert check(verifier, "SELECT a FROM t ORDER BY a DESC", "SELECT a FROM t").value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("query", "ordered"),
+    [
+        ("SELECT a FROM t order\n by a", True),
+        ("SELECT a FROM (SELECT a FROM t ORDER BY a)", False),
+        ("SELECT ')' || \"(\" FROM t ORDER BY a", True),
+        ("SELECT 'ORDER BY' FROM t -- ORDER BY a", False),
+        ("SELECT a /* ORDER BY */ FROM t", False),
+        ("SELECT rank() OVER (ORDER BY a) FROM t", False),
+    ],
+)
+def test_what_orders_its_own_rows_is_told_from_the_text(query: str, ordered: bool) -> None:
+    assert is_ordered(query) == ordered
+
+
+@pytest.mark.parametrize(
+    ("reference", "says"),
+    [
+        ("SELECT 1", "same rows on every database"),
+        ("SELECT a FROM t WHERE a > 100", "same rows on every database"),
+        ("SELEC", "syntax error"),
+        ("DELETE FROM t", "not authorized"),
+        (COUNTED, "interrupted"),
+    ],
+)
+def test_a_reference_that_says_nothing_is_the_apps_fault(verifier: BatchVerifier, reference: str, says: str) -> None:
+    found = check(verifier, "SELECT a FROM t", reference)
+    assert (found.value, found.status, found.fault) == (None, "unscored", "user")
+    assert says in found.reason
+
+
+def test_scripts_are_read_beside_the_task_file(tmp_path: Path) -> None:
+    (tmp_path / "a.sql").write_text(FIRST, encoding="utf-8")
+    (tmp_path / "b.sql").write_text(SECOND, encoding="utf-8")
+    built = sql.build({"databases": ["a.sql", "b.sql"]}, Context(2.0, str(tmp_path)))
+    assert check(built, "SELECT max(a) FROM t", "SELECT a FROM t ORDER BY a DESC LIMIT 1").value == 1.0
+    assert check(built, "SELECT min(a) FROM t", "SELECT a FROM t ORDER BY a DESC LIMIT 1").reason.endswith("on a.sql")
+
+
+@pytest.mark.parametrize(
+    ("config", "param", "says"),
+    [
+        ({"setup": [FIRST]}, "", "at least two databases"),
+        ({"databases": ["absent.sql", "too.sql"]}, "databases", "relative to the task file"),
+        ({"setup": [FIRST, "CREATE TABEL t"]}, "setup", "setup 1: near"),
+        ({"setup": [FIRST, SECOND], "rows": 3}, "rows", "not permitted"),
+    ],
+)
+def test_a_config_that_cannot_work_is_refused(config: dict[str, object], param: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidTask, match=says) as caught:
+        sql.build(config, Context(2.0, str(tmp_path)))
+    assert caught.value.param == param

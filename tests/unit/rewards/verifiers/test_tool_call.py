@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from contracts.errors import InvalidTask
+from rewards.verifiers import tool_call
+from rewards.verifiers.check import Answer, Check
+
+WEATHER = {
+    "name": "get_weather",
+    "parameters": {
+        "type": "object",
+        "required": ["city"],
+        "additionalProperties": False,
+        "properties": {"city": {"type": "string", "minLength": 1}, "days": {"type": "integer", "maximum": 10}},
+    },
+}
+CLOCK = {"name": "now"}
+CALL = '{"name":"get_weather","arguments":{"city":"Rome"}}'
+OTHER = '{"name":"now","arguments":{}}'
+OPENAI = '{"type":"function","id":"1","function":{"name":"get_weather","arguments":"{\\"city\\":\\"Rome\\"}"}}'
+
+
+def grade(text: str, reference: Any = None, **config: Any) -> Check:
+    metadata = (
+        {} if reference is None else {"reference": reference if isinstance(reference, str) else json.dumps(reference)}
+    )
+    check = tool_call.build({"tools": [WEATHER, CLOCK], **config})(Answer(text, metadata))
+    assert isinstance(check, Check)
+    return check
+
+
+def tagged(*calls: str) -> str:
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        tagged(CALL),
+        tagged(CALL, OTHER),
+        f"I will look it up.\n{tagged(CALL)}\n",
+        f"<think>maybe <tool_call> broken</think>\n{tagged(CALL)}",
+        tagged('{"name":"get_weather","arguments":{"city":"</tool_call>"}}'),
+        CALL,
+        f"[{CALL},{OTHER}]",
+        OPENAI,
+        f"[{OPENAI}]",
+        f'{{"tool_calls":[{OPENAI}]}}',
+        '{"function":{"name":"now","arguments":{}}}',
+    ],
+)
+def test_a_valid_call_passes(text: str) -> None:
+    assert grade(text) == Check(1.0)
+
+
+BROKEN = [
+    (f"<tool_call>{CALL[:-1]}</tool_call>", "broken JSON in call 1"),
+    (f"<tool_call>{CALL}", "not closed"),
+    (f"<tool_call>{CALL}</tool_cal>", "not closed"),
+    (f"{tagged(CALL)} There you are.", "text after call 1"),
+    (f"{tagged(CALL)}\n<tool_call>", "broken JSON in call 2"),
+    (f"</tool_call>{tagged(CALL)}", "without its opening"),
+    (f"{CALL}</tool_call>", "after the value"),
+    (f"sure {CALL}</tool_call>", "no call does"),
+    (tagged('{"name":"get_wether","arguments":{}}'), "names no tool"),
+    (tagged('{"name":"get_weather","arguments":{}}'), "required"),
+    (tagged('{"name":"get_weather","arguments":{"city":"Rome","x":1}}'), "arguments of call 1"),
+    (tagged('{"name":"get_weather","arguments":{"city":"Rome","days":true}}'), "arguments of call 1"),
+    (tagged('{"name":"get_weather","arguments":{"city":"Rome","city":""}}'), "stands twice"),
+    (tagged('{"name":"get_weather","arguments":"{\\"city\\":\\"Rome\\"}"}'), "`arguments` of type str"),
+    (tagged('{"name":"get_weather","parameters":{"city":"Rome"}}'), "no `arguments`"),
+    (tagged('{"arguments":{"city":"Rome"}}'), "no `name`"),
+    (tagged('{"name":7,"arguments":{}}'), "no `name`"),
+    (tagged(f"[{CALL}]"), "not an object"),
+    (tagged(""), "broken JSON in call 1"),
+    (f"<tool_call>{CALL}<tool_call>{OTHER}</tool_call></tool_call>", "not closed"),
+    (f"[{CALL},{OTHER}", "broken JSON"),
+    (OPENAI.replace("Rome\\", "Rome"), "broken JSON"),
+    ('{"type":"code","function":{"name":"now","arguments":{}}}', "type 'code'"),
+    ('{"type":"function","function":"now","arguments":{}}', "`function`"),
+    ("<think>I should call " + tagged(CALL), "never closed"),
+    ("<tool_call>" + '{"a":' * 50_000, "too deep"),
+]
+
+
+@pytest.mark.parametrize(("text", "says"), BROKEN)
+@pytest.mark.parametrize("required", [True, False])
+@pytest.mark.parametrize("match", ["valid", "exact"])
+@pytest.mark.parametrize("reference", [None, "no json", []])
+def test_a_broken_call_is_always_the_models_fault_and_never_left_out(
+    text: str, says: str, required: bool, match: str, reference: Any
+) -> None:
+    check = grade(text, reference, required=required, match=match)
+    assert (check.value, check.status, check.fault) == (0.0, "scored", "model")
+    assert says in check.reason
+
+
+def test_words_alone_fail_where_a_call_is_required_and_pass_where_it_is_not() -> None:
+    words = "It rains in Rome [1]. Call me at 5 (or later)."
+    assert grade(words) == Check(0.0, fault="model", reason="no call")
+    assert grade(words, required=False) == Check(1.0)
+    assert grade('{"answer": "rain"}', required=False) == Check(1.0)
+    assert grade("", required=False) == Check(1.0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<toolcall>{CALL}</toolcall>",
+        "<|tool_call|>get_weather Rome",
+        "<tool_call {}",
+        f"```tool\n{CALL}\n```",
+        f"Here: {CALL}",
+        '{"name": "get_weather", "args": {"city": "Rome"}}',
+        '{"tool": "get_weather", "city": "Rome"}',
+        "[TOOL_CALLS] get_weather",
+        "<function=get_weather>{}</function>",
+        'get_weather(city="Rome")',
+        '[{"name": "get_weather"}]',
+    ],
+)
+def test_what_only_looks_like_a_call_does_not_pass_for_words(text: str) -> None:
+    check = grade(text, required=False)
+    assert (check.value, check.fault) == (0.0, "model")
+
+
+def test_more_calls_than_allowed_fail() -> None:
+    assert grade(tagged(CALL, CALL), at_most=2).value == 1.0
+    assert "at most 1" in grade(tagged(CALL, CALL), at_most=1).reason
+
+
+@pytest.mark.parametrize(
+    ("text", "match", "reference", "value"),
+    [
+        (tagged(CALL), "exact", CALL, 1.0),
+        (tagged(CALL), "exact", [json.loads(OPENAI)], 1.0),
+        (tagged(OTHER, CALL), "exact", [json.loads(CALL), json.loads(OTHER)], 1.0),
+        (tagged(CALL), "exact", [json.loads(CALL)] * 2, 0.0),
+        (tagged(CALL, CALL), "exact", CALL, 0.0),
+        (tagged(CALL.replace("Rome", "Oslo")), "exact", CALL, 0.0),
+        (tagged(CALL.replace("Rome", "Oslo")), "name", CALL, 1.0),
+        (tagged(CALL.replace('"}', '","days":2}')), "exact", CALL.replace('"}', '","days":2.0}'), 0.0),
+        (tagged(OTHER), "name", CALL, 0.0),
+        ("no need to call", "exact", [], 1.0),
+        ("no need to call", "exact", CALL, 0.0),
+        (tagged(CALL), "name", [], 0.0),
+    ],
+)
+def test_the_reference_decides_which_calls_were_wanted(text: str, match: str, reference: Any, value: float) -> None:
+    assert grade(text, reference, match=match).value == value
+
+
+def test_without_a_usable_reference_a_good_call_is_not_compared() -> None:
+    assert grade(tagged(CALL), match="exact").status == "unlabelled"
+    check = grade(tagged(CALL), '{"x":1}', match="exact")
+    assert (check.status, check.fault) == ("unscored", "user")
+    assert grade("words", match="exact").value == 0.0
+
+
+def test_a_hostile_answer_is_refused_quickly() -> None:
+    started = time.perf_counter()
+    for text in ("<tool_call>" * 20_000, '"name":"' * 20_000, "<" * 50_000, "get_weather(" * 5_000, "[" * 50_000):
+        assert grade(text).value == 0.0
+    assert time.perf_counter() - started < 2.0
+
+
+@pytest.mark.parametrize(
+    ("config", "param"),
+    [
+        ({}, "tools"),
+        ({"tools": []}, "tools"),
+        ({"tools": [{"name": ""}]}, "tools.0.name"),
+        ({"tools": [WEATHER, WEATHER]}, ""),
+        ({"tools": [CLOCK, {"name": "x", "parameters": {"type": "nosuch"}}]}, "tools.1.parameters"),
+        ({"tools": [CLOCK], "at_most": 0}, "at_most"),
+        ({"tools": [CLOCK], "match": "fuzzy"}, "match"),
+        ({"tools": [CLOCK], "reqired": True}, "reqired"),
+    ],
+)
+def test_a_wrong_config_is_refused_with_its_field(config: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidTask) as caught:
+        tool_call.build(config)
+    assert caught.value.param == param
