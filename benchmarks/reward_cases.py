@@ -28,7 +28,7 @@ SCHEMA = {
 }
 PATTERN = r"^\{.*\"time\":\"([01][0-9]|2[0-3]):[0-5][0-9]\".*\}$"
 DATABASES = (
-    "create table booking (party int, name text); insert into booking values (2, 'Lee'), (4, 'Kim'), (9, 'Ann');",
+    "create table booking (party int, name text); insert into booking values (2, 'Lee'), (4, 'Kim'), (90000, 'Ann');",
     "create table booking (party int, name text); insert into booking values (1, 'Bo'), (7, 'Cy');",
 )
 
@@ -55,9 +55,7 @@ def cases(num: int) -> list[Case]:
         Case("regex", {"pattern": PATTERN}, bookings, lambda answer: pattern.search(answer.text) is not None),
         Case("exact", {}, bookings, lambda answer: answer.text.strip() == (answer.reference or "").strip()),
         Case("math", {}, [_sum(number) for number in range(max(20, num // 20))], _plain_math),
-        Case(
-            "sql", {"databases": list(DATABASES)}, [_query(number) for number in range(max(20, num // 20))], _plain_sql
-        ),
+        Case("sql", {"setup": list(DATABASES)}, [_query(number) for number in range(max(20, num // 20))], _plain_sql),
     ]
 
 
@@ -74,7 +72,7 @@ def _sum(number: int) -> Answer:
 
 
 def _query(number: int) -> Answer:
-    gold = f"select name from booking where party > {number % 9}"  # noqa: S608 numbers of our own
+    gold = f"select name from booking where party > {number}"  # noqa: S608 numbers of our own
     return Answer(gold if number % 2 == 0 else gold.replace(">", "<"), {"reference": gold})
 
 

@@ -20,7 +20,8 @@ from contracts.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS, Che
 from contracts.settings import load_settings
 
 _SERVERS = {"engine", "web", "inference", "feedback", "dashboard"}  # uvicorn handles the signals of these itself
-_LONG_WORKERS = {"training", "release"}  # one turn takes a training step, or puts all sentinels to a candidate
+# One turn takes a training step, puts all sentinels to a candidate, or waits for judges and sandboxes.
+_LONG_WORKERS = {"training", "release", "rewards"}
 _LONGEST_END_SECONDS = 30.0
 PROCESSES = {
     "engine": "services.engine.__main__",

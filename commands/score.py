@@ -7,13 +7,12 @@ come in the order of the cases, as soon as there are any, so that it can stand i
 from __future__ import annotations
 
 import json
-import queue
 import sys
-import threading
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from rich.console import Console
 from rich.table import Table
@@ -29,7 +28,7 @@ from rewards.verifiers.registry import KINDS
 _BATCH = 64
 _BAD_LINE = 2
 _PROGRESS_EVERY = 1000
-_END = b""
+_CHUNK_BYTES = 1 << 20
 _MAX_DEADLINE = 600.0
 
 Numbered = tuple[int, bytes]
@@ -41,7 +40,7 @@ def run_score(
     config: Path | None = None,
     task: Path | None = None,
     deadline: float = 5.0,
-    cases: BinaryIO | None = None,
+    cases: BufferedIOBase | None = None,
     answers: BinaryIO | None = None,
 ) -> int:
     """Grade every case, by default from standard input to standard output.
@@ -59,7 +58,8 @@ def run_score(
         (only,) = load_tasks((task or Path(),)).values()
         bench = Bench(only)
     with bench:
-        return _grade(bench, cases or sys.stdin.buffer, answers or sys.stdout.buffer, is_task=task is not None)
+        standard_input = cast("BufferedIOBase", sys.stdin.buffer)
+        return _grade(bench, cases or standard_input, answers or sys.stdout.buffer, is_task=task is not None)
 
 
 def print_kinds() -> None:
@@ -94,7 +94,7 @@ def _bench_of_verifier(verifier: str, config: Path | None, deadline: float) -> B
     return Bench(task_of_verifier(verifier, read_config_file(config) if config else {}, deadline, config))
 
 
-def _grade(bench: Bench, cases: BinaryIO, answers: BinaryIO, *, is_task: bool) -> int:
+def _grade(bench: Bench, cases: BufferedIOBase, answers: BinaryIO, *, is_task: bool) -> int:
     done = 0
     for batch in _batches(cases):
         read: list[Answer] = []
@@ -146,36 +146,22 @@ def _of_task(scores: Iterable[Score], verdict: Verdict) -> Mapping[str, Any]:
     }
 
 
-def _batches(cases: BinaryIO) -> Iterator[list[Numbered]]:
+def _batches(cases: BufferedIOBase) -> Iterator[list[Numbered]]:
     """What is there already, at most `_BATCH` lines: who writes one case and waits for its answer gets it."""
-    lines: queue.Queue[Numbered] = queue.Queue(4 * _BATCH)
-    failures: list[OSError] = []
-    threading.Thread(target=_read, args=(cases, lines, failures), daemon=True).start()
-    is_open = True
+    number, rest, is_open = 0, b"", True
     while is_open:
-        batch: list[Numbered] = []
-        item = lines.get()
-        while item[1] != _END:
-            batch.append(item)
-            if len(batch) == _BATCH or lines.empty():
-                break
-            item = lines.get()
-        is_open = item[1] != _END
-        if batch:
-            yield batch
-    if failures:
-        raise InvalidSettings(f"standard input cannot be read: {failures[0]}")
-
-
-def _read(cases: BinaryIO, lines: queue.Queue[Numbered], failures: list[OSError]) -> None:
-    try:
-        for number, line in enumerate(cases, 1):
-            if line.strip():
-                lines.put((number, line))
-    except OSError as error:
-        failures.append(error)
-    finally:
-        lines.put((0, _END))
+        try:
+            found = cases.read1(_CHUNK_BYTES)  # waits for something, not for all of it
+        except OSError as error:
+            raise InvalidSettings(f"standard input cannot be read: {error}") from error
+        is_open = bool(found)
+        *lines, rest = (rest + found).split(b"\n")
+        if not is_open:
+            lines.append(rest)  # the last line may lack its end
+        numbered = [item for item in enumerate(lines, number + 1) if item[1].strip()]
+        number += len(lines)
+        for start in range(0, len(numbered), _BATCH):
+            yield numbered[start : start + _BATCH]
 
 
 def _report(done: int, added: int) -> None:

@@ -148,8 +148,6 @@ class Episode(Record, frozen=True, kw_only=True):
     turns: tuple[Generation, ...]
     signals: tuple[Signal, ...]
     closed_at: float
-    cluster: str = ""
-    """What the prompt is about, coarsely: rates are compared within it."""
     provisional: bool = False
     """More is expected: the window of a slower signal is still open."""
 

@@ -14,5 +14,7 @@ from rewards.worker import RewardsHandler
 def main(home: Path, stop: threading.Event) -> None:
     """Score until `stop` is set."""
     settings = load_settings(home)
-    handler = RewardsHandler(load_tasks(settings.tasks))
-    Worker(handler, settings.database(), settings.event_log()).run(stop)
+    database = settings.database()
+    handler = RewardsHandler(load_tasks(settings.tasks), database=database)
+    Worker(handler, database, settings.event_log()).run(stop)
+    handler.close()

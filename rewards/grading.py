@@ -6,9 +6,10 @@ to watch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from contracts.asking import is_audited
 from contracts.records import Score
 from contracts.tasks import Task
 from rewards.graders import Grader
@@ -23,6 +24,7 @@ class Panel:
     def __init__(self, task: Task, others: Sequence[Grader] = ()) -> None:
         """`others`: what comes after the verifiers, the judges. Raises InvalidTask."""
         self.graders: list[Grader] = [*graders_of(task), *others]
+        self._audit = task.audit
 
     @property
     def is_slow(self) -> bool:
@@ -38,17 +40,22 @@ class Panel:
         gates = [columns[grader.name] for grader in self.graders if grader.name in columns and grader.role == "gate"]
         refused = {index for column in gates for index, score in enumerate(column) if is_refusal(score)}
         waiting = {
-            grader.name: pool.submit(_ask, grader, answers, refused if grader.role != "watch" else set())
+            grader.name: pool.submit(_ask, grader, answers, self._spared(grader, answers, refused))
             for grader in self.graders
             if grader.is_slow
         }
         columns |= {name: future.result() for name, future in waiting.items()}
         return list(zip(*(columns[grader.name] for grader in self.graders), strict=True)) or [() for _ in answers]
 
+    def _spared(self, grader: Grader, answers: Sequence[Answer], refused: set[int]) -> dict[int, str]:
+        """Places that a slow grader is not asked about, and why."""
+        if self._audit is not None and grader.name == self._audit.judge:
+            probability = self._audit.probability
+            drawn = {index for index, answer in enumerate(answers) if is_audited(answer.key, probability)}
+            return {index: "not drawn for the audit" for index in range(len(answers)) if index not in drawn}
+        return {} if grader.role == "watch" else dict.fromkeys(refused, "a gate refused the answer")
 
-def _ask(grader: Grader, answers: Sequence[Answer], refused: set[int]) -> list[Score]:
-    asked = iter(grader.score_all([answer for index, answer in enumerate(answers) if index not in refused]))
-    return [
-        grader.skipped("a gate refused the answer") if index in refused else next(asked)
-        for index in range(len(answers))
-    ]
+
+def _ask(grader: Grader, answers: Sequence[Answer], spared: Mapping[int, str]) -> list[Score]:
+    asked = iter(grader.score_all([answer for index, answer in enumerate(answers) if index not in spared]))
+    return [grader.skipped(spared[index]) if index in spared else next(asked) for index in range(len(answers))]

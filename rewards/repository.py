@@ -9,7 +9,8 @@ from sqlalchemy import Connection, select
 
 from contracts.batches import among, insert_all_new
 from contracts.errors import StaleWrite
-from contracts.tables import score
+from contracts.records import Generation, decode
+from contracts.tables import generation, score
 
 
 def scored_revisions(connection: Connection, keys: Collection[str]) -> set[tuple[str, int]]:
@@ -28,3 +29,14 @@ def add_scores(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> Non
     """
     if insert_all_new(connection, score, rows) != len(rows):
         raise StaleWrite("another worker scored some of these episodes first", table=score.name)
+
+
+def siblings_of(connection: Connection, completion_ids: Collection[str]) -> dict[str, dict[int, str]]:
+    """The texts of all choices of some completions, as far as the join has them."""
+    found: dict[str, dict[int, str]] = {}
+    if completion_ids:
+        rows = select(generation.c.record).where(among(connection, generation.c.completion_id, completion_ids))
+        for wire in connection.execute(rows).scalars():
+            record = decode(Generation, wire)
+            found.setdefault(record.completion_id, {})[record.choice] = record.open().text
+    return found

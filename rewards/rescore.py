@@ -19,8 +19,10 @@ from contracts.event_log import EventLog, LogRecord
 from contracts.records import Score
 from contracts.tasks import Task
 from contracts.topics import EPISODES
+from rewards.assessing import Assessor
+from rewards.opened import Opened, open_episode
 from rewards.queries import StoredScore, stored_scores
-from rewards.worker import Opened, RewardsHandler
+from rewards.worker import SLOW_BATCH
 
 _PAGE = 500
 
@@ -53,13 +55,13 @@ class Replay:
         self._log = log
         self._database = database
         self._task = task
-        self._handler = RewardsHandler({task.name: task})
+        self._assessor = Assessor({task.name: task})
 
     def run(self, since: float, limit: int | None = None) -> Iterator[Replayed]:
         """Episodes that were appended at or after `since` (UTC epoch seconds), the oldest first, at most `limit`."""
         items = islice(self._episodes(since), limit)
-        while batch := list(islice(items, self._handler.batch_size)):
-            prepared = self._handler.prepare(batch)
+        while batch := list(islice(items, SLOW_BATCH)):
+            prepared = self._assessor.grade(batch)
             with self._database.snapshot() as connection:
                 stored = stored_scores(connection, {item.episode.key for item in batch})
             for item in prepared:
@@ -68,9 +70,9 @@ class Replay:
                 yield Replayed(key, revision, _stored(row) if row else None, self._graded(item))
 
     def _graded(self, item: Opened) -> Graded:
-        # The worker's own rule, so that both cannot differ.
-        scores, verdict = self._handler._score(item)  # noqa: SLF001 as above
-        return Graded(verdict.reward, verdict.status, verdict.fault, {score.name: score for score in scores})
+        assessed = self._assessor.assess(item)
+        verdict = assessed.verdict
+        return Graded(verdict.reward, verdict.status, verdict.fault, {score.name: score for score in assessed.scores})
 
     def _episodes(self, since: float) -> Iterator[Opened]:
         seen: set[tuple[str, int]] = set()
@@ -78,7 +80,7 @@ class Replay:
         stretches = [_stretch(self._log, partition, since, end) for partition, end in ends.items()]
         for record in heapq.merge(*stretches, key=lambda record: record.appended_at):
             try:
-                item = self._handler.read(record)
+                item = open_episode(record)
             except InvalidRecord:
                 self.num_unreadable += 1
                 continue

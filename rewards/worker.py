@@ -3,57 +3,39 @@
 In: episodes. Out: an experience for each revision, scored or not, and an outcome for what has no reward. Waits: for
 verifiers and judges, before the transaction begins: nobody holds a row while somebody else thinks.
 
-A batch costs two statements: which revisions are scored already, and the rows of the others.
+Inside it each revision is weighed once (`signals/`), counted once (`monitors/`), and its scores are stored as they were given:
+what a vote weighs changes the experience, not the score.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 from sqlalchemy import Connection
 
-from contracts.errors import InvalidRecord, InvalidRequest
+from contracts.database import Database
 from contracts.event_log import MAX_RECORD_BYTES, LogRecord, Message
 from contracts.metrics import REWARD, SCORES
 from contracts.outbox import message
-from contracts.records import (
-    Episode,
-    Experience,
-    Generation,
-    GenerationBody,
-    Outcome,
-    Score,
-    Segment,
-    decode,
-    pack_floats,
-)
+from contracts.records import Episode, Experience, Outcome
 from contracts.tasks import Task
-from contracts.topics import EPISODES, EXPERIENCES, OUTCOMES, route_of_key
+from contracts.topics import EPISODES, EXPERIENCES, OUTCOMES
 from contracts.worker import BATCH
-from rewards.grading import Panel
-from rewards.repository import add_scores, scored_revisions
-from rewards.rubric import Verdict, combine
-from rewards.signals.mapping import About, score_signals
-from rewards.verifiers.check import Answer
+from rewards.assessing import Assessed, Assessor
+from rewards.judges.repository import DatabaseStore
+from rewards.monitors.features import Noted
+from rewards.monitors.watch import Monitors
+from rewards.opened import Opened, open_episode, segment_of
+from rewards.repository import add_scores, scored_revisions, siblings_of
+from rewards.rubric import Verdict
+from rewards.signals.votes import Item
+from rewards.signals.weighing import Weighing
 
 SLOW_BATCH = 64
 """Records at a time where somebody is waited for: what one of them holds up stays bounded."""
-_MAX_THREADS = 32
 _INT32 = 4
-
-
-class Opened(NamedTuple):
-    """An episode with its turn, decompressed; `checks` are what its task's graders said."""
-
-    episode: Episode
-    turn: Generation
-    body: GenerationBody
-    checks: tuple[Score, ...] = ()
 
 
 class RewardsHandler:
@@ -62,83 +44,114 @@ class RewardsHandler:
     name = "rewards"
     topics = (EPISODES,)
 
-    def __init__(self, tasks: Mapping[str, Task], clock: Callable[[], float] = time.time) -> None:
-        """Raises InvalidTask for a verifier or judge that cannot be had."""
+    def __init__(
+        self, tasks: Mapping[str, Task], clock: Callable[[], float] = time.time, database: Database | None = None
+    ) -> None:
+        """`database`: of the judges; without it they remember nothing, and compare nothing.
+
+        Raises:
+            InvalidTask: a verifier or judge cannot be had.
+        """
         self._tasks = tasks
-        self._panels: dict[str, Panel] = {name: Panel(task) for name, task in tasks.items()}
         self._clock = clock
-        self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="grader")
+        self._assessor = Assessor(tasks) if database is None else _with_memory(tasks, database)
+        self._weighing = Weighing(tasks, clock)
+        self._monitors = Monitors(tasks)
 
     @property
     def batch_size(self) -> int:
         """See `Handler.batch_size`."""
-        return SLOW_BATCH if any(panel.is_slow for panel in self._panels.values()) else BATCH
+        return SLOW_BATCH if self._assessor.is_slow else BATCH
 
     def read(self, record: LogRecord) -> Opened:
         """See `Handler.read`."""
-        episode = decode(Episode, record.value)
-        if not episode.turns:
-            raise InvalidRecord("not an Episode: it has no turns")
-        try:
-            route_of_key(episode.key)
-        except (InvalidRequest, ValueError) as error:
-            raise InvalidRecord(f"Episode {episode.key!r}, which is not a sample key") from error
-        return Opened(episode, episode.turns[0], episode.turns[0].open())
+        return open_episode(record)
 
     def prepare(self, items: Sequence[Opened]) -> list[Opened]:
         """Ask the graders of each item's task."""
-        checks: dict[int, tuple[Score, ...]] = {}
-        places: dict[str, list[int]] = defaultdict(list)
-        for place, item in enumerate(items):
-            places[item.turn.task].append(place)
-        for name in places.keys() & self._panels.keys():
-            answers = [answer_of(items[place]) for place in places[name]]
-            checks |= zip(places[name], self._panels[name].grade(answers, self._pool), strict=True)
-        return [item._replace(checks=checks.get(place, ())) for place, item in enumerate(items)]
+        return self._assessor.grade(items)
 
     def handle(self, connection: Connection, items: Sequence[Opened]) -> list[Message]:
         """See `Handler.handle`."""
         scored = scored_revisions(connection, {item.episode.key for item in items})
-        messages, rows = [], []
+        messages: list[Message] = []
+        found: list[Assessed] = []
         for item in items:
             episode = item.episode
             if item.turn.task not in self._tasks:
-                outcome = self._outcome(episode, Verdict(None, "unscored", "infra"), f"no task {item.turn.task!r} here")
-                messages.append(message(OUTCOMES, episode.key, outcome))
+                verdict = Verdict(None, "unscored", "infra", f"no task {item.turn.task!r} here")
+                messages.append(message(OUTCOMES, episode.key, self._outcome(episode, verdict)))
             elif (episode.key, episode.revision) not in scored:
                 scored.add((episode.key, episode.revision))
-                scores, verdict = self._score(item)
-                rows.append(self._row(episode, scores, verdict))
-                SCORES.labels(verdict.status, verdict.fault).inc()
-                if verdict.reward is not None:
-                    REWARD.observe(verdict.reward)
-                messages += self._sent(item, scores, verdict)
-        add_scores(connection, rows)
+                found.append(self._assessor.assess(item))
+        for assessed, (verdict, weight) in zip(found, self._weigh(connection, found), strict=True):
+            messages += self._sent(assessed, verdict, weight)
+        add_scores(connection, [self._row(assessed) for assessed in found])
+        self._monitors.note(connection, [_noted(assessed) for assessed in found])
         return messages
 
     def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
-        """Time changes nothing here."""
-        del connection, now, partitions
+        """Look for alarms, and forget what is too old to matter."""
+        del partitions
+        self._monitors.tick(connection, now)
+        self._weighing.forget(connection)
         return []
 
-    def _score(self, item: Opened) -> tuple[list[Score], Verdict]:
-        task, graders = self._tasks[item.turn.task], self._panels[item.turn.task].graders
-        signals = score_signals(task, About(item.body.text, item.turn.finished_at), item.episode.signals)
-        return [*item.checks, *signals], combine(task, graders, item.checks, signals)
+    def close(self) -> None:
+        """Let go of graders."""
+        self._assessor.close()
 
-    def _sent(self, item: Opened, scores: list[Score], verdict: Verdict) -> list[Message]:
-        episode = item.episode
-        sent = message(EXPERIENCES, episode.key, self._experience(item, scores, verdict))
+    def _weigh(self, connection: Connection, found: Sequence[Assessed]) -> list[tuple[Verdict, float]]:
+        """Verdict and weight of each, in their order. Only users are weighed."""
+        users = [place for place, assessed in enumerate(found) if assessed.item.turn.purpose == "user"]
+        weights = self._weighing.weigh(connection, [self._ballot(found[place]) for place in users])
+        made = [(assessed.verdict, 1.0) for assessed in found]
+        for place, weight in zip(users, weights, strict=True):
+            assessed = found[place]
+            if weight.value == 0.0 and weight.reason:
+                made[place] = (self._assessor.without_vote(assessed, weight.reason), 1.0)
+            else:
+                made[place] = (assessed.verdict._replace(reward=weight.reward), weight.value)
+        return made
+
+    def _ballot(self, assessed: Assessed) -> Item:
+        item, task = assessed.item, self._tasks[assessed.item.turn.task]
+        audits = [score for score in item.checks if task.audit is not None and score.name == task.audit.judge]
+        return Item(
+            task=task.name,
+            tenant=item.turn.tenant,
+            key=item.episode.key,
+            revision=item.episode.revision,
+            version=item.version,
+            cluster=assessed.cluster,
+            signals=item.episode.signals,
+            scores=assessed.signals,
+            finished_at=item.turn.finished_at,
+            closed_at=item.episode.closed_at,
+            provisional=item.episode.provisional,
+            reward=assessed.verdict.reward,
+            fault=assessed.verdict.fault,
+            person=item.turn.person,
+            ask_probability=item.turn.ask_probability,
+            audited=audits[0].value if audits else None,
+        )
+
+    def _sent(self, assessed: Assessed, verdict: Verdict, weight: float) -> list[Message]:
+        episode = assessed.item.episode
+        SCORES.labels(verdict.status, verdict.fault).inc()
+        if verdict.reward is not None:
+            REWARD.observe(verdict.reward)
+        sent = message(EXPERIENCES, episode.key, self._experience(assessed, verdict, weight))
         if sent.num_bytes > MAX_RECORD_BYTES:
-            outcome = self._outcome(episode, Verdict(None, "unscored", "infra"), "too_large")
+            outcome = self._outcome(episode, Verdict(None, "unscored", "infra", "too_large"))
             return [message(OUTCOMES, episode.key, outcome)]
         messages = [sent]
-        if verdict.reward is None and item.turn.purpose == "user":
-            messages.append(message(OUTCOMES, episode.key, self._outcome(episode, verdict, verdict.reason)))
+        if verdict.reward is None and assessed.item.turn.purpose == "user":
+            messages.append(message(OUTCOMES, episode.key, self._outcome(episode, verdict)))
         return messages
 
-    def _experience(self, item: Opened, scores: list[Score], verdict: Verdict) -> Experience:
-        episode, turn, body, _ = item
+    def _experience(self, assessed: Assessed, verdict: Verdict, weight: float) -> Experience:
+        episode, turn, body, _ = assessed.item
         task = self._tasks[turn.task]
         return Experience(
             key=episode.key,
@@ -150,8 +163,9 @@ class RewardsHandler:
             purpose=turn.purpose,
             baseline_key=turn.task if task.baseline_key == "task" else f"{turn.task}/{turn.tenant}",
             segments=(segment_of(turn, body),),
-            scores=tuple(scores),
+            scores=assessed.scores,
             reward=verdict.reward,
+            weight=weight,
             status=verdict.status,
             fault=verdict.fault,
             generated_at=turn.created_at,
@@ -160,46 +174,52 @@ class RewardsHandler:
             dtype=turn.dtype,
         )
 
-    def _outcome(self, episode: Episode, verdict: Verdict, reason: str) -> Outcome:
+    def _outcome(self, episode: Episode, verdict: Verdict) -> Outcome:
         return Outcome(
             key=episode.key,
             revision=episode.revision,
             epoch=0,
             state="unlabelled" if verdict.status == "unlabelled" else "unscored",
-            reason=reason,
+            reason=verdict.reason,
             writer="rewards",
             at=self._clock(),
         )
 
-    def _row(self, episode: Episode, scores: list[Score], verdict: Verdict) -> dict[str, object]:
-        turn = episode.turns[0]
+    def _row(self, assessed: Assessed) -> dict[str, object]:
+        item, verdict = assessed.item, assessed.verdict
         return {
-            "key": episode.key,
-            "revision": episode.revision,
-            "task": turn.task,
-            "purpose": turn.purpose,
-            "version": turn.spans[0].version if turn.spans else -1,
+            "key": item.episode.key,
+            "revision": item.episode.revision,
+            "task": item.turn.task,
+            "purpose": item.turn.purpose,
+            "version": item.version,
             "reward": verdict.reward,
             "status": verdict.status,
             "fault": verdict.fault,
-            "components": [msgspec.to_builtins(score) for score in scores],
+            "components": [msgspec.to_builtins(score) for score in assessed.scores],
             "at": self._clock(),
         }
 
 
-def answer_of(item: Opened) -> Answer:
-    """What the graders may look at."""
-    turn, body = item.turn, item.body
-    return Answer(body.text, body.metadata, body.messages, turn.finish_reason, turn.key)
-
-
-def segment_of(turn: Generation, body: GenerationBody) -> Segment:
-    """Prompt and completion of a turn as one run of tokens; only the completion is learned from."""
-    num_prompt, num_completion = len(body.prompt_ids) // _INT32, len(body.completion_ids) // _INT32
-    return Segment(
-        token_ids=body.prompt_ids + body.completion_ids,
-        loss_mask=bytes(num_prompt) + b"\x01" * num_completion,
-        logprobs=pack_floats([0.0] * num_prompt) + body.logprobs,
-        spans=turn.spans,
-        sampling=turn.sampling,
+def _noted(assessed: Assessed) -> Noted:
+    item = assessed.item
+    return Noted(
+        task=item.turn.task,
+        version=item.version,
+        cluster=assessed.cluster,
+        purpose=item.turn.purpose,
+        revision=item.episode.revision,
+        text=item.body.text,
+        num_tokens=len(item.body.completion_ids) // _INT32,
+        finish_reason=item.turn.finish_reason,
+        scores=assessed.scores,
+        verdict=assessed.verdict,
     )
+
+
+def _with_memory(tasks: Mapping[str, Task], database: Database) -> Assessor:
+    def siblings(completion_ids: Collection[str]) -> Mapping[str, Mapping[int, str]]:
+        with database.snapshot() as connection:
+            return siblings_of(connection, completion_ids)
+
+    return Assessor(tasks, DatabaseStore(database), siblings)

@@ -17,8 +17,8 @@ from rewards.killable.pool import Pool
 from rewards.killable.process import Outcome
 from rewards.verifiers.check import Answer, BatchVerifier, Check, bad_reference, broken, unlabelled, wrong
 
-STARVED_SHARE = 0.2
-"""A late worker that used less of its deadline than this was starved. Honest items need milliseconds."""
+STARVED_SHARE, STARVED_SECONDS = 0.2, 0.25
+"""A late worker that used less processor time than either was starved. Honest items need milliseconds."""
 _FAILED = frozenset({"late", "crashed", "exhausted"})
 _NUM_REMEMBERED = 1024
 _MAX_REFERENCE = 50_000
@@ -106,7 +106,7 @@ def _check(outcome: Outcome) -> Check:
         return _verdict(outcome.value)
     if outcome.how in {"unstarted", "raised"}:
         return broken(outcome.reason)  # What a worker does not expect is a mistake of ours.
-    if outcome.how == "late" and outcome.cpu_seconds < STARVED_SHARE * outcome.deadline_seconds:
+    if outcome.how == "late" and outcome.cpu_seconds < min(STARVED_SECONDS, STARVED_SHARE * outcome.deadline_seconds):
         return broken(f"{outcome.reason}, and got {outcome.cpu_seconds:.1f} s of a processor")
     return wrong(outcome.reason)
 

@@ -6,7 +6,6 @@ A run knows its one input and a nonce. It never knows what is expected of it.
 from __future__ import annotations
 
 import json
-import marshal
 import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -31,10 +30,10 @@ class Program(NamedTuple):
         Raises:
             ProgramFailed, SandboxBroken.
         """
-        nonce = secrets.token_hex(16).encode()
+        nonce = secrets.token_hex(16)
         request = _request(nonce, self.source, function, list(arguments))
         answer = _output(sandbox.run(request, limits), limits)
-        if not answer.startswith(nonce):
+        if not answer.startswith(nonce.encode()):
             raise ProgramFailed("it ended without returning a value" if not answer else "it wrote what it must not")
         try:
             return json.loads(answer[len(nonce) :], parse_constant=_refuse)
@@ -47,13 +46,13 @@ class Program(NamedTuple):
         Raises:
             ProgramFailed, SandboxBroken.
         """
-        request = _request(b"", self.source, None, [])
+        request = _request("", self.source, None, [])
         ran = sandbox.run(request + text.encode("utf-8", "surrogatepass"), limits)
         return _output(ran, limits).decode("utf-8", "replace")
 
 
-def _request(nonce: bytes, source: str, function: str | None, arguments: list[Any]) -> bytes:
-    content = marshal.dumps((nonce, source, function, arguments))
+def _request(nonce: str, source: str, function: str | None, arguments: list[Any]) -> bytes:
+    content = json.dumps([nonce, source, function, arguments]).encode()
     return b"%08d" % len(content) + content
 
 

@@ -56,7 +56,8 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
         "scripts": [_script(name, context.folder) for name in rule.databases] + list(rule.setup),
         "names": [*rule.databases, *(f"setup {index}" for index in range(len(rule.setup)))],
         "max_rows": rule.max_rows,
-        "query_seconds": context.deadline_seconds / (2 * (len(rule.databases) + len(rule.setup)) + 1),
+        # Of a processor, for each of the reference and the answer: half of the deadline, for a machine that is busy.
+        "query_seconds": context.deadline_seconds / (4 * (len(rule.databases) + len(rule.setup))),
     }
     pool = pool_for(Setup("rewards.verifiers.sql_run:worker", json.dumps(settings), memory_bytes=_MEMORY_BYTES))
     try:

@@ -18,7 +18,7 @@ from sqlalchemy import func, select
 
 from contracts.ledger import generation_counts, generation_states
 from contracts.outbox import message
-from contracts.records import Experience, Generation, Span, decode, pack_floats, pack_ids
+from contracts.records import Experience, Generation, Span, Submitter, decode, pack_floats, pack_ids
 from contracts.tables import score, training_step
 from contracts.topics import EXPERIENCES, GENERATIONS, SIGNALS
 from contracts.worker import Worker
@@ -61,7 +61,8 @@ class Loop:
     def learn(self, *turns: Generation, accepted: bool = True) -> None:
         """Users accept (or not) all of these answers, malformed ones too, and whatever follows from that happens."""
         self.world.log.append([message(GENERATIONS, turn.key, turn) for turn in turns])
-        signals = [a_signal(turn, value=accepted) for turn in turns]
+        # Everybody speaks once: what one person may say in all is another matter.
+        signals = [a_signal(turn, value=accepted, submitter=Submitter(id=turn.key)) for turn in turns]
         self.world.log.append([message(SIGNALS, signal.key, signal) for signal in signals])
         for _ in range(2):
             self.work()

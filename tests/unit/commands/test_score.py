@@ -197,3 +197,28 @@ def test_the_command_line_answers_and_lists() -> None:
     assert "Traceback" not in ran.stderr
     listed = subprocess.run([*command, "--list"], capture_output=True, text=True, check=True)  # noqa: S603 our own script
     assert "token_f1" in listed.stdout
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_lines_that_arrive_in_pieces_are_put_together(end: bytes) -> None:
+    class Pieces(io.BytesIO):
+        def read1(self, size: int | None = -1) -> bytes:
+            return super().read1(min(7, size or 7))
+
+    line = json.dumps({"completion": "\u00fc" * 20, "reference": "\u00fc" * 20}, ensure_ascii=False).encode()
+    answers = io.BytesIO()
+    assert run_score(verifier="exact", cases=Pieces(b"\n".join([line] * 5) + end), answers=answers) == 0
+    assert [json.loads(found)["value"] for found in answers.getvalue().splitlines()] == [1.0] * 5
+
+
+def test_a_bad_line_ends_it_cleanly_while_more_is_being_written() -> None:
+    command = [sys.executable, str(ROOT / "millrace.py"), "score", "--verifier", "exact"]
+    good = b'{"completion": "x", "reference": "x"}\n'
+    ran = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # noqa: S603 our own script
+    assert ran.stdin is not None
+    ran.stdin.write(good + b"{\n")
+    ran.stdin.flush()
+    assert ran.wait(60.0) == 2  # standard input is still open
+    said, problems = ran.communicate()
+    assert said.count(b"\n") == 1
+    assert problems.count(b"\n") == 1

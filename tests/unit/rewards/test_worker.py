@@ -6,7 +6,8 @@ from contracts.database import Database
 from contracts.event_log import LogRecord
 from contracts.records import Episode, Experience, Generation, Outcome, Signal, decode, encode
 from contracts.topics import EPISODES, EXPERIENCES
-from rewards.worker import RewardsHandler, segment_of
+from rewards.opened import segment_of
+from rewards.worker import RewardsHandler
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 
 Sent = tuple[list[Experience], list[Outcome]]

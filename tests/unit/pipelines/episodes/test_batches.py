@@ -89,7 +89,8 @@ def test_keys_of_a_large_batch_take_no_more_statements_than_those_of_a_small_one
     assert nums[0] == nums[1] <= 14
 
 
-def test_scoring_a_large_batch_takes_two_statements(database: Database) -> None:
+def test_scoring_a_large_batch_takes_three_statements(database: Database) -> None:
+    """Which are scored, their scores, and how their version behaves."""
     handler = RewardsHandler(TASKS)
     turns = [a_generation() for _ in range(100)]
     episodes = [
@@ -98,7 +99,7 @@ def test_scoring_a_large_batch_takes_two_statements(database: Database) -> None:
     items = [handler.read(record) for record in batch([(EPISODES, episode) for episode in episodes])]
     with database.transaction() as connection, counted(connection) as statements:
         assert len(handler.handle(connection, handler.prepare(items))) == 200
-        assert len(statements) == 2
+        assert len(statements) == 3
         assert handler.handle(connection, handler.prepare(items)) == []
 
 

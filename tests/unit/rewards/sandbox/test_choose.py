@@ -37,7 +37,7 @@ from rewards.sandbox.choose import MAKERS, sandbox_named
 from rewards.sandbox.port import Limits
 from rewards.sandbox.programs import Program
 assert os.getuid() == 65534
-for name in MAKERS:
+for name in ("auto", *MAKERS):
     try:
         print(name, Program("def f(x): return x + 1").call(sandbox_named(name), "f", [1], Limits()))
     except Exception as error:
@@ -96,7 +96,7 @@ def test_a_task_can_name_one_of_those_that_exist() -> None:
 def test_an_ordinary_user_has_a_sandbox() -> None:
     closed = next((str(path) for path in reversed(Path(sys.base_prefix).parents) if not path.stat().st_mode & 1), "/")
     done = subprocess.run(  # noqa: S603 our own command
-        ["unshare", "--mount", "--propagation", "private", "sh", "-c", AS_NOBODY, "sh", sys.base_prefix, closed,
+        ["unshare", "--mount", "--propagation", "private", "sh", "-c", AS_NOBODY, "sh", sys.base_prefix, closed,  # noqa: S607 as any user has it
          os.path.realpath(sys.executable), "-c", PROBE],
         env={"PYTHONPATH": os.pathsep.join([str(ROOT), *(path for path in sys.path if "site-packages" in path)]), "PATH": os.environ["PATH"]},
         capture_output=True,
@@ -105,9 +105,7 @@ def test_an_ordinary_user_has_a_sandbox() -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert "sandlock 2" in lines, done.stdout
-    assert "namespaces 2" in lines, done.stdout
+    assert "auto 2" in done.stdout.splitlines(), done.stdout
 
 
 def test_runs_share_nothing() -> None:

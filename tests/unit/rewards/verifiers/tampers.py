@@ -65,11 +65,11 @@ TAMPERS = {
     ),
     "forges an answer with the nonce": (
         "import os, sys\ndef f(x):\n    frame = sys._getframe(1)\n    for number in range(3, 10):\n"
-        "        try: os.write(number, frame.f_locals['nonce'] + b'2')\n        except OSError: pass\n    os._exit(0)"
+        "        try: os.write(number, frame.f_locals['nonce'].encode() + b'2')\n        except OSError: pass\n    os._exit(0)"
     ),
     "answers twice": (
         "import os, sys\ndef f(x):\n    frame = sys._getframe(1)\n    for number in range(3, 10):\n"
-        "        try: os.write(number, frame.f_locals['nonce'] + b'2')\n        except OSError: pass\n    return x * x + 1"
+        "        try: os.write(number, frame.f_locals['nonce'].encode() + b'2')\n        except OSError: pass\n    return x * x + 1"
     ),
     "answers with several values": (
         "class Many(list):\n    def __iter__(self): return iter([2, 5, 50, 145])\n"

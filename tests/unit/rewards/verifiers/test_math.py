@@ -100,12 +100,14 @@ def test_a_bomb_for_a_reference_is_the_apps_fault_and_is_not_tried_again() -> No
     assert time.monotonic() - started < 0.5
 
 
-def test_a_bomb_costs_its_deadline_and_is_the_models_fault(verifier: BatchVerifier) -> None:
+def test_a_bomb_costs_its_deadline_and_is_the_models_fault() -> None:
+    verifier = math.build({}, Context(1.0))
+    assert check(verifier, r"\boxed{7}").value == 0.0
     started = time.monotonic()
-    found = check(math.build({}, Context(0.7)), r"\boxed{9^{9^{9^9}}}")
+    found = check(verifier, r"\boxed{9^{9^{9^9}}}")
     assert time.monotonic() - started < 4.0
-    assert (found.value, found.fault, found.reason) == (0.0, "model", "it took longer than 0.7 s")
-    assert check(verifier, r"\boxed{5}").value == 1.0
+    assert (found.value, found.fault, found.reason) == (0.0, "model", "it took longer than 1 s")
+    assert check(math.build({}, Context(DEADLINE)), r"\boxed{5}").value == 1.0
 
 
 @pytest.mark.parametrize(

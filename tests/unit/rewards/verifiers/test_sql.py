@@ -18,7 +18,7 @@ CONFIG = {"setup": [FIRST, SECOND]}
 
 @pytest.fixture(scope="module")
 def verifier() -> BatchVerifier:
-    return sql.build(CONFIG, Context(2.0))
+    return sql.build(CONFIG, Context(3.0))
 
 
 def check(verifier: BatchVerifier, text: str, reference: str = "SELECT a FROM t") -> Check:

@@ -1,0 +1,122 @@
+"""What the graders and the signals of an episode make of it: scores, and a verdict. Nothing here writes.
+
+Slow graders are asked for many episodes at once, outside of any transaction.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import httpx
+
+from contracts.clusters import Clusters, words_of
+from contracts.records import Score
+from contracts.tasks import Task
+from rewards.grading import Panel
+from rewards.judges.registry import judges_of, new_http
+from rewards.judges.store import JudgeStore, MemoryStore
+from rewards.opened import Opened, answer_of
+from rewards.rubric import Verdict, combine
+from rewards.signals.mapping import About, score_signals
+from rewards.verifiers.check import Answer
+
+_MAX_THREADS = 32
+Siblings = Callable[[Collection[str]], Mapping[str, Mapping[int, str]]]
+"""Completion ids to the texts of their choices."""
+
+
+class Assessed(NamedTuple):
+    """An episode with all its scores and what they make."""
+
+    item: Opened
+    signals: tuple[Score, ...]
+    verdict: Verdict
+    cluster: str
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """Of graders, then of signals."""
+        return (*self.item.checks, *self.signals)
+
+
+def no_siblings(completion_ids: Collection[str]) -> Mapping[str, Mapping[int, str]]:
+    """Where answers are looked at one by one."""
+    del completion_ids
+    return {}
+
+
+class Assessor:
+    """The graders of some tasks. It owns threads and connections to judges: close it."""
+
+    def __init__(
+        self, tasks: Mapping[str, Task], store: JudgeStore | None = None, siblings: Siblings = no_siblings
+    ) -> None:
+        """`store`: what judges said and cost, by default for as long as this process. Raises InvalidTask."""
+        self._tasks = tasks
+        self._http: httpx.Client | None = new_http() if any(task.judges for task in tasks.values()) else None
+        store = store or MemoryStore()
+        self._panels = {name: Panel(task, judges_of(task, store, self._http)) for name, task in tasks.items()}
+        self._compared = {
+            name for name, task in tasks.items() if any(judge.protocol == "pairwise" for judge in task.judges)
+        }
+        self._clusters = {name: Clusters(task.curation.topics) for name, task in tasks.items()}
+        self._siblings = siblings
+        self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="grader")
+
+    @property
+    def is_slow(self) -> bool:
+        """Some task has graders to wait for."""
+        return any(panel.is_slow for panel in self._panels.values())
+
+    def grade(self, items: Sequence[Opened]) -> list[Opened]:
+        """Ask the graders of each item's task."""
+        checks: dict[int, tuple[Score, ...]] = {}
+        places: dict[str, list[int]] = defaultdict(list)
+        for place, item in enumerate(items):
+            places[item.turn.task].append(place)
+        for name in places.keys() & self._panels.keys():
+            answers = self._answers(self._tasks[name], [items[place] for place in places[name]])
+            checks |= zip(places[name], self._panels[name].grade(answers, self._pool), strict=True)
+        return [item._replace(checks=checks.get(place, ())) for place, item in enumerate(items)]
+
+    def assess(self, item: Opened) -> Assessed:
+        """Combine what the graders said with what users did."""
+        task = self._tasks[item.turn.task]
+        signals = score_signals(task, About(item.body.text, item.turn.finished_at), item.episode.signals)
+        cluster = self._clusters[task.name].of(words_of(item.body.messages))
+        return Assessed(item, tuple(signals), self._combine(item, signals), cluster)
+
+    def without_vote(self, assessed: Assessed, reason: str) -> Verdict:
+        """The verdict if the user who decided is not listened to: as if nobody had spoken."""
+        verdict = self._combine(assessed.item, [])
+        return verdict._replace(reason=reason) if verdict.reward is None else verdict
+
+    def close(self) -> None:
+        """Let go of threads and connections."""
+        self._pool.shutdown(cancel_futures=True)
+        if self._http is not None:
+            self._http.close()
+
+    def _combine(self, item: Opened, signals: Sequence[Score]) -> Verdict:
+        graders = self._panels[item.turn.task].graders
+        return combine(self._tasks[item.turn.task], graders, item.checks, signals)
+
+    def _answers(self, task: Task, items: Sequence[Opened]) -> list[Answer]:
+        if task.name not in self._compared:
+            return [answer_of(item, task) for item in items]
+        texts = self._siblings({item.turn.completion_id for item in items})
+        return [
+            answer_of(
+                item,
+                task,
+                tuple(
+                    text
+                    for choice, text in sorted(texts.get(item.turn.completion_id, {}).items())
+                    if choice != item.turn.choice
+                ),
+            )
+            for item in items
+        ]

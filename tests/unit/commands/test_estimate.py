@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commands.estimate import run_estimate, table_of
+from contracts.database import Database
+from contracts.errors import InvalidSettings
+from rewards.signals.audit import Known
+from rewards.signals.estimates import sums_of
+from rewards.signals.weighing import Weighing
+from tests.unit.rewards.signals.crowds import NOW, a_task, an_item, weigh
+
+TASK = """name = "chat"
+window_seconds = 600
+[signals.thumbs]
+type = "label"
+labels = { up = 1.0, down = 0.0 }
+"""
+AUDITED = """
+[audit]
+judge = "auditor"
+[[judges]]
+name = "auditor"
+role = "watch"
+url = "http://127.0.0.1:1/v1"
+model = "m"
+criteria = "good?"
+"""
+JUDGE = {"name": "auditor", "role": "watch", "url": "http://127.0.0.1:1/v1", "model": "m", "criteria": "good?"}
+
+
+def a_home(folder: Path, migrated: Path, task: str) -> Path:
+    (folder / "task.toml").write_text(task)
+    lines = ["[millrace]", f'home = "{folder}"', 'run = "r"', 'policy = "chat"', 'base = "base"']
+    (folder / "millrace.toml").write_text("\n".join([*lines, f'tasks = ["{folder / "task.toml"}"]']) + "\n")
+    (folder / "millrace.db").write_bytes(migrated.read_bytes())
+    return folder
+
+
+def test_each_version_is_shown_by_those_who_spoke_and_corrected(
+    tmp_path: Path, migrated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = a_home(tmp_path, migrated, TASK + AUDITED)
+    spoke = [an_item(number, f"u{number}", float(number % 10 != 0), version=3) for number in range(100)]
+    silent = [
+        an_item(100 + number, None, None, version=3, audited=0.0 if number % 20 == 0 else None) for number in range(100)
+    ]
+    database = Database(f"sqlite:///{home / 'millrace.db'}")
+    weigh(database, Weighing({"chat": a_task(audit={"judge": "auditor"}, judges=[JUDGE])}, lambda: NOW), spoke + silent)
+    database.close()
+    known = run_estimate(home, "chat")[3]
+    assert (known.predicted.num, known.said.num, known.difference.num) == (200, 100, 5)
+    assert known.corrected.value == pytest.approx(0.7 - 0.5)
+    printed = capsys.readouterr().out
+    assert "mean of 100 people over all versions, each counted once: 0.900" in printed
+
+
+def test_rewards_are_shown_in_the_range_of_the_task() -> None:
+    known = Known(sums_of([1.0] * 50 + [0.5] * 50), sums_of([0.5] * 200), sums_of([0.25]))
+    task = a_task(reward={"low": -1.0, "high": 1.0})
+    row = [next(iter(column.cells)) for column in table_of(task, {7: known}).columns]
+    assert row == ["7", "200", "100", "1", "0.500  (0.402 to 0.598)", "too few"]
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "says"),
+    [("chat", TASK, r"add \[audit\] to .*task.toml:1"), ("talk", TASK, r"no task 'talk' in .*; there are \['chat'\]")],
+)
+def test_what_cannot_be_estimated_is_said(tmp_path: Path, migrated: Path, name: str, task: str, says: str) -> None:
+    with pytest.raises(InvalidSettings, match=says):
+        run_estimate(a_home(tmp_path, migrated, task), name)
