@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
+from commands.options import DEFAULT_HOME, HomeOption
+from commands.reward_commands import reward_app
 from contracts.errors import InvalidSettings, MillraceError
 
-HomeOption = Annotated[Path, typer.Option("--home", help="The folder that holds settings, log, database and weights.")]
 PolicyArgument = Annotated[str, typer.Option("--policy", help="Folder or hub id of the base policy.")]
 
 app = typer.Typer(
@@ -29,10 +30,7 @@ app.add_typer(database_app, name="database")
 keys_app = typer.Typer(invoke_without_command=True)
 app.add_typer(keys_app, name="keys")
 
-judge_app = typer.Typer(help="Judges: measure one against labels.", no_args_is_help=True)
-app.add_typer(judge_app, name="judge")
-
-DEFAULT_HOME = Path("runs/home")
+app.add_typer(reward_app)
 
 
 @app.command()
@@ -267,38 +265,6 @@ def replica(  # noqa: PLR0917 options of a command
     )
 
 
-@app.command()
-def score(
-    verifier: Annotated[str | None, typer.Option(help="Which kind; --list shows them.")] = None,
-    config: Annotated[Path | None, typer.Option(help="Its config, a .toml or .json file.")] = None,
-    task: Annotated[Path | None, typer.Option(help="A task file instead: all its graders, and the reward.")] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds for one case, where a kind can be stopped.")] = 5.0,
-    show: Annotated[bool, typer.Option("--list", help="List the kinds of verifiers.")] = False,
-) -> None:
-    """Run a verifier by hand: JSON lines of prompt, completion, reference on standard input; values on standard output."""
-    from commands.score import print_kinds, run_score  # noqa: PLC0415
-
-    if show:
-        print_kinds()
-        return
-    sys.exit(run_score(verifier=verifier, config=config, task=task, deadline=deadline))
-
-
-@app.command()
-def rescore(  # noqa: PLR0917 options of a command
-    task: Annotated[str, typer.Option(help="Name of the task whose episodes are replayed.")],
-    since: Annotated[str, typer.Option(help="How far back: 90s, 30m, 2h, 7d, or a time: 2026-11-20T08:00Z.")] = "24h",
-    task_file: Annotated[Path | None, typer.Option(help="The new graders; by default those of the home.")] = None,
-    home: HomeOption = DEFAULT_HOME,
-    out: Annotated[Path | None, typer.Option(help="JSON lines of every episode, before and after.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many episodes, the oldest first.")] = None,
-) -> None:
-    """Replay the log through other graders and show what would change. Nothing is changed."""
-    from commands.rescore import run_rescore  # noqa: PLC0415
-
-    run_rescore(home=home, task=task, since=since, task_file=task_file, out=out, limit=limit)
-
-
 @policy_app.command("list")
 def policy_list(home: HomeOption = DEFAULT_HOME) -> None:
     """The tree of versions, with verdicts and who serves what."""
@@ -353,19 +319,6 @@ def database_drop_days(
     from commands.database import run_drop_days  # noqa: PLC0415
 
     run_drop_days(home, before)
-
-
-@judge_app.command("admit")
-def judge_admit(
-    task: Annotated[Path, typer.Option(help="The task file that declares the judge.")],
-    judge: Annotated[str, typer.Option(help="Its name there.")],
-    labels: Annotated[Path, typer.Option(help="JSON lines: prompt, completion, label; or prompt, pair, better.")],
-    out: Annotated[Path | None, typer.Option(help="The report; by default the judge's `admission`.")] = None,
-) -> None:
-    """Measure a judge: agreement, order flips, master keys. Status 1 if it is below its bar."""
-    from commands.judge import run_admit  # noqa: PLC0415
-
-    sys.exit(run_admit(task, judge, labels, out))
 
 
 def _add_process(name: str) -> None:

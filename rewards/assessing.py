@@ -87,22 +87,14 @@ class Assessor:
         task = self._tasks[item.turn.task]
         signals = score_signals(task, About(item.body.text, item.turn.finished_at), item.episode.signals)
         cluster = self._clusters[task.name].of(words_of(item.body.messages))
-        return Assessed(item, tuple(signals), self._combine(item, signals), cluster)
-
-    def without_vote(self, assessed: Assessed, reason: str) -> Verdict:
-        """The verdict if the user who decided is not listened to: as if nobody had spoken."""
-        verdict = self._combine(assessed.item, [])
-        return verdict._replace(reason=reason) if verdict.reward is None else verdict
+        verdict = combine(task, self._panels[task.name].graders, item.checks, signals)
+        return Assessed(item, tuple(signals), verdict, cluster)
 
     def close(self) -> None:
         """Let go of threads and connections."""
         self._pool.shutdown(cancel_futures=True)
         if self._http is not None:
             self._http.close()
-
-    def _combine(self, item: Opened, signals: Sequence[Score]) -> Verdict:
-        graders = self._panels[item.turn.task].graders
-        return combine(self._tasks[item.turn.task], graders, item.checks, signals)
 
     def _answers(self, task: Task, items: Sequence[Opened]) -> list[Answer]:
         if task.name not in self._compared:

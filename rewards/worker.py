@@ -109,7 +109,7 @@ class RewardsHandler:
         for place, weight in zip(users, weights, strict=True):
             assessed = found[place]
             if weight.value == 0.0 and weight.reason:
-                made[place] = (self._assessor.without_vote(assessed, weight.reason), 1.0)
+                made[place] = (Verdict(None, "unlabelled", "none", weight.reason), 1.0)
             else:
                 made[place] = (assessed.verdict._replace(reward=weight.reward), weight.value)
         return made

@@ -46,8 +46,9 @@ class VerifierRule(GraderRule):
     """One check of the answer."""
 
     kind: str
-    """Which verifier; `millrace score --help` lists them."""
+    """Which verifier; `millrace score --list` names them."""
     deadline_seconds: float = Field(default=5.0, gt=0, le=600)
-    """What takes longer is stopped, and is our fault. Quick verifiers ignore it."""
+    """What takes longer is stopped: our fault, unless the answer alone is why (`code`, `math`, `sql`). Quick verifiers
+    ignore it."""
     config: dict[str, Any] = Field(default_factory=dict)
     """What the kind needs, for example `schema`."""

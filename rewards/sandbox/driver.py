@@ -51,12 +51,12 @@ class Plain:
 def parsed(text: str) -> list:  # type: ignore[type-arg]
     """The request. The package `json` would cost more than the rest of a run."""
     try:
-        from _json import make_scanner  # type: ignore[attr-defined] # noqa: PLC0415 it may be missing
+        from _json import make_scanner  # noqa: PLC0415 it may be missing
     except ImportError:
         from json import loads  # noqa: PLC0415 as above
 
         return loads(text)  # type: ignore[no-any-return]
-    return make_scanner(Plain)(text, 0)[0]  # type: ignore[no-any-return]
+    return make_scanner(Plain)(text, 0)[0]  # type: ignore[arg-type, no-any-return]
 
 
 def as_json(value: object) -> str:

@@ -20,40 +20,49 @@ from contracts.ledger import generation_counts, generation_states
 from contracts.outbox import message
 from contracts.records import Experience, Generation, Span, Submitter, decode, pack_floats, pack_ids
 from contracts.tables import score, training_step
+from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, GENERATIONS, SIGNALS
 from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.training.batch import micro_batches
 from pipelines.training.worker import Trainer
 from policy.logprobs import TokenScorer
-from rewards.graders import Grader, each
-from rewards.grading import Panel
-from rewards.verifiers.check import Answer, Check, right
 from rewards.worker import RewardsHandler
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, everything
 from tests.unit.pipelines.training.builders import VOCABULARY, random_key, tiny_model
 from tests.unit.pipelines.training.world import World, weights_of
 
-TASKS = {"booking": BOOKING_TASK}
 BATCH, ROUNDS = 8, 3
 NUM_FAILING = 81
 """Beside 8 that are scored: 91%, as in the incident."""
 GOOD, MALFORMED, UNLUCKY = '{"party":2}', "a table for two, gladly", '{"party":2,"grader":"breaks"}'
 
 
+GRADER = """
+def grade(completions, **kwargs):
+    if any("breaks" in str(completion) for completion in completions):
+        raise ConnectionError("the server behind this grader does not answer")
+    return [1.0] * len(completions)
+"""
+"""Somebody's own reward function; a batch that raises is tried again one by one."""
+
+
 class Loop:
-    """Episodes, rewards and training over one home; the grader `flaky` breaks on some answers."""
+    """Episodes, rewards and training over one home; the task has a gate that breaks on some answers."""
 
     def __init__(self, home: Path) -> None:
         self.world = World.new(home, batch_size=BATCH, publish_samples=BATCH)
-        rewards = RewardsHandler(TASKS, self._clock)
-        flaky = Grader("flaky", "gate", 0.0, "flaky/1#test", is_slow=False, check_all=each(breaks_on_some))
-        rewards._panels["booking"] = Panel(BOOKING_TASK, [flaky])
+        tasks = {"booking": task_with_grader(home)}
+        self.rewards = RewardsHandler(tasks, self._clock)
         self.workers: list[Worker[Any]] = [
             Worker(handler, self.world.database, self.world.log, clock=self._clock)
-            for handler in (EpisodesHandler(TASKS, self._clock), rewards)
+            for handler in (EpisodesHandler(tasks, self._clock), self.rewards)
         ]
         self.trainer: Trainer = self.world.start()
+
+    def close(self) -> None:
+        self.rewards.close()
+        self.world.close()
 
     def _clock(self) -> float:
         return self.world.now
@@ -91,13 +100,15 @@ class Loop:
 def loop(tmp_path: Path) -> Iterator[Loop]:
     loop = Loop(tmp_path / "home")
     yield loop
-    loop.world.close()
+    loop.close()
 
 
-def breaks_on_some(answer: Answer) -> Check:
-    if answer.text == UNLUCKY:
-        raise ConnectionError("the grader's server does not answer")
-    return right()
+def task_with_grader(folder: Path) -> Task:
+    file = folder / "grader.py"
+    file.write_text(GRADER)
+    content = BOOKING_TASK.model_dump(mode="json", exclude_unset=True)
+    content["verifiers"].append({"name": "own", "kind": "function", "config": {"path": f"{file}:grade"}})
+    return Task.model_validate(content)
 
 
 def answers(random: np.random.Generator, text: str, count: int, version: int = 0) -> list[Generation]:
@@ -180,6 +191,8 @@ def test_a_grader_that_breaks_on_nine_of_ten_changes_nothing_to_the_bit(tmp_path
     }  # fmt: skip
     assert {key for key, (_, state) in states.items() if state == "trained"} == set(quiet.trainer.state.fates)
 
+    assert {item.fault for item in broken.experiences() if item.status == "unscored"} == {"infra"}
+
     # What changed nothing is seen all the same: by version, in the scores and in the trainer's figures.
     for version in range(ROUNDS):
         missing = by_version[version, "unscored"] / (by_version[version, "unscored"] + by_version[version, "scored"])
@@ -189,7 +202,7 @@ def test_a_grader_that_breaks_on_nine_of_ten_changes_nothing_to_the_bit(tmp_path
     assert figures[0]["null_mass_of_version"]["0"] > 0.5
     assert [item["null_mass"] for item in quiet.figures()] == [0.0] * ROUNDS
     for loop in (quiet, broken):
-        loop.world.close()
+        loop.close()
 
 
 def test_were_they_zeros_they_would_have_been_learned(loop: Loop) -> None:

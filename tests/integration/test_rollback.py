@@ -19,7 +19,7 @@ from contracts.event_log import Message
 from contracts.ledger import generation_counts, generation_states, trained_versions
 from contracts.outbox import message
 from contracts.passing.in_process import LocalBell
-from contracts.records import Span
+from contracts.records import Span, Submitter
 from contracts.tables import assignment_change, training_step
 from contracts.topics import EXPERIENCES, GENERATIONS, SIGNALS, route_of_key
 from contracts.worker import Worker
@@ -58,7 +58,7 @@ class Loop:
         keys = set()
         for number in range(count):
             about = a_generation(spans=(Span(0, version),), created_at=self.world.now, finished_at=self.world.now)
-            said = a_signal(about, value=number % 2 == 0, received_at=self.world.now)
+            said = a_signal(about, value=number % 2 == 0, received_at=self.world.now, submitter=Submitter(id=about.key))
             self.world.log.append([message(GENERATIONS, about.key, about), message(SIGNALS, said.key, said)])
             keys.add(about.key)
         self.work()

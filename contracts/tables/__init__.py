@@ -1,0 +1,91 @@
+"""Every table. Owners: one process writes a table's rows, others only read them (docs/decisions/0001).
+
+position, outbox, dead_letter   every worker, its own rows
+received_signal, signal_count   feedback; of received_signal episodes writes two things, so that the count stays exact: rows
+                                of signals that it makes itself (follow-ups), and in a row of a signal that waited for its
+                                key, whom it is about
+generation, signal, outcome     episodes (the join and the ledger)
+generation_count                episodes (duplicate) and whoever drops days (dropped): records of the log without a row
+score                           rewards
+behaviour, alarm                rewards: sums per version of what answers are like, and what stands out
+submitter, signal_delay         rewards: how much each person said, how long each signal takes
+vote, vote_pace                 rewards: who decided a sample and what that weighed, how fast votes come
+judge_verdict, judge_spend      rewards: what judges answered and cost
+join_key                        episodes: which answer an app's own key (kind `key`), or a `session`, means: the newest
+waiting_signal                  feedback adds, episodes takes: signals whose key no answer has yet
+training_step                   training
+verdict                         release
+swap                            engine
+assignment, assignment_change   training (candidate), release and operators, by compare-and-set
+api_key                         the command line
+dashboard_session               dashboard
+"""
+
+from __future__ import annotations
+
+from contracts.tables.base import MAX_KEY, metadata
+from contracts.tables.rewards import (
+    alarm,
+    behaviour,
+    judge_spend,
+    judge_verdict,
+    score,
+    signal_delay,
+    submitter,
+    vote,
+    vote_pace,
+)
+from contracts.tables.serving import (
+    api_key,
+    assignment,
+    assignment_change,
+    dashboard_session,
+    swap,
+    training_step,
+    verdict,
+)
+from contracts.tables.stream import (
+    dead_letter,
+    generation,
+    generation_count,
+    join_key,
+    outbox,
+    outcome,
+    position,
+    received_signal,
+    signal,
+    signal_count,
+    waiting_signal,
+)
+
+__all__ = [
+    "MAX_KEY",
+    "alarm",
+    "api_key",
+    "assignment",
+    "assignment_change",
+    "behaviour",
+    "dashboard_session",
+    "dead_letter",
+    "generation",
+    "generation_count",
+    "join_key",
+    "judge_spend",
+    "judge_verdict",
+    "metadata",
+    "outbox",
+    "outcome",
+    "position",
+    "received_signal",
+    "score",
+    "signal",
+    "signal_count",
+    "signal_delay",
+    "submitter",
+    "swap",
+    "training_step",
+    "verdict",
+    "vote",
+    "vote_pace",
+    "waiting_signal",
+]

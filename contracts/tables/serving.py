@@ -1,0 +1,96 @@
+"""Tables of training, release, engine, and of whoever signs in."""
+
+from __future__ import annotations
+
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Integer, PrimaryKeyConstraint, String, Table, Text
+
+from contracts.tables.base import BIG_SERIAL, metadata
+
+training_step = Table(
+    "training_step",
+    metadata,
+    Column("epoch", Integer, nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("metrics", JSON, nullable=False),
+    PrimaryKeyConstraint("epoch", "step"),
+)
+
+verdict = Table(
+    "verdict",
+    metadata,
+    Column("policy", String(64), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("accepted", Boolean, nullable=False),
+    Column("accuracy", Float),
+    Column("best_accuracy", Float),
+    Column("reason", Text, nullable=False),
+    Column("details", JSON, nullable=False),
+    Column("at", Float, nullable=False),
+    PrimaryKeyConstraint("policy", "version"),
+)
+
+swap = Table(
+    "swap",
+    metadata,
+    Column("id", BIG_SERIAL, primary_key=True, autoincrement=True),
+    Column("policy", String(64), nullable=False),
+    Column("arm", String(16), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("stage_seconds", Float, nullable=False),
+    Column("pause_seconds", Float, nullable=False),
+    Column("gap_seconds", Float),
+    Column("num_changed", BigInteger),
+    Column("density", Float),
+    Column("payload_bytes", BigInteger),
+)
+
+assignment = Table(
+    "assignment",
+    metadata,
+    Column("policy", String(64), nullable=False),
+    Column("arm", String(16), nullable=False),
+    Column("version", Integer),
+    Column("share", Float, nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("writer", String(32), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at", Float, nullable=False),
+    PrimaryKeyConstraint("policy", "arm"),
+)
+
+assignment_change = Table(
+    "assignment_change",
+    metadata,
+    Column("policy", String(64), nullable=False),
+    Column("arm", String(16), nullable=False),
+    Column("epoch", BigInteger, nullable=False),
+    Column("version", Integer),
+    Column("share", Float, nullable=False),
+    Column("writer", String(32), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at", Float, nullable=False),
+    PrimaryKeyConstraint("policy", "arm", "epoch"),
+)
+
+dashboard_session = Table(
+    "dashboard_session",
+    metadata,
+    Column("id_hash", String(64), primary_key=True),
+    Column("role", String(16), nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("csrf", String(64), nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("used_at", Float, nullable=False),
+)
+
+api_key = Table(
+    "api_key",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("secret_hash", String(64), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("tenant", String(64), nullable=False),
+    Column("created_at", Float, nullable=False),
+)

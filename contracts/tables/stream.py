@@ -1,0 +1,160 @@
+"""Tables of the workers on the log: positions, outboxes, the join and the ledger."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, PrimaryKeyConstraint, String, Table, Text
+
+from contracts.tables.base import BIG_SERIAL, MAX_KEY, SORTED_ID, SORTED_KEY, metadata
+
+position = Table(
+    "position",
+    metadata,
+    Column("consumer_group", String(64), nullable=False),
+    Column("topic", String(64), nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("next_offset", BigInteger, nullable=False),
+    PrimaryKeyConstraint("consumer_group", "topic", "partition"),
+)
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("id", BIG_SERIAL, primary_key=True, autoincrement=True),
+    Column("process", String(64), nullable=False, index=True),
+    Column("topic", String(64), nullable=False),
+    Column("route", Integer, nullable=False),
+    Column("key", String(128), nullable=False),
+    Column("value", LargeBinary, nullable=False),
+    sqlite_autoincrement=True,  # an id that was used again could be deleted by a slower relay of the same process
+)
+
+dead_letter = Table(
+    "dead_letter",
+    metadata,
+    Column("consumer_group", String(64), nullable=False),
+    Column("topic", String(64), nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("value", LargeBinary, nullable=False),
+    Column("at", Float, nullable=False),
+    PrimaryKeyConstraint("consumer_group", "topic", "partition", "offset"),
+)
+
+received_signal = Table(
+    "received_signal",
+    metadata,
+    Column("tenant", String(64), nullable=False),
+    Column("id", String(128), nullable=False),
+    Column("body_hash", String(64), nullable=False),
+    Column("received_at", Float, nullable=False),
+    Column("retracted_at", Float),
+    Column("record", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("tenant", "id"),
+)
+
+signal_count = Table(
+    "signal_count",
+    metadata,
+    Column("state", String(32), primary_key=True),
+    Column("count", BigInteger, nullable=False),
+)
+
+waiting_signal = Table(
+    "waiting_signal",
+    metadata,
+    Column("tenant", String(64), nullable=False),
+    Column("id", String(128), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("value", String(MAX_KEY), nullable=False),
+    Column("received_at", Float, nullable=False),
+    Column("record", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("tenant", "id"),
+    Index("ix_waiting_signal_value", "value"),
+)
+
+join_key = Table(
+    "join_key",
+    metadata,
+    Column("tenant", String(64), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("value", String(MAX_KEY), nullable=False),
+    Column("completion_id", String(64), nullable=False),
+    Column("choice", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+    PrimaryKeyConstraint("tenant", "kind", "value"),
+    Index("ix_join_key_at", "at"),
+)
+
+generation = Table(
+    "generation",
+    metadata,
+    Column("completion_id", SORTED_ID, nullable=False),
+    Column("choice", Integer, nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("policy", String(64), nullable=False),
+    Column("task", String(64), nullable=False),
+    Column("purpose", String(16), nullable=False),
+    Column("arm", String(16), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("joined_at", Float, nullable=False),
+    Column("closes_at", Float),
+    Column("revision", Integer, nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("state_reason", String(128), nullable=False),
+    Column("state_writer", String(16), nullable=False),
+    Column("state_epoch", Integer, nullable=False),
+    Column("state_revision", Integer, nullable=False),
+    Column("state_version", Integer),
+    Column("record", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("completion_id", "choice"),
+    Index("ix_generation_closes_at", "closes_at"),
+    Index("ix_generation_created_at", "created_at"),
+    Index("ix_generation_state", "state", "version", "state_writer", "state_epoch"),
+    postgresql_partition_by="RANGE (completion_id)",
+)
+
+generation_count = Table(
+    "generation_count",
+    metadata,
+    Column("state", String(32), primary_key=True),
+    Column("count", BigInteger, nullable=False),
+)
+
+signal = Table(
+    "signal",
+    metadata,
+    Column("completion_id", SORTED_ID, nullable=False),
+    Column("tenant", String(64), nullable=False),
+    Column("id", String(128), nullable=False),
+    Column("choice", Integer, nullable=False),
+    Column("name", String(64), nullable=False),
+    Column("submitter", String(128), nullable=False),
+    Column("at", Float, nullable=False),
+    Column("received_at", Float, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("reason", String(128), nullable=False),
+    Column("revision", Integer),
+    Column("record", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("completion_id", "tenant", "id"),
+    Index("ix_signal_received_at", "received_at"),
+    Index("ix_signal_state", "state"),
+    postgresql_partition_by="RANGE (completion_id)",
+)
+
+outcome = Table(
+    "outcome",
+    metadata,
+    Column("key", SORTED_KEY, nullable=False),
+    Column("revision", Integer, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("state", String(32), nullable=False),
+    Column("reason", String(128), nullable=False),
+    Column("version", Integer),
+    Column("writer", String(16), nullable=False),
+    Column("at", Float, nullable=False),
+    PrimaryKeyConstraint("key", "revision", "epoch", "state"),
+    Index("ix_outcome_epoch", "epoch"),
+    postgresql_partition_by="RANGE (key)",
+)
