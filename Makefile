@@ -29,7 +29,7 @@ demo-seeds: setup  ## Run the demo for seeds 1 to 5 and report the worst
 	$(BIN)/millrace demo-seeds
 
 test: setup  ## Run the tests that need no server, no GPU, no browser and no patience
-	$(BIN)/pytest -m "not services and not gpu and not browser and not slow"
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal -m "not services and not gpu and not browser and not slow"
 	@echo "not run here: tests marked services, gpu, browser, slow"
 
 test-slow: setup  ## Run those that take longer and need no server: every process killed, under load
@@ -45,7 +45,7 @@ test-services: services  ## Run the tests that need those servers
 	. $(SERVICES)/env && $(BIN)/pytest -m services -rs
 
 bench: setup services  ## Run every benchmark and write benchmarks/results (about half an hour)
-	. $(SERVICES)/env && for name in gateway feedback log engine weight_delta swap; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	. $(SERVICES)/env && for name in gateway feedback log engine weight_delta swap rewards sandbox; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 browser: setup  ## Run the page test; it is skipped without Chromium
 	$(BIN)/pytest -m browser -rs
