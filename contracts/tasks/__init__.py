@@ -104,15 +104,20 @@ class Task(Part):
         """Verifiers, then judges."""
         return (*self.verifiers, *self.judges)
 
-    @property
+    @cached_property
     def components_weight(self) -> float:
         """Weight of what verifiers and judges say."""
         return sum(rule.weight for rule in self.grader_rules if rule.role == "component")
 
-    @property
+    @cached_property
     def signals_weight(self) -> float:
         """Weight of what users did."""
         return self.reward.signals if self.reward.signals is not None else round(1.0 - self.components_weight, 9)
+
+    @cached_property
+    def ranked_signals(self) -> tuple[tuple[str, SignalRule], ...]:
+        """The signals in the order in which they decide: as declared, and that something was shown last of all."""
+        return tuple(sorted(self.signals.items(), key=lambda item: item[1].means == "shown"))
 
     @cached_property
     def hash(self) -> str:

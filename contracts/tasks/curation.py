@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from contracts.tasks.part import Part
+from contracts.tasks.part import Misplaced, Part
 
 PersonalData = Literal["EMAIL_ADDRESS", "CREDIT_CARD", "IBAN_CODE", "IP_ADDRESS", "PHONE_NUMBER", "US_SSN", "CRYPTO"]
 
@@ -50,8 +50,9 @@ class CurationRule(Part):
     def _consistent(self) -> Self:
         if self.max_characters is not None and self.max_characters < self.min_characters:
             raise ValueError("max_characters must not be below min_characters")
-        if any(not examples for examples in self.topics.values()):
-            raise ValueError("a topic needs an example at least")
+        for name, examples in self.topics.items():
+            if not any(example.strip() for example in examples):
+                raise Misplaced('a topic needs an example at least, such as ["book a flight"]', "topics", name)
         return self
 
     @property

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from contracts.errors import InvalidTask
 from contracts.tasks import Task
-from contracts.tasks.part import Misplaced
+from contracts.tasks.part import Misplaced, mistake_of
 from contracts.tasks.source import Source
 
 
@@ -49,7 +49,7 @@ def _load(path: Path) -> Task:
             location += cause.location
         present = location[:-1] if first["type"] == "missing" else location
         raise InvalidTask(
-            f"{source.where(present)}: {'.'.join(map(str, location)) or 'task'}: {first['msg']}"
+            f"{source.where(present)}: {'.'.join(map(str, location)) or 'task'}: {mistake_of(first)}"
         ) from error
     task._source = source  # noqa: SLF001 no field of the file: where it came from
     return task

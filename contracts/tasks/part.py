@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -17,3 +20,16 @@ class Misplaced(ValueError):
     def __init__(self, message: str, *location: int | str) -> None:
         super().__init__(message)
         self.location = location
+
+
+_IN_OTHER_WORDS = {
+    "extra_forbidden": "there is no such field; take it out, or mend its name",
+    "tuple_type": 'it takes a list, for example ["a", "b"]',
+    "frozen_set_type": 'it takes a list, for example ["a", "b"]',
+}
+"""By pydantic's types of error: where its own words do not say what to do."""
+
+
+def mistake_of(error: Mapping[str, Any]) -> str:
+    """What is wrong, in words for who writes a task file. `error`: one of pydantic's."""
+    return _IN_OTHER_WORDS.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+_HEADER = re.compile(r"\s*\[\[?([^\[\],=]+)\]\]?\s*(?:#.*)?$")
+
 
 class Source(NamedTuple):
     """A task file as it was read."""
@@ -25,14 +27,37 @@ NOWHERE = Source(None, "")
 def line_of(text: str, location: Sequence[int | str]) -> int:
     """The line of a field, or of its closest parent that stands in the text; lines count from 1."""
     lines = text.splitlines()
-    line = 0
+    headers = [_name_of(line) for line in lines]
+    start, end = 0, len(lines)  # the table that was found last, with its own tables
+    shown = 0
+    name: tuple[str, ...] = ()
     for index, part in enumerate(location):
         if isinstance(part, int):
             continue
+        name = (*name, part)
         following = location[index + 1] if index + 1 < len(location) else 0
         nth = following if isinstance(following, int) else 0  # the nth [[table]] of an array
-        pattern = re.compile(rf"\s*(\[+[^\]]*\b{re.escape(part)}\]+|{re.escape(part)}\s*=)")
-        found = [number for number in range(line, len(lines)) if pattern.match(lines[number])]
+        if tables := [number for number in range(start, end) if headers[number] == name]:
+            shown = start = tables[min(nth, len(tables) - 1)]
+            others = (number for number in range(start + 1, end) if not _is_within(headers[number], name))
+            end = next(others, end)
+            continue
+        key = re.compile(rf"\s*([\"']?){re.escape(part)}\1\s*[=.]")
+        first = start if headers[start : start + 1] == [None] else start + 1
+        last = next((number for number in range(first, end) if headers[number] is not None), end)
+        found = [number for number in range(first, last) if key.match(lines[number])]
         if found:
-            line = found[min(nth, len(found) - 1)]
-    return line + 1
+            return found[0] + 1
+        # A table may stand in the file by one of its own tables alone.
+        shown = next((number for number in range(start, end) if (headers[number] or ())[: len(name)] == name), shown)
+    return shown + 1
+
+
+def _name_of(line: str) -> tuple[str, ...] | None:
+    """The name of the table that begins on this line."""
+    found = _HEADER.match(line)
+    return None if found is None else tuple(part.strip().strip("\"'") for part in found[1].split("."))
+
+
+def _is_within(header: tuple[str, ...] | None, name: tuple[str, ...]) -> bool:
+    return header is None or (header[: len(name)] == name and header != name)

@@ -120,6 +120,8 @@ def _figures(
         weighted_kappa=Figure.of(kappa_interval(*of_kappa, weighted=True)) if both else None,
         sensitivity=Figure.of(sensitivity(truths, values)),
         specificity=Figure.of(specificity(truths, values)),
+        num_good=sum(truth >= PASSES for truth in truths),
+        num_bad=sum(truth < PASSES for truth in truths),
         num_pairs=pairs,
         order_flips=Figure.of(wilson(flips, pairs)),
         num_master_keys=len(passed),

@@ -74,48 +74,6 @@ def specificity(labels: Sequence[float], verdicts: Sequence[float]) -> Interval 
     return wilson(sum(failed), len(failed))
 
 
-def corrected_rate(observed: float, sensitivity: float, specificity: float) -> float | None:
-    """The true rate behind a judge's: (p + q0 - 1) / (q0 + q1 - 1), clipped to [0, 1] (Rogan and Gladen 1978).
-
-    None unless q0 + q1 > 1: the judge then says less than a coin.
-    """
-    youden = specificity + sensitivity - 1.0
-    if youden <= 0:
-        return None
-    return min(1.0, max(0.0, (observed + specificity - 1.0) / youden))
-
-
-def corrected_interval(
-    num_passed: int, num_judged: int, passed: tuple[int, int], failed: tuple[int, int]
-) -> Interval | None:
-    """The corrected rate with an interval for both sources of error, the judged sample and the labels.
-
-    Args:
-        num_passed: how many of the unlabelled answers the judge passed.
-        num_judged: of how many.
-        passed: of those that pass by label, how many the judge passed, and how many there are.
-        failed: of those that fail by label, how many the judge failed, and how many there are.
-
-    Counts are adjusted and the centre is shifted after Lang and Reiczigel 2014 (Preventive Veterinary Medicine 113).
-    """
-    if min(num_judged, passed[1], failed[1]) == 0:
-        return None
-    value = corrected_rate(num_passed / num_judged, passed[0] / passed[1], failed[0] / failed[1])
-    num = num_judged + Z * Z
-    rate = (num_passed + Z * Z / 2) / num
-    num_positive, num_negative = passed[1] + 2, failed[1] + 2
-    q1, q0 = (passed[0] + 1) / num_positive, (failed[0] + 1) / num_negative
-    youden = q0 + q1 - 1.0
-    if value is None or youden <= 0:
-        return None
-    centre = (rate + q0 - 1.0) / youden
-    of_q1, of_q0 = q1 * (1 - q1) / num_positive, q0 * (1 - q0) / num_negative
-    shift = 2 * Z * Z * (centre * of_q1 - (1 - centre) * of_q0)
-    variance = rate * (1 - rate) / num + centre**2 * of_q1 + (1 - centre) ** 2 * of_q0
-    half = Z * math.sqrt(variance) / youden
-    return Interval(value, max(0.0, centre + shift - half), min(1.0, centre + shift + half))
-
-
 def _table(labels: Sequence[int], verdicts: Sequence[int], num_levels: int) -> np.ndarray:
     table = np.zeros((num_levels, num_levels))
     np.add.at(table, (np.asarray(labels, dtype=int), np.asarray(verdicts, dtype=int)), 1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import httpx
@@ -81,8 +81,14 @@ def new_http() -> httpx.Client:
     return httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
 
 
-def probe(task: Task, index: int, http: httpx.Client, environ: Mapping[str, str] = os.environ) -> None:
-    """Ask everybody in one judge something tiny. An endpoint that has too much to do counts as one that answers.
+def probe(
+    task: Task,
+    index: int,
+    http: httpx.Client,
+    environ: Mapping[str, str] = os.environ,
+    is_spared: Callable[[JudgeEndpoint], bool] = lambda _: False,
+) -> None:
+    """Ask everybody in one judge, but for who is spared, something tiny. Too much to do counts as an answer.
 
     Raises:
         InvalidTask: one of them does not answer; with file, line and what to do.
@@ -92,6 +98,8 @@ def probe(task: Task, index: int, http: httpx.Client, environ: Mapping[str, str]
     short = rule.model_copy(update={"max_tokens": 32, "retries": min(1, rule.retries)})
     case = Case(_PROBE, ("4", "5") if rule.protocol == "pairwise" else ("4",))
     for endpoint, place in _places(task, index):
+        if is_spared(endpoint):
+            continue
         answer = _client(short, endpoint, http, environ).ask(messages_of(rule, case, new_nonce(case)))
         if isinstance(answer, NoReply) and not answer.alive:
             raise InvalidTask(

@@ -44,6 +44,9 @@ class Figures(Part):
     """Linear weights; the same as kappa where there are two levels."""
     sensitivity: Figure | None
     specificity: Figure | None
+    num_good: int = Field(default=0, ge=0)
+    """Labelled answers behind `sensitivity`; the others that were answered are behind `specificity`."""
+    num_bad: int = Field(default=0, ge=0)
     num_pairs: int = Field(ge=0)
     order_flips: Figure | None
     num_master_keys: int = Field(ge=0)

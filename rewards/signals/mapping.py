@@ -32,12 +32,10 @@ def score_signals(task: Task, about: About, signals: Iterable[Signal]) -> list[S
     Rewards are in the task's range. What came less than `min_seconds` after the answer is unlabelled, not a zero.
     """
     newest = {signal.name: signal for signal in sorted(signals, key=lambda item: (item.at, item.id))}
-    # A stable sort: `shown` comes last, the others stay in the order of declaration.
-    ordered = sorted(task.signals.items(), key=lambda item: item[1].means == "shown")
     grader = f"signal/{VERSION}#{task.hash}"
     scores: list[Score] = []
     is_decided = False
-    for name, rule in ordered:
+    for name, rule in task.ranked_signals:
         signal = newest.get(name)
         if signal is None or not rule.is_worth_something(signal.value):
             continue

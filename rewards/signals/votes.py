@@ -96,7 +96,7 @@ class Rules:
     def __init__(self, task: Task) -> None:
         """Raises InvalidTask if it asks for a signal that it does not declare."""
         self.task = task
-        self._order = sorted(task.signals, key=lambda name: task.signals[name].means == "shown")
+        self._order = [name for name, _ in task.ranked_signals]
         windows = {name: rule.window_seconds or 0.0 for name, rule in task.signals.items()}
         self.slow = {name: window for name, window in windows.items() if window > task.window_seconds}
         self.asked_for: frozenset[str] = frozenset()
@@ -105,7 +105,7 @@ class Rules:
             self.asked_for = frozenset(task.asking.signals or thumbs)
             if unknown := sorted(self.asked_for - task.signals.keys()):
                 raise InvalidTask(
-                    f"{task.where('asking', 'signals')}: {unknown[0]!r} is no signal of task {task.name!r}; "
+                    f"{task.where('asking', 'signals')}: asking.signals: {unknown[0]!r} is no signal of task {task.name!r}; "
                     f"ask for some of {sorted(task.signals)}"
                 )
 

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from commands.estimate import run_estimate, table_of
+from commands.estimate import _accuracy, run_estimate, table_of
 from contracts.database import Database
 from contracts.errors import InvalidSettings
-from rewards.signals.audit import Known
+from contracts.tasks.loading import load_tasks
+from rewards.judges.identity import identity_of
+from rewards.signals.audit import Accuracy, Known
 from rewards.signals.estimates import sums_of
 from rewards.signals.weighing import Weighing
+from tests.unit.rewards.judges.test_registry import FIGURES
 from tests.unit.rewards.signals.crowds import NOW, a_task, an_item, weigh
 
 TASK = """name = "chat"
@@ -71,3 +76,28 @@ def test_rewards_are_shown_in_the_range_of_the_task() -> None:
 def test_what_cannot_be_estimated_is_said(tmp_path: Path, migrated: Path, name: str, task: str, says: str) -> None:
     with pytest.raises(InvalidSettings, match=says):
         run_estimate(a_home(tmp_path, migrated, task), name)
+
+
+def test_what_the_judge_itself_gets_wrong_is_corrected_where_it_was_measured(
+    tmp_path: Path, migrated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = a_home(tmp_path, migrated, TASK + AUDITED)
+    sums = sums_of([0.0] * 40 + [1.0] * 60)
+    known = Known(predicted=sums, difference=sums_of([0.0, 0.0, 0.1, -0.1]))
+    (task,) = load_tasks((home / "task.toml",)).values()
+    figure = {"value": 0.8, "low": 0.7, "high": 0.9}
+    report = {
+        "task": "chat", "judge": "auditor", "at": "now", "labels_file": "l", "labels_sha256": "0",
+        "identity": identity_of(task.judges[0]),
+        "figures": FIGURES | {"sensitivity": figure, "specificity": figure, "num_good": 50, "num_bad": 50},
+    }  # fmt: skip
+    (home / "auditor.admission.json").write_text(json.dumps(report))
+    accuracy = _accuracy(task)
+    assert accuracy == Accuracy(0.8, 0.8, 50, 50)
+    Console().print(table_of(task, {1: known}, accuracy))
+    printed = capsys.readouterr().out
+    assert f"{(0.6 + 0.8 - 1) / 0.6:.3f}" in printed
+    # Another judge than the one that was measured.
+    (home / "task.toml").write_text((TASK + AUDITED).replace("good?", "kind?"))
+    (other,) = load_tasks((home / "task.toml",)).values()
+    assert _accuracy(other) is None

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 from rewards.judges.agreement import (
-    corrected_interval,
-    corrected_rate,
     kappa,
     kappa_interval,
     sensitivity,
@@ -79,29 +77,3 @@ def test_sensitivity_and_specificity() -> None:
     assert q0 is not None
     assert [q1.value, q0.value] == pytest.approx([2 / 3, 0.5])
     assert sensitivity([0.0], [1.0]) is None
-
-
-def test_the_corrected_rate_is_the_true_one_and_refuses_a_judge_that_says_nothing() -> None:
-    true, q1, q0 = 0.3, 0.9, 0.8
-    assert corrected_rate(true * q1 + (1 - true) * (1 - q0), q1, q0) == pytest.approx(true)
-    assert corrected_rate(0.5, 0.5, 0.5) is None
-    assert corrected_rate(0.5, 0.2, 0.3) is None
-    assert corrected_rate(0.0, 0.9, 0.8) == 0.0
-    assert corrected_interval(5, 10, (1, 10), (1, 10)) is None
-
-
-def test_the_corrected_interval_covers_the_truth_where_the_naive_one_does_not() -> None:
-    dice = np.random.default_rng(2)
-    true, q1, q0, num = 0.3, 0.85, 0.8, 400
-    covered = naive = 0
-    for _ in range(num):
-        passed = (int(dice.binomial(100, q1)), 100)
-        failed = (int(dice.binomial(100, q0)), 100)
-        judged = int(dice.binomial(2000, true * q1 + (1 - true) * (1 - q0)))
-        found, plain = corrected_interval(judged, 2000, passed, failed), wilson(judged, 2000)
-        assert found is not None
-        assert plain is not None
-        covered += found.low <= true <= found.high
-        naive += plain.low <= true <= plain.high
-    assert covered / num >= 0.93
-    assert naive == 0
