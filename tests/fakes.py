@@ -107,6 +107,18 @@ def a_generation(text: str = '{"party":2}', **changes: Any) -> Generation:
     return Generation(**(values | changes))
 
 
+def asking(text: str, **changes: Any) -> Generation:
+    """A user's generation about a prompt of one message."""
+    body = GenerationBody(
+        messages=[{"role": "user", "content": text}],
+        text=changes.pop("answer", "an answer"),
+        prompt_ids=pack_ids([1]),
+        completion_ids=pack_ids([2]),
+        logprobs=pack_floats([-0.5]),
+    )
+    return a_generation(body=seal_body(body), **changes)
+
+
 def a_signal(about: Generation, name: str = "accepted", value: Any = True, **changes: Any) -> Signal:
     """A user's signal, received inside the window."""
     values: dict[str, Any] = {

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from contracts.database import Database
 from contracts.ledger import generation_counts
-from contracts.records import Generation, GenerationBody, Outcome, pack_floats, pack_ids, seal_body
-from tests.fakes import a_generation, a_signal
+from contracts.records import Outcome
+from tests.fakes import a_signal, asking
 from tests.unit.pipelines.episodes.bench import Join, a_task
 
 ACCEPTED = {"type": "bool", "labels": {"true": 1.0, "false": 0.0}}
-
-
-def asking(text: str, **changes: Any) -> Generation:
-    body = GenerationBody(
-        messages=[{"role": "user", "content": text}],
-        text="an answer",
-        prompt_ids=pack_ids([1]),
-        completion_ids=pack_ids([2]),
-        logprobs=pack_floats([-0.5]),
-    )
-    return a_generation(body=seal_body(body), **changes)
 
 
 def test_what_is_refused_is_named_and_never_becomes_an_episode(database: Database) -> None:

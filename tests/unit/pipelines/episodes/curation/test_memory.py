@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from contracts.ids import new_completion_id
-from contracts.records import Generation, GenerationBody, pack_floats, pack_ids, seal_body
+from contracts.records import Generation
 from contracts.tasks import Task
 from contracts.tasks.curation import CurationRule
 from pipelines.episodes.curation.curator import Curator
 from pipelines.episodes.curation.memory import Seen, Window, digest_of, hash_of
-from tests.fakes import a_generation
+from tests.fakes import asking
 
 WORDS = [f"word{number}" for number in range(2_000)]
 
@@ -69,17 +69,6 @@ def test_no_user_and_no_topic_takes_more_than_its_share() -> None:
     assert kept.count("en") / len(kept) == pytest.approx(0.6, abs=0.02)
 
 
-def a_prompt(text: str, **changes: Any) -> Generation:
-    body = GenerationBody(
-        messages=[{"role": "user", "content": text}],
-        text="an answer",
-        prompt_ids=pack_ids([1]),
-        completion_ids=pack_ids([2]),
-        logprobs=pack_floats([-0.5]),
-    )
-    return a_generation(body=seal_body(body), **changes)
-
-
 def decision(curator: Curator, record: Generation) -> str | None:
     prompt = curator.look(record)
     return curator.decide(record, prompt) if prompt else None
@@ -93,33 +82,26 @@ def a_curator(**rule: Any) -> Curator:
 def test_a_record_that_is_delivered_again_fares_as_before_and_so_do_all_choices() -> None:
     curator = a_curator(duplicates=1)
     identity = new_completion_id()
-    first = [decision(curator, a_prompt("hello there", completion_id=identity, choice=choice)) for choice in (0, 1)]
-    again = decision(curator, a_prompt("hello there", completion_id=identity))
+    first = [decision(curator, asking("hello there", completion_id=identity, choice=choice)) for choice in (0, 1)]
+    again = decision(curator, asking("hello there", completion_id=identity))
     assert (first, again) == ([None, None], None)
-    other = a_prompt("hello there")
+    other = asking("hello there")
     assert [decision(curator, other), decision(curator, other)] == ["duplicate", "duplicate"]
 
 
 def test_a_refused_prompt_takes_no_place_in_the_window() -> None:
     curator = a_curator(max_characters=10, max_per_user=1)
-    assert decision(curator, a_prompt("much too long to be kept")) == "too_long"
-    assert decision(curator, a_prompt("short")) is None
+    assert decision(curator, asking("much too long to be kept")) == "too_long"
+    assert decision(curator, asking("short")) is None
 
 
 def test_sentinels_and_tasks_without_rules_are_not_curated() -> None:
-    assert a_curator(max_characters=1).look(a_prompt("hello", purpose="sentinel")) is None
-    assert a_curator().look(a_prompt("hello")) is None
+    assert a_curator(max_characters=1).look(asking("hello", purpose="sentinel")) is None
+    assert a_curator().look(asking("hello")) is None
 
 
 def test_the_answer_decides_nothing() -> None:
     """A filter that the policy can reach is one that it learns to use."""
     curator = a_curator(max_characters=20, secrets=True)
     said = "AKIA" + "IOSFODNN7EXAMPLX" + " and much more than twenty characters"
-    body = GenerationBody(
-        messages=[{"role": "user", "content": "hello"}],
-        text=said,
-        prompt_ids=pack_ids([1]),
-        completion_ids=pack_ids([2]),
-        logprobs=pack_floats([-0.5]),
-    )
-    assert decision(curator, a_generation(said, body=seal_body(body))) is None
+    assert decision(curator, asking("hello", answer=said)) is None
