@@ -17,6 +17,7 @@ from services.dashboard import actions
 from services.dashboard.access import Body, PageRoute, SignedIn, find_session, own_page, render, sign_in_form
 from services.dashboard.generations.routes import router as generations
 from services.dashboard.policies.routes import router as policies
+from services.dashboard.rewards.routes import router as rewards
 from services.dashboard.sessions import COOKIE, spend_token
 
 CHECK_SECONDS = 5.0
@@ -84,6 +85,7 @@ async def events(request: Request, _session: SignedIn) -> Response:
 router.include_router(pages)
 router.include_router(policies)
 router.include_router(generations)
+router.include_router(rewards)
 router.include_router(actions.router)
 
 

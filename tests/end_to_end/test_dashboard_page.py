@@ -20,6 +20,7 @@ from services.dashboard.app import create_app
 from services.dashboard.sessions import TOKEN_FILE
 from tests.end_to_end.chromium import BROWSER, Chromium
 from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, POLICY, SCRIPT, key_of, seed, settings_of
+from tests.unit.services.dashboard.seed_rewards import seed_rewards
 
 pytestmark = [
     pytest.mark.browser,
@@ -48,6 +49,15 @@ FIGURES = {
     "/policies/3": {"h1": 1, ".dense tbody tr": 36, ".lineage a": 3},
     "/generations": {".found li": 40, ".search input, .search select": 6, ".paging a": 1},
     HOSTILE_PAGE: {".event": 5, ".messages li": 2, "script[src], main img": 1},
+    "/rewards": {
+        "#rewards canvas": 1,
+        "#shares canvas": 1,
+        "[aria-labelledby=versions-title] tbody tr": NUM_VERSIONS,
+        ".alarms li": 3,
+        "#faults tbody tr": 4,
+        "#judges tbody tr": 1,
+        "#refused tbody tr": 2,
+    },
     "/ledger": {"#generations li": 10, "#signals li": 7, "#by-version tbody tr": NUM_VERSIONS, "#dead tbody tr": 1},
 }
 
@@ -80,6 +90,7 @@ class Site:
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     made = seed(tmp_path_factory.mktemp("home"), num_generations=800)
+    seed_rewards(made)
     database = made.database()
     with database.transaction() as connection:
         place = {"consumer_group": "rewards", "topic": "outcomes", "partition": 2, "offset": 7}
@@ -139,6 +150,8 @@ def test_hostile_text_is_shown_as_text(page: Chromium, site: Site, settings: Set
     for path, place in (
         ("/policies", "#versions"),
         ("/ledger", "#dead"),
+        ("/rewards", ".alarms"),
+        ("/rewards", "#faulty"),
         (HOSTILE_PAGE, ".messages"),
         (HOSTILE_PAGE, ".story"),
         ("/generations?text=onerror", ".found"),
@@ -188,6 +201,7 @@ def test_an_empty_home_says_what_to_do(page: Chromium, tmp_path: Path) -> None:
         said = {
             "/policies": "Nothing is assigned yet",
             "/generations": "curl http://127.0.0.1",
+            "/rewards": "curl http://127.0.0.1",
             "/ledger": "None: every",
         }
         for path, words in {"/": "No answer has made the whole way", **said}.items():

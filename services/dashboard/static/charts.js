@@ -1,6 +1,6 @@
-// Lines over time, by uPlot (a global of its own script). Colours come from the style sheet, so both themes are drawn alike.
+// Lines over time or over versions, by uPlot (a global of its own script). Colours come from the style sheet, so both themes are drawn alike.
 
-import { clock } from "./format.js";
+import { clock, version } from "./format.js";
 import { element } from "./elements.js";
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -19,11 +19,14 @@ const times = (ticks) => {
 };
 const SECONDS_SHOWN = 300;
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800, 2592000];
+// Where `at` are versions: whole numbers only.
+const VERSION_STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000];
+const versions = (ticks) => ticks.map((tick) => version(tick));
 const faint = (value) => ({ stroke: value, width: 1 });
 
 export class Chart {
   // options: title, unit, format(value), share (the values are shares), height, range [low, high] or none, empty (a sentence), sync (a name) or none,
-  // series: [{ name, column, colour, dash, points }]
+  // byVersion (`at` are versions), series: [{ name, column, colour, dash, points }]
   constructor(container, options) {
     this.options = options;
     this.columns = { at: [] };
@@ -65,7 +68,10 @@ export class Chart {
     if (!this.columns.at.length) return;
     const [ink, line] = [colour("--quiet"), colour("--line")];
     const axis = { stroke: ink, grid: faint(line), ticks: faint(line), font: "11px system-ui, sans-serif" };
-    const { range, share, format, sync } = this.options;
+    const { range, share, format, sync, byVersion } = this.options;
+    const along = byVersion
+      ? { incrs: VERSION_STEPS, space: 40, values: (_plot, ticks) => versions(ticks) }
+      : { incrs: STEPS, space: (_plot, _axis, from, to) => (to - from < SECONDS_SHOWN ? 74 : 52), values: (_plot, ticks) => times(ticks) };
     this.plot = new uPlot(
       {
         width: this.canvas.clientWidth || 300,
@@ -73,9 +79,9 @@ export class Chart {
         padding: [8, 28, 0, 0],
         legend: { show: false },
         cursor: { drag: { x: false, y: false }, ...(sync ? { sync: { key: sync, scales: ["x", null] } } : {}) },
-        scales: { x: { time: true }, y: range ? { range: () => range } : {} },
+        scales: { x: { time: !byVersion }, y: range ? { range: () => range } : {} },
         axes: [
-          { ...axis, incrs: STEPS, space: (_plot, _axis, from, to) => (to - from < SECONDS_SHOWN ? 74 : 52), size: 30, values: (_plot, ticks) => times(ticks) },
+          { ...axis, ...along, size: 30 },
           { ...axis, space: 28, size: 56, values: (_plot, ticks) => (share ? ticks.map((tick) => format(tick)) : round(ticks)) },
         ],
         series: [
@@ -87,7 +93,9 @@ export class Chart {
             spanGaps: true,
             points: series.points
               ? { show: true, size: 8, fill: colour(series.colour), stroke: colour(series.colour) }
-              : { show: this.columns.at.length < 2 },
+              : byVersion
+                ? { show: true, size: 4, fill: colour(series.colour) }
+                : { show: this.columns.at.length < 2 },
           })),
         ],
         hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)] },
@@ -105,6 +113,6 @@ export class Chart {
       const value = index == null ? values.findLast((item) => item != null) : values[index];
       this.readouts[place].textContent = this.options.format(value);
     });
-    this.when.textContent = index == null || at[index] == null ? "" : clock(at[index]);
+    this.when.textContent = index == null || at[index] == null ? "" : this.options.byVersion ? version(at[index]) : clock(at[index]);
   }
 }

@@ -20,7 +20,7 @@ from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, SCR
 ORIGIN = {"origin": "http://testserver"}
 HOSTILE_PAGE = f"/generations/{key_of(HOSTILE_NUMBER)}/0"
 WORDS = ("/generations", HOSTILE_PAGE, "/policies/3")
-PAGES = ("/", "/policies", "/ledger", *WORDS)
+PAGES = ("/", "/policies", "/rewards", "/ledger", *WORDS)
 
 
 @pytest.fixture

@@ -1,0 +1,225 @@
+"""What the Rewards page asks. Long tables are walked from their newest rows, at most `MAX_LOOKED`, and counted among these.
+
+Nobody's words or names leave here: people are counted only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Column, ColumnElement, Connection, Row, Subquery, case, func, or_, select
+
+from contracts.batches import among
+from contracts.tables import alarm, behaviour, generation, judge_spend, judge_verdict, score, submitter, vote
+
+MAX_LOOKED = 20_000
+MAX_VERSIONS = 60
+MAX_TASKS = 200
+MAX_ALARMS = 100
+MAX_FAULTS = 500
+"""Scores with a fault whose parts are looked at one by one."""
+MAX_REFUSED = 2_000
+MAX_PEOPLE = 100_000
+SHARES = ("null", "model_fault", "unlabelled")
+"""Metrics of all samples of a version; the others are means of those that have a value (`rewards/monitors/`)."""
+REWARD, PREFIXES = "reward", ("score:", "signal:")
+_BUSIEST = 100
+
+Versions = dict[int, dict[str, tuple[int, float]]]
+"""Version to metric to (number, sum) of its values."""
+
+
+class Window(NamedTuple):
+    """The last day and hour begin there, UTC epoch seconds; `most` rows are looked at."""
+
+    since: float
+    hour: float
+    most: int = MAX_LOOKED
+
+
+class Count(NamedTuple):
+    """How many of a task's answers to users, by two names: (status, fault) of scores, (state, reason) of generations."""
+
+    task: str
+    name: str
+    detail: str
+    num_hour: int
+    num: int
+
+
+class Counts(NamedTuple):
+    """`is_cut`: only the newest were counted, as many as were asked for."""
+
+    rows: list[Count]
+    is_cut: bool
+
+
+class Spent(NamedTuple):
+    """What a judge cost on one day (YYYY-MM-DD, UTC)."""
+
+    judge: str
+    day: str
+    num_calls: int
+    num_tokens: int
+    money: float
+
+
+class Voices(NamedTuple):
+    """Who votes. `busiest_share`: of all votes, those of the busiest hundredth of people; None without a vote."""
+
+    num_people: int
+    num_votes: int
+    num_busiest: int
+    busiest_share: float | None
+    num_checked: int
+    is_cut: bool
+
+
+class Refused(NamedTuple):
+    """Votes that counted less than others, by why."""
+
+    reason: str
+    num: int
+    num_people: int
+
+
+def list_tasks(connection: Connection) -> list[str]:
+    """Every task of which anything is known, one step of the index each."""
+    tasks: list[str] = []
+    while len(tasks) < MAX_TASKS:
+        following = select(func.min(behaviour.c.task)).where(behaviour.c.task > (tasks[-1] if tasks else ""))
+        found = connection.execute(following).scalar_one_or_none()
+        if found is None:
+            break
+        tasks.append(found)
+    return tasks
+
+
+def read_versions(connection: Connection, task: str) -> Versions:
+    """The newest versions of a task, over all its prompts."""
+    columns = behaviour.c
+    newest = select(columns.version).where(columns.task == task).distinct().order_by(columns.version.desc())
+    numbers = list(connection.execute(newest.limit(MAX_VERSIONS)).scalars())
+    if not numbers:
+        return {}
+    wanted = or_(columns.metric.in_((REWARD, *SHARES)), *(columns.metric.startswith(prefix) for prefix in PREFIXES))
+    statement = select(columns.version, columns.metric, columns.num, columns.total).where(
+        columns.task == task, columns.version >= min(numbers), columns.cluster == "", wanted
+    )
+    found: Versions = {number: {} for number in numbers}
+    for row in connection.execute(statement):
+        found[row.version][row.metric] = (row.num, row.total)
+    return found
+
+
+def count_scores(connection: Connection, window: Window) -> Counts:
+    """Scores by status and fault."""
+    return _counts(connection, score.c.at, (score.c.status, score.c.fault), window)
+
+
+def count_states(connection: Connection, window: Window) -> Counts:
+    """Answers by what became of them and why."""
+    names = (generation.c.state, generation.c.state_reason)
+    return _counts(connection, generation.c.created_at, names, window)
+
+
+def list_faults(connection: Connection, task: str, window: Window) -> list[Any]:
+    """fault, components; of the newest scores that have a fault."""
+    looked = _newest(score.c.at, window, score.c.key, score.c.revision, score.c.task, score.c.fault)
+    wanted = (looked.c.task == task, looked.c.fault != "none", looked.c.purpose == "user")
+    newest = select(looked.c.key, looked.c.revision).where(*wanted).order_by(looked.c.at.desc()).limit(MAX_FAULTS)
+    names = {(row.key, row.revision) for row in connection.execute(newest)}
+    if not names:
+        return []
+    columns = (score.c.key, score.c.revision, score.c.fault, score.c.components)
+    held = select(*columns).where(among(connection, score.c.key, {key for key, _ in names}))
+    return [row for row in connection.execute(held) if (row.key, row.revision) in names]
+
+
+def list_alarms(connection: Connection, task: str) -> list[Row[Any]]:
+    """name, version, cluster, at, details; newest first. A version raises few: the table stays short."""
+    columns = (alarm.c.name, alarm.c.version, alarm.c.cluster, alarm.c.at, alarm.c.details)
+    newest = (alarm.c.at.desc(), alarm.c.version.desc(), alarm.c.name, alarm.c.cluster)
+    return list(connection.execute(select(*columns).where(alarm.c.task == task).order_by(*newest).limit(MAX_ALARMS)))
+
+
+def read_spending(connection: Connection, task: str, since_day: str) -> list[Spent]:
+    """What judges of a task cost, day by day."""
+    columns = judge_spend.c
+    statement = select(columns.judge, columns.day, columns.num_calls, columns.num_tokens, columns.money)
+    rows = connection.execute(statement.where(columns.task == task, columns.day >= since_day).order_by(columns.judge))
+    return [Spent(*row) for row in rows]
+
+
+def count_verdicts(connection: Connection) -> dict[str, int]:
+    """Judge to how many of the newest verdicts are its; of all tasks, for none is named beside a verdict."""
+    looked = select(judge_verdict.c.judge).order_by(judge_verdict.c.at.desc()).limit(MAX_LOOKED).subquery()
+    rows = connection.execute(select(looked.c.judge, func.count().label("num")).group_by(looked.c.judge))
+    return {row.judge: row.num for row in rows}
+
+
+def read_voices(connection: Connection, task: str, most: int = MAX_PEOPLE) -> Voices:
+    """Who votes, among the first of the table: no index has its tasks. The row without a name is everybody's."""
+    columns = submitter.c
+    walk = select(columns.task, columns.id, columns.num, columns.num_checked)
+    looked = walk.order_by(*submitter.primary_key.columns).limit(most).subquery()
+    of_task = (looked.c.task == task, looked.c.id != "", looked.c.num > 0)
+    sums = select(
+        func.count().label("num_people"),
+        func.coalesce(func.sum(looked.c.num), 0).label("num_votes"),
+        func.coalesce(func.sum(case((looked.c.num_checked > 0, 1), else_=0)), 0).label("num_checked"),
+    )
+    found = connection.execute(sums.where(*of_task)).one()
+    num_busiest = math.ceil(found.num_people / _BUSIEST)
+    busiest = select(looked.c.num).where(*of_task).order_by(looked.c.num.desc()).limit(num_busiest).subquery()
+    said = connection.execute(select(func.coalesce(func.sum(busiest.c.num), 0))).scalar_one()
+    num_votes = int(found.num_votes)
+    num_looked = connection.execute(select(func.count()).select_from(looked)).scalar_one()
+    return Voices(
+        found.num_people,
+        num_votes,
+        num_busiest,
+        int(said) / num_votes if num_votes else None,
+        int(found.num_checked),
+        is_cut=num_looked == most,
+    )
+
+
+def count_refused(connection: Connection, task: str, since: float) -> list[Refused]:
+    """Why the newest `MAX_REFUSED` such votes counted less than others; most first."""
+    columns = vote.c
+    walk = select(columns.key, columns.submitter, columns.reason, columns.at).where(columns.at >= since)
+    looked = walk.order_by(columns.at.desc()).limit(MAX_LOOKED).subquery()
+    newest = select(looked).where(looked.c.reason != "").order_by(looked.c.at.desc()).limit(MAX_REFUSED)
+    refused = list(connection.execute(newest))
+    if not refused:
+        return []
+    ours = select(score.c.key).where(
+        among(connection, score.c.key, {row.key for row in refused}), score.c.revision == 1, score.c.task == task
+    )
+    keys = set(connection.execute(ours).scalars())
+    people: dict[str, list[str]] = defaultdict(list)
+    for row in refused:
+        if row.key in keys:
+            people[row.reason].append(row.submitter)
+    counts = [Refused(reason, len(names), len(set(names))) for reason, names in people.items()]
+    return sorted(counts, key=lambda count: (-count.num, count.reason))
+
+
+def _counts(connection: Connection, at: Column[float], names: Sequence[Column[str]], window: Window) -> Counts:
+    table = at.table
+    looked = _newest(at, window, table.c.task, *names)
+    groups = [looked.c[column.name] for column in (table.c.task, table.c.purpose, *names)]
+    num_hour, num = func.sum(case((looked.c.at >= window.hour, 1), else_=0)), func.count()
+    rows = [tuple(row) for row in connection.execute(select(*groups, num_hour, num).group_by(*groups))]
+    counts = [Count(row[0], row[2], row[3], int(row[4]), row[5]) for row in rows if row[1] == "user"]
+    return Counts(sorted(counts, key=lambda count: (-count.num, *count)), sum(row[5] for row in rows) == window.most)
+
+
+def _newest(at: Column[float], window: Window, *columns: ColumnElement[Any]) -> Subquery:
+    """The newest rows, whatever they are: the index on time is walked no further, however rare the wanted ones are."""
+    walk = select(*columns, at.table.c.purpose, at.label("at")).where(at >= window.since)
+    return walk.order_by(at.desc()).limit(window.most).subquery()

@@ -1,0 +1,45 @@
+"""The Rewards page on PostgreSQL says what it says on SQLite."""
+
+import os
+import re
+import secrets
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from contracts.database import create_database
+from contracts.settings import Settings
+from services.dashboard.app import create_app
+from tests.unit.services.dashboard.seed import seed
+from tests.unit.services.dashboard.seed_rewards import OTHER, seed_rewards
+from tests.unit.services.dashboard.test_pages import signed_in
+
+pytestmark = [pytest.mark.services, pytest.mark.enable_socket]
+
+
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> list[Settings]:
+    if (server := os.environ.get("MILLRACE_DATABASE")) is None:
+        pytest.skip("no MILLRACE_DATABASE: run make test-services")
+    url = create_database(server, f"millrace_test_{secrets.token_hex(6)}")
+    made = [
+        seed(tmp_path_factory.mktemp("home") / "home", num_generations=200, database_url=given) for given in (url, None)
+    ]
+    for settings in made:
+        seed_rewards(settings)
+    return made
+
+
+@pytest.mark.parametrize("path", ["/rewards", f"/rewards?task={OTHER}"])
+def test_the_page_is_that_of_the_embedded_home(homes: list[Settings], path: str) -> None:
+    there, here = (figures_of(settings, path) for settings in homes)
+    assert there == here
+    assert len(here) > 2
+
+
+def figures_of(settings: Settings, path: str) -> Any:
+    """Every cell and definition of the page, without times."""
+    with TestClient(create_app(settings), follow_redirects=False) as client:
+        page = signed_in(client, settings).get(path).text
+    return re.findall(r"<(?:td|dd)[^>]*>.*?</(?:td|dd)>", page)
