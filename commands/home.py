@@ -10,7 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,12 +24,11 @@ from contracts.database import Database
 from contracts.errors import InvalidSettings
 from contracts.keys import create_key
 from contracts.settings import Section, Settings, load_settings, write_settings
-from contracts.tasks.loading import load_tasks
 from contracts.weights.format import Tensor, Tensors, read_safetensors, root_of
 from contracts.weights.key_files import signer_of
 from contracts.weights.publish import publish_version
 from contracts.weights.store import open_weight_store
-from rewards.worker import RewardsHandler
+from rewards.preflight import check_tasks
 from services.inference.template import load_template
 
 
@@ -45,12 +44,16 @@ class Home(NamedTuple):
 def claimed(home: Path) -> Iterator[None]:
     """One supervisor a home: a second would start every process twice. Ends with this process, however it ends.
 
+    A start that was refused before it made anything leaves no folder behind.
+
     Raises:
         InvalidSettings: another one runs in this home, or the folder cannot be made.
     """
+    path = home / "up.lock"
+    made = [place for place in (path, home) if not place.exists()]
     try:
         home.mkdir(parents=True, exist_ok=True)
-        lock = (home / "up.lock").open("a")
+        lock = path.open("a")
     except OSError as error:
         raise InvalidSettings(f"{home} cannot be used: {error.strerror}; choose another with --home") from error
     with lock:
@@ -58,7 +61,23 @@ def claimed(home: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InvalidSettings(f"Millrace runs in {home} already; end it first, or choose another --home") from None
-        yield
+        if not (path.exists() and os.path.samestat(path.stat(), os.fstat(lock.fileno()))):
+            raise InvalidSettings(f"another start in {home} was refused at this moment; try again")
+        try:
+            yield
+        finally:
+            _unmake(made, path)
+
+
+def _unmake(made: list[Path], lock: Path) -> None:
+    """Take away what `claimed` made, if nothing came to it since. The lock is still held."""
+    with suppress(OSError):  # a home that is gone, or a folder that something is mounted on
+        if made and list(lock.parent.iterdir()) == [lock]:
+            for place in made:
+                if place == lock:
+                    place.unlink()
+                else:
+                    place.rmdir()
 
 
 def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
@@ -68,7 +87,7 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
         InvalidTask, InvalidSettings: before anything is written.
         Unavailable: the log or the database cannot be used.
     """
-    RewardsHandler(load_tasks(settings.tasks))  # finds every verifier and reads its settings
+    check_tasks(settings.tasks, settings.web_url, print)
     is_started = (settings.home / "millrace.toml").exists()
     if is_started:
         settings = _continued(settings, load_settings(settings.home))

@@ -20,9 +20,11 @@ from sqlalchemy import (
     any_,
     bindparam,
     column,
+    delete,
     func,
     literal,
     select,
+    tuple_,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -98,6 +100,14 @@ def update_all(connection: Connection, table: Table, rows: Sequence[Row]) -> int
     )
     values = [{f"key_{name}" if name in keys else name: value for name, value in row.items()} for row in ordered]
     return connection.execute(statement, values).rowcount
+
+
+def delete_free(connection: Connection, table: Table, *which: ColumnElement[bool], limit: int | None = None) -> int:
+    """Delete rows that nobody else holds, `limit` at most; returns how many. Waits for nobody."""
+    keys = table.primary_key.columns
+    # A common table: the planner may run a subquery twice, and then takes more.
+    free = select(*keys).where(*which).limit(limit).with_for_update(skip_locked=True).cte("free")
+    return connection.execute(delete(table).where(tuple_(*keys).in_(select(free)))).rowcount
 
 
 @cache

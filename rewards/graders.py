@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
-from contracts.records import Score
+from contracts.records import Fault, Score, ScoreStatus
 from contracts.tasks.rewards import Role
 from rewards.verifiers.check import Answer, Check, Verifier, broken
+
+_MAX_REASON = 200
+_STATUSES, _FAULTS = frozenset(get_args(ScoreStatus)), frozenset(get_args(Fault))
 
 CheckAll = Callable[[Sequence[Answer]], Sequence[Check]]
 
@@ -42,17 +45,18 @@ class Grader(NamedTuple):
     def _checks(self, answers: Sequence[Answer]) -> list[Check]:
         try:
             found: object = self.check_all(answers)
-        except Exception as error:  # noqa: BLE001 a broken grader must not stop the others, nor count against the model
-            failed = broken(f"{type(error).__name__}: {error}")
-        else:
-            if isinstance(found, list | tuple) and not isinstance(found, Check) and len(found) == len(answers):
-                return [_examined(check) for check in found]
-            # Never broadcast: one value for many answers is a mistake that would teach all of them the same.
-            failed = broken(f"it answered {_shape(found)} for {len(answers)} answers")
-        if len(answers) == 1:
-            return [failed]
-        # One answer that breaks it must not take the others with it.
-        return [self._checks([answer])[0] for answer in answers]
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 also exits, and panics of libraries, which are no Exceptions
+            if len(answers) == 1:
+                return [_failed(error)]
+            # One answer that breaks it must not take the others with it.
+            return [self._checks([answer])[0] for answer in answers]
+        if isinstance(found, list | tuple) and not isinstance(found, Check) and len(found) == len(answers):
+            return [_examined(check) for check in found]
+        # Never broadcast: one value for many answers is a mistake that would teach all of them the same. Nor asked again
+        # one by one: who cannot count its answers does not know which value belongs to which.
+        return [broken(f"it answered {_shape(found)} for {len(answers)} answers") for _ in answers]
 
     def _score(self, check: Check, seconds: float) -> Score:
         return Score(
@@ -62,7 +66,7 @@ class Grader(NamedTuple):
             weight=self.weight,
             status=check.status,
             fault=check.fault,
-            reason=check.reason,
+            reason=check.reason[:_MAX_REASON],
             propensity=check.propensity,
             seconds=round(seconds, 6),
         )
@@ -74,8 +78,10 @@ def each(verifier: Verifier) -> CheckAll:
     def check(answer: Answer) -> Check:
         try:
             return verifier(answer)
-        except Exception as error:  # noqa: BLE001 as above
-            return broken(f"{type(error).__name__}: {error}")
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 as above
+            return _failed(error)
 
     return lambda answers: [check(answer) for answer in answers]
 
@@ -84,6 +90,8 @@ def _examined(check: object) -> Check:
     """What a grader answered, or why that is no answer: not a number, not finite, out of [0, 1]."""
     if not isinstance(check, Check):
         return broken(f"it answered {type(check).__name__}, not a Check")
+    if said := _nonsense(check):
+        return broken(f"it answered {said}")
     value = check.value
     if check.status != "scored":
         return check if value is None else check._replace(value=None)
@@ -92,6 +100,29 @@ def _examined(check: object) -> Check:
     if not math.isfinite(value) or not 0.0 <= value <= 1.0:
         return broken(f"it answered {value!r}, which is not in [0, 1]")
     return check._replace(value=float(value))
+
+
+def _nonsense(check: Check) -> str:
+    """What no reader of a score could read, or nothing. A fault that is ours or the app's goes with no score."""
+    if check.status not in _STATUSES or check.fault not in _FAULTS:
+        return f"status {check.status!r} and fault {check.fault!r}"
+    if check.status == "scored" and check.fault not in {"none", "model"}:
+        return f"a score, and that it is the fault of {check.fault!r}"
+    reason: object = check.reason
+    if not isinstance(reason, str):
+        return f"a reason that is {type(reason).__name__}, not a text"
+    propensity: object = check.propensity
+    if not isinstance(propensity, int | float) or not 0.0 < propensity <= 1.0:
+        return f"a propensity of {propensity!r}"
+    return ""
+
+
+def _failed(error: BaseException) -> Check:
+    try:
+        said = f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001 an error that cannot say what it is, is one all the same
+        said = type(error).__name__
+    return broken(said)
 
 
 def _shape(found: object) -> str:

@@ -45,10 +45,9 @@ def combine(task: Task, graders: Sequence[Grader], checks: Sequence[Score], sign
     span = rule.high - rule.low
     parts = [(score.weight, rule.low + span * (score.value or 0.0)) for score in kept]
     if task.signals_weight > 0:
-        spoken = [score for grader, score in graded if grader.role == "signal" and score.status == "scored"]
-        said = _said(task, signals or [_as_signal(task, score) for score in spoken[:1]])
-        if said is None:
-            return Verdict(None, "unlabelled", "none", "silence")
+        said = _said(task, signals, [score for grader, score in graded if grader.role == "signal"])
+        if isinstance(said, Verdict):
+            return said
         parts.append((task.signals_weight, said))
     if not parts:
         return _missing(components) or Verdict(None, "unlabelled", "none", "nothing_to_weigh")
@@ -75,8 +74,14 @@ def _as_signal(task: Task, score: Score) -> Score:
     return Score(name=score.name, grader=score.grader, value=value)
 
 
-def _said(task: Task, signals: Sequence[Score]) -> float | None:
-    parts = [(score.weight, score.value) for score in signals if score.weight > 0 and score.value is not None]
-    if parts:
-        return sum(weight * value for weight, value in parts) / sum(weight for weight, _ in parts)
-    return None if task.silence == "unlabelled" else float(task.silence)
+def _said(task: Task, signals: Sequence[Score], judged: Sequence[Score]) -> float | Verdict:
+    """What users said, else what was judged of what they did next, else what silence means; or why it is not known."""
+    spoken = [score for score in judged if score.status == "scored"]
+    for scores in (signals, [_as_signal(task, score) for score in spoken[:1]]):
+        parts = [(score.weight, score.value) for score in scores if score.weight > 0 and score.value is not None]
+        if parts:
+            return sum(weight * value for weight, value in parts) / sum(weight for weight, _ in parts)
+    # What could not be judged was not silence.
+    if (missing := _missing([score for score in judged if score.status == "unscored"])) is not None:
+        return missing
+    return Verdict(None, "unlabelled", "none", "silence") if task.silence == "unlabelled" else float(task.silence)

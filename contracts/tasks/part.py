@@ -23,7 +23,7 @@ class Misplaced(ValueError):
 
 
 _IN_OTHER_WORDS = {
-    "extra_forbidden": "there is no such field; take it out, or mend its name",
+    "extra_forbidden": "not permitted: there is no such field; take it out, or mend its name",
     "tuple_type": 'it takes a list, for example ["a", "b"]',
     "frozen_set_type": 'it takes a list, for example ["a", "b"]',
 }

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import select, update
 
-from contracts.batches import among, insert_all_new
+from contracts.batches import among, delete_free, insert_all_new
 from contracts.database import Database, insert_new
 from contracts.tables import judge_spend, judge_verdict
 from rewards.judges.parse import Verdict
 from rewards.judges.store import Spent
+
+_AT_ONCE = 2_000
 
 
 class DatabaseStore:
@@ -40,9 +42,11 @@ class DatabaseStore:
 
     def forget(self, judge: str, before: float) -> None:
         """See `JudgeStore`."""
-        old = delete(judge_verdict).where(judge_verdict.c.at < before, judge_verdict.c.judge == judge)
-        with self._database.transaction() as connection:
-            connection.execute(old)
+        is_old = (judge_verdict.c.at < before, judge_verdict.c.judge == judge)
+        num = _AT_ONCE
+        while num == _AT_ONCE:
+            with self._database.transaction() as connection:
+                num = delete_free(connection, judge_verdict, *is_old, limit=_AT_ONCE)
 
     def spent(self, task: str, judge: str, day: str) -> Spent:
         """See `JudgeStore`."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, func, select, update
 
-from contracts.batches import add_all, among, insert_all_new, update_all
+from contracts.batches import add_all, among, delete_free, insert_all_new, update_all
 from contracts.tables import behaviour, signal_delay, submitter, vote, vote_pace
 from rewards.monitors.evidence import Sums
 from rewards.signals.audit import Known
@@ -15,6 +15,8 @@ from rewards.signals.influence import Person
 from rewards.signals.trust import Agreement
 from rewards.signals.votes import DelayName, Made, PaceName, PersonName
 
+FORGOTTEN_AT_ONCE = 2_000
+"""Rows of a table: whoever forgets holds sums that all replicas add to."""
 _OF_USERS = "users_"
 
 
@@ -135,12 +137,12 @@ def delays_of(connection: Connection, tasks: Collection[str]) -> dict[tuple[str,
 def forget_delays(connection: Connection, task: str, name: str, before_cohort: int) -> None:
     """Drop cohorts that are too old to say how users are now."""
     is_old = (signal_delay.c.task == task, signal_delay.c.name == name, signal_delay.c.cohort < before_cohort)
-    connection.execute(delete(signal_delay).where(*is_old))
+    delete_free(connection, signal_delay, *is_old, limit=FORGOTTEN_AT_ONCE)
 
 
-def forget_votes(connection: Connection, before: float) -> None:
-    """Drop what was decided before (UTC epoch seconds)."""
-    connection.execute(delete(vote).where(vote.c.at < before))
+def forget_votes(connection: Connection, before: float) -> bool:
+    """Drop what was decided before (UTC epoch seconds); False if there may be more of it."""
+    return delete_free(connection, vote, vote.c.at < before, limit=FORGOTTEN_AT_ONCE) < FORGOTTEN_AT_ONCE
 
 
 def add_known(connection: Connection, known: Mapping[tuple[str, int], Known]) -> None:

@@ -84,16 +84,16 @@ class Weighing:
         return weights
 
     def forget(self, connection: Connection) -> None:
-        """Drop what is too old to matter; most calls do nothing."""
+        """Drop what is too old to matter, a part at a time; most calls do nothing."""
         now = self._clock()
         if now - self._forgot_at < _FORGET_SECONDS:
             return
-        self._forgot_at = now
         slow = [(task, name, window) for task, rules in self._rules.items() for name, window in rules.slow.items()]
         for task, name, window in slow:
             oldest = now - delay.KEPT_WINDOWS * window
             forget_delays(connection, task, name, delay.cohort_of(oldest, window))
-        forget_votes(connection, now - max([REMEMBERED_SECONDS, *(2 * window for _, _, window in slow)]))
+        if forget_votes(connection, now - max([REMEMBERED_SECONDS, *(2 * window for _, _, window in slow)])):
+            self._forgot_at = now
 
     def _known(self, items: Sequence[Item], votes: Sequence[Vote | None]) -> dict[tuple[str, int], Known]:
         """What new samples of audited tasks say of their versions, before anybody's vote was weighed."""

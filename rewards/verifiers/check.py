@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from contracts.errors import InvalidTask
 from contracts.records import Fault, ScoreStatus
-from contracts.tasks.part import Part
+from contracts.tasks.part import Part, mistake_of
 
 ConfigType = TypeVar("ConfigType", bound=Part)
 NO_METADATA: Mapping[str, str] = {}
@@ -101,4 +101,9 @@ def read_config(kind: type[ConfigType], config: Mapping[str, Any]) -> ConfigType
         return kind.model_validate(dict(config))
     except ValidationError as error:
         first = error.errors()[0]
-        raise InvalidTask(first["msg"], param=".".join(str(part) for part in first["loc"])) from error
+        known = f"; there are {', '.join(kind.model_fields)}" if _is_unknown_field(first) else ""
+        raise InvalidTask(mistake_of(first) + known, param=".".join(str(part) for part in first["loc"])) from error
+
+
+def _is_unknown_field(error: Mapping[str, Any]) -> bool:
+    return error["type"] == "extra_forbidden" and len(error["loc"]) == 1

@@ -11,7 +11,7 @@ import functools
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple
 
@@ -112,11 +112,15 @@ class Judge(NamedTuple):
         return "" if passed else "another value"
 
 
-def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerifier:  # noqa: B008 immutable
+def build(
+    config: Mapping[str, Any],
+    context: Context = Context(),  # noqa: B008 immutable
+    choose: Callable[[str], Sandbox] = sandbox_named,
+) -> BatchVerifier:
     """See `Builder`. It raises InvalidTask where no sandbox holds: code is never run without one."""
     wanted = read_config(CodeConfig, config)
     try:
-        sandbox = sandbox_named(wanted.sandbox)
+        sandbox = choose(wanted.sandbox)
     except Unavailable as error:
         raise InvalidTask(error.message) from error
     limits = Limits(

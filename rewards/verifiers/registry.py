@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from contracts.errors import InvalidTask
 from contracts.tasks import Task
 from rewards.graders import Grader, each
-from rewards.verifiers.check import BatchVerifier, Context
+from rewards.verifiers.check import BatchVerifier, Builder, Context, Verifier
 
 
 class Kind(NamedTuple):
@@ -47,16 +47,12 @@ def graders_of(task: Task) -> list[Grader]:
     for index, rule in enumerate(task.verifiers):
         if rule.kind not in KINDS:
             place = task.where("verifiers", index, "kind")
-            raise InvalidTask(f"{place}: no verifier {rule.kind!r}; there are {', '.join(sorted(KINDS))}")
+            raise InvalidTask(
+                f"{place}: verifier {rule.name!r} kind: there is no verifier {rule.kind!r}; "
+                f"there are {', '.join(sorted(KINDS))}"
+            )
         module: Any = importlib.import_module(f"rewards.verifiers.{rule.kind}")
-        context = Context(rule.deadline_seconds, task.folder)
-        try:
-            built = module.build(rule.config, context)
-        except InvalidTask as error:
-            field = [int(part) if part.isdigit() else part for part in (error.param or "").split(".") if part]
-            place = task.where("verifiers", index, "config", *field)
-            named = f" config.{error.param}" if error.param else ""
-            raise InvalidTask(f"{place}: verifier {rule.name!r} ({rule.kind}){named}: {error.message}") from error
+        built = built_by(module.build, task, index)
         graders.append(
             Grader(
                 name=rule.name,
@@ -68,3 +64,15 @@ def graders_of(task: Task) -> list[Grader]:
             )
         )
     return graders
+
+
+def built_by(builder: Builder, task: Task, index: int) -> Verifier | BatchVerifier:
+    """One verifier of a task. Raises InvalidTask, as `graders_of`."""
+    rule = task.verifiers[index]
+    try:
+        return builder(rule.config, Context(rule.deadline_seconds, task.folder))
+    except InvalidTask as error:
+        field = [int(part) if part.isdigit() else part for part in (error.param or "").split(".") if part]
+        place = task.where("verifiers", index, "config", *field)
+        named = f" config.{error.param}" if error.param else ""
+        raise InvalidTask(f"{place}: verifier {rule.name!r} ({rule.kind}){named}: {error.message}") from error

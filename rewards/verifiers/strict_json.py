@@ -70,7 +70,11 @@ def compile_schema(schema: object, param: str) -> Any:
         return jsonschema_rs.validator_for(schema, pattern_options=LINEAR, offline=True)
     except jsonschema_rs.ValidationError as error:
         hint = "; patterns have no lookaround and no back-references" if "regex" in error.message else ""
-        raise InvalidTask(f"the schema itself is wrong: {error.message}{hint}", param=param) from error
+        place = ".".join(map(str, error.instance_path))
+        at = f" at `{place}`" if place else ""
+        raise InvalidTask(
+            f"the schema itself is wrong{at}; mend it there: {error.message}{hint}", param=param
+        ) from error
     except (ValueError, OverflowError) as error:
         raise InvalidTask(f"the schema itself is wrong: {error}", param=param) from error
 

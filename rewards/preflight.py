@@ -1,0 +1,69 @@
+"""What is looked at before a start, so that a mistake is refused then: task files, whom they name, and who answers.
+
+In: task files. Out: their tasks, or the first mistake. Waits: for one tiny answer of each judge.
+
+Only a person's start asks the judges. A process that is started again meanwhile asks nobody: a judge that is away then
+costs the scores that it would have given, not the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from contracts.tasks import Task
+from contracts.tasks.judges import JudgeEndpoint
+from contracts.tasks.loading import load_tasks
+from rewards.judges.registry import new_http, probe
+from rewards.worker import RewardsHandler
+
+_THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})  # noqa: S104 names, nothing is bound
+
+
+def check_tasks(paths: tuple[Path, ...], own_url: str, tell: Callable[[str], None]) -> dict[str, Task]:
+    """Load the tasks, build every verifier and judge, and ask every judge something tiny.
+
+    `own_url`: of this Millrace, which cannot answer before its start and is not asked. `tell` takes lines: that, and who
+    is asked, for one that is silent is waited for as long as its rule says.
+
+    Raises:
+        InvalidTask: the first mistake, or a judge that does not answer; with file, line and what to do.
+    """
+    tasks = load_tasks(paths)
+    RewardsHandler(tasks).close()  # finds every verifier and judge, and reads their settings
+    _ask_judges(tasks, own_url, tell)
+    return tasks
+
+
+def is_own(url: str, own_url: str) -> bool:
+    """Whether both lead to the same port of the same host. All names of this machine are one."""
+    return _address(url) == _address(own_url)
+
+
+def _ask_judges(tasks: Mapping[str, Task], own_url: str, tell: Callable[[str], None]) -> None:
+    def is_spared(endpoint: JudgeEndpoint) -> bool:
+        return is_own(endpoint.url, own_url)
+
+    with new_http() as http:
+        for task in tasks.values():
+            for index, rule in enumerate(task.judges):
+                everybody = [*rule.endpoints, *([rule.fallback] if rule.fallback else [])]
+                if any(map(is_spared, everybody)):
+                    tell(
+                        f"{task.where('judges', index, 'url')}: judge {rule.name!r} is served by this Millrace, which "
+                        "cannot answer before its start: it is not asked now"
+                    )
+                if asked := [endpoint.url for endpoint in everybody if not is_spared(endpoint)]:
+                    tell(f"asking judge {rule.name!r} of task {task.name!r} at {', '.join(asked)}")
+                probe(task, index, http, is_spared=is_spared)
+
+
+def _address(url: str) -> tuple[str, int | None]:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    try:
+        port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:  # no port at all: whoever asks there is told so
+        port = None
+    return "localhost" if host in _THIS_MACHINE else host, port
