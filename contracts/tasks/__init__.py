@@ -82,9 +82,20 @@ class Task(Part):
                     *("signals", name),
                 )
         self._check_weights()
-        if self.audit and self.audit.judge not in {judge.name for judge in self.judges}:
-            raise Misplaced(f"no judge is called {self.audit.judge!r}; add it under [[judges]]", "audit", "judge")
+        self._check_audit()
         return self
+
+    def _check_audit(self) -> None:
+        if self.audit is None:
+            return
+        roles = {judge.name: judge.role for judge in self.judges}
+        if self.audit.judge not in roles:
+            raise Misplaced(f"no judge is called {self.audit.judge!r}; add it under [[judges]]", "audit", "judge")
+        if roles[self.audit.judge] != "watch":
+            raise Misplaced(
+                f"judge {self.audit.judge!r} sees only what is drawn, so it can decide nothing; set its role to `watch`",
+                *("audit", "judge"),
+            )
 
     def _check_weights(self) -> None:
         total = self.signals_weight + self.components_weight

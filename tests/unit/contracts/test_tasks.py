@@ -96,6 +96,14 @@ weight = 0.25
         ("true = 1.0", "true = 2.0", 5, "rewards go from 0 to 1"),
         ("signals = 0.5", "signals = 0.5\nhigh = -1", 3, "high must be above low"),
         ("[[verifiers]]", '[audit]\njudge = "nobody"\n[[verifiers]]', 9, "add it under"),
+        (
+            "[[verifiers]]",
+            (
+                '[audit]\njudge = "j"\n[[judges]]\nname = "j"\nrole = "gate"\n'
+                'url = "http://h/v1"\nmodel = "m"\ncriteria = "?"\n[[verifiers]]'
+            ),
+            *(9, "set its role to `watch`"),
+        ),
     ],
 )
 def test_parts_that_do_not_fit_together_are_named_by_file_and_line(
