@@ -53,7 +53,7 @@ class Grader(NamedTuple):
             # One answer that breaks it must not take the others with it.
             return [self._checks([answer])[0] for answer in answers]
         if isinstance(found, list | tuple) and not isinstance(found, Check) and len(found) == len(answers):
-            return [_examined(check) for check in found]
+            return [check if _is_usual(check) else _examined(check) for check in found]
         # Never broadcast: one value for many answers is a mistake that would teach all of them the same. Nor asked again
         # one by one: who cannot count its answers does not know which value belongs to which.
         return [broken(f"it answered {_shape(found)} for {len(answers)} answers") for _ in answers]
@@ -90,8 +90,6 @@ def _examined(check: object) -> Check:
     """What a grader answered, or why that is no answer: not a number, not finite, out of [0, 1]."""
     if not isinstance(check, Check):
         return broken(f"it answered {type(check).__name__}, not a Check")
-    if _is_usual(check):
-        return check
     if said := _nonsense(check):
         return broken(f"it answered {said}")
     value = check.value
@@ -104,8 +102,10 @@ def _examined(check: object) -> Check:
     return check._replace(value=float(value))
 
 
-def _is_usual(check: Check) -> bool:
+def _is_usual(check: object) -> bool:
     """A quick yes for nearly all of them; NaN is between nothing."""
+    if type(check) is not Check:
+        return False
     value, status, fault, reason, propensity = check
     return (
         type(value) is float
