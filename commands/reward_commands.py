@@ -58,6 +58,18 @@ def estimate(
     run_estimate(home, task)
 
 
+@reward_app.command()
+def bursts(
+    task: Annotated[str, typer.Option(help="Name of a task with [trust.burst].")],
+    home: HomeOption = DEFAULT_HOME,
+    clear: Annotated[str | None, typer.Option(help="CLUSTER/SIDE: somebody looked, and its votes count again.")] = None,
+) -> None:
+    """Votes that weigh nothing because too many came at once."""
+    from commands.bursts import run_bursts  # noqa: PLC0415
+
+    run_bursts(home, task, clear)
+
+
 @judge_app.command("admit")
 def judge_admit(
     task: Annotated[Path, typer.Option(help="The task file that declares the judge.")],

@@ -105,9 +105,11 @@ def update_all(connection: Connection, table: Table, rows: Sequence[Row]) -> int
 def delete_free(connection: Connection, table: Table, *which: ColumnElement[bool], limit: int | None = None) -> int:
     """Delete rows that nobody else holds, `limit` at most; returns how many. Waits for nobody."""
     keys = table.primary_key.columns
-    # A common table: the planner may run a subquery twice, and then takes more.
-    free = select(*keys).where(*which).limit(limit).with_for_update(skip_locked=True).cte("free")
-    return connection.execute(delete(table).where(tuple_(*keys).in_(select(free)))).rowcount
+    found = select(*keys).where(*which).limit(limit)
+    if connection.dialect.name != "sqlite":
+        # A common table: the planner may run a subquery twice, and then takes more.
+        found = select(found.with_for_update(skip_locked=True).cte("free"))
+    return connection.execute(delete(table).where(tuple_(*keys).in_(found))).rowcount
 
 
 @cache

@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError
 
 from contracts.errors import Conflict, Unavailable
 from contracts.ledger import PENDING, effective_state
-from contracts.tables import generation, generation_count, outcome, received_signal, score, signal
+from contracts.tables import generation, generation_count, outcome, received_signal, score, signal, vote
 
 if TYPE_CHECKING:
     from contracts.database import Database
@@ -95,9 +95,9 @@ def keep_days_ahead(database: Database, stop: threading.Event) -> None:
 
 
 def drop_days(database: Database, before: date) -> list[Dropped]:
-    """Drop whole days, the oldest first, and with their signals what recognised those when they were sent again.
+    """Drop whole days, the oldest first, with what recognised their signals when they were sent again, and whose votes decided.
 
-    The default partition stays as it is.
+    The default partition stays as it is. Keys of apps and signals that wait for one go by themselves, sooner than any day.
 
     Raises:
         Conflict: something in a day is pending, or it is not over; that day and later ones are untouched.
@@ -152,6 +152,7 @@ def _drop(database: Database, day: date) -> Dropped:
         connection.execute(
             received_signal.delete().where(received_signal.c.tenant == told.c.tenant, received_signal.c.id == told.c.id)
         )
+        connection.execute(vote.delete().where(_within(vote, day)))
         for table in tables:
             connection.exec_driver_sql(f'ALTER TABLE "{table.name}" DETACH PARTITION "{_name(table, day)}"')
             connection.exec_driver_sql(f'DROP TABLE "{_name(table, day)}"')

@@ -66,7 +66,7 @@ class Grader(NamedTuple):
             weight=self.weight,
             status=check.status,
             fault=check.fault,
-            reason=check.reason[:_MAX_REASON],
+            reason=_storable(check.reason[:_MAX_REASON]),
             propensity=check.propensity,
             seconds=round(seconds, 6),
         )
@@ -130,6 +130,11 @@ def _nonsense(check: Check) -> str:
     if not isinstance(propensity, int | float) or not 0.0 < propensity <= 1.0:
         return f"a propensity of {propensity!r}"
     return ""
+
+
+def _storable(reason: str) -> str:
+    """Without what no record and no database can hold: a judge may have been talked into quoting half a surrogate pair."""
+    return reason.encode(errors="replace").decode().replace("\0", "?")
 
 
 def _failed(error: BaseException) -> Check:

@@ -111,6 +111,8 @@ def read_json(shape: type[ShapeType], body: bytes) -> ShapeType:
         raise invalid_shape(error) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deep") from error
 
 
 def read_shape(shape: type[ShapeType], content: Any) -> ShapeType:

@@ -110,6 +110,15 @@ def _pace_row(name: PaceName, pace: Pace) -> dict[str, object]:
     return {"task": name[0], "cluster": name[1], "side": name[2], **pace._asdict()}
 
 
+def quarantined_paces(connection: Connection, task: str) -> list[tuple[str, str, Pace]]:
+    """Cluster, side and pace of what weighs nothing at its last vote."""
+    found = select(vote_pace).where(vote_pace.c.task == task, vote_pace.c.quarantined_until >= vote_pace.c.bucket)
+    return [
+        (row["cluster"], row["side"], Pace(**{name: row[name] for name in Pace._fields}))
+        for row in connection.execute(found.order_by(vote_pace.c.cluster, vote_pace.c.side)).mappings()
+    ]
+
+
 def clear_burst(connection: Connection, task: str, cluster: str, side: str) -> bool:
     """Somebody looked: its votes count again, and no more alarms in this interval. False if there is no such pace."""
     known = update(vote_pace).where(vote_pace.c.task == task, vote_pace.c.cluster == cluster, vote_pace.c.side == side)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
+from rewards.verifiers.reasoning_gym_guard import guard
+
 
 def worker(config: Mapping[str, Any]) -> Callable[[Mapping[str, str | None]], list[Any]]:
     """See `rewards.killable.referee`.
@@ -19,6 +21,7 @@ def worker(config: Mapping[str, Any]) -> Callable[[Mapping[str, str | None]], li
     import reasoning_gym  # type: ignore[import-untyped]  # noqa: PLC0415 an optional extra
     from reasoning_gym.factory import DATASETS  # type: ignore[import-untyped]  # noqa: PLC0415 as above
 
+    guard()
     if config["dataset"] not in DATASETS:
         close = difflib.get_close_matches(config["dataset"], DATASETS, n=3) or sorted(DATASETS)[:10]
         raise ValueError(f"reasoning-gym has none of this name; there are {', '.join(close)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from typing import Any
 
 import jsonschema_rs
@@ -91,8 +92,9 @@ def problem_of(validator: Any, value: Any) -> str:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise NotJson(f"key {next(key for key in keys if keys.count(key) > 1)!r} stands twice")
+        # Counted in one go: an answer could have a hundred thousand keys.
+        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise NotJson(f"key {twice!r} stands twice")
     return found
 
 

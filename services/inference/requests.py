@@ -18,6 +18,8 @@ MAX_CHOICES = 8
 _MAX_STOPS = 4
 _MAX_TEMPERATURE = 2.0
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
+_MAX_REFERENCE = 50_000
+"""The suite of a program is longer than any label."""
 _NEUTRAL = {"response_format": {"type": "text"}, "tool_choice": "none", "function_call": "none"}
 
 
@@ -129,9 +131,12 @@ def _check_metadata(pairs: dict[str, str]) -> None:
     if len(pairs) > _MAX_PAIRS:
         raise InvalidRequest(f"metadata takes up to {_MAX_PAIRS} pairs, not {len(pairs)}", param="metadata")
     for key, value in pairs.items():
-        if len(key) > _MAX_KEY or len(value) > _MAX_VALUE:
+        longest = _MAX_REFERENCE if key == "reference" else _MAX_VALUE
+        if len(key) > _MAX_KEY or len(value) > longest:
             raise InvalidRequest(
-                f"metadata: keys take up to {_MAX_KEY} characters and values up to {_MAX_VALUE}", param="metadata"
+                f"metadata: keys take up to {_MAX_KEY} characters and values up to {_MAX_VALUE}, `reference` up to "
+                f"{_MAX_REFERENCE:,}; {key[:_MAX_KEY]!r} has {len(value):,}",
+                param="metadata",
             )
     join_key = pairs.get("join_key")
     if join_key is not None and (not 1 <= len(join_key) <= MAX_KEY or "\0" in join_key):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from contracts.batches import among, insert_all, insert_all_new, update_all
+from contracts.batches import among, delete_free, insert_all, insert_all_new, update_all
 from contracts.database import Database
 from contracts.errors import StaleWrite, Unavailable
 from contracts.event_log import LogRecord
@@ -145,3 +145,24 @@ def test_two_replicas_with_one_batch_wait_in_one_direction(any_database: Databas
     assert done == [rounds, rounds]
     with any_database.snapshot() as connection:
         assert set(connection.execute(select(generation.c.revision)).scalars()) == {2 * rounds}
+
+
+def test_rows_that_somebody_holds_are_not_deleted_and_not_waited_for(any_database: Database) -> None:
+    with any_database.transaction() as connection:
+        insert_all_new(connection, outcome, [a_row(number) for number in range(6)])
+    is_early = outcome.c.key < a_row(5)["key"]
+    if not any_database.url.startswith("sqlite"):
+        with any_database.transaction() as holder:
+            holder.execute(select(outcome).where(outcome.c.key == a_row(0)["key"]).with_for_update())
+            with any_database.transaction() as connection:
+                assert delete_free(connection, outcome, is_early, limit=3) == 3
+                assert delete_free(connection, outcome, is_early) == 1
+    with any_database.transaction() as connection:
+        delete_free(connection, outcome, is_early)
+        assert connection.execute(select(outcome.c.key)).scalars().all() == [a_row(5)["key"]]
+
+
+def test_so_many_are_deleted_at_most(any_database: Database) -> None:
+    with any_database.transaction() as connection:
+        insert_all_new(connection, outcome, [a_row(number) for number in range(6)])
+        assert [delete_free(connection, outcome, outcome.c.epoch == 0, limit=4) for _ in range(3)] == [4, 2, 0]

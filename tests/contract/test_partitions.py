@@ -13,7 +13,7 @@ from contracts.database import Database, create_database, insert_new
 from contracts.errors import Conflict
 from contracts.ids import sample_key
 from contracts.partitions import PARTITIONED, drop_days, first_id, is_partition, make_days
-from contracts.tables import generation, outcome, received_signal, signal
+from contracts.tables import generation, outcome, received_signal, signal, vote
 
 SERVER = os.environ.get("MILLRACE_DATABASE")
 OLD = date(2026, 3, 1)
@@ -150,12 +150,19 @@ def test_dropping_takes_whole_days_with_their_signals_and_nothing_else(server: D
                     key=sample_key(id_of(day), 0), revision=0, epoch=0, state="trained", reason="", writer="w", at=0.0
                 )
             )
+            connection.execute(
+                insert(vote).values(
+                    key=sample_key(id_of(day), 0), submitter="ann", value=1.0, weight=1.0, reason="", offset=0.0,
+                    counted=[], at=0.0,
+                )
+            )  # fmt: skip
     assert [tuple(dropped) for dropped in drop_days(server, kept)] == [(OLD, 1)]
     with server.snapshot() as connection:
         assert connection.execute(select(generation.c.completion_id)).scalars().all() == [id_of(kept)]
         assert connection.execute(select(signal.c.id)).scalars().all() == ["s1"]
         assert connection.execute(select(received_signal.c.id)).scalars().all() == ["s1"]
         assert len(connection.execute(select(outcome.c.key)).all()) == 1
+        assert connection.execute(select(vote.c.key)).scalars().all() == [sample_key(id_of(kept), 0)]
     assert not [name for name in partitions(server) if name.endswith("p20260301")]
 
 

@@ -14,7 +14,7 @@ import msgspec
 from sqlalchemy import Column, ColumnElement, Connection, Select, collate, delete, or_, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
-from contracts.batches import among, insert_all_new, update_all
+from contracts.batches import among, delete_free, insert_all_new, update_all
 from contracts.errors import StaleWrite
 from contracts.records import Generation, Signal, decode, encode
 from contracts.tables import generation, join_key, received_signal, signal, waiting_signal
@@ -116,8 +116,8 @@ def settle(connection: Connection, received_before: float, limit: int) -> None:
 
 
 def forget(connection: Connection, before: float) -> None:
-    """Delete the keys of answers that came before."""
-    connection.execute(delete(join_key).where(join_key.c.at < before))
+    """Delete the keys of answers that came before, but for one that another worker has a new answer for just now."""
+    delete_free(connection, join_key, join_key.c.at < before)
 
 
 def records(connection: Connection, wanted: Collection[Answer]) -> dict[Answer, Generation]:

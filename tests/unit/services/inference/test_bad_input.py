@@ -39,6 +39,7 @@ def parse(**changes: Any) -> ChatRequest:
         ("stop", "", "invalid_request"),
         ("metadata", {"k" * 65: "v"}, "invalid_request"),
         ("metadata", {"k": "v" * 513}, "invalid_request"),
+        ("metadata", {"reference": "v" * 50_001}, "invalid_request"),
         ("metadata", {str(i): "v" for i in range(17)}, "invalid_request"),
         ("top_logprobs", 5, "unsupported_parameter"),
         ("tools", [{"type": "function"}], "unsupported_parameter"),
@@ -72,6 +73,16 @@ def test_a_bad_message_is_named(message: dict[str, Any], param: str) -> None:
         parse(messages=[message])
 
     assert error.value.param == param
+
+
+def test_a_reference_may_be_as_long_as_the_tests_of_a_program() -> None:
+    assert parse(metadata={"reference": "v" * 50_000}).labels["reference"] == "v" * 50_000
+
+
+def test_a_body_that_is_nested_too_deep_is_refused() -> None:
+    body = json.dumps(GOOD)[:-1] + ', "x": ' + "[" * 100_000 + "]" * 100_000 + "}"
+    with pytest.raises(InvalidRequest, match="nested too deep"):
+        parse_chat_request(body.encode())
 
 
 def test_neutral_and_unknown_fields_are_ignored() -> None:
