@@ -7,13 +7,14 @@ import shutil
 import socket
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from contracts.errors import InvalidSettings, Unavailable
 from contracts.settings import Settings, load_settings
 from contracts.weights.key_files import keyring_of, signer_of, signing_key
+from rewards.sandbox.choose import MAKERS, Maker, tried
 
 _PACKAGES = (
     "torch",
@@ -31,6 +32,7 @@ _PYTHON = (3, 11)
 _SQLITE = (3, 35)
 _FREE_GIB = 2
 _GIB = 2**30
+_A_SANDBOX = "get Linux 6.12 or newer, or `apt install bubblewrap` where user namespaces are allowed"
 
 
 class Finding(NamedTuple):
@@ -58,6 +60,7 @@ def examine(home: Path) -> Iterator[Finding]:
     yield Finding("port 8400", free_port, False, "free" if free_port else "taken: start with --port")
     openai = importlib.util.find_spec("openai") is not None
     yield Finding("openai", openai, False, "installed" if openai else "the demo's users need it: run `make setup`")
+    yield sandbox_of(MAKERS)
     if (home / "millrace.toml").exists():
         settings = load_settings(home)
         yield _keys(settings)
@@ -67,6 +70,18 @@ def examine(home: Path) -> Iterator[Finding]:
     yield Finding("gpu", gpu, False, "there: try --device cuda" if gpu else "none: everything runs on the CPU")
     browser = shutil.which("chromium") is not None
     yield Finding("chromium", browser, False, "installed" if browser else "the page test is skipped without it")
+
+
+def sandbox_of(makers: Mapping[str, Maker]) -> Finding:
+    """Which sandboxes hold here, each tried by a program that wants out. Only tasks that run code need one."""
+    found = {name: tried(make) for name, make in makers.items()}
+    holding = [name for name, result in found.items() if not isinstance(result, str)]
+    refused = "; ".join(f"{name}: {result}" for name, result in found.items() if isinstance(result, str))
+    if not holding:
+        return Finding(
+            "sandbox", False, False, f"none holds, so tasks that run code are refused; {_A_SANDBOX} ({refused})"
+        )
+    return Finding("sandbox", True, False, f"{', '.join(holding)}" + (f"; not {refused}" if refused else ""))
 
 
 def run_doctor(home: Path) -> int:

@@ -83,7 +83,9 @@ def _accuracy(task: Task) -> Accuracy | None:
 
 def _in_words(task: Task, estimate: Estimate) -> str:
     low, span = task.reward.low, task.reward.high - task.reward.low
-    if estimate.error == float("inf"):
+    start, end = estimate.interval()
+    # A handful of audits may differ from what was predicted, all by as much: then neither value nor error means anything.
+    if estimate.error == float("inf") or start > 1.0 or end < 0.0:
         return "too few"
-    start, end = (low + span * min(1.0, max(0.0, bound)) for bound in estimate.interval())
-    return f"{low + span * estimate.value:.3f}  ({start:.3f} to {end:.3f})"
+    value, start, end = (low + span * min(1.0, max(0.0, share)) for share in (estimate.value, start, end))
+    return f"{value:.3f}  ({start:.3f} to {end:.3f})"

@@ -117,7 +117,7 @@ def _print(console: Console, task: Task, start: float, replay: Replay, found: Co
             by = ", ".join(_causes(item.before, item.after))
             print(f"{item.key} r{item.revision}: {_verdict(item.before)} -> {_verdict(item.after)} by {by}")
     print("Nothing was changed: no score, no reward and no position was written. To use these graders from now on,")
-    print("put the task file in the home's settings and restart.")
+    print("end `millrace up` and start it with this file as --task (or name it under `tasks` in millrace.toml).")
 
 
 def _causes(before: Graded, after: Graded) -> list[str]:

@@ -91,7 +91,12 @@ def _bench_of_verifier(verifier: str, config: Path | None, deadline: float) -> B
         raise InvalidTask(f"no verifier {verifier!r}; there are {', '.join(sorted(KINDS))}")
     if not 0 < deadline <= _MAX_DEADLINE:
         raise InvalidSettings(f"--deadline is in seconds, above 0 and at most {_MAX_DEADLINE:g}, not {deadline:g}")
-    return Bench(task_of_verifier(verifier, read_config_file(config) if config else {}, deadline, config))
+    if config is not None:
+        return Bench(task_of_verifier(verifier, read_config_file(config), deadline, config))
+    try:
+        return Bench(task_of_verifier(verifier, {}, deadline, None))
+    except InvalidTask as error:
+        raise InvalidTask(f"{error.message}; --config FILE gives it a config, .toml or .json") from error
 
 
 def _grade(bench: Bench, cases: BufferedIOBase, answers: BinaryIO, *, is_task: bool) -> int:

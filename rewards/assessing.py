@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import httpx
 
+from contracts.asking import is_asked
 from contracts.clusters import Clusters, words_of
 from contracts.records import Score
 from contracts.tasks import Task
@@ -77,15 +78,21 @@ class Assessor:
         places: dict[str, list[int]] = defaultdict(list)
         for place, item in enumerate(items):
             places[item.turn.task].append(place)
-        for name in places.keys() & self._panels.keys():
-            answers = self._answers(self._tasks[name], [items[place] for place in places[name]])
-            checks |= zip(places[name], self._panels[name].grade(answers, self._pool), strict=True)
+        waiting = {
+            name: self._panels[name].start(
+                self._answers(self._tasks[name], [items[place] for place in places[name]]), self._pool
+            )
+            for name in places.keys() & self._panels.keys()
+        }
+        for name, scores in waiting.items():
+            checks |= zip(places[name], scores(), strict=True)
         return [item._replace(checks=checks.get(place, ())) for place, item in enumerate(items)]
 
     def assess(self, item: Opened) -> Assessed:
         """Combine what the graders said with what users did."""
         task = self._tasks[item.turn.task]
-        signals = score_signals(task, About(item.body.text, item.turn.finished_at), item.episode.signals)
+        was_asked = is_asked(item.turn.completion_id, item.turn.ask_probability)
+        signals = score_signals(task, About(item.body.text, item.turn.finished_at, was_asked), item.episode.signals)
         cluster = self._clusters[task.name].of(words_of(item.body.messages))
         verdict = combine(task, self._panels[task.name].graders, item.checks, signals)
         return Assessed(item, tuple(signals), verdict, cluster)

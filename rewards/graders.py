@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_args
@@ -97,8 +96,10 @@ def _examined(check: object) -> Check:
         return check if value is None else check._replace(value=None)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return broken(f"it answered {value!r}, not a number")
-    if not math.isfinite(value) or not 0.0 <= value <= 1.0:
-        return broken(f"it answered {value!r}, which is not in [0, 1]")
+    if not 0.0 <= value <= 1.0:  # also what is not a number
+        # A whole number may have more digits than a text can have.
+        said = repr(value) if isinstance(value, float) else "a whole number"
+        return broken(f"it answered {said}, which is not in [0, 1]")
     return check._replace(value=float(value))
 
 

@@ -6,7 +6,7 @@ to watch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from contracts.asking import is_audited
@@ -33,6 +33,10 @@ class Panel:
 
     def grade(self, answers: Sequence[Answer], pool: ThreadPoolExecutor) -> list[tuple[Score, ...]]:
         """The scores of each answer, in the order of `graders`."""
+        return self.start(answers, pool)()
+
+    def start(self, answers: Sequence[Answer], pool: ThreadPoolExecutor) -> Callable[[], list[tuple[Score, ...]]]:
+        """Ask; what is returned waits for the scores, so that several tasks can be waited for at once."""
         columns: dict[str, list[Score]] = {}
         for grader in self.graders:
             if not grader.is_slow:
@@ -44,8 +48,12 @@ class Panel:
             for grader in self.graders
             if grader.is_slow
         }
-        columns |= {name: future.result() for name, future in waiting.items()}
-        return list(zip(*(columns[grader.name] for grader in self.graders), strict=True)) or [() for _ in answers]
+
+        def scores() -> list[tuple[Score, ...]]:
+            found = columns | {name: future.result() for name, future in waiting.items()}
+            return list(zip(*(found[grader.name] for grader in self.graders), strict=True)) or [() for _ in answers]
+
+        return scores
 
     def _spared(self, grader: Grader, answers: Sequence[Answer], refused: set[int]) -> dict[int, str]:
         """Places that a slow grader is not asked about, and why."""

@@ -131,6 +131,18 @@ class Task(Part):
         return tuple(sorted(self.signals.items(), key=lambda item: item[1].means == "shown"))
 
     @cached_property
+    def ranked_unasked(self) -> tuple[tuple[str, SignalRule], ...]:
+        """The same where nobody was asked: what is asked for comes last, so that a volunteer hides nobody's word."""
+        return tuple(sorted(self.ranked_signals, key=lambda item: item[0] in self.asked_for))
+
+    @cached_property
+    def asked_for(self) -> frozenset[str]:
+        """The signals that users are asked for; none without [asking]."""
+        if self.asking is None:
+            return frozenset()
+        return frozenset(self.asking.signals or (name for name, rule in self.signals.items() if rule.means == "thumbs"))
+
+    @cached_property
     def hash(self) -> str:
         """Twelve hex digits over the whole content; it stands in every score."""
         content = json.dumps(self.model_dump(mode="json"), sort_keys=True)

@@ -6,7 +6,6 @@ and idle, so a worker that hangs or starts again holds up nobody else.
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -15,9 +14,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from rewards.killable.cores import num_cores
 from rewards.killable.process import NotStarted, Outcome, Setup, WorkerProcess
 
-NUM_WORKERS = max(2, min(8, os.cpu_count() or 1))
+NUM_WORKERS = max(2, min(8, num_cores()))
 
 
 _PROBE = object()

@@ -58,16 +58,21 @@ def first_that_holds(makers: Mapping[str, Maker]) -> Sandbox:
     """The first that can be made and that the probe does not leave. Raises Unavailable."""
     refused = []
     for name, make in makers.items():
-        try:
-            sandbox = make()
-            if escapes := ways_out(sandbox):
-                refused.append(f"{name}: it does not keep a program from {', '.join(escapes)}")
-                continue
-        except (MillraceError, ProgramFailed) as error:
-            refused.append(f"{name}: {error}")
-            continue
-        return sandbox
+        found = tried(make)
+        if not isinstance(found, str):
+            return found
+        refused.append(f"{name}: {found}")
     raise Unavailable(f"no sandbox holds on this machine, and code is never run without: {'; '.join(refused)}")
+
+
+def tried(make: Maker) -> Sandbox | str:
+    """The sandbox if it holds, else what is wrong with it."""
+    try:
+        sandbox = make()
+        escapes = ways_out(sandbox)
+    except (MillraceError, ProgramFailed) as error:
+        return str(error)
+    return f"it does not keep a program from {', '.join(escapes)}" if escapes else sandbox
 
 
 def ways_out(sandbox: Sandbox) -> Sequence[str]:

@@ -1,7 +1,8 @@
 """What users did, as scores: the task file says what each value is worth.
 
 The first worthwhile signal in the order of declaration decides (weight 1); the others are kept with weight 0. Of several
-under one name the newest counts. That an answer was merely shown counts only where nobody did anything with it.
+under one name the newest counts. That an answer was merely shown counts only where nobody did anything with it, and what users
+are asked for decides where nobody had asked only if nothing else came.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class About(NamedTuple):
 
     text: str
     finished_at: float
+    was_asked: bool = True
+    """The app was told to ask what the user thinks, if the task asks at all."""
 
 
 def score_signals(task: Task, about: About, signals: Iterable[Signal]) -> list[Score]:
@@ -36,7 +39,7 @@ def score_signals(task: Task, about: About, signals: Iterable[Signal]) -> list[S
     grader = f"signal/{VERSION}#{task.hash}"
     scores: list[Score] = []
     is_decided = False
-    for name, rule in task.ranked_signals:
+    for name, rule in task.ranked_signals if about.was_asked else task.ranked_unasked:
         signal = newest.get(name)
         if signal is None or not _takes(rule, signal) or not rule.is_worth_something(signal.value):
             continue

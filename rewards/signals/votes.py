@@ -96,26 +96,28 @@ class Rules:
     def __init__(self, task: Task) -> None:
         """Raises InvalidTask if it asks for a signal that it does not declare."""
         self.task = task
-        self._order = [name for name, _ in task.ranked_signals]
         windows = {name: rule.window_seconds or 0.0 for name, rule in task.signals.items()}
         self.slow = {name: window for name, window in windows.items() if window > task.window_seconds}
-        self.asked_for: frozenset[str] = frozenset()
-        if task.asking is not None:
-            thumbs = tuple(name for name, rule in task.signals.items() if rule.means == "thumbs")
-            self.asked_for = frozenset(task.asking.signals or thumbs)
-            if unknown := sorted(self.asked_for - task.signals.keys()):
-                raise InvalidTask(
-                    f"{task.where('asking', 'signals')}: asking.signals: {unknown[0]!r} is no signal of task {task.name!r}; "
-                    f"ask for some of {sorted(task.signals)}"
-                )
+        if unknown := sorted(task.asked_for - task.signals.keys()):
+            raise InvalidTask(
+                f"{task.where('asking', 'signals')}: asking.signals: {unknown[0]!r} is no signal of task {task.name!r}; "
+                f"ask for some of {sorted(task.signals)}"
+            )
 
     def waiting(self, item: Item, decided_by: str | None) -> list[str]:
         """The slow signals that have not come, and would decide in place of this one; none where users decide nothing."""
         if item.fault == "model" or self.task.signals_weight <= 0:
             return []
         heard = {signal.name for signal in item.signals}
-        above = self._order if decided_by is None else self._order[: self._order.index(decided_by)]
-        return [name for name in above if name in self.slow and name not in heard]
+        asked = _was_asked(item)
+        order = [name for name, _ in (self.task.ranked_signals if asked else self.task.ranked_unasked)]
+        above = order if decided_by is None else order[: order.index(decided_by)]
+        return [name for name in above if name in self.slow and name not in heard and self.share(name, asked=asked) > 0]
+
+    def share(self, name: str, *, asked: bool) -> float:
+        """What a signal weighs, whoever sent it."""
+        asking = self.task.asking
+        return 1.0 if asking is None or asked or name not in self.task.asked_for else asking.volunteers
 
     def vote(self, item: Item) -> Vote | None:
         """Whose word the reward is; None if it is nobody's."""
@@ -129,7 +131,9 @@ class Rules:
         low, high = self.task.reward.low, self.task.reward.high
         is_good = score.value >= low + _HALF * (high - low)
         submitter = newest.submitter
-        person = (submitter.id if submitter.id != ANONYMOUS else item.person or "")[:_MAX_ID]
+        # The question's own name for them was never checked; PostgreSQL keeps no NUL.
+        asker = (item.person or "").replace("\0", "")
+        person = (submitter.id if submitter.id != ANONYMOUS else asker)[:_MAX_ID]
         is_user = submitter.kind == "user"
         is_watched = is_user and self.task.trust.burst is not None
         return Vote(
@@ -164,27 +168,29 @@ class Ballot:
             if counted:
                 self.made[item.key] = (earlier or Made("", 0.0, 1.0, "", None, 0.0))._replace(counted=counted)
             return Made("", 0.0, 1.0, "", item.reward, 0.0), ""
-        if earlier is not None and earlier.submitter == vote.submitter:
-            made = self._revised(item, vote, earlier)
+        share = rules.share(vote.name, asked=_was_asked(item))
+        # A volunteer who then says what counts unasked: if the first word weighed nothing, nothing was charged for it.
+        is_new = earlier is not None and earlier.reason == "not_asked" and earlier.weight == 0.0 < share
+        if earlier is not None and earlier.submitter == vote.submitter and not is_new:
+            made = self._revised(item, vote, earlier, share)
         else:
-            made = self._weighed(rules, item, vote)
+            made = self._weighed(rules, item, vote, share)
         reason = made.reason
         if made.weight == 0.0 and earlier is not None and earlier.submitter and earlier.weight > 0.0:
             made = earlier
         self.made[item.key] = made._replace(counted=counted)
         return made, reason
 
-    def _revised(self, item: Item, vote: Vote, earlier: Made) -> Made:
+    def _revised(self, item: Item, vote: Vote, earlier: Made, share: float) -> Made:
         """The same person says something else, or more is known: nothing is charged twice."""
         if vote.who and earlier.reason != "not_asked":
             self.people[vote.who].total += vote.value - earlier.value
+        if earlier.reason == "not_asked" and share == 1.0:
+            earlier = earlier._replace(weight=1.0, reason="")
         return earlier._replace(reward=item.reward, value=vote.value)
 
-    def _weighed(self, rules: Rules, item: Item, vote: Vote) -> Made:
-        trust, asking, share = rules.task.trust, rules.task.asking, 1.0
-        offset, reason = 0.0, ""
-        if asking is not None and vote.name in rules.asked_for and not _was_asked(item):
-            share, reason = asking.volunteers, "not_asked"
+    def _weighed(self, rules: Rules, item: Item, vote: Vote, share: float) -> Made:
+        trust, offset, reason = rules.task.trust, 0.0, "" if share == 1.0 else "not_asked"
         if share > 0.0 and vote.who is not None and vote.everybody is not None:
             person = self.people[vote.who]
             if trust.relative:

@@ -15,9 +15,7 @@ from rewards.verifiers.strict_json import NotJson, canonical, read_json, read_pr
 from rewards.verifiers.texts import without_reasoning
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_MARKS = (
-    r"<[|/]?\s?(?:tool|function)[\s_-]?calls?|\[/?tool_calls?\]|<function=|```tool|\"(?:arguments|tool_calls)\"\s?:"
-)
+_MARKS = r"<[|/]?\s?(?:tool|function)[\s_-]?calls?|\[/?tool_calls?\]|<function=|<invoke\s|```tool|\"(?:arguments|tool_calls)\"\s?:"
 _LIST_OF_OBJECTS = re.compile(r"\[\s*[{\]]")
 
 
@@ -41,7 +39,11 @@ def traces_of(names: Iterable[str]) -> re.Pattern[str]:
     """What words do not look like: the marks of calls in several dialects, and any mention of a tool as if called."""
     tools = "|".join(re.escape(name) for name in names)
     return re.compile(
-        rf'{_MARKS}|"\w+"\s?:\s?"(?:{tools})"|^[ \t]*(?:{tools})\(.*\)[ \t]*$', re.IGNORECASE | re.MULTILINE
+        rf'{_MARKS}|"\w+"\s?:\s?"(?:{tools})"|^[ \t]*\[?(?:{tools})\(.*\)\]?[ \t]*$'
+        # Begun and not ended; ReAct; Harmony; a name before its arguments.
+        rf"|^[ \t]*\[?(?:{tools})\((?:\w+=|[\"'{{\[])|^[ \t]*Action:[ \t]?(?:{tools})\b|\bto=functions\.|\bcall:(?:{tools})\{{"
+        rf"|^[ \t]*(?:{tools})[ \t]?\{{",
+        re.IGNORECASE | re.MULTILINE,
     )
 
 

@@ -8,7 +8,6 @@ What the program does, or leaves undone, is the model's fault; what the sandbox 
 from __future__ import annotations
 
 import functools
-import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from pydantic import Field
 
 from contracts.errors import InvalidTask, Unavailable
 from contracts.tasks.part import Part
+from rewards.killable.cores import num_cores
 from rewards.sandbox.choose import sandbox_named
 from rewards.sandbox.port import Limits, Sandbox, SandboxBroken
 from rewards.sandbox.programs import Program, ProgramFailed
@@ -140,7 +140,7 @@ def build(
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
     """One for all tasks: programs that wait for a core would only use up their time."""
-    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sandbox")
+    return ThreadPoolExecutor(num_cores(), thread_name_prefix="sandbox")
 
 
 def first_block(text: str) -> str | None:

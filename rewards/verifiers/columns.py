@@ -76,6 +76,10 @@ def _check(reward: object, config: ColumnsConfig) -> Check:
         return unlabelled("it has nothing to say")
     if isinstance(reward, bool) or not isinstance(reward, int | float):
         return broken(f"it answered {reward!r}, which is no number")
+    try:
+        reward = float(reward)
+    except OverflowError:
+        return broken("it answered a whole number that no float can hold")
     if not math.isfinite(reward):
         return broken(f"it answered {reward!r}")
     if not config.minimum <= reward <= config.maximum:

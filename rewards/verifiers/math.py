@@ -2,7 +2,8 @@ r"""`math`: the boxed answer is worth the same as `metadata.reference`, by math-
 
 Only what stands in `\boxed{...}` counts, after the reasoning in `<think>` if there is any. Several different boxes are a
 list: naming two answers is another answer than naming one. Within a box nothing may stand beside the value: no second
-number in a `\text{...}`, and in a chain of equations every side that is a number must be the right one.
+number in a `\text{...}`, and in a chain of equations every side that is a number must be the right one. A restated question
+is no answer: an integral, a sum or the like that is still to be worked out, or 17 x 23 where the reference is 391.
 
 It runs in workers that are killed at the deadline: SymPy computes `9^{9^{9^9}}` if asked to. math-verify's own timeouts
 are off, for they need the main thread.
@@ -19,6 +20,7 @@ from contracts.errors import InvalidTask
 from rewards.killable import Setup, pool_for
 from rewards.killable.referee import refereed
 from rewards.verifiers.check import BatchVerifier, Check, Context, wrong
+from rewards.verifiers.texts import without_reasoning
 
 VERSION = 1
 
@@ -42,9 +44,10 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
 
 def answer_in(text: str) -> str | Check:
     """What the boxes say, joined by commas, or why that is no answer."""
-    boxes = boxed(text.rpartition("</think>")[2])
+    spoken = without_reasoning(text)
+    boxes = [] if spoken is None else boxed(spoken.rpartition("</think>")[2])
     if not boxes:
-        return wrong("no \\boxed{} answer")
+        return wrong("<think> is never closed" if spoken is None else "no \\boxed{} answer")
     answer = ", ".join(dict.fromkeys(box.strip() for box in boxes))
     if len(answer) > _MAX_ANSWER:
         return wrong(f"the boxed answer is longer than {_MAX_ANSWER} characters")

@@ -6,7 +6,7 @@ from typing import Any
 
 from latex2sympy2_extended.latex2sympy2 import NormalizationConfig  # type: ignore[import-untyped]
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Basic, Eq  # type: ignore[import-untyped]
+from sympy import Add, Basic, Derivative, Eq, Integer, Integral, Limit, Mul, Product, Sum  # type: ignore[import-untyped]
 from sympy.core.relational import Relational  # type: ignore[import-untyped]
 
 
@@ -22,6 +22,7 @@ def _extraction(*, is_strict: bool) -> LatexExtractionConfig:
 
 _ANSWERS = _extraction(is_strict=True)
 _REFERENCES = _extraction(is_strict=False)
+_OPEN = (Integral, Derivative, Sum, Product, Limit)
 
 
 def parsed(latex: str, *, is_strict: bool = True) -> list[Any]:
@@ -38,7 +39,7 @@ def parsed(latex: str, *, is_strict: bool = True) -> list[Any]:
 
 def equals(gold: list[Any], given: list[Any]) -> bool:
     """They are worth the same. math-verify reads an equation by its last side, so that `7=5` is 5: we read all of it."""
-    if not verify(gold, given, timeout_seconds=None):
+    if any(_restates(expression, gold) for expression in given) or not verify(gold, given, timeout_seconds=None):
         return False
     if any(isinstance(expression, Relational) for expression in gold):
         return True
@@ -51,3 +52,15 @@ def equals(gold: list[Any], given: list[Any]) -> bool:
         if not side.free_symbols
     ]
     return all(verify(gold, [side], timeout_seconds=None) for side in sides)
+
+
+def _restates(given: Any, gold: list[Any]) -> bool:
+    """It is the question and not its answer: an integral, a sum or the like to be worked out, or 17 x 23 where 391 is asked."""
+    known = [expression for expression in gold if isinstance(expression, Basic)]
+    if not isinstance(given, Basic) or not known:
+        return False
+    if given.has(*_OPEN) and not any(expression.has(*_OPEN) for expression in known):
+        return True
+    is_number = all(isinstance(expression, Integer) for expression in known)
+    is_undone = isinstance(given, Add | Mul) and all(isinstance(part, Integer) for part in given.args)
+    return is_number and is_undone and -1 not in given.args

@@ -80,4 +80,6 @@ def _script(name: str, folder: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidTask(f"{path}: {error}; it is relative to the task file", param="databases") from error
+        why = getattr(error, "strerror", None) or str(error)
+        hint = "it takes files, relative to the task file; SQL in place goes under `setup`"
+        raise InvalidTask(f"{str(path)[:80]!r}: {why}; {hint}", param="databases") from error

@@ -85,7 +85,10 @@ def problem_of(validator: Any, value: Any) -> str:
     try:
         validator.validate(value)
     except jsonschema_rs.ValidationError as error:
-        return str(error.message)
+        place = ".".join(map(str, error.instance_path))
+        # What no schema allows is named by the value alone: the keyword says why.
+        by = f" ({error.schema_path[-1]})" if error.schema_path and error.message.startswith("False schema") else ""
+        return f"{place}: {error.message}{by}" if place else f"{error.message}{by}"
     return ""
 
 

@@ -25,6 +25,7 @@ from rewards.verifiers.check import (
     wrong,
 )
 from rewards.verifiers.strict_json import compile_schema, problem_of
+from rewards.verifiers.texts import without_reasoning
 
 VERSION = 1
 
@@ -46,7 +47,7 @@ class Config(Part):
     tools: tuple[Tool, ...] = Field(min_length=1)
     """Which tools there are."""
     required: bool = True
-    """Whether an answer without any call fails. If not, it passes, unless it looks like a call that is none. With
+    """Whether an answer without any call fails. If not, words pass, unless they look like a call that is none. With
     `match`, the reference decides where there is one."""
     at_most: int | None = Field(default=None, ge=1)
     """How many calls there may be."""
@@ -78,6 +79,8 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
             _check_calls(calls, rule, schemas)
         except Malformed as error:
             return wrong(str(error))
+        if not calls and not (without_reasoning(answer.text) or "").strip():
+            return wrong("neither a call nor words")
         if rule.match != "valid" and answer.reference is not None:
             return _compared(rule, calls, answer.reference)
         if rule.required and not calls:

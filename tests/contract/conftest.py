@@ -14,14 +14,29 @@ from contracts.database import Database, create_database
 SERVER = os.environ.get("MILLRACE_DATABASE")
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.services)])
+KINDS = ("sqlite", pytest.param("postgresql", marks=pytest.mark.services))
+
+
+@pytest.fixture(params=KINDS)
+def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """Without tables."""
+    opened = a_database(request.param, tmp_path)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(params=KINDS)
 def any_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    if request.param == "sqlite":
-        opened = Database(f"sqlite:///{tmp_path / 'm.db'}")
-    elif SERVER is None:
-        pytest.skip("no MILLRACE_DATABASE: run make test-services")
-    else:
-        opened = Database(create_database(SERVER, f"millrace_test_{secrets.token_hex(6)}"))
+    """With the tables of the newest migration."""
+    opened = a_database(request.param, tmp_path)
     opened.migrate()
     yield opened
     opened.close()
+
+
+def a_database(kind: str, folder: Path) -> Database:
+    if kind == "sqlite":
+        return Database(f"sqlite:///{folder / 'm.db'}")
+    if SERVER is None:
+        pytest.skip("no MILLRACE_DATABASE: run make test-services")
+    return Database(create_database(SERVER, f"millrace_test_{secrets.token_hex(6)}"))

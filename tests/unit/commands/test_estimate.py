@@ -70,6 +70,16 @@ def test_rewards_are_shown_in_the_range_of_the_task() -> None:
 
 
 @pytest.mark.parametrize(
+    ("differences", "words"),
+    [([0.8, 0.8, 0.8], "too few"), ([-0.9, -0.9], "too few"), ([0.0, 1.2], "1.000  (0.000 to 1.000)")],
+)
+def test_no_estimate_lies_outside_the_range_of_rewards(differences: list[float], words: str) -> None:
+    known = Known(predicted=sums_of([0.5] * 200), difference=sums_of(differences))
+    row = [next(iter(column.cells)) for column in table_of(a_task(), {7: known}).columns]
+    assert row[-1] == words
+
+
+@pytest.mark.parametrize(
     ("name", "task", "says"),
     [("chat", TASK, r"add \[audit\] to .*task.toml:1"), ("talk", TASK, r"no task 'talk' in .*; there are \['chat'\]")],
 )

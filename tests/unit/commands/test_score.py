@@ -150,6 +150,11 @@ def test_wrong_options_are_refused(options: dict[str, Any], says: str) -> None:
         score([], **options)
 
 
+def test_a_kind_that_needs_a_config_says_how_to_give_it_one() -> None:
+    with pytest.raises(InvalidTask, match=r"config\.pattern: Field required; --config FILE gives it a config"):
+        run_score(verifier="regex")
+
+
 def test_a_mistake_in_a_config_file_is_named_by_its_line(tmp_path: Path) -> None:
     config = tmp_path / "regex.toml"
     config.write_text('pattern = "a"\n\nmust = "find"\n')

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -190,3 +191,21 @@ def test_an_assessment_holds_all_scores_and_the_cluster_of_the_prompt(assessor: 
     assert found.verdict.reward == 1.0
     assert found.cluster.startswith("other-")
     assert not made.is_slow
+
+
+def test_the_tasks_of_a_batch_are_waited_for_side_by_side(assessor: Assessors, tmp_path: Path) -> None:
+    both = threading.Barrier(2, timeout=10.0)
+
+    def meet(_asked: Asked) -> str:
+        both.wait()
+        return verdict("yes")
+
+    with judge_server(meet) as running:
+        task = a_task(tmp_path, running.url, role="watch")
+        made = assessor(task, task.model_copy(update={"name": "other"}))
+        items = [
+            opened(a_generation("one two", task=name, completion_id=new_completion_id()))
+            for name in ("booking", "other")
+        ]
+        graded = made.grade(items)
+    assert [[check.value for check in item.checks] for item in graded] == [[1.0], [1.0]]

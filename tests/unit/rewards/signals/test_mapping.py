@@ -46,6 +46,17 @@ def test_what_each_meaning_is_worth_unless_the_task_says_otherwise(name: str, va
     assert score.value == pytest.approx(worth)
 
 
+def test_a_volunteer_hides_nobody_elses_word() -> None:
+    task = task_of("thumbs", "accept", asking={"probability": 0.1})
+    about = a_generation("one two three")
+    said = [a_signal(about, "thumbs", "up"), a_signal(about, "accept", False)]
+    for was_asked, decided in ((True, "thumbs"), (False, "accept")):
+        scores = score_signals(task, About("one two three", 101.0, was_asked), said)
+        assert {score.name for score in scores if score.weight} == {decided}
+    (alone,) = score_signals(task, About("one two three", 101.0, was_asked=False), said[:1])
+    assert (alone.name, alone.weight) == ("thumbs", 1.0)  # it is for the weighing to say that nobody had asked
+
+
 @pytest.mark.parametrize(("correction", "worth"), [("one two three", 0.75), ("one two", 7 / 13 - 0.25), ("zzz", -0.25)])
 def test_an_edit_is_worth_what_was_kept(correction: str, worth: float) -> None:
     (score,) = scores_of(task_of("edit"), ("edit", correction), correction=correction)
@@ -93,3 +104,12 @@ def test_kept_share_of_long_texts_is_quick_and_bounded() -> None:
     assert kept_share("x" * 1_000_000, "x" * 1_000_000) == 1.0
     assert kept_share("", "") == 1.0
     assert kept_share("", "new") == 0.0
+
+
+def test_a_value_of_another_type_says_nothing() -> None:
+    """As where the task file has changed since, or another task's signal has the same name."""
+    rules = {"number": {"type": "number"}, "label": {"type": "label", "labels": {"a": 1.0}}, "edit": {"means": "edit"}}
+    task = Task.model_validate({"name": "t", "reward": {"low": -1.0}, "signals": rules})
+    assert scores_of(task, ("number", "up"), ("label", 1), ("edit", True)) == []
+    assert scores_of(task, ("number", True), ("label", "b")) == []
+    assert [score.value for score in scores_of(task, ("number", "up"), ("label", "a"))] == [1.0]

@@ -196,6 +196,34 @@ def test_volunteers_may_be_given_some_weight(database: Database) -> None:
     assert values(weighed(database, [asked], asking=asking)) == [(1.0, "")]
 
 
+@pytest.mark.parametrize("volunteers", [0.0, 0.25])
+def test_a_volunteer_who_then_says_what_nobody_need_ask_for_counts_in_full(
+    database: Database, volunteers: float
+) -> None:
+    changes = {
+        "signals": {"thumbs": {"means": "thumbs"}, "accepted": {"means": "accept"}},
+        "reward": {"low": -1.0},
+        "asking": {"probability": 0.1, "volunteers": volunteers},
+        "trust": {"votes": 1},
+    }
+    items = [an_item(0, "ann", 1.0), an_item(0, "ann", 0.75, name="accepted", revision=2), an_item(1, "ann", 1.0)]
+    first, second, _ = weighed(database, items, **changes)
+    assert (first.value, first.reason) == (volunteers, "not_asked")
+    assert second == (1.0, "", 0.75)
+    with database.snapshot() as connection:
+        assert connection.execute(select(submitter)).one().window_num == 1  # charged once
+
+
+def test_what_nobody_was_asked_for_is_not_waited_for(database: Database) -> None:
+    signals = {"thumbs": {"means": "thumbs"}, "accepted": {"means": "accept"}}
+    changes = {"signals": signals, "reward": {"low": -1.0}, "asking": {"probability": 0.1}}
+    about = {"name": "accepted", "provisional": True, "finished_at": NOW, "at": NOW + 60.0}
+    items = [an_item(0, "ann", 0.75, **about), an_item(1, "bob", 0.75, ask_probability=1.0, **about)]
+    unasked, asked = weighed(database, items, **changes)
+    assert unasked.value == 1.0
+    assert asked.value < 1.0
+
+
 def test_a_task_that_asks_for_what_it_does_not_declare_is_refused() -> None:
     with pytest.raises(InvalidTask, match=r"'stars' is no signal of task 'chat'; ask for some of \['thumbs'\]"):
         Weighing({"chat": a_task(asking={"probability": 0.1, "signals": ["stars"]})}, lambda: NOW)

@@ -45,6 +45,11 @@ def check(verifier: BatchVerifier, text: str, reference: str = "5") -> Check:
         (r"\boxed{5, 1}", "1, 5"),
         (r"one is \boxed{1}, the other \boxed{5}", "1, 5"),
         (r"\boxed{1 < x}", "x > 1"),
+        (r"\boxed{2 \cdot 3}", r"2 \cdot 3"),
+        (r"\boxed{-(5)}", "-5"),
+        (r"\boxed{2^{10}}", "1024"),
+        (r"\boxed{5 \cdot 10^3}", "5000"),
+        (r"\boxed{\sum_{k=1}^{n} k}", r"\sum_{k=1}^{n} k"),
     ],
 )
 def test_what_is_worth_the_same_passes(verifier: BatchVerifier, text: str, reference: str) -> None:
@@ -75,6 +80,13 @@ def test_what_is_worth_the_same_passes(verifier: BatchVerifier, text: str, refer
         r"\boxed{x}",
         "The answer is $5$.",
         r"<think>\boxed{5}</think> I do not know.",
+        r"<think>It must be \boxed{5}",
+        r"\boxed{1 \cdot 5}",
+        r"\boxed{2 + 3}",
+        r"\boxed{\sum_{k=2}^{3} k}",
+        r"\boxed{\int_0^5 1 dx}",
+        r"\boxed{\lim_{x \to 5} x}",
+        r"\boxed{\frac{d}{dx} 5x}",
         "",
     ],
 )

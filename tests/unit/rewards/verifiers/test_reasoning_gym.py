@@ -4,12 +4,14 @@ import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from contracts.errors import InvalidTask
 from rewards.verifiers import reasoning_gym
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, wrong
+from rewards.verifiers.reasoning_gym_guard import arithmetic
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="needs the extra `reasoning`")
 CONFIG = {"dataset": "chain_sum", "seed": 3, "size": 20}
@@ -93,3 +95,42 @@ def test_the_command_names_what_is_wrong() -> None:
     done = subprocess.run([*PROMPTS, "no_such_thing"], capture_output=True, text=True, check=False)  # noqa: S603 as above
     assert done.returncode == 2
     assert "no_such_thing" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dataset", "honest"), [("countdown", ""), ("polynomial_multiplication", ""), ("binary_matrix", "[[0]]")]
+)
+def test_scorers_that_evaluate_an_answer_run_nothing_of_it(dataset: str, honest: str, tmp_path: Path) -> None:
+    """An answer that took over its worker gave every later one the best value."""
+    verifier, mark = reasoning_gym.build({"dataset": dataset, "size": 1}, Context(10.0)), tmp_path / "mark"
+    reference = '{"index": 0}'
+    before = check(verifier, f"<answer>{honest or '1'}</answer>", reference)
+    for attack in (
+        f"__import__('pathlib').Path('{mark}').touch()",
+        f"open('{mark}', 'w')",
+        f"[open('{mark}', 'w') for _ in '1']",
+        f"(lambda: open('{mark}', 'w'))()",
+        f"sympify(\"open('{mark}', 'w')\")",
+        f"1! + open('{mark}', 'w').write('1')",
+        'exec("import reasoning_gym.games.countdown as c; c.CountdownDataset.score_answer = lambda *_: 1.0")',
+        "__import__('time').sleep(60)",
+    ):
+        found = check(verifier, f"<answer>{attack}</answer>", reference)
+        assert found.status == "scored"
+        assert found.value is not None
+        assert found.value < 0.1
+    assert not mark.exists()
+    assert check(verifier, f"<answer>{honest or '1'}</answer>", reference) == before
+
+
+@pytest.mark.parametrize(
+    "text", ["x", "f(1)", "(1).real", "[a for a in 'b']", "lambda: 1", "f'{1}'", "1\n2", "(y := 1)"]
+)
+def test_only_literals_and_operators_are_evaluated(text: str) -> None:
+    with pytest.raises((ValueError, SyntaxError, NameError)):
+        arithmetic(text)
+
+
+def test_literals_and_operators_have_their_value() -> None:
+    assert arithmetic(" [1 + 2, 'a', {'b': (0x10 >> 1) // 3}]") == [3, "a", {"b": 2}]

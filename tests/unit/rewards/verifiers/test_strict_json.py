@@ -58,6 +58,14 @@ def test_what_is_unusual_but_plain_is_read(text: str) -> None:
     assert json_schema.build(ANYTHING)(Answer(text)).value == 1.0
 
 
+def test_a_key_that_stands_twice_among_many_is_found_at_once() -> None:
+    text = "{" + ",".join(f'"{number}":1' for number in range(50_000)) + ',"z":1,"z":2}'
+    started = time.perf_counter()
+    with pytest.raises(NotJson, match="'z' stands twice"):
+        read_json(text)
+    assert time.perf_counter() - started < 2.0
+
+
 def test_an_overflow_does_not_pass_for_the_null_that_some_readers_make_of_it() -> None:
     check = json_schema.build({"schema": {"type": ["null", "number"]}})(Answer("1e999"))
     assert (check.value, check.fault) == (0.0, "model")
@@ -95,6 +103,18 @@ def test_a_schema_too_deep_to_compile_is_refused() -> None:
         schema = {"not": schema}
     with pytest.raises(InvalidTask, match="schema itself"):
         json_schema.build({"schema": schema})
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "says"),
+    [
+        ({"properties": {"a": {"items": {"type": "integer"}}}}, '{"a": [1, "x"]}', 'a.1: "x" is not of type "integer"'),
+        ({"required": ["a"]}, "{}", '"a" is a required property'),
+        ({"additionalProperties": False}, '{"a": 5}', "False schema does not allow 5 (additionalProperties)"),
+    ],
+)
+def test_a_refused_value_is_named_with_its_place(schema: dict[str, Any], text: str, says: str) -> None:
+    assert json_schema.build({"schema": schema})(Answer(text)).reason == says
 
 
 def test_another_field_beside_the_schema_is_refused() -> None:

@@ -105,7 +105,12 @@ def test_words_alone_fail_where_a_call_is_required_and_pass_where_it_is_not() ->
     assert grade(words) == Check(0.0, fault="model", reason="no call")
     assert grade(words, required=False) == Check(1.0)
     assert grade('{"answer": "rain"}', required=False) == Check(1.0)
-    assert grade("", required=False) == Check(1.0)
+    assert grade("now (or later) it rains\nAction: wait", required=False) == Check(1.0)
+
+
+@pytest.mark.parametrize("text", ["", " \n", "<think>Shall I call it?</think>\n"])
+def test_an_empty_answer_is_never_right(text: str) -> None:
+    assert grade(text, required=False) == Check(0.0, fault="model", reason="neither a call nor words")
 
 
 @pytest.mark.parametrize(
@@ -122,6 +127,14 @@ def test_words_alone_fail_where_a_call_is_required_and_pass_where_it_is_not() ->
         "<function=get_weather>{}</function>",
         'get_weather(city="Rome")',
         '[{"name": "get_weather"}]',
+        '[get_weather(city="Rome")]',
+        'get_weather(city="Rome',
+        'get_weather({"city": "Rome"',
+        'get_weather {"city": "Rome"}',
+        "Action: get_weather\nAction Input: Rome",
+        '<invoke name="get_weather">',
+        "<|channel|>commentary to=functions.get_weather <|message|>{}",
+        "<start_function_call>call:get_weather{city:Rome}",
     ],
 )
 def test_what_only_looks_like_a_call_does_not_pass_for_words(text: str) -> None:

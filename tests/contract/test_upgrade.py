@@ -1,0 +1,148 @@
+"""A database of the first release, with samples on their way, is brought to the newest migration and works on."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, MetaData, Table, insert, inspect, select
+
+from contracts import outbox
+from contracts.database import Database
+from contracts.event_log import Message
+from contracts.ledger import generation_counts
+from contracts.local_log import LocalLog
+from contracts.partitions import is_partition, make_days
+from contracts.records import Episode, Experience, Generation, Record, Score, Signal, decode, encode
+from contracts.tables import vote
+from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
+from contracts.worker import Worker
+from pipelines.episodes.handler import EpisodesHandler
+from rewards.queries import stored_scores
+from rewards.worker import RewardsHandler
+from tests.fakes import BOOKING_TASK, a_generation, a_signal, everything, message
+
+ROOT = Path(__file__).parent.parent.parent
+FIRST = "c2e3193157b5"
+TASKS = {"booking": BOOKING_TASK}
+ADDED = {"join_key", "ask_probability", "provisional", "propensity", "seconds"}
+"""Fields that records of the first release lack."""
+
+
+def go_to(database: Database, revision: str) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(ROOT / "migrations"))
+    with database.transaction() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+
+
+def as_it_was(record: Record) -> bytes:
+    """The wire form that the first release gave a record."""
+
+    def without(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: without(item) for name, item in value.items() if name not in ADDED}
+        return [without(item) for item in value] if isinstance(value, list) else value
+
+    return msgspec.msgpack.encode(without(msgspec.msgpack.decode(encode(record))))
+
+
+def write(connection: Connection, into: str, /, **row: object) -> None:
+    """Into a table as it is, not as ours say."""
+    connection.execute(insert(Table(into, MetaData(), autoload_with=connection)).values(row))
+
+
+def write_generation(connection: Connection, record: Generation, **standing: object) -> None:
+    row = {
+        "completion_id": record.completion_id, "choice": 0, "partition": 0, "policy": "booking", "task": "booking",
+        "purpose": "user", "arm": "live", "version": 0, "created_at": 100.0, "joined_at": 102.0, "closes_at": None,
+        "revision": 0, "state": "pending", "state_reason": "", "state_writer": "", "state_epoch": 0, "state_revision": 0,
+        "record": as_it_was(record),
+    }  # fmt: skip
+    write(connection, "generation", **(row | standing))
+
+
+def write_signal(connection: Connection, record: Signal, **state: object) -> None:
+    row = {
+        "completion_id": record.completion_id, "tenant": "default", "id": record.id, "choice": 0, "name": record.name,
+        "submitter": record.submitter.id, "at": 102.0, "received_at": 102.0, "state": "pending", "reason": "",
+        "revision": None, "record": as_it_was(record),
+    }  # fmt: skip
+    write(connection, "signal", **(row | state))
+
+
+def message_of(topic: str, record: Generation | Signal | Episode) -> Message:
+    return outbox.message(topic, record.key, record)._replace(value=as_it_was(record))
+
+
+def test_samples_on_their_way_go_on_with_the_tables_of_the_newest_release(
+    empty_database: Database, event_log: LocalLog
+) -> None:
+    """One was scored and is heard of again, one waits for its window, one is an episode in the log, one is not joined."""
+    go_to(empty_database, FIRST)
+    make_days(empty_database, time.time())
+    scored, silent, sent, logged = (a_generation() for _ in range(4))
+    liked, liked_too = a_signal(scored), a_signal(sent)
+    part = {"name": "accepted", "grader": "signal/1#ab", "value": 1.0, "weight": 1.0, "status": "scored", "fault": "none",
+            "reason": ""}  # fmt: skip
+    with empty_database.transaction() as connection:
+        assert "vote" not in inspect(connection).get_table_names()
+        write_generation(connection, scored, revision=1)
+        write_signal(connection, liked, state="joined", revision=1)
+        write(
+            connection, "score", key=scored.key, revision=1, task="booking", purpose="user", version=0, reward=1.0,
+            status="scored", fault="none", components=[part], at=103.0,
+        )  # fmt: skip
+        write_generation(connection, silent, closes_at=111.0)
+        write_generation(connection, sent, revision=1)
+        write_signal(connection, liked_too, state="joined", revision=1)
+    episode = Episode(key=sent.key, revision=1, reason="decisive", turns=(sent,), signals=(liked_too,), closed_at=103.0)
+    event_log.append([message_of(EPISODES, episode), message_of(GENERATIONS, logged)])
+    event_log.append([message_of(SIGNALS, a_signal(logged, value=False))])
+
+    empty_database.migrate()
+    event_log.append([message(SIGNALS, a_signal(scored, "edited", "a table for three", received_at=105.0, at=105.0))])
+    clock = itertools.count(150).__next__
+    for _ in range(4):
+        Worker(EpisodesHandler(TASKS, clock), empty_database, event_log, clock=lambda: 150.0).step()
+        Worker(RewardsHandler(TASKS, clock, empty_database), empty_database, event_log).step()
+
+    found = [decode(Experience, record.value) for record in everything(event_log, EXPERIENCES)]
+    assert {(item.key, item.revision): item.reward for item in found} == {
+        (scored.key, 2): 0.0, (silent.key, 1): None, (sent.key, 1): 1.0, (logged.key, 1): 0.0,
+    }  # fmt: skip
+    with empty_database.snapshot() as connection:
+        assert generation_counts(connection).states == {"pending": 3, "unlabelled": 1}
+        assert set(connection.execute(select(vote.c.key)).scalars()) == {scored.key, sent.key, logged.key}
+        kept = stored_scores(connection, {scored.key})
+    assert kept[scored.key, 1].reward == 1.0
+    [first] = [msgspec.convert(item, Score) for item in kept[scored.key, 1].components]
+    assert (first.value, first.propensity, first.seconds) == (1.0, 1.0, 0.0)
+
+
+def test_what_was_there_stays_as_it_was(empty_database: Database) -> None:
+    go_to(empty_database, FIRST)
+    record = a_generation()
+    with empty_database.transaction() as connection:
+        write_generation(connection, record, state="trained", state_writer="training", state_version=7)
+    before = contents(empty_database)
+    empty_database.migrate()
+    after = contents(empty_database)
+    assert {name: rows for name, rows in after.items() if name in before and name != "alembic_version"} == {
+        name: rows for name, rows in before.items() if name != "alembic_version"
+    }
+    assert not any(rows for name, rows in after.items() if name not in before)
+
+
+def contents(database: Database) -> dict[str, list[object]]:
+    """Every table that is there, with its rows."""
+    with database.snapshot() as connection:
+        names = [name for name in inspect(connection).get_table_names() if not is_partition(name)]
+        tables = [Table(name, MetaData(), autoload_with=connection) for name in names]
+        return {table.name: [tuple(row) for row in connection.execute(select(table))] for table in tables}
