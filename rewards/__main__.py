@@ -15,6 +15,6 @@ def main(home: Path, stop: threading.Event) -> None:
     """Score until `stop` is set."""
     settings = load_settings(home)
     database = settings.database()
-    handler = RewardsHandler(load_tasks(settings.tasks), database=database)
+    handler = RewardsHandler(load_tasks(settings.tasks), database=database, secret=settings.run.encode()[:64])
     Worker(handler, database, settings.event_log()).run(stop)
     handler.close()

@@ -53,13 +53,21 @@ class Assessor:
     """The graders of some tasks. It owns threads and connections to judges: close it."""
 
     def __init__(
-        self, tasks: Mapping[str, Task], store: JudgeStore | None = None, siblings: Siblings = no_siblings
+        self,
+        tasks: Mapping[str, Task],
+        store: JudgeStore | None = None,
+        siblings: Siblings = no_siblings,
+        secret: bytes = b"",
     ) -> None:
-        """`store`: what judges said and cost, by default for as long as this process. Raises InvalidTask."""
+        """`store`: what judges said and cost, by default for as long as this process. `secret`: of the audit's draw.
+
+        Raises:
+            InvalidTask: a verifier or judge cannot be had.
+        """
         self._tasks = tasks
         self._http: httpx.Client | None = new_http() if any(task.judges for task in tasks.values()) else None
         store = store or MemoryStore()
-        self._panels = {name: Panel(task, judges_of(task, store, self._http)) for name, task in tasks.items()}
+        self._panels = {name: Panel(task, judges_of(task, store, self._http), secret) for name, task in tasks.items()}
         self._compared = {
             name for name, task in tasks.items() if any(judge.protocol == "pairwise" for judge in task.judges)
         }
@@ -96,6 +104,18 @@ class Assessor:
         cluster = self._clusters[task.name].of(words_of(item.body.messages))
         verdict = combine(task, self._panels[task.name].graders, item.checks, signals)
         return Assessed(item, tuple(signals), verdict, cluster)
+
+    def unheard(self, assessed: Assessed, reason: str) -> Verdict:
+        """The verdict where the vote that decided does not count: none, or what the graders alone make of it if the task
+        lets them carry what is missing.
+        """
+        task = self._tasks[assessed.item.turn.task]
+        none = Verdict(None, "unlabelled", "none", reason)
+        if task.reward.missing != "renormalise":
+            return none
+        graders = self._panels[task.name].graders
+        verdict = combine(task, graders, assessed.item.checks, [], has_signals=False)
+        return none if verdict.reward is None else verdict
 
     def close(self) -> None:
         """Let go of threads and connections."""

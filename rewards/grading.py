@@ -21,10 +21,11 @@ from rewards.verifiers.registry import graders_of
 class Panel:
     """The graders of one task."""
 
-    def __init__(self, task: Task, others: Sequence[Grader] = ()) -> None:
-        """`others`: what comes after the verifiers, the judges. Raises InvalidTask."""
+    def __init__(self, task: Task, others: Sequence[Grader] = (), secret: bytes = b"") -> None:
+        """`others`: what comes after the verifiers, the judges. `secret`: as of `is_audited`. Raises InvalidTask."""
         self.graders: list[Grader] = [*graders_of(task), *others]
         self._audit = task.audit
+        self._secret = secret
 
     @property
     def is_slow(self) -> bool:
@@ -59,7 +60,7 @@ class Panel:
         """Places that a slow grader is not asked about, and why."""
         if self._audit is not None and grader.name == self._audit.judge:
             probability = self._audit.probability
-            drawn = {index for index, answer in enumerate(answers) if is_audited(answer.key, probability)}
+            drawn = {index for index, answer in enumerate(answers) if is_audited(answer.key, probability, self._secret)}
             return {index: "not drawn for the audit" for index in range(len(answers)) if index not in drawn}
         return {} if grader.role == "watch" else dict.fromkeys(refused, "a gate refused the answer")
 

@@ -29,8 +29,18 @@ def is_refusal(score: Score) -> bool:
     return score.status == "scored" and score.value == 0.0
 
 
-def combine(task: Task, graders: Sequence[Grader], checks: Sequence[Score], signals: Sequence[Score]) -> Verdict:
-    """Combine the scores of the graders (in their order) with those of the signals, of which weights tell who decides."""
+def combine(
+    task: Task,
+    graders: Sequence[Grader],
+    checks: Sequence[Score],
+    signals: Sequence[Score],
+    *,
+    has_signals: bool = True,
+) -> Verdict:
+    """Combine the scores of the graders (in their order) with those of the signals, of which weights tell who decides.
+
+    `has_signals` False: what users did has no part in it, neither their silence.
+    """
     rule = task.reward
     graded = list(zip(graders, checks, strict=True))
     gates = [score for grader, score in graded if grader.role == "gate"]
@@ -44,7 +54,7 @@ def combine(task: Task, graders: Sequence[Grader], checks: Sequence[Score], sign
         return missing
     span = rule.high - rule.low
     parts = [(score.weight, rule.low + span * (score.value or 0.0)) for score in kept]
-    if task.signals_weight > 0:
+    if has_signals and task.signals_weight > 0:
         said = _said(task, signals, [score for grader, score in graded if grader.role == "signal"])
         if isinstance(said, Verdict):
             return said

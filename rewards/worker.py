@@ -45,16 +45,21 @@ class RewardsHandler:
     topics = (EPISODES,)
 
     def __init__(
-        self, tasks: Mapping[str, Task], clock: Callable[[], float] = time.time, database: Database | None = None
+        self,
+        tasks: Mapping[str, Task],
+        clock: Callable[[], float] = time.time,
+        database: Database | None = None,
+        secret: bytes = b"",
     ) -> None:
-        """`database`: of the judges; without it they remember nothing, and compare nothing.
+        """`database`: of the judges; without it they remember nothing, and compare nothing. `secret`: who is not told it
+        cannot tell which samples are audited; all replicas have the same.
 
         Raises:
             InvalidTask: a verifier or judge cannot be had.
         """
         self._tasks = tasks
         self._clock = clock
-        self._assessor = Assessor(tasks) if database is None else _with_memory(tasks, database)
+        self._assessor = Assessor(tasks) if database is None else _with_memory(tasks, database, secret)
         self._weighing = Weighing(tasks, clock)
         self._monitors = Monitors(tasks)
 
@@ -109,7 +114,7 @@ class RewardsHandler:
         for place, weight in zip(users, weights, strict=True):
             assessed = found[place]
             if weight.value == 0.0 and weight.reason:
-                made[place] = (Verdict(None, "unlabelled", "none", weight.reason), 1.0)
+                made[place] = (self._assessor.unheard(assessed, weight.reason), 1.0)
             else:
                 made[place] = (assessed.verdict._replace(reward=weight.reward), weight.value)
         return made
@@ -217,9 +222,9 @@ def _noted(assessed: Assessed) -> Noted:
     )
 
 
-def _with_memory(tasks: Mapping[str, Task], database: Database) -> Assessor:
+def _with_memory(tasks: Mapping[str, Task], database: Database, secret: bytes) -> Assessor:
     def siblings(completion_ids: Collection[str]) -> Mapping[str, Mapping[int, str]]:
         with database.snapshot() as connection:
             return siblings_of(connection, completion_ids)
 
-    return Assessor(tasks, DatabaseStore(database), siblings)
+    return Assessor(tasks, DatabaseStore(database), siblings, secret)

@@ -86,9 +86,17 @@ class SignalRule(Part):
             return self.reward
         return self.labels.get(str(value).lower() if self.type == "bool" else str(value))
 
+    def takes(self, value: Scalar) -> bool:
+        """Whether `check` passes. A signal may have been taken for another task, or before the task file changed."""
+        try:
+            self.check("", value)
+        except InvalidValue:
+            return False
+        return True
+
     def is_worth_something(self, value: Scalar) -> bool:
-        """Whether a value that passed `check` says how good the answer was."""
-        return self.is_graded_edit or self.reward_of(value) is not None
+        """Whether a value says how good the answer was."""
+        return self.takes(value) and (self.is_graded_edit or self.reward_of(value) is not None)
 
     @property
     def is_graded_edit(self) -> bool:

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from rapidfuzz.distance import Levenshtein
 
-from contracts.errors import InvalidValue
 from contracts.records import Score, Signal
 from contracts.tasks import Task
 from contracts.tasks.signals import SignalRule
@@ -41,7 +40,7 @@ def score_signals(task: Task, about: About, signals: Iterable[Signal]) -> list[S
     is_decided = False
     for name, rule in task.ranked_signals if about.was_asked else task.ranked_unasked:
         signal = newest.get(name)
-        if signal is None or not _takes(rule, signal) or not rule.is_worth_something(signal.value):
+        if signal is None or not rule.is_worth_something(signal.value):
             continue
         if rule.min_seconds > 0 and (early := signal.at - about.finished_at) < rule.min_seconds:
             reason = f"{early:.1f} s after the answer: a slip of the hand"
@@ -60,16 +59,6 @@ def kept_share(answer: str, edited: str) -> float:
     Of very long texts only the beginnings are compared, since the distance takes time quadratic in the length.
     """
     return Levenshtein.normalized_similarity(answer[:_MAX_COMPARED], edited[:_MAX_COMPARED])
-
-
-def _takes(rule: SignalRule, signal: Signal) -> bool:
-    """The value is of the rule's type: the task file may have changed, or another task's signal has the same name."""
-    try:
-        rule.check(signal.name, signal.value)
-    except InvalidValue:
-        # A label that is gone is worth nothing anyway.
-        return False
-    return True
 
 
 def _worth(rule: SignalRule, signal: Signal, about: About) -> tuple[float | None, str]:

@@ -15,7 +15,6 @@ from contracts.ids import route_of
 from contracts.records import Scalar, Signal, Submitter
 from contracts.tables import MAX_KEY
 from contracts.tasks import Task
-from contracts.tasks.signals import SignalRule
 from services.http import read_shape
 
 MAX_AHEAD_SECONDS = 60.0
@@ -131,16 +130,12 @@ def _check_value(item: FeedbackItem, tasks: Mapping[str, Task]) -> None:
     if not rules:
         declared = sorted({name for task in tasks.values() for name in task.signals})
         raise UnknownSignal(f"no task declares a signal {item.name!r}; declared: {', '.join(declared)}", param="name")
-    if not any(_takes(rule, item) for rule in rules):
+    if not any(rule.takes(item.value) for rule in rules):
         rules[0].check(item.name, item.value)
-
-
-def _takes(rule: SignalRule, item: FeedbackItem) -> bool:
-    try:
-        rule.check(item.name, item.value)
-    except InvalidValue:
-        return False
-    return True
+    if isinstance(item.value, int) and not -(2**63) <= item.value < 2**63:
+        raise InvalidValue(
+            f"value {str(item.value)[:20]}... is no number of 64 bits; send a smaller one", param="value"
+        )
 
 
 def _time_of(at: str | float | None, now: float) -> float:
