@@ -43,6 +43,12 @@ def route_of(completion_id: str) -> int:
     return (uuid.UUID(value).int >> 64) & (NUM_ROUTES - 1)
 
 
+def time_of(completion_id: str) -> float:
+    """When an id was made, UTC epoch seconds, to the millisecond; of a text that is none of ours 0."""
+    value = completion_id[len(_PREFIX) :]
+    return (uuid.UUID(value).int >> 80) / 1000 if _UUID7.fullmatch(value) else 0.0
+
+
 def route_of_text(text: str) -> int:
     """The route of any other key, such as a session id."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=2).digest()) % NUM_ROUTES

@@ -106,8 +106,9 @@ class Assessor:
         return Assessed(item, tuple(signals), verdict, cluster)
 
     def unheard(self, assessed: Assessed, reason: str) -> Verdict:
-        """The verdict where the vote that decided does not count: none, or what the graders alone make of it if the task
-        lets them carry what is missing.
+        """The verdict where the vote that decided does not count.
+
+        None, or what the graders alone make of it if the task lets them carry what is missing.
         """
         task = self._tasks[assessed.item.turn.task]
         none = Verdict(None, "unlabelled", "none", reason)

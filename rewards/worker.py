@@ -51,8 +51,13 @@ class RewardsHandler:
         database: Database | None = None,
         secret: bytes = b"",
     ) -> None:
-        """`database`: of the judges; without it they remember nothing, and compare nothing. `secret`: who is not told it
-        cannot tell which samples are audited; all replicas have the same.
+        """Without a database judges remember nothing and compare nothing.
+
+        Args:
+            tasks: by name.
+            clock: see above.
+            database: of the judges.
+            secret: who does not know it cannot tell which samples are audited; all replicas have the same.
 
         Raises:
             InvalidTask: a verifier or judge cannot be had.

@@ -57,6 +57,7 @@ class EpisodesHandler:
         self._curator = Curator(tasks)
         self._clock = clock
         self._sweeps_at = 0.0
+        self._is_at_end = False
 
     def read(self, record: LogRecord) -> Heard:
         """See `Handler.read`."""
@@ -74,6 +75,7 @@ class EpisodesHandler:
 
     def handle(self, connection: Connection, items: Sequence[Heard]) -> list[Message]:
         """See `Handler.handle`."""
+        self._is_at_end = len(items) < self.batch_size
         if not items:
             return []
         samples = repository.load(
@@ -90,6 +92,8 @@ class EpisodesHandler:
     def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
         """Close windows that have passed; what was not emitted yet is emitted with whatever it has."""
         messages = self._sweep(connection, now)
+        if self._is_at_end:
+            messages += exchange.settle_sessions(connection, now, partitions)
         keys = repository.due(connection, now, partitions, _DUE_AT_ONCE)
         if not keys:
             return messages

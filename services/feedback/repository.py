@@ -162,8 +162,11 @@ def _retract(connection: Connection, wish: Retraction) -> float | None:
 
 
 def _aimed(connection: Connection, received: Sequence[Received]) -> list[Received]:
-    """The same, where an answer has the key of a signal: about that answer."""
-    wanted = {(item.signal.tenant, *item.key) for item in received if item.key is not None}
+    """The same, where an answer has the join key of a signal: about that answer.
+
+    A session moves on: which answer was its last at the time, only the join can tell, once it has read that far.
+    """
+    wanted = {(item.signal.tenant, *item.key) for item in received if item.key is not None and item.key.kind == "key"}
     if not wanted:
         return list(received)
     name = (join_key.c.tenant, join_key.c.kind, join_key.c.value)

@@ -3,13 +3,16 @@
 In: generations that have just been joined. Out: signals about them, sent to the log like any other: those that waited for
 their keys, and a user's next message about the answer before it. Waits: for an answer with the key, seven days at most.
 
-Feedback looks for the answer and, if there is none, leaves the signal in `waiting_signal`; the join writes the answer's keys
-and looks for signals. Each may look before the other has committed, so `sweep` looks again.
+Feedback looks for the answer of a join key and, if there is none, leaves the signal in `waiting_signal`; the join writes the
+answer's keys and looks for signals. Each may look before the other has committed, so `sweep` looks again.
+
+A signal about a session always waits: it means the last answer that there was when it came. That is known when a later answer
+arrives, or once the join has read on for `SETTLE_SECONDS` and stood at the end of the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection
 
@@ -23,6 +26,8 @@ from pipelines.episodes.keys import repository, rules
 
 KEY_SECONDS = 30 * 86_400.0
 """So long a key is known after its last answer; records leave the log then."""
+SETTLE_SECONDS = 2.0
+"""So long after a signal about a session its last answer may still be on its way through the log."""
 _AT_ONCE = 500
 
 
@@ -38,16 +43,35 @@ def register(
     successions = rules.assign(meant, arrived)
     repository.save_answers(connection, held, meant, now)
     followed = _follow_ups(connection, tasks, arrived, successions)
-    waiting = repository.waiting(connection, meant, _AT_ONCE)
+    known = {name: {answer} for name, answer in held.items()}
+    for record in arrived:
+        for name in rules.names_of(record):
+            known.setdefault(name, set()).add(rules.Answer(record.completion_id, record.choice))
+    aimed = [_aimed(item, known[item.name]) for item in repository.waiting(connection, meant, _AT_ONCE)]
+    waiting = [item for item in aimed if item is not None]
     return [_sent(signal) for signal in [*followed, *repository.take(connection, waiting)]]
+
+
+def settle_sessions(connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
+    """Send what came about sessions some time ago, at the end of the log: their last answers have been read."""
+    found = repository.answered(connection, partitions, now - SETTLE_SECONDS, _AT_ONCE)
+    return [_sent(signal) for signal in repository.take(connection, found)]
 
 
 def sweep(connection: Connection, now: float) -> list[Message]:
     """Look again for the answers of signals that wait, name those that waited in vain, and forget old keys."""
-    taken = repository.take(connection, repository.answered(connection, _AT_ONCE))
+    taken = repository.take(connection, repository.answered(connection, (), None, _AT_ONCE))
     repository.settle(connection, now - ORPHAN_SECONDS, _AT_ONCE)
     repository.forget(connection, now - KEY_SECONDS)
     return [_sent(signal) for signal in taken]
+
+
+def _aimed(item: repository.Waiting, answers: Iterable[rules.Answer]) -> repository.Waiting | None:
+    """The same, about the answer that it means; None if that is not known yet."""
+    if item.name.kind != rules.SESSION:
+        return item
+    answer = rules.answer_at(answers, item.received_at)
+    return None if answer is None else item._replace(answer=answer)
 
 
 def _follow_ups(

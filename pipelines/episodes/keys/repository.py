@@ -18,7 +18,7 @@ from contracts.batches import among, delete_free, insert_all_new, update_all
 from contracts.errors import StaleWrite
 from contracts.records import Generation, Signal, decode, encode
 from contracts.tables import generation, join_key, received_signal, signal, waiting_signal
-from pipelines.episodes.keys.rules import Answer, KeyName
+from pipelines.episodes.keys.rules import SESSION, Answer, KeyName
 from pipelines.episodes.repository import signal_row
 from pipelines.episodes.samples import HeldSignal
 
@@ -30,12 +30,14 @@ _IN_ORDER = (waiting_signal.c.received_at, *_WAITING_ID)
 
 
 class Waiting(NamedTuple):
-    """A signal that waits, and the answer that its key means."""
+    """A signal that waits, and the answer that its key means. `received_at`: UTC epoch seconds."""
 
     tenant: str
     id: str
     record: bytes
     answer: Answer
+    name: KeyName
+    received_at: float
 
 
 def answers(connection: Connection, names: Collection[KeyName]) -> dict[KeyName, Answer]:
@@ -67,19 +69,46 @@ def save_answers(
 def waiting(connection: Connection, meant: Mapping[KeyName, Answer], limit: int) -> list[Waiting]:
     """Signals that wait for one of these keys, the oldest first; what is over the limit is left for `answered`."""
     name = (waiting_signal.c.tenant, waiting_signal.c.kind, waiting_signal.c.value)
-    statement = select(*_WAITING, *name[1:]).where(tuple_(*name).in_(sorted(meant))).order_by(*_IN_ORDER).limit(limit)
+    columns = (*_WAITING, *name[1:], waiting_signal.c.received_at)
+    statement = select(*columns).where(tuple_(*name).in_(sorted(meant))).order_by(*_IN_ORDER).limit(limit)
     rows = connection.execute(statement)
-    return [Waiting(row.tenant, row.id, row.record, meant[KeyName(row.tenant, row.kind, row.value)]) for row in rows]
+    names = ((row, KeyName(row.tenant, row.kind, row.value)) for row in rows)
+    return [Waiting(row.tenant, row.id, row.record, meant[name], name, row.received_at) for row, name in names]
 
 
-def answered(connection: Connection, limit: int) -> list[Waiting]:
-    """Signals that wait although their key means something, the oldest first."""
+def answered(
+    connection: Connection, partitions: Collection[int], sessions_before: float | None, limit: int
+) -> list[Waiting]:
+    """Signals that wait although their key means something, the oldest first.
+
+    Args:
+        connection: of the transaction that takes them.
+        partitions: those that this process reads: of a session only they tell how far it was read.
+        sessions_before: UTC epoch seconds; signals about sessions that came later wait on. None: all of them do.
+        limit: how many.
+    """
     same = [getattr(waiting_signal.c, column.name) == column for column in _NAME]
-    statement: Select[Any] = select(*_WAITING, join_key.c.completion_id, join_key.c.choice).join(
-        join_key, same[0] & same[1] & same[2]
+    own = (generation.c.completion_id == join_key.c.completion_id) & (generation.c.choice == join_key.c.choice)
+    columns = (*_WAITING, waiting_signal.c.received_at, *_NAME[1:], join_key.c.completion_id, join_key.c.choice)
+    is_due = waiting_signal.c.kind != SESSION
+    if sessions_before is not None:
+        is_read = generation.c.partition.in_(sorted(partitions)) & (waiting_signal.c.received_at < sessions_before)
+        is_due = or_(is_due, is_read)
+    statement: Select[Any] = (
+        select(*columns).join(join_key, same[0] & same[1] & same[2]).outerjoin(generation, own).where(is_due)
     )
     rows = connection.execute(statement.order_by(*_IN_ORDER).limit(limit))
-    return [Waiting(row.tenant, row.id, row.record, Answer(row.completion_id, row.choice)) for row in rows]
+    return [
+        Waiting(
+            row.tenant,
+            row.id,
+            row.record,
+            Answer(row.completion_id, row.choice),
+            KeyName(row.tenant, row.kind, row.value),
+            row.received_at,
+        )
+        for row in rows
+    ]
 
 
 def take(connection: Connection, found: Sequence[Waiting]) -> list[Signal]:

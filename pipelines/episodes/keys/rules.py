@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from contracts.ids import sample_key
+from contracts.ids import sample_key, time_of
 from contracts.records import Generation, Signal, Submitter
 from contracts.tables import MAX_KEY
 from contracts.tasks import Task
 
 MAX_FOLLOW_UP = 2_000
 _MAX_SUBMITTER = 128
+
+
+SESSION = "session"
 
 
 class KeyName(NamedTuple):
@@ -38,6 +41,16 @@ class Answer(NamedTuple):
         return self.completion_id, -self.choice
 
 
+def answer_at(answers: Iterable[Answer], received_at: float) -> Answer | None:
+    """The last answer of a session when a signal about it came, if a later one shows that it was the last.
+
+    None: there was none yet, or the answer that was the last may not have been read yet.
+    """
+    ordered = sorted(answers, key=lambda answer: answer.age)
+    before = [answer for answer in ordered if time_of(answer.completion_id) <= received_at]
+    return before[-1] if before and len(before) < len(ordered) else None
+
+
 class Succession(NamedTuple):
     """An answer that came next in the session of another."""
 
@@ -49,7 +62,7 @@ def names_of(record: Generation) -> list[KeyName]:
     """The keys of a user's answer. Those that no table takes are none: they were too long, or hold a NUL."""
     if record.purpose != "user":
         return []
-    given = (("key", record.join_key), ("session", record.session_id))
+    given = (("key", record.join_key), (SESSION, record.session_id))
     return [
         KeyName(record.tenant, kind, value)
         for kind, value in given
@@ -67,7 +80,7 @@ def assign(meant: dict[KeyName, Answer], records: Iterable[Generation]) -> list[
             if before is not None and before.age >= answer.age:
                 continue
             meant[name] = answer
-            if name.kind == "session" and before is not None and before.completion_id != answer.completion_id:
+            if name.kind == SESSION and before is not None and before.completion_id != answer.completion_id:
                 successions.append(Succession(record, before))
     return successions
 

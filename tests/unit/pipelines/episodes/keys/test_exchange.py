@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 from sqlalchemy import insert, select
 
@@ -74,7 +76,45 @@ def test_the_signal_of_a_session_is_about_its_newest_answer(join: Join) -> None:
     join.hear(turns[0])
     join.hear(turns[2], turns[1])
     join.receive({"id": "end", "session_id": "s", "name": "ended"})
+    assert join.counts() == {"pending": 1}
+    join.wait(105.0)
     assert about(join)["end"] == turns[2].key
+
+
+def made_at(seconds: float) -> str:
+    return f"chatcmpl-{UUID(int=int(seconds * 1000) << 80 | 0x7 << 76 | 0b10 << 62 | 1)}"
+
+
+def test_a_signal_about_a_session_means_the_answer_before_it_though_that_is_still_on_its_way(join: Join) -> None:
+    first, second = (a_generation(session_id="s", completion_id=made_at(at)) for at in (90.0, 101.0))
+    join.hear(first)
+    join.receive({"id": "end", "session_id": "s", "name": "ended"}, at=102.0)
+    join.hear(second)
+    assert join.counts() == {"pending": 1}, "a third may be on its way too"
+    join.wait(103.9)
+    assert join.counts() == {"pending": 1}
+    join.wait(104.1)
+    assert about(join)["end"] == second.key
+
+
+def test_a_later_answer_tells_at_once_which_was_the_last(join: Join) -> None:
+    turns = [a_generation(session_id="s", completion_id=made_at(at)) for at in (90.0, 101.0, 102.5)]
+    join.receive({"id": "end", "session_id": "s", "name": "ended"}, at=102.0)
+    join.hear(*turns)
+    assert about(join)["end"] == turns[1].key
+
+
+def test_while_there_is_more_to_read_nobody_says_which_was_the_last(join: Join) -> None:
+    first, second = (a_generation(session_id="s", completion_id=made_at(at)) for at in (90.0, 101.0))
+    join.receive({"id": "end", "session_id": "s", "name": "ended"}, at=102.0)
+    join._handler.batch_size = 1
+    join.hear(first)
+    join.wait(300.0)
+    assert join.counts() == {"pending": 1}
+    join._handler.batch_size = 500
+    join.hear(second)
+    join.wait(301.0)
+    assert about(join)["end"] == second.key
 
 
 def test_a_session_and_a_key_of_one_name_are_two_things(join: Join) -> None:
