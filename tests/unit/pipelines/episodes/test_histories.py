@@ -224,6 +224,7 @@ def play(folder: Path, migrated: Path, messages: list[Event], seed: int | None) 
         system.close()
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=st.integers(0, 10**6), trouble=st.integers(0, 10**6))
 @example(history=5154, trouble=0)  # a retraction of what had already lost a conflict

@@ -104,6 +104,7 @@ def at(found: dict[tuple[str, str], np.ndarray], peek: int) -> Version:
     return {place: Sums(int(sums[0, peek]), sums[1, peek], sums[2, peek]) for place, sums in found.items()}
 
 
+@pytest.mark.slow
 def test_a_version_that_is_like_the_last_raises_no_alarm_at_a_hundred_looks() -> None:
     """All metrics and 20 clusters together; at most 5 of 100 versions may raise one. Measured: 0 of 300."""
     num_false = 0

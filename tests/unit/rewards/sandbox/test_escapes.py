@@ -18,7 +18,13 @@ from tests.unit.rewards.sandbox.worlds import NoSandbox, World, open_world
 SHORT = Limits(seconds=1.0)
 
 
-@pytest.fixture(scope="module", params=list(MAKERS))
+# The first that works is the one that is used; the others take as long again.
+_USUAL = next(iter(MAKERS))
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[] if name == _USUAL else [pytest.mark.slow]) for name in MAKERS]
+)
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     try:
         return sandbox_named(request.param)

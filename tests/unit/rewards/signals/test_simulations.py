@@ -88,6 +88,7 @@ def test_asking_does_not_help_where_the_asked_stay_silent_but_an_audit_does() ->
     assert abs(bias_of(audited, GOOD)[0]) <= 0.01
 
 
+@pytest.mark.slow
 def test_volunteers_weigh_nothing_where_others_are_asked(database: Database) -> None:
     dice = np.random.default_rng(3)
     items = []
@@ -266,6 +267,7 @@ def test_twenty_attackers_do_not_move_what_ten_thousand_people_say(
     assert num_people == HONEST + ATTACKERS
 
 
+@pytest.mark.slow
 def test_with_the_default_cap_the_mean_of_people_holds_and_that_of_samples_moves_by_three_hundredths(
     database: Database,
 ) -> None:
