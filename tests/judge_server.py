@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
@@ -74,7 +74,8 @@ class JudgeServer:
                     self.send_header(name, value)
                 self.send_header("content-length", str(len(wire)))
                 self.end_headers()
-                self.wfile.write(wire)
+                with suppress(BrokenPipeError, ConnectionResetError):  # whoever asked may have stopped waiting
+                    self.wfile.write(wire)
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -57,6 +57,7 @@ def test_the_uninterrupted_run_trains_everything_once(uninterrupted: Straight) -
     assert sorted(ledger.values()) == trained(1, 1, 1, 1, 1, 1, 2, 2)
 
 
+@pytest.mark.slow
 def test_a_crash_anywhere_changes_nothing(template: Path, tmp_path: Path, uninterrupted: Straight) -> None:
     weights, ledger, num_places = uninterrupted
     places = set()
