@@ -14,7 +14,7 @@ from rewards.judges.identity import identity_of
 from rewards.signals.audit import Accuracy, Known
 from rewards.signals.estimates import sums_of
 from rewards.signals.weighing import Weighing
-from tests.unit.rewards.judges.test_registry import FIGURES
+from tests.unit.rewards.judges.figures import FIGURES
 from tests.unit.rewards.signals.crowds import NOW, a_task, an_item, weigh
 
 TASK = """name = "chat"

@@ -16,6 +16,7 @@ from rewards.judges.report import below, read_report
 from rewards.judges.store import MemoryStore
 from rewards.verifiers.check import Answer
 from tests.judge_server import JudgeServer, judge_server, verdict
+from tests.unit.rewards.judges.figures import FIGURE, FIGURES
 
 TASK = """\
 name = "t"
@@ -38,13 +39,6 @@ url = "URL"
 model = "org/model"
 criteria = "It is right."
 """
-FIGURE = {"value": 0.8, "low": 0.7, "high": 0.9}
-FIGURES: dict[str, Any] = {
-    "num_labels": 200, "answered": 1.0, "unparsable": 0.0, "kappa": FIGURE, "weighted_kappa": FIGURE,
-    "sensitivity": None, "specificity": None, "num_pairs": 0, "order_flips": None, "num_master_keys": 270,
-    "master_keys": {"value": 0.0, "low": 0.0, "high": 0.014}, "num_calls": 1, "num_tokens": 1, "money": 0.0,
-    "seconds": 1.0,
-}  # fmt: skip
 
 
 def a_task(folder: Path, url: str = "http://127.0.0.1:9/v1", more: str = "", **report: Any) -> Task:
