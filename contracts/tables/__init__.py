@@ -13,7 +13,11 @@ vote, vote_pace                 rewards: who decided a sample and what that weig
 judge_verdict, judge_spend      rewards: what judges answered and cost
 join_key                        episodes: which answer an app's own key (kind `key`), or a `session`, means: the newest
 waiting_signal                  feedback adds, episodes takes: signals whose key no answer has yet
+ledger_epoch                    episodes: the trainer's epochs as the log tells them, and how far each one's outcomes hold
 training_step                   training
+training_lease, training_epoch  training: who may write now, and every epoch that was ever issued
+version_claim                   training: every version that was ever cut, its parent, and the epoch that cut it
+revocation                      release and operators: versions that are never served, compared with or accepted again
 verdict                         release
 swap                            engine
 assignment, assignment_change   training (candidate), release and operators, by compare-and-set
@@ -40,15 +44,20 @@ from contracts.tables.serving import (
     assignment,
     assignment_change,
     dashboard_session,
+    revocation,
     swap,
+    training_epoch,
+    training_lease,
     training_step,
     verdict,
+    version_claim,
 )
 from contracts.tables.stream import (
     dead_letter,
     generation,
     generation_count,
     join_key,
+    ledger_epoch,
     outbox,
     outcome,
     position,
@@ -72,19 +81,24 @@ __all__ = [
     "join_key",
     "judge_spend",
     "judge_verdict",
+    "ledger_epoch",
     "metadata",
     "outbox",
     "outcome",
     "position",
     "received_signal",
+    "revocation",
     "score",
     "signal",
     "signal_count",
     "signal_delay",
     "submitter",
     "swap",
+    "training_epoch",
+    "training_lease",
     "training_step",
     "verdict",
+    "version_claim",
     "vote",
     "vote_pace",
     "waiting_signal",

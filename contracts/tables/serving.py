@@ -57,6 +57,7 @@ assignment = Table(
     Column("writer", String(32), nullable=False),
     Column("reason", Text, nullable=False),
     Column("at", Float, nullable=False),
+    Column("root", String(64)),
     PrimaryKeyConstraint("policy", "arm"),
 )
 
@@ -71,7 +72,51 @@ assignment_change = Table(
     Column("writer", String(32), nullable=False),
     Column("reason", Text, nullable=False),
     Column("at", Float, nullable=False),
+    Column("root", String(64)),
     PrimaryKeyConstraint("policy", "arm", "epoch"),
+)
+
+revocation = Table(
+    "revocation",
+    metadata,
+    Column("policy", String(64), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("treatment", String(16), nullable=False),
+    Column("writer", String(32), nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at", Float, nullable=False),
+    PrimaryKeyConstraint("policy", "version"),
+)
+
+training_lease = Table(
+    "training_lease",
+    metadata,
+    Column("policy", String(64), primary_key=True),
+    Column("epoch", Integer, nullable=False),
+    Column("holder", JSON, nullable=False),
+    Column("renewed_at", Float, nullable=False),
+)
+
+training_epoch = Table(
+    "training_epoch",
+    metadata,
+    Column("policy", String(64), nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("holder", JSON, nullable=False),
+    Column("issued_at", Float, nullable=False),
+    PrimaryKeyConstraint("policy", "epoch"),
+)
+
+version_claim = Table(
+    "version_claim",
+    metadata,
+    Column("policy", String(64), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("parent", Integer, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("root", String(64)),
+    Column("claimed_at", Float, nullable=False),
+    PrimaryKeyConstraint("policy", "version"),
 )
 
 dashboard_session = Table(

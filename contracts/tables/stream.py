@@ -108,6 +108,7 @@ generation = Table(
     Column("state_revision", Integer, nullable=False),
     Column("state_version", Integer),
     Column("record", LargeBinary, nullable=False),
+    Column("state_sequence", BigInteger, nullable=False, server_default="0"),
     PrimaryKeyConstraint("completion_id", "choice"),
     Index("ix_generation_closes_at", "closes_at"),
     Index("ix_generation_created_at", "created_at"),
@@ -154,7 +155,18 @@ outcome = Table(
     Column("version", Integer),
     Column("writer", String(16), nullable=False),
     Column("at", Float, nullable=False),
+    Column("sequence", BigInteger, nullable=False, server_default="0"),
     PrimaryKeyConstraint("key", "revision", "epoch", "state"),
     Index("ix_outcome_epoch", "epoch"),
     postgresql_partition_by="RANGE (key)",
+)
+
+ledger_epoch = Table(
+    "ledger_epoch",
+    metadata,
+    Column("epoch", Integer, primary_key=True, autoincrement=False),
+    Column("previous", Integer),
+    Column("kept_sequence", BigInteger, nullable=False),
+    Column("valid_through", BigInteger, nullable=False),
+    Column("at", Float, nullable=False),
 )
