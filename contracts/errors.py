@@ -11,6 +11,7 @@ MillraceError
 │   │   └── UnknownSignal        no task declares it
 │   └── Conflict (409)           not as things stand: same idempotency key and other content, another version is live
 │       ├── StillRunning         the first request under this idempotency key has not ended
+│       ├── VersionRevoked       a rollback took the version back for good
 │       └── VersionNotServed     the version a request asks for does not serve now; a retry may find it
 ├── Unauthorized (401)
 ├── Forbidden (403)
@@ -98,6 +99,10 @@ class Conflict(InvalidRequest):
 class StillRunning(Conflict):
     code = "still_running"
     headers = MappingProxyType({"retry-after": "1"})
+
+
+class VersionRevoked(Conflict):
+    code = "version_revoked"
 
 
 class VersionNotServed(Conflict):
