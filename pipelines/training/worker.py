@@ -36,6 +36,7 @@ from contracts.worker import TICK_SECONDS
 from pipelines.training import repository
 from pipelines.training.batch import Limits, oldest_version, refuse, refuse_weight, version_lag
 from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.clocks import began_before, rising, wall_for_ages
 from pipelines.training.guard import write_bundle
 from pipelines.training.intake import Intake
 from pipelines.training.lessons import NullMass, draw, lesson_fate, sample_fate
@@ -76,6 +77,7 @@ class Trainer:
         signer: Signer | None = None,
         keyring: Keyring | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = rising,
         fault: FaultPoint = no_fault,
     ) -> None:
         """Restore the newest whole checkpoint (`learner` holds the base policy) and begin an epoch."""
@@ -84,7 +86,8 @@ class Trainer:
         self._training = training
         self._database = database
         self._event_log = event_log
-        self._clock = clock
+        self._clock, self._monotonic = clock, monotonic
+        self._age_clock = wall_for_ages(clock, monotonic)
         self._fault = fault
         self._checkpoints = CheckpointStore(settings.checkpoints, training.checkpoint_keep, fault)
         self._publisher = Publisher(
@@ -105,6 +108,8 @@ class Trainer:
         self._dirty, self._saved_at = False, 0.0
         self._null_mass = NullMass()
         self.state, version = self._restore()
+        passed = clock() - self.state.cut_at
+        self._cut_at = began_before(monotonic(), passed, training.publish_seconds)
         self._intake = Intake(self.state)
         self._untold: set[str] = set()
         self._begin_epoch(version)
@@ -122,7 +127,7 @@ class Trainer:
     def turn(self, timeout: float = 0.0) -> None:
         """Read what fits into a batch, learn if it is ready, publish if it is time."""
         arms = self._arms()
-        self._publisher.mirror(arms.get(LIVE), self._clock())
+        self._publisher.mirror(arms.get(LIVE), self._monotonic())
         self._obey_rollback(arms.get(TRAINING))
         self._read(timeout)
         self._refuse()
@@ -135,7 +140,7 @@ class Trainer:
         free = stored and (candidate is None or candidate.version is None)
         if free and self._is_publish_due() and self._publisher.is_offered(self.state.version):
             self._publish()
-        elif stored and self._dirty and self._clock() - self._saved_at >= self._training.checkpoint_seconds:
+        elif stored and self._dirty and self._monotonic() - self._saved_at >= self._training.checkpoint_seconds:
             self._checkpoint(None)
         if free and not self._publisher.is_behind and not self._publisher.is_offered(self.state.version):
             self._publisher.offer(self.state.version, candidate, f"{self.state.step} steps")
@@ -183,6 +188,7 @@ class Trainer:
             return
         self._publisher.forget_unsent()
         roll_back(self.state, target, self._clock())
+        self._cut_at = self._monotonic()
         self._intake.roll_back()
         self._begin_epoch(arm.version)
 
@@ -223,7 +229,7 @@ class Trainer:
                 bury(connection, repository.CONSUMER_GROUP, record, error, self._clock())
             return
         self._null_mass.add(experience)
-        if (changed := self._intake.offer(record, experience, self._clock())) is not None:
+        if (changed := self._intake.offer(record, experience, self._monotonic())) is not None:
             self._untold.add(experience.key)
             if changed.late_reason:
                 TRAINING_CORRECTIONS.labels(changed.late_reason).inc()
@@ -232,7 +238,7 @@ class Trainer:
         """Name the fate of what waits and must not be trained."""
         for item in self._intake.waiting:
             experience = item.experience
-            refusal = refuse(experience, self.state.lineage, self._limits, self._clock())
+            refusal = refuse(experience, self.state.lineage, self._limits, self._age_clock())
             corrected = self._intake.corrects(experience)
             if corrected is None and (refusal := refusal or refuse_weight(experience)) is not None:
                 self._decide(experience, Fate(experience.revision, refusal.state, refusal.reason))
@@ -250,7 +256,7 @@ class Trainer:
 
     def _is_ready(self) -> bool:
         return self._intake.is_ready(
-            self._clock(),
+            self._monotonic(),
             batch_size=self._training.batch_size,
             min_batch_size=self._training.min_batch_size,
             max_wait_seconds=self._training.max_wait_seconds,
@@ -276,7 +282,7 @@ class Trainer:
     def _freshness(self, item: Experience) -> float:
         """How much a sample still counts, in (0, 1]: it halves with versions and with time since its first token."""
         lag = version_lag(self.state.lineage, oldest_version(item))
-        age = max(0.0, self._clock() - item.generated_at)
+        age = max(0.0, self._age_clock() - item.generated_at)
         return math.exp2(-lag / self._training.staleness_half_life - age / self._training.age_half_life_seconds)
 
     def _report(self, result: StepResult, batch: list[Experience]) -> None:
@@ -323,7 +329,7 @@ class Trainer:
         self.state.positions = self._intake.decided_positions()
         in_use = {arm.version for arm in self._arms().values() if arm.version is not None}
         self._checkpoints.save(self._learner.capture(self.state, version), {BASE_VERSION, self.state.version, *in_use})
-        self._dirty, self._saved_at = False, self._clock()
+        self._dirty, self._saved_at = False, self._monotonic()
 
     def _tell_fates(self) -> None:
         """Tell what was decided since the last time; only ever after the checkpoint that holds it."""
@@ -335,13 +341,14 @@ class Trainer:
         self._fault("training: outcomes told")
 
     def _is_publish_due(self) -> bool:
-        num_samples, waited = self.state.unpublished_samples, self._clock() - self.state.cut_at
+        num_samples, waited = self.state.unpublished_samples, self._monotonic() - self._cut_at
         enough = num_samples >= self._training.publish_samples or waited >= self._training.publish_seconds
         return num_samples > 0 and enough
 
     def _publish(self) -> None:
         """Cut a version: checkpoint, outcomes, bytes."""
         cut_version(self.state, self.state.ordinal + 1, self._clock())
+        self._cut_at = self._monotonic()
         self._checkpoint(self.state.version)
         self._publish_bytes()
 
@@ -353,7 +360,7 @@ class Trainer:
         """True if the store has every version that was cut."""
         if not self._publisher.is_behind:
             return True
-        if not self._publisher.send(self._clock()):
+        if not self._publisher.send(self._monotonic()):
             return False
         PUBLISHED_VERSION.set(self.state.version)
         self._fault("training: bytes published")
