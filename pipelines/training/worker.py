@@ -32,6 +32,7 @@ from contracts.topics import EXPERIENCES, OUTCOMES
 from contracts.worker import TICK_SECONDS
 from pipelines.training import repository
 from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.clocks import began_before, rising, wall_for_ages
 from pipelines.training.intake import Intake
 from pipelines.training.outcomes import epoch_started, outcomes_of
 from pipelines.training.publisher import Publisher
@@ -71,6 +72,7 @@ class Trainer:
         signer: Signer | None = None,
         keyring: Keyring | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = rising,
         fault: FaultPoint = no_fault,
     ) -> None:
         """Restore the newest whole checkpoint (`learner` holds the base policy) and begin an epoch."""
@@ -79,7 +81,7 @@ class Trainer:
         self._training = training
         self._database = database
         self._event_log = event_log
-        self._clock = clock
+        self._clock, self._monotonic = clock, monotonic
         self._fault = fault
         self._checkpoints = CheckpointStore(settings.checkpoints, training.checkpoint_keep, fault)
         self._publisher = Publisher(
@@ -93,6 +95,8 @@ class Trainer:
         )
         self._dirty, self._saved_at = False, 0.0
         self.state, version = self._restore()
+        passed = clock() - self.state.cut_at
+        self._cut_at = began_before(monotonic(), passed, training.publish_seconds)
         self._intake = Intake(self.state)
         self._untold: set[str] = set()
         self._steps = Steps(
@@ -105,6 +109,7 @@ class Trainer:
             held=lambda: self._publisher.held,
             decide=self._decide,
             clock=clock,
+            age_clock=wall_for_ages(clock, monotonic),
             fault=fault,
         )
         self._begin_epoch(version)
@@ -122,7 +127,7 @@ class Trainer:
     def turn(self, timeout: float = 0.0) -> None:
         """Read what fits into a batch, learn if it is ready, publish if it is time."""
         arms = self._arms()
-        self._publisher.mirror(arms.get(LIVE), self._clock())
+        self._publisher.mirror(arms.get(LIVE), self._monotonic())
         self._obey_rollback(arms.get(TRAINING))
         self._read(timeout)
         self._steps.refuse()
@@ -135,7 +140,7 @@ class Trainer:
         free = stored and (candidate is None or candidate.version is None)
         if free and self._is_publish_due() and self._publisher.is_offered(self.state.version):
             self._publish()
-        elif stored and self._dirty and self._clock() - self._saved_at >= self._training.checkpoint_seconds:
+        elif stored and self._dirty and self._monotonic() - self._saved_at >= self._training.checkpoint_seconds:
             self._checkpoint(None)
         if free and not self._publisher.is_behind and not self._publisher.is_offered(self.state.version):
             self._publisher.offer(self.state.version, candidate, f"{self.state.step} steps")
@@ -183,6 +188,7 @@ class Trainer:
             return
         self._publisher.forget_unsent()
         roll_back(self.state, target, self._clock())
+        self._cut_at = self._monotonic()
         self._intake.roll_back()
         self._begin_epoch(arm.version)
 
@@ -223,7 +229,7 @@ class Trainer:
                 bury(connection, repository.CONSUMER_GROUP, record, error, self._clock())
             return
         self._steps.was_read(experience)
-        if (changed := self._intake.offer(record, experience, self._clock())) is not None:
+        if (changed := self._intake.offer(record, experience, self._monotonic())) is not None:
             self._untold.add(experience.key)
             if changed.late_reason:
                 TRAINING_CORRECTIONS.labels(changed.late_reason).inc()
@@ -239,7 +245,7 @@ class Trainer:
 
     def _is_ready(self) -> bool:
         return self._intake.is_ready(
-            self._clock(),
+            self._monotonic(),
             batch_size=self._training.batch_size,
             min_batch_size=self._training.min_batch_size,
             max_wait_seconds=self._training.max_wait_seconds,
@@ -254,7 +260,7 @@ class Trainer:
         self.state.positions = self._intake.decided_positions()
         in_use = {arm.version for arm in self._arms().values() if arm.version is not None}
         self._checkpoints.save(self._learner.capture(self.state, version), {BASE_VERSION, self.state.version, *in_use})
-        self._dirty, self._saved_at = False, self._clock()
+        self._dirty, self._saved_at = False, self._monotonic()
 
     def _tell_fates(self) -> None:
         """Tell what was decided since the last time; only ever after the checkpoint that holds it."""
@@ -266,13 +272,14 @@ class Trainer:
         self._fault("training: outcomes told")
 
     def _is_publish_due(self) -> bool:
-        num_samples, waited = self.state.unpublished_samples, self._clock() - self.state.cut_at
+        num_samples, waited = self.state.unpublished_samples, self._monotonic() - self._cut_at
         enough = num_samples >= self._training.publish_samples or waited >= self._training.publish_seconds
         return num_samples > 0 and enough
 
     def _publish(self) -> None:
         """Cut a version: checkpoint, outcomes, bytes."""
         cut_version(self.state, self.state.ordinal + 1, self._clock())
+        self._cut_at = self._monotonic()
         self._checkpoint(self.state.version)
         self._publish_bytes()
 
@@ -284,7 +291,7 @@ class Trainer:
         """True if the store has every version that was cut."""
         if not self._publisher.is_behind:
             return True
-        if not self._publisher.send(self._clock()):
+        if not self._publisher.send(self._monotonic()):
             return False
         PUBLISHED_VERSION.set(self.state.version)
         self._fault("training: bytes published")
