@@ -118,10 +118,13 @@ class Publisher:
         version, parent = state.lineage[0], state.lineage[1]
         num_samples = sum(fate.version == version for fate in state.fates.values())
         self._unsent = Unsent(version, parent, target, state.step, state.epoch, num_samples, now)
-        self._num_failures, self._retry_at = 0, now
+        self._num_failures, self._retry_at = 0, 0.0
 
     def send(self, now: float) -> bool:
-        """Store the version that was cut, again with the same bits is a no-op; False if it is not time, or in vain."""
+        """Store the version that was cut, again with the same bits is a no-op; False if it is not time, or in vain.
+
+        `now` is of a clock that only rises.
+        """
         unsent = self._unsent
         if unsent is None:
             return True
@@ -220,7 +223,10 @@ class Publisher:
             return assignments.read(connection, self._settings.policy)
 
     def mirror(self, live: Assignment | None, now: float) -> None:
-        """Write the arm `live` beside the versions too, for replicas that cannot reach the database."""
+        """Write the arm `live` beside the versions too, for replicas that cannot reach the database.
+
+        `now` is of a clock that only rises.
+        """
         if live is None or live.version is None or live.epoch == self._mirrored or now < self._mirror_at:
             return
         wanted = Pointer(

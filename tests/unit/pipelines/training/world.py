@@ -61,6 +61,8 @@ class World:
         }
         self.training = TrainingSettings(**(defaults | training))
         self.now = NOW
+        self.wall_jump = 0.0
+        """Seconds by which somebody set the machine's clock while time went on as always."""
         self.database = self.settings.database()
         self.log = self.settings.event_log()
         self.store = FolderWeightStore(self.settings.weights)
@@ -88,7 +90,8 @@ class World:
             database=self.database,
             event_log=self.log,
             store=self.store,
-            clock=lambda: self.now,
+            clock=lambda: self.now + self.wall_jump,
+            monotonic=lambda: self.now,
             fault=fault,
         )
 
