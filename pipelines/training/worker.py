@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from contracts.database import Database
     from contracts.event_log import EventLog, LogRecord
+    from contracts.lease import Lease
     from contracts.settings import Settings
     from contracts.weights.signing import Keyring, Signer
     from contracts.weights.store import WeightStore
@@ -67,6 +68,7 @@ class Trainer:
         settings: Settings,
         training: TrainingSettings,
         database: Database,
+        lease: Lease,
         event_log: EventLog,
         store: WeightStore,
         signer: Signer | None = None,
@@ -79,7 +81,7 @@ class Trainer:
         self._learner = learner
         self._settings = settings
         self._training = training
-        self._database = database
+        self._database, self._lease = database, lease
         self._event_log = event_log
         self._clock, self._monotonic = clock, monotonic
         self._fault = fault
@@ -89,6 +91,8 @@ class Trainer:
             database,
             store,
             learner.base,
+            lease=lease,
+            fault=fault,
             signer=signer,
             keyring=keyring,
             keep_anchors=training.keep_anchors,
@@ -105,7 +109,7 @@ class Trainer:
             self._intake,
             settings=settings,
             training=training,
-            database=database,
+            lease=lease,
             held=lambda: self._publisher.held,
             decide=self._decide,
             clock=clock,
@@ -126,6 +130,7 @@ class Trainer:
 
     def turn(self, timeout: float = 0.0) -> None:
         """Read what fits into a batch, learn if it is ready, publish if it is time."""
+        self._lease.assert_held()
         arms = self._arms()
         self._publisher.mirror(arms.get(LIVE), self._monotonic())
         self._obey_rollback(arms.get(TRAINING))
@@ -158,14 +163,13 @@ class Trainer:
         else:
             self._learner.restore(checkpoint)
             state, version = checkpoint.state, checkpoint.version
-        # A refused checkpoint may have begun epochs and cut versions: their numbers are taken.
-        state.epoch = self._checkpoints.highest_epoch()
+        # A refused checkpoint may have cut versions: their numbers are taken.
         state.ordinal = max([state.ordinal, *self._publisher.versions()])
         return state, version
 
     def _begin_epoch(self, version: int | None) -> None:
         """Make a new epoch durable, tell every fate under it, and see that the version's bytes exist."""
-        self.state.epoch += 1
+        self.state.epoch = self._lease.epoch
         self._save(version)
         self._untold = set(self.state.fates)
         self._tell([epoch_started(self.state.epoch, self._clock())])
@@ -190,6 +194,7 @@ class Trainer:
         roll_back(self.state, target, self._clock())
         self._cut_at = self._monotonic()
         self._intake.roll_back()
+        self._lease.next_epoch()
         self._begin_epoch(arm.version)
 
     def _return_to(self, version: int) -> TrainerState:
@@ -225,7 +230,7 @@ class Trainer:
         except NewerSchema:
             raise  # not broken, only early: it waits in the log until this process is upgraded
         except InvalidRecord as error:
-            with self._database.transaction() as connection:
+            with self._lease.transaction() as connection:
                 bury(connection, repository.CONSUMER_GROUP, record, error, self._clock())
             return
         self._steps.was_read(experience)

@@ -11,6 +11,7 @@ from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.errors import Unavailable
 from contracts.faults import FaultPoint, no_fault
+from contracts.lease import Lease
 from contracts.outbox import message
 from contracts.records import Experience, Outcome, decode
 from contracts.settings import Settings
@@ -18,10 +19,12 @@ from contracts.topics import EXPERIENCES, OUTCOMES
 from contracts.weights.manifest import Manifest
 from contracts.weights.publish import publish_version
 from contracts.weights.store import FolderWeightStore
+from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.worker import Trainer
 from policy.weights import tensors_of
+from tests.leases import a_lease
 from tests.unit.pipelines.training.builders import random_experience, tiny_model
 
 NOW = 2000.0
@@ -88,12 +91,18 @@ class World:
             settings=self.settings,
             training=self.training,
             database=self.database,
+            lease=self.lease(),
             event_log=self.log,
             store=self.store,
             clock=lambda: self.now + self.wall_jump,
             monotonic=lambda: self.now,
             fault=fault,
         )
+
+    def lease(self) -> Lease:
+        """Of whoever starts next: the one before is dead, whether it says so or not."""
+        floor = CheckpointStore(self.settings.checkpoints, self.training.checkpoint_keep).highest_epoch()
+        return a_lease(self.database, POLICY, floor)
 
     def add(self, *experiences: Experience) -> None:
         self.log.append([message(EXPERIENCES, item.key, item) for item in experiences])
