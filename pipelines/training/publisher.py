@@ -14,6 +14,7 @@ import structlog
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, MOVED, Assignment
 from contracts.errors import InvalidRequest, InvalidSettings, StaleWrite, Unavailable, WeightsRefused
+from contracts.faults import FaultPoint, no_fault
 from contracts.weights.history import History
 from contracts.weights.manifest import NO_HISTORY
 from contracts.weights.pointer import Pointer, move_pointer
@@ -26,6 +27,7 @@ from pipelines.training.state import BASE_VERSION, TrainerState
 
 if TYPE_CHECKING:
     from contracts.database import Database
+    from contracts.lease import Lease
     from contracts.settings import Settings
     from contracts.weights.format import Tensors
     from contracts.weights.manifest import Manifest
@@ -65,12 +67,15 @@ class Publisher:
         store: WeightStore,
         base: Tensors,
         *,
+        lease: Lease,
+        fault: FaultPoint = no_fault,
         signer: Signer | None = None,
         keyring: Keyring | None = None,
         keep_anchors: int = 2,
     ) -> None:
         self._settings = settings
         self._database = database
+        self._lease, self._fault = lease, fault
         self._store = store
         self._signer, self._keyring = signer, keyring
         self._mirrored, self._mirror_at = 0, 0.0
@@ -118,10 +123,13 @@ class Publisher:
         version, parent = state.lineage[0], state.lineage[1]
         num_samples = sum(fate.version == version for fate in state.fates.values())
         self._unsent = Unsent(version, parent, target, state.step, state.epoch, num_samples, now)
-        self._num_failures, self._retry_at = 0, now
+        self._num_failures, self._retry_at = 0, 0.0
 
     def send(self, now: float) -> bool:
-        """Store the version that was cut, again with the same bits is a no-op; False if it is not time, or in vain."""
+        """Store the version that was cut, again with the same bits is a no-op; False if it is not time, or in vain.
+
+        `now` is of a clock that only rises.
+        """
         unsent = self._unsent
         if unsent is None:
             return True
@@ -220,7 +228,10 @@ class Publisher:
             return assignments.read(connection, self._settings.policy)
 
     def mirror(self, live: Assignment | None, now: float) -> None:
-        """Write the arm `live` beside the versions too, for replicas that cannot reach the database."""
+        """Write the arm `live` beside the versions too, for replicas that cannot reach the database.
+
+        `now` is of a clock that only rises.
+        """
         if live is None or live.version is None or live.epoch == self._mirrored or now < self._mirror_at:
             return
         wanted = Pointer(

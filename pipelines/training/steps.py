@@ -23,8 +23,8 @@ from pipelines.training.state import Fate
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from contracts.database import Database
     from contracts.faults import FaultPoint
+    from contracts.lease import Lease
     from contracts.records import Experience
     from contracts.settings import Settings
     from contracts.weights.format import Tensors
@@ -47,22 +47,26 @@ class Steps:
         *,
         settings: Settings,
         training: TrainingSettings,
-        database: Database,
+        lease: Lease,
         held: Callable[[], Mapping[int, Tensors]],
         decide: Callable[[Experience, Fate], None],
         clock: Callable[[], float],
+        age_clock: Callable[[], float],
         fault: FaultPoint,
     ) -> None:
-        """`held`: published bits at hand, to measure the mismatch on. `decide` gives a waiting sample its fate."""
+        """`held`: published bits at hand, to measure the mismatch on. `decide` gives a waiting sample its fate.
+
+        `age_clock`: from which ages are taken, see `clocks.wall_for_ages`.
+        """
         self._learner = learner
         self._state = state
         self._intake = intake
         self._settings = settings
         self._training = training
-        self._database = database
+        self._lease = lease
         self._held = held
         self._decide = decide
-        self._clock = clock
+        self._clock, self._age_clock = clock, age_clock
         self._fault = fault
         self._limits = Limits(
             max_version_lag=training.max_version_lag,
@@ -80,7 +84,7 @@ class Steps:
         """Name the fate of what waits and must not be trained."""
         for item in self._intake.waiting:
             experience = item.experience
-            refusal = refuse(experience, self._state.lineage, self._limits, self._clock())
+            refusal = refuse(experience, self._state.lineage, self._limits, self._age_clock())
             corrected = self._intake.corrects(experience)
             if corrected is None and (refusal := refusal or refuse_weight(experience)) is not None:
                 self._decide(experience, Fate(experience.revision, refusal.state, refusal.reason))
@@ -107,7 +111,7 @@ class Steps:
     def _freshness(self, item: Experience) -> float:
         """How much a sample still counts, in (0, 1]: it halves with versions and with time since its first token."""
         lag = version_lag(self._state.lineage, oldest_version(item))
-        age = max(0.0, self._clock() - item.generated_at)
+        age = max(0.0, self._age_clock() - item.generated_at)
         return math.exp2(-lag / self._training.staleness_half_life - age / self._training.age_half_life_seconds)
 
     def _report(self, result: StepResult, batch: list[Experience]) -> None:
@@ -137,7 +141,7 @@ class Steps:
             path = write_bundle(self._settings.home / "bundles", f"epoch-{epoch}-step-{step}", bundle)
             log.error("step skipped", reason=result.verdict.reason, bundle=str(path))
         figures = {name: _or_null(value) for name, value in figures.items()}
-        with self._database.transaction() as connection:
+        with self._lease.transaction() as connection:
             repository.record_step(connection, epoch, step, now, figures)
         TRAINING_STEPS.inc()
         for name, value in figures.items():

@@ -18,7 +18,7 @@ import structlog
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
 from contracts.dead_letters import bury
-from contracts.errors import InvalidRecord, NewerSchema, NotFound, WeightsRefused
+from contracts.errors import InvalidRecord, NewerSchema
 from contracts.faults import FaultPoint, no_fault
 from contracts.metrics import (
     PUBLISHED_VERSION,
@@ -32,10 +32,12 @@ from contracts.topics import EXPERIENCES, OUTCOMES
 from contracts.worker import TICK_SECONDS
 from pipelines.training import repository
 from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.clocks import began_before, rising, wall_for_ages
 from pipelines.training.intake import Intake
 from pipelines.training.outcomes import epoch_started, outcomes_of
 from pipelines.training.publisher import Publisher
-from pipelines.training.state import BASE_VERSION, Fate, TrainerState, cut_version, roll_back
+from pipelines.training.rollback import Rollback
+from pipelines.training.state import BASE_VERSION, Fate, TrainerState, cut_version
 from pipelines.training.steps import Steps
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
     from contracts.database import Database
     from contracts.event_log import EventLog, LogRecord
+    from contracts.lease import Lease
     from contracts.settings import Settings
     from contracts.weights.signing import Keyring, Signer
     from contracts.weights.store import WeightStore
@@ -66,20 +69,22 @@ class Trainer:
         settings: Settings,
         training: TrainingSettings,
         database: Database,
+        lease: Lease,
         event_log: EventLog,
         store: WeightStore,
         signer: Signer | None = None,
         keyring: Keyring | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = rising,
         fault: FaultPoint = no_fault,
     ) -> None:
         """Restore the newest whole checkpoint (`learner` holds the base policy) and begin an epoch."""
         self._learner = learner
         self._settings = settings
         self._training = training
-        self._database = database
+        self._database, self._lease = database, lease
         self._event_log = event_log
-        self._clock = clock
+        self._clock, self._monotonic = clock, monotonic
         self._fault = fault
         self._checkpoints = CheckpointStore(settings.checkpoints, training.checkpoint_keep, fault)
         self._publisher = Publisher(
@@ -87,12 +92,16 @@ class Trainer:
             database,
             store,
             learner.base,
+            lease=lease,
+            fault=fault,
             signer=signer,
             keyring=keyring,
             keep_anchors=training.keep_anchors,
         )
         self._dirty, self._saved_at = False, 0.0
         self.state, version = self._restore()
+        passed = clock() - self.state.cut_at
+        self._cut_at = began_before(monotonic(), passed, training.publish_seconds)
         self._intake = Intake(self.state)
         self._untold: set[str] = set()
         self._steps = Steps(
@@ -101,11 +110,22 @@ class Trainer:
             self._intake,
             settings=settings,
             training=training,
-            database=database,
+            lease=lease,
             held=lambda: self._publisher.held,
             decide=self._decide,
             clock=clock,
+            age_clock=wall_for_ages(clock, monotonic),
             fault=fault,
+        )
+        self._rollback = Rollback(
+            learner,
+            self.state,
+            self._intake,
+            policy=settings.policy,
+            database=database,
+            event_log=event_log,
+            checkpoints=self._checkpoints,
+            publisher=self._publisher,
         )
         self._begin_epoch(version)
         self._consumer = event_log.consumer(repository.CONSUMER_GROUP, (EXPERIENCES,), self._intake.position)
@@ -121,11 +141,12 @@ class Trainer:
 
     def turn(self, timeout: float = 0.0) -> None:
         """Read what fits into a batch, learn if it is ready, publish if it is time."""
+        self._lease.assert_held()
         arms = self._arms()
-        self._publisher.mirror(arms.get(LIVE), self._clock())
+        self._publisher.mirror(arms.get(LIVE), self._monotonic())
         self._obey_rollback(arms.get(TRAINING))
         self._read(timeout)
-        self._steps.refuse()
+        self._refuse()
         if self._is_ready():
             self._steps.learn()
         candidate = arms.get(CANDIDATE)
@@ -135,7 +156,7 @@ class Trainer:
         free = stored and (candidate is None or candidate.version is None)
         if free and self._is_publish_due() and self._publisher.is_offered(self.state.version):
             self._publish()
-        elif stored and self._dirty and self._clock() - self._saved_at >= self._training.checkpoint_seconds:
+        elif stored and self._dirty and self._monotonic() - self._saved_at >= self._training.checkpoint_seconds:
             self._checkpoint(None)
         if free and not self._publisher.is_behind and not self._publisher.is_offered(self.state.version):
             self._publisher.offer(self.state.version, candidate, f"{self.state.step} steps")
@@ -153,14 +174,13 @@ class Trainer:
         else:
             self._learner.restore(checkpoint)
             state, version = checkpoint.state, checkpoint.version
-        # A refused checkpoint may have begun epochs and cut versions: their numbers are taken.
-        state.epoch = self._checkpoints.highest_epoch()
+        # A refused checkpoint may have cut versions: their numbers are taken.
         state.ordinal = max([state.ordinal, *self._publisher.versions()])
         return state, version
 
     def _begin_epoch(self, version: int | None) -> None:
         """Make a new epoch durable, tell every fate under it, and see that the version's bytes exist."""
-        self.state.epoch += 1
+        self.state.epoch = self._lease.epoch
         self._save(version)
         self._untold = set(self.state.fates)
         self._tell([epoch_started(self.state.epoch, self._clock())])
@@ -172,31 +192,27 @@ class Trainer:
     def _obey_rollback(self, arm: Assignment | None) -> None:
         if arm is None or arm.epoch <= self.state.obeyed_rollback:
             return
+        # Whatever fails here is asked again next turn: doing all of it twice changes nothing.
+        version = None if arm.version is None else self._rollback.obey(arm.version, self._clock())
+        if version is not None:
+            self._publisher.forget_unsent()
+            self._consumer.seek_to_stored()
+            self._lease.next_epoch()
         self.state.obeyed_rollback = arm.epoch
         self._dirty = True
-        if arm.version is None:
-            return
-        try:
-            target = self._return_to(arm.version)
-        except (WeightsRefused, NotFound) as error:
-            log.error("rollback refused", version=arm.version, reason=error.message)  # noqa: TRY400 no fault of ours
-            return
-        self._publisher.forget_unsent()
-        roll_back(self.state, target, self._clock())
-        self._intake.roll_back()
-        self._begin_epoch(arm.version)
+        if version is not None:
+            self._cut_at = self._monotonic()
+            self._begin_epoch(version)
 
-    def _return_to(self, version: int) -> TrainerState:
-        """Become a version again: as its checkpoint holds it or, if that was forgotten, as it was published."""
-        try:
-            checkpoint = self._checkpoints.load_version(version)
-        except WeightsRefused as error:
-            lineage, tensors = self._publisher.lineage(version), self._publisher.load(version)
-            log.warning("rollback to published bits, without moments", version=version, reason=error.message)
-            self._learner.restart(tensors)
-            return TrainerState(lineage=lineage)
-        self._learner.restore(checkpoint)
-        return checkpoint.state
+    def _refuse(self) -> None:
+        """Name the fate of what must not be learned, and of what a rollback undid and the log does not hold any more."""
+        for key in self._rollback.finish():
+            TRAINING_SAMPLES.labels("quarantined").inc()
+            self._untold.add(key)
+            self._dirty = True
+        for experience, fate in self._rollback.refuse():
+            self._decide(experience, fate)
+        self._steps.refuse()
 
     def _read(self, timeout: float) -> None:
         """Fill up to a batch, whatever else lies between; what waits in the log can still be revised, and costs nothing.
@@ -219,11 +235,11 @@ class Trainer:
         except NewerSchema:
             raise  # not broken, only early: it waits in the log until this process is upgraded
         except InvalidRecord as error:
-            with self._database.transaction() as connection:
+            with self._lease.transaction() as connection:
                 bury(connection, repository.CONSUMER_GROUP, record, error, self._clock())
             return
         self._steps.was_read(experience)
-        if (changed := self._intake.offer(record, experience, self._clock())) is not None:
+        if (changed := self._intake.offer(record, experience, self._monotonic())) is not None:
             self._untold.add(experience.key)
             if changed.late_reason:
                 TRAINING_CORRECTIONS.labels(changed.late_reason).inc()
@@ -239,7 +255,7 @@ class Trainer:
 
     def _is_ready(self) -> bool:
         return self._intake.is_ready(
-            self._clock(),
+            self._monotonic(),
             batch_size=self._training.batch_size,
             min_batch_size=self._training.min_batch_size,
             max_wait_seconds=self._training.max_wait_seconds,
@@ -254,7 +270,7 @@ class Trainer:
         self.state.positions = self._intake.decided_positions()
         in_use = {arm.version for arm in self._arms().values() if arm.version is not None}
         self._checkpoints.save(self._learner.capture(self.state, version), {BASE_VERSION, self.state.version, *in_use})
-        self._dirty, self._saved_at = False, self._clock()
+        self._dirty, self._saved_at = False, self._monotonic()
 
     def _tell_fates(self) -> None:
         """Tell what was decided since the last time; only ever after the checkpoint that holds it."""
@@ -266,13 +282,14 @@ class Trainer:
         self._fault("training: outcomes told")
 
     def _is_publish_due(self) -> bool:
-        num_samples, waited = self.state.unpublished_samples, self._clock() - self.state.cut_at
+        num_samples, waited = self.state.unpublished_samples, self._monotonic() - self._cut_at
         enough = num_samples >= self._training.publish_samples or waited >= self._training.publish_seconds
         return num_samples > 0 and enough
 
     def _publish(self) -> None:
         """Cut a version: checkpoint, outcomes, bytes."""
         cut_version(self.state, self.state.ordinal + 1, self._clock())
+        self._cut_at = self._monotonic()
         self._checkpoint(self.state.version)
         self._publish_bytes()
 
@@ -284,7 +301,7 @@ class Trainer:
         """True if the store has every version that was cut."""
         if not self._publisher.is_behind:
             return True
-        if not self._publisher.send(self._clock()):
+        if not self._publisher.send(self._monotonic()):
             return False
         PUBLISHED_VERSION.set(self.state.version)
         self._fault("training: bytes published")
