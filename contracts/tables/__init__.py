@@ -17,6 +17,8 @@ ledger_epoch                    episodes: the trainer's epochs as the log tells 
 training_step                   training
 training_lease, training_epoch  training: who may write now, and every epoch that was ever issued
 version_claim                   training: every version that was ever cut, its parent, and the epoch that cut it
+doomed                          training: what it is about to delete, or has deleted and nobody may refer to; whoever moves an
+                                arm to a version takes its row away, if it is not too late
 revocation                      release and operators: versions that are never served, compared with or accepted again
 verdict                         release
 swap                            engine
@@ -44,6 +46,7 @@ from contracts.tables.serving import (
     assignment,
     assignment_change,
     dashboard_session,
+    doomed,
     revocation,
     swap,
     training_epoch,
@@ -76,6 +79,7 @@ __all__ = [
     "behaviour",
     "dashboard_session",
     "dead_letter",
+    "doomed",
     "generation",
     "generation_count",
     "join_key",
