@@ -10,8 +10,6 @@ down_revision = "5f0c8a1d7e42"
 branch_labels = None
 depends_on = None
 
-_NO_END = 2**62
-
 
 def upgrade() -> None:
     op.create_table(
@@ -33,10 +31,10 @@ def upgrade() -> None:
     op.create_index(
         "ix_generation_state", "generation", ["state", "version", "state_writer", "state_epoch", "state_sequence"]
     )
-    # What the trainer said in its newest epoch holds, until it starts again and tells everything once more by number.
+    # What the trainer said in its newest epoch holds, until it starts again and tells everything once more by number (2**62: all of it).
     op.execute(
         "INSERT INTO ledger_epoch (epoch, previous, kept_sequence, valid_through, at) "
-        f"SELECT epoch, NULL, -1, {_NO_END}, max(at) FROM outcome WHERE writer = 'training' "
+        "SELECT epoch, NULL, -1, 4611686018427387904, max(at) FROM outcome WHERE writer = 'training' "
         "AND epoch = (SELECT max(epoch) FROM outcome WHERE writer = 'training') GROUP BY epoch"
     )
 
