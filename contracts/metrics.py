@@ -46,6 +46,9 @@ WAITS = Counter("millrace_waits_total", "Times the log or the database was away.
 DEAD_LETTERS = Counter("millrace_dead_letters_total", "Records that could not be read.", ["group"])
 
 # Episodes.
+LEDGER_IGNORED = Counter(
+    "millrace_ledger_ignored_total", "Outcomes of a trainer's epoch that the database never issued.", ["state"]
+)
 CURATED = Counter("millrace_curated_total", "Prompts by what curation decided.", ["task", "decision"])
 
 # Rewards.

@@ -202,8 +202,20 @@ class Experience(Record, frozen=True, kw_only=True):
     dtype: str
 
 
+class Also(msgspec.Struct, frozen=True, array_like=True):
+    """One more sample with the same outcome."""
+
+    key: str
+    revision: int
+    sequence: int
+
+
 class Outcome(Record, frozen=True, kw_only=True):
-    """The fate of one revision of one sample. Idempotent by (key, revision, epoch, state)."""
+    """The fate of one revision of one sample. Idempotent by (key, revision, epoch, state).
+
+    The trainer numbers what it decides: `sequence` rises with every decision along a chain of epochs, so that the next epoch
+    can say how much of this one it kept. 0: told by a release that did not number, or by another writer.
+    """
 
     key: str
     revision: int
@@ -214,6 +226,23 @@ class Outcome(Record, frozen=True, kw_only=True):
     """The first policy version whose weights contain the sample, if trained."""
     writer: Literal["episodes", "rewards", "training"]
     at: float
+    sequence: int = 0
+    previous: int | None = None
+    """Of `epoch_started`: the epoch of the checkpoint it goes on from; None: it keeps nothing of what was said before."""
+    kept_sequence: int = -1
+    """Of `epoch_started`: the last sequence of `previous` that this checkpoint holds; later ones are void."""
+    also: tuple[Also, ...] = ()
+    """Samples of the same partition with the same epoch, state, reason and version: many are told in few records."""
+
+    def each(self) -> list[Outcome]:
+        """One outcome for every sample that it is about."""
+        if not self.also:
+            return [self]
+        alone = msgspec.structs.replace(self, also=())
+        return [alone] + [
+            msgspec.structs.replace(alone, key=other.key, revision=other.revision, sequence=other.sequence)
+            for other in self.also
+        ]
 
 
 RecordType = TypeVar("RecordType", bound=Record)

@@ -119,7 +119,7 @@ def _held(row: Row[Any]) -> HeldGeneration:
         revision=row.revision,
         state=row.state,
         state_reason=row.state_reason,
-        standing=Standing(row.state_writer, row.state_epoch, row.state_revision),
+        standing=Standing(row.state_writer, row.state_epoch, row.state_revision, row.state_sequence),
         state_version=row.state_version,
         is_new=False,
     )
@@ -156,6 +156,7 @@ def _standing_row(held: HeldGeneration) -> dict[str, Any]:
         "state_epoch": held.standing.epoch,
         "state_revision": held.standing.revision,
         "state_version": held.state_version,
+        "state_sequence": held.standing.sequence,
     }
 
 
@@ -192,4 +193,5 @@ def _outcome_row(record: Outcome) -> dict[str, Any]:
         "version": record.version,
         "writer": record.writer,
         "at": record.at,
+        "sequence": record.sequence,
     }
