@@ -11,6 +11,7 @@ again at every start, under a new epoch. Nothing is told that a crash could take
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import structlog
@@ -39,6 +40,7 @@ from pipelines.training.publisher import Publisher
 from pipelines.training.rollback import Rollback
 from pipelines.training.state import BASE_VERSION, Fate, TrainerState, cut_version
 from pipelines.training.steps import Steps
+from pipelines.training.versions import VersionTree
 
 if TYPE_CHECKING:
     import threading
@@ -116,6 +118,7 @@ class Trainer:
             clock=clock,
             age_clock=wall_for_ages(clock, monotonic),
             fault=fault,
+            tree=self._tree,
         )
         self._rollback = Rollback(
             learner,
@@ -127,6 +130,8 @@ class Trainer:
             checkpoints=self._checkpoints,
             publisher=self._publisher,
         )
+        with database.snapshot() as connection:
+            self._parents = repository.parents(connection, settings.policy)
         self._begin_epoch(version)
         self._consumer = event_log.consumer(repository.CONSUMER_GROUP, (EXPERIENCES,), self._intake.position)
 
@@ -164,7 +169,7 @@ class Trainer:
 
     def _restore(self) -> tuple[TrainerState, int | None]:
         """The state to go on from, and the version that the weights are, if they are one."""
-        checkpoint, refused = self._checkpoints.load_newest()
+        checkpoint, refused = self._checkpoints.load_newest(self._learner.check)
         for item in refused:
             log.error("checkpoint refused", checkpoint=item.name, reason=item.reason)
         if checkpoint is None:
@@ -271,6 +276,7 @@ class Trainer:
         in_use = {arm.version for arm in self._arms().values() if arm.version is not None}
         self._checkpoints.save(self._learner.capture(self.state, version), {BASE_VERSION, self.state.version, *in_use})
         self._dirty, self._saved_at = False, self._monotonic()
+        self._steps.saved()
 
     def _tell_fates(self) -> None:
         """Tell what was decided since the last time; only ever after the checkpoint that holds it."""
@@ -306,6 +312,12 @@ class Trainer:
         PUBLISHED_VERSION.set(self.state.version)
         self._fault("training: bytes published")
         return True
+
+    def _tree(self) -> VersionTree:
+        """Versions that others cut were claimed before this trainer had the lease; those it cuts are in its lineage."""
+        lineage = self.state.lineage
+        self._parents.update(pairwise(lineage))
+        return VersionTree(lineage, self._parents, self._rollback.revoked)
 
     def _arms(self) -> dict[str, Assignment]:
         with self._database.snapshot() as connection:
