@@ -173,6 +173,7 @@ class Trainer:
             state, version = checkpoint.state, checkpoint.version
         # A refused checkpoint may have cut versions: their numbers are taken.
         state.ordinal = max([state.ordinal, *self._publisher.versions()])
+        self._publisher.adopt()
         return state, version
 
     def _begin_epoch(self, version: int | None) -> None:
@@ -291,7 +292,12 @@ class Trainer:
 
     def _publish(self) -> None:
         """Cut a version: checkpoint, outcomes, bytes."""
-        cut_version(self.state, self.state.ordinal + 1, self._clock())
+        with self._lease.transaction() as connection:
+            version = repository.claim_version(
+                connection, self._settings.policy, self._lease, self.state.version, floor=self.state.ordinal
+            )
+        self._fault("training: version claimed")
+        cut_version(self.state, version, self._clock())
         self._cut_at = self._monotonic()
         self._checkpoint(self.state.version)
         self._publish_bytes()
