@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, insert, select, update
 
+from contracts import revocations
 from contracts.database import insert_new
 from contracts.errors import StaleWrite
 from contracts.tables import assignment, assignment_change
@@ -57,6 +58,7 @@ def move(
 
     Raises:
         StaleWrite: somebody else moved it first; read again and decide anew.
+        VersionRevoked: a rollback took the version back; no arm ever points at it again.
     """
     now = time.time()
     values = {"version": version, "share": share, "epoch": expected_epoch + 1, "writer": writer, "reason": reason}
@@ -71,5 +73,7 @@ def move(
         done = connection.execute(statement).rowcount == 1
     if not done:
         raise StaleWrite(f"{policy}/{arm} was moved by somebody else; read it again", policy=policy, arm=arm)
+    if version is not None:
+        revocations.refuse(connection, policy, version)
     connection.execute(insert(assignment_change).values(policy=policy, arm=arm, at=now, **values))
     return Assignment(policy, arm, version, share, expected_epoch + 1)

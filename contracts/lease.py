@@ -106,6 +106,18 @@ class Lease:
         statement = _select(self._policy).with_for_update(read=True, key_share=True)
         self._insist(connection.execute(statement).one_or_none(), self.epoch)
 
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A transaction that begins with `check`: the only way for the holder to write.
+
+        Raises:
+            LeaseLost: as `check`.
+            Unavailable: the database cannot be written.
+        """
+        with self._database.transaction() as connection:
+            self.check(connection)
+            yield connection
+
     def check_now(self) -> None:
         """The same in a transaction of its own, before and after writes that the database cannot hold.
 
@@ -141,8 +153,7 @@ class Lease:
             LeaseLost: as `check`.
             Unavailable: the database is away.
         """
-        with self._database.transaction() as connection:
-            self.check(connection)
+        with self.transaction() as connection:
             told = {**msgspec.to_builtins(self._holder), "start": start}
             mine = (training_epoch.c.policy == self._policy) & (training_epoch.c.epoch == self.epoch)
             connection.execute(update(training_epoch).where(mine).values(holder=told))

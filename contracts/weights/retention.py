@@ -67,12 +67,12 @@ def prune(
     wanted, extra = sorted(set(needed)), sorted(set(loadable))
     # Chunks before manifests: what a publisher adds in between is not in this list, so it stays.
     stored = store.chunks(policy)
-    sizes = {chunk.blake3: chunk.num_bytes for chunk in stored}
+    sizes = {chunk.name: chunk.num_bytes for chunk in stored}
 
     @cache
     def edges_of(version: int) -> list[Manifest]:
         edges = store.edges(policy, version)
-        return [edge for edge in edges if all(chunk.blake3 in sizes for chunk in edge.chunks)]
+        return [edge for edge in edges if all(chunk.name in sizes for chunk in edge.chunks)]
 
     versions = store.versions(policy)
     for version in (*wanted, *extra):
@@ -81,11 +81,11 @@ def prune(
     kept, lost = _kept_edges(edges_of, versions, wanted, keep_anchors)
     for version in extra:
         kept += route_from(edges_of, version, {}) or []
-    used = {chunk.blake3 for edge in kept for chunk in edge.chunks}
+    used = {chunk.name for edge in kept for chunk in edge.chunks}
     before = now - older_than
-    unused = [chunk.blake3 for chunk in stored if chunk.blake3 not in used and chunk.written_at < before]
+    unused = [chunk.name for chunk in stored if chunk.name not in used and chunk.written_at < before]
     removed = store.remove_chunks(policy, unused, before)
-    return Pruned(len(removed), sum(sizes[digest] for digest in removed), lost)
+    return Pruned(len(removed), sum(sizes[name] for name in removed), lost)
 
 
 def _kept_edges(

@@ -14,6 +14,7 @@ import structlog
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, MOVED, Assignment
 from contracts.errors import InvalidRequest, InvalidSettings, StaleWrite, Unavailable, WeightsRefused
+from contracts.faults import FaultPoint, no_fault
 from contracts.weights.history import History
 from contracts.weights.manifest import NO_HISTORY
 from contracts.weights.pointer import Pointer, move_pointer
@@ -26,6 +27,7 @@ from pipelines.training.state import BASE_VERSION, TrainerState
 
 if TYPE_CHECKING:
     from contracts.database import Database
+    from contracts.lease import Lease
     from contracts.settings import Settings
     from contracts.weights.format import Tensors
     from contracts.weights.manifest import Manifest
@@ -65,12 +67,15 @@ class Publisher:
         store: WeightStore,
         base: Tensors,
         *,
+        lease: Lease,
+        fault: FaultPoint = no_fault,
         signer: Signer | None = None,
         keyring: Keyring | None = None,
         keep_anchors: int = 2,
     ) -> None:
         self._settings = settings
         self._database = database
+        self._lease, self._fault = lease, fault
         self._store = store
         self._signer, self._keyring = signer, keyring
         self._mirrored, self._mirror_at = 0, 0.0

@@ -23,8 +23,8 @@ from pipelines.training.state import Fate
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from contracts.database import Database
     from contracts.faults import FaultPoint
+    from contracts.lease import Lease
     from contracts.records import Experience
     from contracts.settings import Settings
     from contracts.weights.format import Tensors
@@ -47,7 +47,7 @@ class Steps:
         *,
         settings: Settings,
         training: TrainingSettings,
-        database: Database,
+        lease: Lease,
         held: Callable[[], Mapping[int, Tensors]],
         decide: Callable[[Experience, Fate], None],
         clock: Callable[[], float],
@@ -63,7 +63,7 @@ class Steps:
         self._intake = intake
         self._settings = settings
         self._training = training
-        self._database = database
+        self._lease = lease
         self._held = held
         self._decide = decide
         self._clock, self._age_clock = clock, age_clock
@@ -141,7 +141,7 @@ class Steps:
             path = write_bundle(self._settings.home / "bundles", f"epoch-{epoch}-step-{step}", bundle)
             log.error("step skipped", reason=result.verdict.reason, bundle=str(path))
         figures = {name: _or_null(value) for name, value in figures.items()}
-        with self._database.transaction() as connection:
+        with self._lease.transaction() as connection:
             repository.record_step(connection, epoch, step, now, figures)
         TRAINING_STEPS.inc()
         for name, value in figures.items():

@@ -18,7 +18,7 @@ import structlog
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
 from contracts.dead_letters import bury
-from contracts.errors import InvalidRecord, NewerSchema, NotFound, WeightsRefused
+from contracts.errors import InvalidRecord, NewerSchema
 from contracts.faults import FaultPoint, no_fault
 from contracts.metrics import (
     PUBLISHED_VERSION,
@@ -36,7 +36,8 @@ from pipelines.training.clocks import began_before, rising, wall_for_ages
 from pipelines.training.intake import Intake
 from pipelines.training.outcomes import epoch_started, outcomes_of
 from pipelines.training.publisher import Publisher
-from pipelines.training.state import BASE_VERSION, Fate, TrainerState, cut_version, roll_back
+from pipelines.training.rollback import Rollback
+from pipelines.training.state import BASE_VERSION, Fate, TrainerState, cut_version
 from pipelines.training.steps import Steps
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from contracts.database import Database
     from contracts.event_log import EventLog, LogRecord
+    from contracts.lease import Lease
     from contracts.settings import Settings
     from contracts.weights.signing import Keyring, Signer
     from contracts.weights.store import WeightStore
@@ -67,6 +69,7 @@ class Trainer:
         settings: Settings,
         training: TrainingSettings,
         database: Database,
+        lease: Lease,
         event_log: EventLog,
         store: WeightStore,
         signer: Signer | None = None,
@@ -79,7 +82,7 @@ class Trainer:
         self._learner = learner
         self._settings = settings
         self._training = training
-        self._database = database
+        self._database, self._lease = database, lease
         self._event_log = event_log
         self._clock, self._monotonic = clock, monotonic
         self._fault = fault
@@ -89,6 +92,8 @@ class Trainer:
             database,
             store,
             learner.base,
+            lease=lease,
+            fault=fault,
             signer=signer,
             keyring=keyring,
             keep_anchors=training.keep_anchors,
@@ -105,12 +110,22 @@ class Trainer:
             self._intake,
             settings=settings,
             training=training,
-            database=database,
+            lease=lease,
             held=lambda: self._publisher.held,
             decide=self._decide,
             clock=clock,
             age_clock=wall_for_ages(clock, monotonic),
             fault=fault,
+        )
+        self._rollback = Rollback(
+            learner,
+            self.state,
+            self._intake,
+            policy=settings.policy,
+            database=database,
+            event_log=event_log,
+            checkpoints=self._checkpoints,
+            publisher=self._publisher,
         )
         self._begin_epoch(version)
         self._consumer = event_log.consumer(repository.CONSUMER_GROUP, (EXPERIENCES,), self._intake.position)
@@ -126,11 +141,12 @@ class Trainer:
 
     def turn(self, timeout: float = 0.0) -> None:
         """Read what fits into a batch, learn if it is ready, publish if it is time."""
+        self._lease.assert_held()
         arms = self._arms()
         self._publisher.mirror(arms.get(LIVE), self._monotonic())
         self._obey_rollback(arms.get(TRAINING))
         self._read(timeout)
-        self._steps.refuse()
+        self._refuse()
         if self._is_ready():
             self._steps.learn()
         candidate = arms.get(CANDIDATE)
@@ -158,14 +174,13 @@ class Trainer:
         else:
             self._learner.restore(checkpoint)
             state, version = checkpoint.state, checkpoint.version
-        # A refused checkpoint may have begun epochs and cut versions: their numbers are taken.
-        state.epoch = self._checkpoints.highest_epoch()
+        # A refused checkpoint may have cut versions: their numbers are taken.
         state.ordinal = max([state.ordinal, *self._publisher.versions()])
         return state, version
 
     def _begin_epoch(self, version: int | None) -> None:
         """Make a new epoch durable, tell every fate under it, and see that the version's bytes exist."""
-        self.state.epoch += 1
+        self.state.epoch = self._lease.epoch
         self._save(version)
         self._untold = set(self.state.fates)
         self._tell([epoch_started(self.state.epoch, self._clock())])
@@ -177,32 +192,27 @@ class Trainer:
     def _obey_rollback(self, arm: Assignment | None) -> None:
         if arm is None or arm.epoch <= self.state.obeyed_rollback:
             return
+        # Whatever fails here is asked again next turn: doing all of it twice changes nothing.
+        version = None if arm.version is None else self._rollback.obey(arm.version, self._clock())
+        if version is not None:
+            self._publisher.forget_unsent()
+            self._consumer.seek_to_stored()
+            self._lease.next_epoch()
         self.state.obeyed_rollback = arm.epoch
         self._dirty = True
-        if arm.version is None:
-            return
-        try:
-            target = self._return_to(arm.version)
-        except (WeightsRefused, NotFound) as error:
-            log.error("rollback refused", version=arm.version, reason=error.message)  # noqa: TRY400 no fault of ours
-            return
-        self._publisher.forget_unsent()
-        roll_back(self.state, target, self._clock())
-        self._cut_at = self._monotonic()
-        self._intake.roll_back()
-        self._begin_epoch(arm.version)
+        if version is not None:
+            self._cut_at = self._monotonic()
+            self._begin_epoch(version)
 
-    def _return_to(self, version: int) -> TrainerState:
-        """Become a version again: as its checkpoint holds it or, if that was forgotten, as it was published."""
-        try:
-            checkpoint = self._checkpoints.load_version(version)
-        except WeightsRefused as error:
-            lineage, tensors = self._publisher.lineage(version), self._publisher.load(version)
-            log.warning("rollback to published bits, without moments", version=version, reason=error.message)
-            self._learner.restart(tensors)
-            return TrainerState(lineage=lineage)
-        self._learner.restore(checkpoint)
-        return checkpoint.state
+    def _refuse(self) -> None:
+        """Name the fate of what must not be learned, and of what a rollback undid and the log does not hold any more."""
+        for key in self._rollback.finish():
+            TRAINING_SAMPLES.labels("quarantined").inc()
+            self._untold.add(key)
+            self._dirty = True
+        for experience, fate in self._rollback.refuse():
+            self._decide(experience, fate)
+        self._steps.refuse()
 
     def _read(self, timeout: float) -> None:
         """Fill up to a batch, whatever else lies between; what waits in the log can still be revised, and costs nothing.
@@ -225,7 +235,7 @@ class Trainer:
         except NewerSchema:
             raise  # not broken, only early: it waits in the log until this process is upgraded
         except InvalidRecord as error:
-            with self._database.transaction() as connection:
+            with self._lease.transaction() as connection:
                 bury(connection, repository.CONSUMER_GROUP, record, error, self._clock())
             return
         self._steps.was_read(experience)
