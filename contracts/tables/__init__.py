@@ -18,6 +18,8 @@ ledger_epoch, ledger_change     episodes: the trainer's epochs as the log tells 
 training_step                   training
 training_lease, training_epoch  training: who may write now, and every epoch that was ever issued
 version_claim                   training: every version that was ever cut, its parent, and the epoch that cut it
+doomed                          training: what it is about to delete, or has deleted and nobody may refer to; whoever moves an
+                                arm to a version takes its row away, if it is not too late
 revocation                      release and operators: versions that are never served, compared with or accepted again
 verdict                         release
 swap                            engine
@@ -45,6 +47,7 @@ from contracts.tables.serving import (
     assignment,
     assignment_change,
     dashboard_session,
+    doomed,
     revocation,
     swap,
     training_epoch,
@@ -78,6 +81,7 @@ __all__ = [
     "behaviour",
     "dashboard_session",
     "dead_letter",
+    "doomed",
     "generation",
     "generation_count",
     "join_key",
