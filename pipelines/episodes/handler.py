@@ -57,7 +57,6 @@ class EpisodesHandler:
         self._curator = Curator(tasks)
         self._clock = clock
         self._sweeps_at = 0.0
-        self._is_at_end = False
 
     def read(self, record: LogRecord) -> Heard:
         """See `Handler.read`."""
@@ -75,7 +74,6 @@ class EpisodesHandler:
 
     def handle(self, connection: Connection, items: Sequence[Heard]) -> list[Message]:
         """See `Handler.handle`."""
-        self._is_at_end = len(items) < self.batch_size
         if not items:
             return []
         samples = repository.load(
@@ -89,10 +87,12 @@ class EpisodesHandler:
         arrived = [held.record for held in samples.generations.values() if held.is_new]
         return messages + exchange.register(connection, self._tasks, arrived, self._clock())
 
-    def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
+    def tick(
+        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
+    ) -> list[Message]:
         """Close windows that have passed; what was not emitted yet is emitted with whatever it has."""
         messages = self._sweep(connection, now)
-        if self._is_at_end:
+        if is_at_end:
             messages += exchange.settle_sessions(connection, now, partitions)
         keys = repository.due(connection, now, partitions, _DUE_AT_ONCE)
         if not keys:
