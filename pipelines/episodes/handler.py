@@ -60,7 +60,6 @@ class EpisodesHandler:
         self._curator = Curator(tasks)
         self._clock = clock
         self._sweeps_at = 0.0
-        self._is_at_end = False
 
     def read(self, record: LogRecord) -> Heard:
         """See `Handler.read`."""
@@ -78,7 +77,6 @@ class EpisodesHandler:
 
     def handle(self, connection: Connection, items: Sequence[Heard]) -> list[Message]:
         """See `Handler.handle`."""
-        self._is_at_end = len(items) < self.batch_size
         items, epochs = self._issued(connection, [each for item in items for each in _each(item)])
         if not items:
             return []
@@ -97,11 +95,13 @@ class EpisodesHandler:
         arrived = [held.record for held in samples.generations.values() if held.is_new]
         return messages + exchange.register(connection, self._tasks, arrived, self._clock())
 
-    def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
+    def tick(
+        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
+    ) -> list[Message]:
         """Close windows that have passed; what was not emitted yet is emitted with whatever it has."""
         messages = self._sweep(connection, now)
         epochs_repository.repair(connection)
-        if self._is_at_end:
+        if is_at_end:
             messages += exchange.settle_sessions(connection, now, partitions)
         keys = repository.due(connection, now, partitions, _DUE_AT_ONCE)
         if not keys:
