@@ -32,7 +32,9 @@ from contracts.topics import EXPERIENCES, OUTCOMES
 from contracts.worker import TICK_SECONDS
 from pipelines.training import repository
 from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.checkpoint_names import NOTHING
 from pipelines.training.clocks import began_before, rising, wall_for_ages
+from pipelines.training.fence import CheckpointFence
 from pipelines.training.intake import Intake
 from pipelines.training.outcomes import epoch_started, outcomes_of
 from pipelines.training.publisher import Publisher
@@ -86,7 +88,12 @@ class Trainer:
         self._event_log = event_log
         self._clock, self._monotonic = clock, monotonic
         self._fault = fault
-        self._checkpoints = CheckpointStore(settings.checkpoints, training.checkpoint_keep, fault)
+        self._checkpoints = CheckpointStore(
+            settings.checkpoints,
+            training.checkpoint_keep,
+            fault,
+            fence=CheckpointFence(lease, database, settings.policy),
+        )
         self._publisher = Publisher(
             settings,
             database,
@@ -167,6 +174,7 @@ class Trainer:
         checkpoint, refused = self._checkpoints.load_newest()
         for item in refused:
             log.error("checkpoint refused", checkpoint=item.name, reason=item.reason)
+        self._lease.note_start(checkpoint.name if checkpoint else NOTHING)
         if checkpoint is None:
             training = self._arms().get(TRAINING)
             state = TrainerState(cut_at=self._clock(), obeyed_rollback=training.epoch if training else 0)
