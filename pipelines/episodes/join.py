@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from contracts.records import Generation, Outcome, Scalar, Signal
 from contracts.tasks import Task
 from contracts.tasks.signals import SignalRule
+from pipelines.episodes.epochs.chain import Epochs
 
 ORPHAN_SECONDS = 7 * 86_400.0
 """A signal waits so long for its answer; whoever made up an id, or forbade to log the answer, has none."""
@@ -22,6 +23,7 @@ class Standing(NamedTuple):
     writer: str
     epoch: int
     revision: int
+    sequence: int = 0
 
 
 def deadline(generation: Generation, task: Task, name: str | None = None) -> float:
@@ -92,17 +94,17 @@ def _decides(rule: SignalRule, signal: Signal, about: Generation) -> bool:
     return not is_slip and rule.is_worth_something(signal.value)
 
 
-def replaces(outcome: Outcome, standing: Standing, current_revision: int) -> bool:
+def replaces(outcome: Outcome, standing: Standing, current_revision: int, epochs: Epochs) -> bool:
     """Whether an outcome becomes the state of its generation.
 
-    The trainer's word is final and its highest epoch wins; other writers speak only about the newest revision.
+    The trainer's word is final: of those that hold, the one said last wins. Other writers speak only about the newest revision.
     """
     if outcome.state == "late":
         return False
     if outcome.writer == "training":
-        return (True, outcome.epoch, outcome.revision) >= (
-            standing.writer == "training",
-            standing.epoch,
-            standing.revision,
-        )
+        if not epochs.holds(outcome.epoch, outcome.sequence):
+            return False
+        is_final = standing.writer == "training" and epochs.holds(standing.epoch, standing.sequence)
+        said = (outcome.epoch, outcome.sequence, outcome.revision)
+        return not is_final or said >= (standing.epoch, standing.sequence, standing.revision)
     return standing.writer != "training" and outcome.revision >= current_revision

@@ -75,7 +75,7 @@ class HeldGeneration:
     def stand(self, record: Outcome) -> None:
         """Make an outcome its state."""
         self.state, self.state_reason, self.state_version = record.state, record.reason, record.version
-        self.standing, self.is_changed = Standing(record.writer, record.epoch, record.revision), True
+        self.standing, self.is_changed = Standing(record.writer, record.epoch, record.revision, record.sequence), True
 
 
 @dataclass

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from contracts.ledger import NO_END
 from contracts.records import Outcome
+from pipelines.episodes.epochs.chain import Epochs
 from pipelines.episodes.join import Standing, replaces, superseded
 from tests.fakes import a_generation, a_signal
 
@@ -34,7 +36,7 @@ def outcome(writer: str, revision: int, epoch: int = 0, state: str = "unlabelled
     ],
 )
 def test_which_outcome_becomes_the_state(said: Outcome, standing: Standing, revision: int, wanted: bool) -> None:
-    assert replaces(said, standing, revision) is wanted
+    assert replaces(said, standing, revision, Epochs({1: NO_END, 2: NO_END})) is wanted
 
 
 def test_of_two_things_one_person_said_the_later_counts_and_others_are_not_touched() -> None:
