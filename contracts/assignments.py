@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, insert, select, update
 
+from contracts import revocations
 from contracts.database import insert_new
 from contracts.deletions import refer_to_version
 from contracts.errors import Conflict, StaleWrite
@@ -83,6 +84,7 @@ def move(
         Conflict: the version is known with another root: these are not its weights.
         NotFound: its bytes were removed from the weight store, or are about to be.
         StaleWrite: somebody else moved it first; read again and decide anew.
+        VersionRevoked: a rollback took the version back; no arm ever points at it again.
     """
     if version is not None:
         refer_to_version(connection, policy, version)
@@ -108,5 +110,7 @@ def move(
         done = connection.execute(statement).rowcount == 1
     if not done:
         raise StaleWrite(f"{policy}/{arm} was moved by somebody else; read it again", policy=policy, arm=arm)
+    if version is not None:
+        revocations.refuse(connection, policy, version)
     connection.execute(insert(assignment_change).values(policy=policy, arm=arm, at=now, **values))
     return Assignment(policy, arm, version, share, expected_epoch + 1, root)

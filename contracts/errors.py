@@ -12,6 +12,7 @@ MillraceError
 │   └── Conflict (409)           not as things stand: same idempotency key and other content, another version is live
 │       ├── LeaseHeld            another trainer of this policy is at work; says who, where and since when
 │       ├── StillRunning         the first request under this idempotency key has not ended
+│       ├── VersionRevoked       a rollback took the version back for good
 │       └── VersionNotServed     the version a request asks for does not serve now; a retry may find it
 ├── Unauthorized (401)
 ├── Forbidden (403)
@@ -104,6 +105,10 @@ class LeaseHeld(Conflict):
 class StillRunning(Conflict):
     code = "still_running"
     headers = MappingProxyType({"retry-after": "1"})
+
+
+class VersionRevoked(Conflict):
+    code = "version_revoked"
 
 
 class VersionNotServed(Conflict):

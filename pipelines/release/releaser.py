@@ -10,7 +10,7 @@ import threading
 
 import structlog
 
-from contracts import assignments
+from contracts import assignments, revocations
 from contracts.assignments import CANDIDATE, LIVE, MOVED, Assignment
 from contracts.database import Database
 from contracts.errors import StaleWrite, Unavailable, VersionNotResident
@@ -64,6 +64,7 @@ class Releaser:
         with self._database.snapshot() as connection:
             arms = assignments.read(connection, self._policy)
             known = repository.verdicts(connection, self._policy, self._sentinels.hash)
+            revoked = revocations.read(connection, self._policy)
         judged = {verdict.version for verdict in known}
         live, candidate = arms.get(LIVE), arms.get(CANDIDATE)
         if live is not None and live.version is not None:
@@ -74,7 +75,11 @@ class Releaser:
             return True
         if candidate is None or candidate.version is None:
             return False
-        accepted = [verdict.sentinels for verdict in known if verdict.accepted and verdict.sentinels.values]
+        accepted = [
+            verdict.sentinels
+            for verdict in known
+            if verdict.accepted and verdict.sentinels.values and verdict.version not in revoked
+        ]
         best = max(accepted, key=lambda sentinels: sentinels.accuracy, default=None)
         self._judge(candidate, candidate.version, best, stop)
         return True

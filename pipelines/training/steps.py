@@ -101,7 +101,7 @@ class Steps:
         self._fault("training: step taken")
         skipped = result.verdict.reason
         for item, fresh in zip(batch.samples, freshness, strict=True):
-            self._decide(item, sample_fate(item, skipped, fresh * result.scale))
+            self._decide(item, sample_fate(item, skipped, fresh * result.pull))
         for lesson in batch.lessons:
             before = self._state.fates[lesson.experience.key]
             self._decide(lesson.experience, lesson_fate(lesson, before, skipped))

@@ -18,7 +18,7 @@ import structlog
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
 from contracts.dead_letters import bury
-from contracts.errors import InvalidRecord, NewerSchema, NotFound, WeightsRefused
+from contracts.errors import InvalidRecord, NewerSchema
 from contracts.faults import FaultPoint, no_fault
 from contracts.metrics import (
     PUBLISHED_VERSION,
@@ -38,7 +38,8 @@ from pipelines.training.fence import CheckpointFence
 from pipelines.training.intake import Intake
 from pipelines.training.outcomes import epoch_started, outcomes_of
 from pipelines.training.publisher import Publisher
-from pipelines.training.state import BASE_VERSION, Fate, TrainerState, cut_version, roll_back
+from pipelines.training.rollback import Rollback
+from pipelines.training.state import BASE_VERSION, Fate, TrainerState, cut_version
 from pipelines.training.steps import Steps
 
 if TYPE_CHECKING:
@@ -123,6 +124,16 @@ class Trainer:
             age_clock=wall_for_ages(clock, monotonic),
             fault=fault,
         )
+        self._rollback = Rollback(
+            learner,
+            self.state,
+            self._intake,
+            policy=settings.policy,
+            database=database,
+            event_log=event_log,
+            checkpoints=self._checkpoints,
+            publisher=self._publisher,
+        )
         self._begin_epoch(version)
         self._consumer = event_log.consumer(repository.CONSUMER_GROUP, (EXPERIENCES,), self._intake.position)
 
@@ -142,7 +153,7 @@ class Trainer:
         self._publisher.mirror(arms.get(LIVE), self._monotonic())
         self._obey_rollback(arms.get(TRAINING))
         self._read(timeout)
-        self._steps.refuse()
+        self._refuse()
         if self._is_ready():
             self._steps.learn()
         candidate = arms.get(CANDIDATE)
@@ -190,33 +201,27 @@ class Trainer:
     def _obey_rollback(self, arm: Assignment | None) -> None:
         if arm is None or arm.epoch <= self.state.obeyed_rollback:
             return
+        # Whatever fails here is asked again next turn: doing all of it twice changes nothing.
+        version = None if arm.version is None else self._rollback.obey(arm.version, self._clock())
+        if version is not None:
+            self._publisher.forget_unsent()
+            self._consumer.seek_to_stored()
+            self._lease.next_epoch()
         self.state.obeyed_rollback = arm.epoch
         self._dirty = True
-        if arm.version is None:
-            return
-        try:
-            target = self._return_to(arm.version)
-        except (WeightsRefused, NotFound) as error:
-            log.error("rollback refused", version=arm.version, reason=error.message)  # noqa: TRY400 no fault of ours
-            return
-        self._publisher.forget_unsent()
-        roll_back(self.state, target, self._clock())
-        self._cut_at = self._monotonic()
-        self._intake.roll_back()
-        self._lease.next_epoch()
-        self._begin_epoch(arm.version)
+        if version is not None:
+            self._cut_at = self._monotonic()
+            self._begin_epoch(version)
 
-    def _return_to(self, version: int) -> TrainerState:
-        """Become a version again: as its checkpoint holds it or, if that was forgotten, as it was published."""
-        try:
-            checkpoint = self._checkpoints.load_version(version)
-        except WeightsRefused as error:
-            lineage, tensors = self._publisher.lineage(version), self._publisher.load(version)
-            log.warning("rollback to published bits, without moments", version=version, reason=error.message)
-            self._learner.restart(tensors)
-            return TrainerState(lineage=lineage)
-        self._learner.restore(checkpoint)
-        return checkpoint.state
+    def _refuse(self) -> None:
+        """Name the fate of what must not be learned, and of what a rollback undid and the log does not hold any more."""
+        for key in self._rollback.finish():
+            TRAINING_SAMPLES.labels("quarantined").inc()
+            self._untold.add(key)
+            self._dirty = True
+        for experience, fate in self._rollback.refuse():
+            self._decide(experience, fate)
+        self._steps.refuse()
 
     def _read(self, timeout: float) -> None:
         """Fill up to a batch, whatever else lies between; what waits in the log can still be revised, and costs nothing.

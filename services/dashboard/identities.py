@@ -49,7 +49,7 @@ def identities(totals: Totals, traffic: Mapping[str, Traffic]) -> Identities:
 
     What the log got after the count is unread by the count's positions, so that nothing seems lost between the two.
     """
-    counts = effective_counts(totals.standings, totals.training_epoch)
+    counts = counts_by_version(totals.standings)
     handled = {topic: _handled(totals, topic) for topic in (GENERATIONS, SIGNALS)}
     unread = {topic: max(0, traffic[topic].num_appended - handled[topic]) for topic in handled}
     return Identities(
@@ -73,14 +73,12 @@ def _handled(totals: Totals, topic: str) -> int:
     return sum(offset for (group, name, _), offset in totals.positions.items() if (group, name) == ("episodes", topic))
 
 
-def effective_counts(standings: Iterable[Standing], training_epoch: int) -> dict[int, dict[str, int]]:
-    """Version to state to how many; what the trainer said in an epoch older than its newest is pending again."""
+def counts_by_version(standings: Iterable[Standing]) -> dict[int, dict[str, int]]:
+    """Version to state to how many."""
     counts: dict[int, dict[str, int]] = {}
     for standing in standings:
-        void = standing.writer == "training" and standing.epoch < training_epoch
         states = counts.setdefault(standing.version, {})
-        name = PENDING if void else standing.state
-        states[name] = states.get(name, 0) + standing.number
+        states[standing.state] = states.get(standing.state, 0) + standing.number
     return counts
 
 
@@ -90,7 +88,7 @@ def generation_identity(
     """Logged = trained + pending + ... + erased, per version and in all.
 
     Args:
-        counts: see `effective_counts`.
+        counts: see `counts_by_version`.
         num_handled: records before the position of episodes, which makes one row of each in the same transaction,
             without those that were sent twice or whose day was dropped.
         num_dead: those of them that it could not read.

@@ -35,12 +35,10 @@ Rows = list[Row[Any]]
 
 
 class Standing(NamedTuple):
-    """How many generations of a version stand in a state, by who put them there and in which epoch."""
+    """How many generations of a version have an effective state."""
 
     state: str
     version: int
-    writer: str
-    epoch: int
     number: int
 
 
@@ -56,7 +54,6 @@ class Totals(NamedTuple):
     """Whole tables, counted at one moment: the identities are made of these."""
 
     standings: list[Standing]
-    training_epoch: int
     signals: ledger.Counts
     num_unjoined: int
     """Acknowledged signals that episodes has not seen, except those that wait for the answer of their key."""
@@ -115,7 +112,6 @@ def read_totals(connection: Connection) -> Totals:
     """Every count of the two identities."""
     return Totals(
         standings=_standings(connection),
-        training_epoch=connection.execute(select(ledger.training_epoch())).scalar_one(),
         signals=ledger.signal_counts(connection),
         num_unjoined=_num_rows(connection, received_signal)
         - _num_rows(connection, signal)
@@ -136,8 +132,8 @@ def _num_rows(connection: Connection, table: Table) -> int:
 
 
 def _standings(connection: Connection) -> list[Standing]:
-    # Grouped in the order of ix_generation_state, so that no row is touched.
-    columns = (generation.c.state, generation.c.version, generation.c.state_writer, generation.c.state_epoch)
+    # Of columns of ix_generation_state only, so that no row is touched.
+    columns = (ledger.effective_state().label("state"), generation.c.version)
     return [Standing(*row) for row in connection.execute(select(*columns, func.count()).group_by(*columns))]
 
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 from contracts.assignments import CANDIDATE, LIVE
-from contracts.rollback import BASE, revoked_versions
+from contracts.rollback import left_behind
+from contracts.version_parents import BASE
 from contracts.weights.manifest import Manifest
 from services.dashboard.queries import MAX_VERSIONS, Snapshot
 
@@ -101,7 +102,7 @@ def _statuses(snapshot: Snapshot) -> dict[int, str]:
     statuses = {row.version: "accepted" if row.accepted else "refused" for row in snapshot.verdicts}
     if BASE in statuses and statuses[BASE] == "accepted":
         statuses[BASE] = "base"
-    statuses |= {number: "rolled back" for number in revoked_versions(snapshot.live_history) if number in statuses}
+    statuses |= {number: "rolled back" for number in left_behind(snapshot.live_history) if number in statuses}
     for arm in (CANDIDATE, LIVE):
         if arm in snapshot.arms and (version := snapshot.arms[arm].version) is not None:
             statuses[version] = arm

@@ -191,11 +191,11 @@ def test_a_rollback_takes_back_what_was_corrected_since(tmp_path: Path) -> None:
     assert fate_of(trainer, first).corrections == (Correction(0.5, 2), Correction(0.0, 3))
     assert late(world) == [(1, "corrected", 2), (2, "corrected", 3)]
 
-    world.roll_back_to(2)
+    world.revoke_down_to(2)
     trainer.turn()
     assert fate_of(trainer, first).corrections == (Correction(0.5, 2),)
     assert late(world) == [(2, "correction_rolled_back", None)]
-    world.roll_back_to(1)
+    world.revoke_down_to(1)
     trainer.turn()
     assert fate_of(trainer, first).applied_now == 1.0
     assert all(torch.equal(value, at_version_1[name]) for name, value in weights_of(trainer).items())

@@ -89,7 +89,7 @@ def test_nothing_is_told_that_the_newest_checkpoint_does_not_hold(world: World) 
     trainer = world.start(look)
     world.add_random(20)
     world.turns(trainer, 8)
-    world.roll_back_to(1)
+    world.revoke_down_to(1)
     world.turns(trainer, 1)
     assert {state for _, state in seen} == {"trained", "quarantined"}
 
@@ -175,14 +175,14 @@ def test_every_start_begins_an_epoch_and_repeats_every_fate(world: World) -> Non
     assert [outcome.epoch for outcome in world.outcomes() if outcome.state == "epoch_started"] == [1, 2, 3]
 
 
-def test_a_rollback_restores_the_version_and_quarantines_what_came_after(world: World) -> None:
+def test_a_rollback_restores_the_version_and_quarantines_the_poison_that_came_after(world: World) -> None:
     trainer = world.start()
     samples = world.add_random(20)
     world.turns(trainer, 2)
     at_version_1, tracker = weights_of(trainer), trainer._learner.tracker.to_json()
     world.turns(trainer, 6)
     assert Counter(fate.version for fate in trainer.state.fates.values()) == {1: 8, 2: 8, None: 4}
-    world.roll_back_to(1)
+    world.revoke_down_to(1)
     trainer.turn()
 
     assert all(torch.equal(value, at_version_1[name]) for name, value in weights_of(trainer).items())
@@ -208,7 +208,7 @@ def test_what_was_cut_while_an_operator_rolled_back_is_never_offered(world: Worl
         published += place == "training: bytes published"
         if published == 2 and place == "training: bytes published":
             with world.database.transaction() as connection:
-                roll_back(connection, policy="tiny", writer="ann", reason="complaints")
+                roll_back(connection, policy="tiny", writer="ann", reason="complaints", treatment="poison")
 
     trainer = world.start(roll_back_at_the_second_version)
     world.add_random(16)
@@ -229,7 +229,7 @@ def test_a_version_whose_checkpoint_was_forgotten_is_taken_from_the_store(world:
     world.turns(trainer, 11)
     assert trainer.state.lineage == [6, 5, 4, 3, 2, 1, 0]
     assert 1 not in trainer._checkpoints.versions()
-    world.roll_back_to(1)
+    world.revoke_down_to(1)
     trainer.turn()
 
     mine = trainer._learner.tensors()

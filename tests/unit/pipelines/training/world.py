@@ -9,13 +9,18 @@ import torch
 
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
+from contracts.database import insert_new
 from contracts.errors import Unavailable
 from contracts.faults import FaultPoint, no_fault
 from contracts.lease import Lease
 from contracts.outbox import message
 from contracts.records import Experience, Outcome, decode
+from contracts.revocations import Treatment
+from contracts.rollback import roll_back
 from contracts.settings import Settings
+from contracts.tables import verdict
 from contracts.topics import EXPERIENCES, OUTCOMES
+from contracts.version_parents import stored_parents
 from contracts.weights.manifest import Manifest
 from contracts.weights.publish import publish_version
 from contracts.weights.store import FolderWeightStore
@@ -132,7 +137,20 @@ class World:
             self.point(LIVE, version)
 
     def roll_back_to(self, version: int) -> None:
+        """What release does after refusals in a row: nothing is revoked."""
         self.point(TRAINING, version)
+
+    def revoke_down_to(self, version: int, treatment: Treatment = "poison", **options: Any) -> None:
+        """What an operator does."""
+        with self.database.transaction() as connection:
+            accepted = [{"policy": POLICY, "version": number, "accepted": True, "reason": "", "details": {}, "at": 0.0}
+                        for number in self.store.versions(POLICY)]  # fmt: skip
+            for row in accepted:
+                insert_new(connection, verdict, row)
+            roll_back(
+                connection, policy=POLICY, writer="ann", reason="complaints", to=version, treatment=treatment,
+                parents=stored_parents(self.store, POLICY, 0), **options,
+            )  # fmt: skip
 
     def turns(self, trainer: Trainer, count: int) -> None:
         for _ in range(count):

@@ -4,7 +4,7 @@ from services.dashboard.identities import (
     GENERATION_STATES,
     SIGNAL_STATES,
     Identity,
-    effective_counts,
+    counts_by_version,
     generation_identity,
     signal_identity,
 )
@@ -20,16 +20,9 @@ def test_the_names_are_those_of_the_ledger() -> None:
     assert set(SIGNAL_STATES) == ledger.SIGNAL_STATES
 
 
-def test_what_the_trainer_said_in_an_undone_epoch_is_pending_again() -> None:
-    standings = [
-        Standing("trained", 3, "training", 1, 5),
-        Standing("trained", 3, "training", 2, 7),
-        Standing("stale", 3, "training", 1, 2),
-        Standing("unlabelled", 3, "rewards", 0, 4),
-        Standing("pending", 3, "episodes", 0, 1),
-    ]
-    assert effective_counts(standings, 2) == {3: {"pending": 8, "trained": 7, "unlabelled": 4}}
-    assert effective_counts(standings, 1) == {3: {"pending": 1, "trained": 12, "stale": 2, "unlabelled": 4}}
+def test_states_are_counted_per_version() -> None:
+    standings = [Standing("trained", 3, 5), Standing("unlabelled", 3, 4), Standing("trained", 2, 7)]
+    assert counts_by_version(standings) == {3: {"trained": 5, "unlabelled": 4}, 2: {"trained": 7}}
 
 
 def test_generations_balance_per_version_and_in_all() -> None:
