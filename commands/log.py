@@ -18,7 +18,7 @@ from contracts.records import (
     Outcome,
     Record,
     Signal,
-    decode,
+    decode_shape,
     unpack_floats,
     unpack_ids,
 )
@@ -59,7 +59,7 @@ def as_json(record: LogRecord) -> dict[str, Any]:
     """A record for people; one that cannot be read says why."""
     head = {"topic": record.topic, "partition": record.partition, "offset": record.offset, "key": record.key}
     try:
-        return head | {"record": _plain(decode(_KINDS[record.topic], record.value))}
+        return head | {"record": _plain(decode_shape(_KINDS[record.topic], record.value))}
     except InvalidRecord as error:
         return head | {"unreadable": error.message}
 

@@ -38,6 +38,10 @@ dead_letter = Table(
     Column("reason", Text, nullable=False),
     Column("value", LargeBinary, nullable=False),
     Column("at", Float, nullable=False),
+    Column("key", Text),
+    Column("traceback", Text),
+    Column("state", String(16), nullable=False, server_default="open"),
+    Column("settled_at", Float),
     PrimaryKeyConstraint("consumer_group", "topic", "partition", "offset"),
 )
 

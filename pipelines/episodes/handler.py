@@ -28,7 +28,7 @@ from contracts.worker import BATCH
 from pipelines.episodes import join, repository
 from pipelines.episodes.curation.curator import Curator, Prompt
 from pipelines.episodes.epochs import repository as epochs_repository
-from pipelines.episodes.epochs.chain import Epochs
+from pipelines.episodes.epochs.chain import Epochs, best
 from pipelines.episodes.keys import exchange
 from pipelines.episodes.samples import HeldGeneration, HeldSignal, Key, Samples
 
@@ -60,7 +60,6 @@ class EpisodesHandler:
         self._curator = Curator(tasks)
         self._clock = clock
         self._sweeps_at = 0.0
-        self._is_at_end = False
 
     def read(self, record: LogRecord) -> Heard:
         """See `Handler.read`."""
@@ -78,7 +77,6 @@ class EpisodesHandler:
 
     def handle(self, connection: Connection, items: Sequence[Heard]) -> list[Message]:
         """See `Handler.handle`."""
-        self._is_at_end = len(items) < self.batch_size
         items, epochs = self._issued(connection, [each for item in items for each in _each(item)])
         if not items:
             return []
@@ -97,11 +95,13 @@ class EpisodesHandler:
         arrived = [held.record for held in samples.generations.values() if held.is_new]
         return messages + exchange.register(connection, self._tasks, arrived, self._clock())
 
-    def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
+    def tick(
+        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
+    ) -> list[Message]:
         """Close windows that have passed; what was not emitted yet is emitted with whatever it has."""
         messages = self._sweep(connection, now)
         epochs_repository.repair(connection)
-        if self._is_at_end:
+        if is_at_end:
             messages += exchange.settle_sessions(connection, now, partitions)
         keys = repository.due(connection, now, partitions, _DUE_AT_ONCE)
         if not keys:
@@ -139,7 +139,7 @@ class EpisodesHandler:
         told = {
             item.record.state for item in items if isinstance(item.record, Outcome) and item.record.writer == "training"
         }
-        if not told:
+        if not any(isinstance(item.record, Outcome) for item in items):
             return items, Epochs({})
         epochs = epochs_repository.take(connection, begins="epoch_started" in told)
         ignored = {
@@ -284,8 +284,8 @@ class EpisodesHandler:
         if not samples.add_outcome(record) or key is None or record.state == "epoch_started":
             return
         held = samples.generations.get(key)
-        if held is not None and join.replaces(record, held.standing, held.revision, epochs):
-            held.stand(record)
+        if held is not None:
+            held.stand(best(samples.outcomes[record.key].values(), epochs, held.revision))
 
 
 def _counting(samples: Samples, key: Key) -> list[Signal]:

@@ -89,13 +89,16 @@ class Rollback:
         kept = self._find(version)
         if kept is None:
             return None
-        oldest = self._oldest_positions(kept.state.positions)
+        ends = self._event_log.ends(EXPERIENCES)
+        oldest = self._oldest_positions(kept.state.positions, ends)
         kept.restore()
         roll_back(self._state, kept.state, self._revoked, now)
         self._intake.roll_back()
         if self._state.learn_again:
-            stood = self._intake.go_back(oldest)
-            self._state.learn_again_until = _furthest(self._state.learn_again_until, stood)
+            stood = self._intake.go_back({EXPERIENCES: oldest}).get(EXPERIENCES, {})
+            # What the log lost at its end is not waited for.
+            reached = {partition: min(offset, ends[partition]) for partition, offset in stood.items()}
+            self._state.learn_again_until = _furthest(self._state.learn_again_until, {EXPERIENCES: reached})
         log.info(
             "rolled back",
             version=kept.version,
@@ -159,15 +162,14 @@ class Rollback:
         self._learner.check(checkpoint)
         return Kept(version, checkpoint.state, lambda: self._learner.restore(checkpoint))
 
-    def _oldest_positions(self, wanted: Mapping[str, Mapping[int, int]]) -> dict[str, dict[int, int]]:
-        """From where the log can be read again: `wanted`, or later where it has expired."""
+    def _oldest_positions(self, wanted: Mapping[str, Mapping[int, int]], ends: Mapping[int, int]) -> dict[int, int]:
+        """By partition, from where it can be read again: from `wanted` on, or later where that has expired."""
         found = {}
-        ends = self._event_log.ends(EXPERIENCES)
         for partition, end in ends.items():
             offset = wanted.get(EXPERIENCES, {}).get(partition, 0)
             first = self._event_log.read(EXPERIENCES, partition, offset, 1)
             found[partition] = first[0].offset if first else end
-        return {EXPERIENCES: found}
+        return found
 
 
 def inherited(lineage: Sequence[int], revoked: Mapping[int, Treatment]) -> dict[int, Treatment]:

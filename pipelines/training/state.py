@@ -195,7 +195,7 @@ def roll_back(state: TrainerState, target: TrainerState, treatments: Mapping[int
             second.add(key)
     state.fates = fates
     state.learn_again |= again
-    state.second_chance = second | {key for key in state.second_chance if key in state.learn_again}
+    state.second_chance = second | (state.second_chance - fates.keys())
     state.lineage = list(target.lineage)
     state.unpublished_samples = 0
     state.cut_at = now

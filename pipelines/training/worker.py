@@ -33,7 +33,9 @@ from contracts.topics import EXPERIENCES, OUTCOMES
 from contracts.worker import TICK_SECONDS
 from pipelines.training import repository
 from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.checkpoint_names import NOTHING
 from pipelines.training.clocks import began_before, rising, wall_for_ages
+from pipelines.training.fence import CheckpointFence
 from pipelines.training.intake import Intake
 from pipelines.training.outcomes import epoch_started, outcomes_of
 from pipelines.training.publisher import Publisher
@@ -88,7 +90,12 @@ class Trainer:
         self._event_log = event_log
         self._clock, self._monotonic = clock, monotonic
         self._fault = fault
-        self._checkpoints = CheckpointStore(settings.checkpoints, training.checkpoint_keep, fault)
+        self._checkpoints = CheckpointStore(
+            settings.checkpoints,
+            training.checkpoint_keep,
+            fault,
+            fence=CheckpointFence(lease, database, settings.policy),
+        )
         self._publisher = Publisher(
             settings,
             database,
@@ -172,6 +179,7 @@ class Trainer:
         checkpoint, refused = self._checkpoints.load_newest(self._learner.check)
         for item in refused:
             log.error("checkpoint refused", checkpoint=item.name, reason=item.reason)
+        self._lease.note_start(checkpoint.name if checkpoint else NOTHING)
         if checkpoint is None:
             training = self._arms().get(TRAINING)
             state = TrainerState(cut_at=self._clock(), obeyed_rollback=training.epoch if training else 0)
@@ -181,6 +189,7 @@ class Trainer:
             state, version = checkpoint.state, checkpoint.version
         # A refused checkpoint may have cut versions: their numbers are taken.
         state.ordinal = max([state.ordinal, *self._publisher.versions()])
+        self._publisher.adopt()
         return state, version
 
     def _begin_epoch(self, version: int | None) -> None:
@@ -294,7 +303,12 @@ class Trainer:
 
     def _publish(self) -> None:
         """Cut a version: checkpoint, outcomes, bytes."""
-        cut_version(self.state, self.state.ordinal + 1, self._clock())
+        with self._lease.transaction() as connection:
+            version = repository.claim_version(
+                connection, self._settings.policy, self._lease, self.state.version, floor=self.state.ordinal
+            )
+        self._fault("training: version claimed")
+        cut_version(self.state, version, self._clock())
         self._cut_at = self._monotonic()
         self._checkpoint(self.state.version)
         self._publish_bytes()
