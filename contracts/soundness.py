@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from contracts.records import Episode, Experience, Generation, Outcome, Sampling, Signal, Span
 
 LATEST_TIME = 4_102_444_800.0
-"""2100-01-01, UTC epoch seconds. The range begins with 1970, and is this wide on purpose: a clock that is days off, or began
-anew after a power cut, is a matter for whoever watches clocks; what lies outside of it is no time at all."""
+"""2100-01-01, UTC epoch seconds. The range reaches as far back before 1970, and is this wide on purpose: a clock that is days
+off, or began anew after a power cut, is a matter for whoever watches clocks, and old is a name that the trainer gives. What lies
+outside of it is no time at all: no calendar shows it, and sums of such times lose their seconds."""
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
 MAX_NAME, MAX_ID, MAX_ARM, MAX_REASON = 64, 128, 16, 128
 """Characters of the columns in `contracts/tables`."""
@@ -140,7 +141,7 @@ def _share(name: str, number: float) -> str:
 
 def _time(name: str, seconds: float) -> str:
     # NaN is in no range.
-    return "" if 0.0 <= seconds <= LATEST_TIME else f"{name}: {seconds:g} is no time between 1970 and 2100"
+    return "" if -LATEST_TIME <= seconds <= LATEST_TIME else f"{name}: {seconds:g} is no time between 1840 and 2100"
 
 
 def _value(value: Any) -> str:
