@@ -24,7 +24,7 @@ MAX_NAME, MAX_ID, MAX_ARM, MAX_REASON = 64, 128, 16, 128
 _WORD = 4
 _UUID7 = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 _is_completion_id = re.compile(rf"chatcmpl-{_UUID7}").fullmatch
-_is_sample_key = re.compile(rf"chatcmpl-{_UUID7}:(?:0|[1-9][0-9]{{0,8}})").fullmatch
+is_sample_key = re.compile(rf"chatcmpl-{_UUID7}:(?:0|[1-9][0-9]{{0,8}})").fullmatch
 
 _Lengths = Sequence[tuple[str, int]]
 _GENERATION_TEXTS: _Lengths = (
@@ -123,7 +123,7 @@ def _segment(segment: Any) -> str:
 
 
 def _sample_key(key: str) -> str:
-    return "" if _is_sample_key(key) else _no_key("key", key)
+    return "" if is_sample_key(key) else _no_key("key", key)
 
 
 def _no_key(name: str, text: str) -> str:

@@ -350,7 +350,6 @@ def test_the_process_starts_from_a_home_and_stops(tmp_path: Path) -> None:
 
 def test_what_the_intake_cannot_hear_is_buried_with_its_traceback_and_the_rest_is_trained(world: World) -> None:
     trainer = world.start()
-    world.add_random(2)
     broken = ZeroDivisionError("a fault of the intake")
 
     class Deaf(Intake):
@@ -365,7 +364,7 @@ def test_what_the_intake_cannot_hear_is_buried_with_its_traceback_and_the_rest_i
             return super().offer(record, experience, now)
 
     trainer._intake = Deaf(trainer.state)
-    world.add_random(3)
+    world.add_random(5)
     world.turns(trainer, 3)
     trainer._checkpoint(None)
     assert states(world)["trained", ""] + len(trainer._intake) == 4
