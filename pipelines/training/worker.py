@@ -18,8 +18,8 @@ import structlog
 
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
+from contracts.bisection import is_of_a_record
 from contracts.dead_letters import bury
-from contracts.errors import InvalidRecord, NewerSchema
 from contracts.faults import FaultPoint, no_fault
 from contracts.metrics import (
     PUBLISHED_VERSION,
@@ -242,18 +242,20 @@ class Trainer:
                 break
 
     def _take(self, record: LogRecord) -> None:
+        """Hear one record; one that cannot be heard is buried with its traceback, and the next one comes."""
         self._dirty = True
         self._intake.passed(record)
         try:
             experience = decode(Experience, record.value)
-        except NewerSchema:
-            raise  # not broken, only early: it waits in the log until this process is upgraded
-        except InvalidRecord as error:
+            self._steps.was_read(experience)
+            changed = self._intake.offer(record, experience, self._monotonic())
+        except Exception as error:
+            if not is_of_a_record(error):  # a record of a newer schema is only early, and waits in the log
+                raise
             with self._lease.transaction() as connection:
                 bury(connection, repository.CONSUMER_GROUP, record, error, self._clock())
             return
-        self._steps.was_read(experience)
-        if (changed := self._intake.offer(record, experience, self._monotonic())) is not None:
+        if changed is not None:
             self._untold.add(experience.key)
             if changed.late_reason:
                 TRAINING_CORRECTIONS.labels(changed.late_reason).inc()
