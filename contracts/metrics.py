@@ -45,6 +45,12 @@ LOST_PARTITIONS = Counter("millrace_lost_partitions_total", "Batches undone: ano
 WAITS = Counter("millrace_waits_total", "Times the log or the database was away.", ["group"])
 DEAD_LETTERS = Counter("millrace_dead_letters_total", "Records that could not be read.", ["group"])
 
+# Every process that may mint ids, or relies on a log.
+CLOCK_OFFSET_SECONDS = Gauge(
+    "millrace_clock_offset_seconds", "This machine's clock less the database's; 0 where they are one machine."
+)
+LOG_LOST_RECORDS = Gauge("millrace_log_lost_records", "Records that the database relies on and the log lacks.")
+
 # Episodes.
 CURATED = Counter("millrace_curated_total", "Prompts by what curation decided.", ["task", "decision"])
 
