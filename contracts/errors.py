@@ -10,6 +10,7 @@ MillraceError
 │   ├── InvalidValue (422)       well-formed, but not what the task declares
 │   │   └── UnknownSignal        no task declares it
 │   └── Conflict (409)           not as things stand: same idempotency key and other content, another version is live
+│       ├── LeaseHeld            another trainer of this policy is at work; says who, where and since when
 │       ├── StillRunning         the first request under this idempotency key has not ended
 │       └── VersionNotServed     the version a request asks for does not serve now; a retry may find it
 ├── Unauthorized (401)
@@ -29,6 +30,7 @@ MillraceError
 ├── LogLost                      the log is not the one that the database was written with, or less of it
 ├── ClockOff (503)               this machine's clock is too far from the database's
 ├── StaleWrite                   somebody else moved the position, pointer or epoch first
+│   └── LeaseLost                another trainer of this policy took over: this one may write nothing any more
 └── TooManyDeadLetters           a stream this bad means a bad deploy: stop and ask
 """
 
@@ -96,6 +98,10 @@ class UnknownSignal(InvalidValue):
 class Conflict(InvalidRequest):
     status = 409
     code = "conflict"
+
+
+class LeaseHeld(Conflict):
+    code = "lease_held"
 
 
 class StillRunning(Conflict):
@@ -187,6 +193,10 @@ class ClockOff(MillraceError):
 class StaleWrite(MillraceError):
     status = 409
     code = "stale_write"
+
+
+class LeaseLost(StaleWrite):
+    code = "lease_lost"
 
 
 class TooManyDeadLetters(MillraceError):

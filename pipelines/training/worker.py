@@ -10,9 +10,8 @@ again at every start, under a new epoch. Nothing is told that a crash could take
 
 from __future__ import annotations
 
-import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -24,9 +23,7 @@ from contracts.faults import FaultPoint, no_fault
 from contracts.metrics import (
     PUBLISHED_VERSION,
     TRAINING_CORRECTIONS,
-    TRAINING_FIGURE,
     TRAINING_SAMPLES,
-    TRAINING_STEPS,
 )
 from contracts.operations import step_done
 from contracts.outbox import message
@@ -34,15 +31,13 @@ from contracts.records import Experience, Outcome, decode
 from contracts.topics import EXPERIENCES, OUTCOMES
 from contracts.worker import TICK_SECONDS
 from pipelines.training import repository
-from pipelines.training.batch import Limits, oldest_version, refuse, refuse_weight, version_lag
 from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.clocks import began_before, rising, wall_for_ages
-from pipelines.training.guard import write_bundle
 from pipelines.training.intake import Intake
-from pipelines.training.lessons import NullMass, draw, lesson_fate, sample_fate
 from pipelines.training.outcomes import epoch_started, outcomes_of
 from pipelines.training.publisher import Publisher
 from pipelines.training.state import BASE_VERSION, Fate, TrainerState, cut_version, roll_back
+from pipelines.training.steps import Steps
 
 if TYPE_CHECKING:
     import threading
@@ -53,7 +48,7 @@ if TYPE_CHECKING:
     from contracts.settings import Settings
     from contracts.weights.signing import Keyring, Signer
     from contracts.weights.store import WeightStore
-    from pipelines.training.learner import Learner, StepResult
+    from pipelines.training.learner import Learner
     from pipelines.training.settings import TrainingSettings
 
 _MOST_POLLS = 256
@@ -87,7 +82,6 @@ class Trainer:
         self._database = database
         self._event_log = event_log
         self._clock, self._monotonic = clock, monotonic
-        self._age_clock = wall_for_ages(clock, monotonic)
         self._fault = fault
         self._checkpoints = CheckpointStore(settings.checkpoints, training.checkpoint_keep, fault)
         self._publisher = Publisher(
@@ -99,19 +93,25 @@ class Trainer:
             keyring=keyring,
             keep_anchors=training.keep_anchors,
         )
-        self._limits = Limits(
-            max_version_lag=training.max_version_lag,
-            max_age_seconds=training.max_age_seconds,
-            max_length=learner.max_length,
-            vocabulary_size=learner.vocabulary_size,
-        )
         self._dirty, self._saved_at = False, 0.0
-        self._null_mass = NullMass()
         self.state, version = self._restore()
         passed = clock() - self.state.cut_at
         self._cut_at = began_before(monotonic(), passed, training.publish_seconds)
         self._intake = Intake(self.state)
         self._untold: set[str] = set()
+        self._steps = Steps(
+            learner,
+            self.state,
+            self._intake,
+            settings=settings,
+            training=training,
+            database=database,
+            held=lambda: self._publisher.held,
+            decide=self._decide,
+            clock=clock,
+            age_clock=wall_for_ages(clock, monotonic),
+            fault=fault,
+        )
         self._begin_epoch(version)
         self._consumer = event_log.consumer(repository.CONSUMER_GROUP, (EXPERIENCES,), self._intake.position)
 
@@ -130,9 +130,9 @@ class Trainer:
         self._publisher.mirror(arms.get(LIVE), self._monotonic())
         self._obey_rollback(arms.get(TRAINING))
         self._read(timeout)
-        self._refuse()
+        self._steps.refuse()
         if self._is_ready():
-            self._learn()
+            self._steps.learn()
         candidate = arms.get(CANDIDATE)
         # A version that the store lacks is offered to nobody, and the checkpoint that holds its bits stays the newest: a
         # crash returns to it, and sends them then.
@@ -228,22 +228,11 @@ class Trainer:
             with self._database.transaction() as connection:
                 bury(connection, repository.CONSUMER_GROUP, record, error, self._clock())
             return
-        self._null_mass.add(experience)
+        self._steps.was_read(experience)
         if (changed := self._intake.offer(record, experience, self._monotonic())) is not None:
             self._untold.add(experience.key)
             if changed.late_reason:
                 TRAINING_CORRECTIONS.labels(changed.late_reason).inc()
-
-    def _refuse(self) -> None:
-        """Name the fate of what waits and must not be trained."""
-        for item in self._intake.waiting:
-            experience = item.experience
-            refusal = refuse(experience, self.state.lineage, self._limits, self._age_clock())
-            corrected = self._intake.corrects(experience)
-            if corrected is None and (refusal := refusal or refuse_weight(experience)) is not None:
-                self._decide(experience, Fate(experience.revision, refusal.state, refusal.reason))
-            elif corrected is not None and refusal is not None:
-                self._decide(experience, corrected.passed_over(experience.revision, f"correction_{refusal.state}"))
 
     def _decide(self, experience: Experience, fate: Fate) -> None:
         if fate.late is None:
@@ -261,64 +250,6 @@ class Trainer:
             min_batch_size=self._training.min_batch_size,
             max_wait_seconds=self._training.max_wait_seconds,
         )
-
-    def _learn(self) -> None:
-        """One step over samples, and corrections of earlier ones."""
-        batch = draw(self._intake, self._training.batch_size)
-        freshness = [self._freshness(item) for item in batch.samples]
-        weights = [item.weight * fresh for item, fresh in zip(batch.samples, freshness, strict=True)]
-        result = self._learner.step(batch.samples, weights, self._publisher.held, batch.lessons)
-        self.state.step += 1
-        self._fault("training: step taken")
-        skipped = result.verdict.reason
-        for item, fresh in zip(batch.samples, freshness, strict=True):
-            self._decide(item, sample_fate(item, skipped, fresh * result.scale))
-        for lesson in batch.lessons:
-            before = self.state.fates[lesson.experience.key]
-            self._decide(lesson.experience, lesson_fate(lesson, before, skipped))
-        self.state.unpublished_samples += 0 if skipped else len(batch.everything)
-        self._report(result, batch.everything)
-
-    def _freshness(self, item: Experience) -> float:
-        """How much a sample still counts, in (0, 1]: it halves with versions and with time since its first token."""
-        lag = version_lag(self.state.lineage, oldest_version(item))
-        age = max(0.0, self._age_clock() - item.generated_at)
-        return math.exp2(-lag / self._training.staleness_half_life - age / self._training.age_half_life_seconds)
-
-    def _report(self, result: StepResult, batch: list[Experience]) -> None:
-        """Keep and print a step's figures; a skipped one leaves a bundle."""
-        now, epoch, step = self._clock(), self.state.epoch, self.state.step
-        lags = [version_lag(self.state.lineage, oldest_version(item)) for item in batch]
-        ages = [now - item.generated_at for item in batch]
-        figures: dict[str, Any] = {
-            **result.metrics,
-            "version": self.state.version,
-            "skipped": result.verdict.reason,
-            "lag_mean": sum(lags) / len(lags),
-            "lag_max": max(lags),
-            "age_seconds_mean": sum(ages) / len(ages),
-            "age_seconds_max": max(ages),
-            **self._null_mass.take(),
-            "learning_rate": self._training.learning_rate,
-        }
-        if result.verdict.reason:
-            bundle = {
-                "epoch": epoch,
-                "step": step,
-                "metrics": figures,
-                "samples": result.samples,
-                "random_state": self._learner.random_state(),
-            }
-            path = write_bundle(self._settings.home / "bundles", f"epoch-{epoch}-step-{step}", bundle)
-            log.error("step skipped", reason=result.verdict.reason, bundle=str(path))
-        figures = {name: _or_null(value) for name, value in figures.items()}
-        with self._database.transaction() as connection:
-            repository.record_step(connection, epoch, step, now, figures)
-        TRAINING_STEPS.inc()
-        for name, value in figures.items():
-            if isinstance(value, int | float):
-                TRAINING_FIGURE.labels(name).set(value)
-        log.info("step", epoch=epoch, step=step, **figures)
 
     def _checkpoint(self, version: int | None) -> None:
         self._save(version)
@@ -369,8 +300,3 @@ class Trainer:
     def _arms(self) -> dict[str, Assignment]:
         with self._database.snapshot() as connection:
             return assignments.read(connection, self._settings.policy)
-
-
-def _or_null(value: Any) -> Any:
-    """JSON has no NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
