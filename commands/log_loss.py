@@ -15,7 +15,7 @@ from commands.home import claimed
 from contracts.database import Database
 from contracts.event_log import EventLog
 from contracts.log_loss import accept_loss
-from contracts.log_memory import losses
+from contracts.log_memory import in_words, losses
 from contracts.settings import load_settings
 from contracts.tasks.loading import load_tasks
 
@@ -41,8 +41,8 @@ def _run(database: Database, event_log: EventLog, tasks: tuple[Path, ...], home:
     if not lost:
         print("nothing is missing: the log is the one that this database was written with")
         return
-    for item in lost:
-        print(item)
+    for line in in_words(lost):
+        print(line)
     try:
         with database.transaction() as connection:
             accepted = accept_loss(connection, lost, event_log.describe(), load_tasks(tasks), time.time())

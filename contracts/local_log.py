@@ -36,7 +36,10 @@ class LocalLog:
         folder.mkdir(parents=True, exist_ok=True)
 
     def create_topics(self) -> None:
-        """See `EventLog.create_topics`: a topic is a file, made when it is first used."""
+        """See `EventLog.create_topics`: a topic is a file, with its identity from the start."""
+        for topic in TOPICS:
+            with self._explained("written", topic):
+                self._connection(topic)
 
     def append(self, messages: Sequence[Message]) -> None:
         """See `EventLog.append`."""

@@ -20,7 +20,7 @@ from contracts.errors import InvalidRecord
 from contracts.event_log import Message, TopicState
 from contracts.ids import sample_key
 from contracts.ledger import PENDING, effective_state
-from contracts.log_memory import Lost, read_positions, write_seen
+from contracts.log_memory import Lost, Place, read_positions, write_seen
 from contracts.outbox import message, put
 from contracts.records import Generation, Outcome, Signal, State, decode
 from contracts.tables import (
@@ -85,30 +85,35 @@ def num_written_off(connection: Connection) -> int:
     return connection.execute(statement).scalar_one_or_none() or 0
 
 
-def written_off_before(connection: Connection) -> float | None:
-    """When a loss of generations was accepted last: rows that were joined before it may have no record in the log."""
-    statement = select(log_topic.c.lost_at).where(log_topic.c.topic == GENERATIONS)
-    return connection.execute(statement).scalar_one_or_none()
+def keys_before_loss(connection: Connection) -> set[str]:
+    """Sample keys that were joined before a loss of generations was accepted: the log need not have their records."""
+    lost_at = select(log_topic.c.lost_at).where(log_topic.c.topic == GENERATIONS).scalar_subquery()
+    statement = select(generation.c.completion_id, generation.c.choice).where(generation.c.joined_at <= lost_at)
+    return {sample_key(row.completion_id, row.choice) for row in connection.execute(statement)}
 
 
 def _move_positions(connection: Connection, lost: Sequence[Lost], found: Mapping[str, TopicState]) -> None:
-    why = {(item.topic, item.partition): item.why for item in lost}
+    stored = read_positions(connection)
     moved = 0
-    for (group, topic, partition), offset in read_positions(connection).items():
-        if (topic, partition) not in why:
-            continue
-        wanted = _new_position(offset, why[topic, partition], found.get(topic), partition)
-        where = (position.c.consumer_group == group, position.c.topic == topic, position.c.partition == partition)
-        connection.execute(update(position).where(*where).values(next_offset=wanted))
-        if (group, topic) == (_JOIN, GENERATIONS):
-            moved += wanted - offset
+    for item in lost:
+        state = found.get(item.topic)
+        for group in item.unread:
+            place = (group, item.topic, item.partition)
+            offset = stored.get(place, 0)
+            stored[place] = wanted = _new_position(offset, item.why, state, item.partition)
+            _store_position(connection, place, wanted)
+            moved += wanted - offset if place[:2] == (_JOIN, GENERATIONS) else 0
     add_to_count(connection, generation_count, MOVED, moved)
     # The trainer's positions are in its checkpoint: at its next start it begins no later than here.
     for item in lost:
         if item.topic == EXPERIENCES:
             end = _new_position(item.first, item.why, found.get(EXPERIENCES), item.partition)
-            row = {"consumer_group": _TRAINING, "topic": EXPERIENCES, "partition": item.partition, "next_offset": end}
-            insert_or_update(connection, position, row, ("next_offset",))
+            _store_position(connection, (_TRAINING, EXPERIENCES, item.partition), end)
+
+
+def _store_position(connection: Connection, place: Place, offset: int) -> None:
+    row = dict(zip(("consumer_group", "topic", "partition"), place, strict=True))
+    insert_or_update(connection, position, row | {"next_offset": offset}, ("next_offset",))
 
 
 def _new_position(offset: int, why: str, state: TopicState | None, partition: int) -> int:
@@ -220,6 +225,13 @@ def _told(key: str, revision: int, fate: _Fate, now: float) -> Message:
     return message(OUTCOMES, key, told)
 
 
+def begin_no_later(connection: Connection, positions: dict[str, dict[int, int]]) -> None:
+    """Move the trainer's positions, as its checkpoint has them, back to what a log holds that was lost meanwhile."""
+    for row in connection.execute(select(position).where(position.c.consumer_group == _TRAINING)):
+        held = positions.setdefault(row.topic, {})
+        held[row.partition] = min(held.get(row.partition, 0), row.next_offset)
+
+
 def forget_training_positions(connection: Connection) -> None:
-    """The trainer has a checkpoint that begins no later than they said."""
+    """The trainer's newest checkpoint begins no later than they said."""
     connection.execute(delete(position).where(position.c.consumer_group == _TRAINING))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,17 +22,20 @@ from contracts.errors import Damaged, LogLost, MillraceError, PositionLost, Unav
 from contracts.event_log import EventLog, TopicState
 from contracts.metrics import LOG_LOST_RECORDS
 from contracts.tables import log_topic, position
+from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
 
 Place = tuple[str, str, int]
 """Consumer group, topic, partition."""
+READERS = {GENERATIONS: "episodes", SIGNALS: "episodes", OUTCOMES: "episodes", EPISODES: "rewards"}
+"""Topic to the group whose positions are in the database; the trainer's are in its checkpoint."""
 NOTE_SECONDS = 60.0
 _EXPIRED = "expired"
 _MEANING = {
-    "generations": "answers that the join had not read can never be learned from",
-    "signals": "they are sent again from the database",
-    "episodes": "what rewards had not scored is emitted again, as a later revision",
-    "experiences": "what training had not decided is emitted and scored again, as a later revision",
-    "outcomes": "fates that the ledger had not heard are decided again",
+    GENERATIONS: "answers that the join had not read can never be learned from",
+    SIGNALS: "they are sent again from the database",
+    EPISODES: "what rewards had not scored is emitted again, as a later revision",
+    EXPERIENCES: "what training had not decided is emitted and scored again, as a later revision",
+    OUTCOMES: "fates that the ledger had not heard are decided again",
 }
 
 log = structlog.get_logger()
@@ -56,13 +60,6 @@ class Lost(NamedTuple):
     unread: dict[str, int]
     """Consumer group to how many of these records it had not read."""
 
-    def __str__(self) -> str:
-        unread = ", ".join(f"{number} not read by {group}" for group, number in sorted(self.unread.items()) if number)
-        return (
-            f"{self.topic}/{self.partition} is {self.why}: {self.first} to {self.end} are gone, "
-            f"{self.end - self.first} records ({unread or 'all of them read'})"
-        )
-
 
 def find_lost(seen: Mapping[str, Seen], positions: Mapping[Place, int], found: Mapping[str, TopicState]) -> list[Lost]:
     """Compare. Pure.
@@ -75,6 +72,9 @@ def find_lost(seen: Mapping[str, Seen], positions: Mapping[Place, int], found: M
     read: dict[tuple[str, int], dict[str, int]] = {}
     for (group, topic, partition), offset in positions.items():
         read.setdefault((topic, partition), {})[group] = offset
+    for topic, group in READERS.items():  # one that has not begun is at the beginning
+        for partition in seen[topic].ends if topic in seen else ():
+            read.setdefault((topic, partition), {}).setdefault(group, 0)
     places = {*read, *((topic, partition) for topic, known in seen.items() for partition in known.ends)}
     lost = []
     for topic, partition in sorted(places):
@@ -98,7 +98,7 @@ def _missing(
     if after < end:
         stretches.append(("shorter", after, end))
     if unread_from is not None and unread_from < first:
-        stretches.append((_EXPIRED, unread_from, min(first, end)))
+        stretches.append((_EXPIRED, unread_from, first))
     return [stretch for stretch in stretches if stretch[1] < stretch[2]]
 
 
@@ -133,11 +133,31 @@ def refusal(lost: Sequence[Lost], home: object) -> LogLost | PositionLost:
     topics = dict.fromkeys(item.topic for item in lost)
     meaning = "; ".join(f"{topic}: {_MEANING.get(topic, 'they are gone')}" for topic in topics)
     return kind(
-        f"the log is not the one that this database was written with. {'. '.join(map(str, lost))}. Nothing was skipped. "
+        f"the log is not the one that this database was written with. {'. '.join(in_words(lost))}. Nothing was skipped. "
         f"Restore the log; or go on without it ({meaning}): `millrace log accept-loss --home {home}` shows what that does, "
         "and with --yes does it",
         lost=[item._asdict() for item in lost],
     )
+
+
+def in_words(lost: Sequence[Lost]) -> list[str]:
+    """A line for each topic and way of being lost."""
+    found: dict[tuple[str, str], list[Lost]] = {}
+    for item in lost:
+        found.setdefault((item.topic, item.why), []).append(item)
+    return [_line(topic, why, items) for (topic, why), items in found.items()]
+
+
+def _line(topic: str, why: str, items: Sequence[Lost]) -> str:
+    unread: Counter[str] = Counter()
+    for item in items:
+        unread.update(item.unread)
+    parts = [f"{number} not read by {group}" for group, number in sorted(unread.items()) if number] or [
+        "all of them read"
+    ]
+    where = ", ".join(f"{item.partition}: {item.first} to {item.end}" for item in items)
+    number = sum(item.end - item.first for item in items)
+    return f"{topic} is {why}: {number} records are gone, {', '.join(parts)} ({where})"
 
 
 def note(database: Database, found: Mapping[str, TopicState], now: float) -> None:

@@ -20,6 +20,7 @@ from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
 from contracts.dead_letters import bury
 from contracts.errors import InvalidRecord, NewerSchema, NotFound, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
+from contracts.log_loss import begin_no_later, forget_training_positions
 from contracts.metrics import (
     PUBLISHED_VERSION,
     TRAINING_CORRECTIONS,
@@ -95,6 +96,8 @@ class Trainer:
         )
         self._dirty, self._saved_at = False, 0.0
         self.state, version = self._restore()
+        with database.snapshot() as connection:
+            begin_no_later(connection, self.state.positions)
         passed = clock() - self.state.cut_at
         self._cut_at = began_before(monotonic(), passed, training.publish_seconds)
         self._intake = Intake(self.state)
@@ -113,6 +116,8 @@ class Trainer:
             fault=fault,
         )
         self._begin_epoch(version)
+        with database.transaction() as connection:
+            forget_training_positions(connection)
         self._consumer = event_log.consumer(repository.CONSUMER_GROUP, (EXPERIENCES,), self._intake.position)
 
     def run(self, stop: threading.Event) -> None:
