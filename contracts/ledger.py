@@ -1,7 +1,7 @@
 """The two identities that must always hold, as the ledger sees them (docs/decisions/0001).
 
 generations: logged   = pending + trained + unlabelled + filtered + unscored + stale + off_support + quarantined
-                        + cancelled + erased
+                        + cancelled + erased + log_lost
 signals:     received = joined + pending + late + duplicate + conflict + retracted + rejected
 
 What waits for the answer of its key, and what episodes says itself about an answer (a follow-up), was received like any other
@@ -32,6 +32,7 @@ GENERATION_STATES = frozenset(
         "quarantined",
         "cancelled",
         "erased",
+        "log_lost",
     )
 )
 SIGNAL_STATES = frozenset((PENDING, "joined", "late", "duplicate", "conflict", "retracted", "rejected"))

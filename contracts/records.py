@@ -17,6 +17,7 @@ import numpy as np
 import zstandard
 
 from contracts.errors import InvalidRecord, NewerSchema
+from contracts.event_log import is_damaged
 from contracts.ids import sample_key
 from contracts.soundness import packed_problem, problem_of
 
@@ -285,6 +286,10 @@ def decode_shape(kind: type[RecordType], wire: bytes) -> RecordType:
         NewerSchema: written by a newer Millrace than this one.
         InvalidRecord: not such a record; the message says which field.
     """
+    if is_damaged(wire):
+        raise InvalidRecord(
+            f"not the {kind.__name__} that was appended: its checksum differs; the disk changed its bits"
+        )
     try:
         # Else the head alone, before fields that a newer schema may have changed.
         if not (wire.startswith(_OUR_SCHEMA, 1) or wire.startswith(_OUR_SCHEMA, 3)):
@@ -300,8 +305,8 @@ def decode_shape(kind: type[RecordType], wire: bytes) -> RecordType:
 
 
 def seal_body(body: msgspec.Struct) -> bytes:
-    """Compress a body."""
-    return zstandard.compress(msgspec.msgpack.encode(body), 3)
+    """Compress a body, with a checksum: bits that flip on a disk are noticed wherever it is stored."""
+    return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(msgspec.msgpack.encode(body))
 
 
 def open_body(kind: type[BodyType], sealed: bytes) -> BodyType:

@@ -1,6 +1,8 @@
 """Every table. Owners: one process writes a table's rows, others only read them (docs/decisions/0001).
 
 position, outbox, dead_letter   every worker, its own rows
+log_topic                       every process at its start, episodes once a minute: which log this is, and how far it went;
+                                the command line, where a loss was accepted: how many records nobody had read
 received_signal, signal_count   feedback; of received_signal episodes writes two things, so that the count stays exact: rows
                                 of signals that it makes itself (follow-ups), and in a row of a signal that waited for its
                                 key, whom it is about
@@ -63,6 +65,7 @@ from contracts.tables.stream import (
     join_key,
     ledger_change,
     ledger_epoch,
+    log_topic,
     outbox,
     outcome,
     position,
@@ -89,6 +92,7 @@ __all__ = [
     "judge_verdict",
     "ledger_change",
     "ledger_epoch",
+    "log_topic",
     "metadata",
     "outbox",
     "outcome",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from contracts.log_memory import keep_noting
 from contracts.partitions import keep_days_ahead
 from contracts.settings import load_settings
 from contracts.tasks.loading import load_tasks
@@ -17,4 +18,6 @@ def main(home: Path, stop: threading.Event) -> None:
     settings = load_settings(home)
     handler = EpisodesHandler(load_tasks(settings.tasks))
     threading.Thread(target=keep_days_ahead, args=(settings.database(), stop), daemon=True).start()
+    noting = (settings.database(), settings.event_log(), stop, home)
+    threading.Thread(target=keep_noting, args=noting, daemon=True).start()
     Worker(handler, settings.database(), settings.event_log()).run(stop)

@@ -21,6 +21,7 @@ from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
 from contracts.bisection import is_of_a_record
 from contracts.dead_letters import bury
 from contracts.faults import FaultPoint, no_fault
+from contracts.log_loss import begin_no_later, forget_training_positions
 from contracts.metrics import (
     PUBLISHED_VERSION,
     TRAINING_CORRECTIONS,
@@ -109,6 +110,8 @@ class Trainer:
         )
         self._dirty, self._saved_at = False, 0.0
         self.state, version = self._restore()
+        with database.snapshot() as connection:
+            begin_no_later(connection, self.state.positions)
         passed = clock() - self.state.cut_at
         self._cut_at = began_before(monotonic(), passed, training.publish_seconds)
         self._intake = Intake(self.state)
@@ -140,6 +143,8 @@ class Trainer:
         with database.snapshot() as connection:
             self._parents = repository.parents(connection, settings.policy)
         self._begin_epoch(version)
+        with database.transaction() as connection:
+            forget_training_positions(connection)
         self._consumer = event_log.consumer(repository.CONSUMER_GROUP, (EXPERIENCES,), self._intake.position)
 
     def run(self, stop: threading.Event) -> None:

@@ -14,7 +14,7 @@ from services.dashboard.traffic import Traffic
 
 GENERATION_STATES = (
     "trained", PENDING, "unlabelled", "filtered", "unscored", "stale", "off_support", "quarantined", "cancelled",
-    "erased",
+    "erased", "log_lost",
 )  # fmt: skip
 SIGNAL_STATES = ("joined", PENDING, "late", "duplicate", "conflict", "retracted", "rejected")
 
@@ -58,6 +58,7 @@ def identities(totals: Totals, traffic: Mapping[str, Traffic]) -> Identities:
             num_handled=handled[GENERATIONS] - totals.without_row,
             num_dead=totals.dead_letters.get(("episodes", GENERATIONS), 0),
             num_unread=unread[GENERATIONS],
+            num_lost=totals.num_lost,
         ),
         signal_identity(
             totals.signals,
@@ -83,7 +84,7 @@ def counts_by_version(standings: Iterable[Standing]) -> dict[int, dict[str, int]
 
 
 def generation_identity(
-    counts: Mapping[int, Mapping[str, int]], *, num_handled: int, num_dead: int, num_unread: int
+    counts: Mapping[int, Mapping[str, int]], *, num_handled: int, num_dead: int, num_unread: int, num_lost: int = 0
 ) -> Identity:
     """Logged = trained + pending + ... + erased, per version and in all.
 
@@ -93,6 +94,7 @@ def generation_identity(
             without those that were sent twice or whose day was dropped.
         num_dead: those of them that it could not read.
         num_unread: records after that position: pending, and of no version yet.
+        num_lost: those that only a log had that was lost: of no version either.
     """
     versions = [
         VersionCounts(version, sum(counts[version].values()), _in_order(GENERATION_STATES, counts[version]))
@@ -100,6 +102,7 @@ def generation_identity(
     ]
     totals = dict(zip(GENERATION_STATES, map(sum, zip(*(row.counts for row in versions), strict=True)), strict=False))
     totals[PENDING] = totals.get(PENDING, 0) + num_unread
+    totals["log_lost"] = num_lost
     num_rows = sum(row.total for row in versions)
     problems = [
         *(
@@ -113,7 +116,7 @@ def generation_identity(
     ]
     return Identity(
         names=list(GENERATION_STATES),
-        total=max(num_handled, num_rows) + num_unread,
+        total=max(num_handled, num_rows) + num_unread + num_lost,
         counts=_in_order(GENERATION_STATES, totals),
         problems=problems,
         versions=versions,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Row, Table, desc, func, select
 
 from contracts import assignments, ledger, rollback
+from contracts.log_loss import num_written_off
 from contracts.tables import (
     assignment_change,
     dead_letter,
@@ -65,6 +66,8 @@ class Totals(NamedTuple):
     """Process to how many messages wait for the log."""
     without_row: int = 0
     """Records of generations that were read and have no row: sent twice, or of a day that was dropped."""
+    num_lost: int = 0
+    """Generations that only a log had that was lost."""
 
 
 class Snapshot(NamedTuple):
@@ -120,6 +123,7 @@ def read_totals(connection: Connection) -> Totals:
         dead_letters=_num_dead_letters(connection),
         outboxes=_counts(connection, outbox.c.process),
         without_row=sum(connection.execute(select(generation_count.c["count"])).scalars()),
+        num_lost=num_written_off(connection),
     )
 
 
