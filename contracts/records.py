@@ -54,6 +54,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     top_k: int = 0
     max_tokens: int
+    seed: int | None = None
+    """Of the request; its choices each had one made of it. Answers with one seed are one draw, not several."""
 
     @property
     def on_support(self) -> bool:

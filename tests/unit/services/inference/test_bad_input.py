@@ -28,6 +28,8 @@ def parse(**changes: Any) -> ChatRequest:
         ("temperature", -1, "invalid_request"),
         ("temperature", 2.5, "invalid_request"),
         ("temperature", "hot", "invalid_request"),
+        ("seed", 2**63, "invalid_request"),
+        ("seed", 1.5, "invalid_request"),
         ("top_p", 0, "invalid_request"),
         ("top_p", 1.5, "invalid_request"),
         ("n", 0, "invalid_request"),
@@ -87,7 +89,7 @@ def test_a_body_that_is_nested_too_deep_is_refused() -> None:
 
 def test_neutral_and_unknown_fields_are_ignored() -> None:
     plain = parse()
-    assert parse(seed=7, service_tier="auto") == plain
+    assert parse(service_tier="auto") == plain
     neutral = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "frequency_penalty": 0}
     assert msgspec.structs.replace(parse(**neutral), **dict.fromkeys(neutral)) == plain
 
