@@ -18,6 +18,7 @@ from contracts.tasks import Task
 
 _SEED_BYTES = 4
 _MAX_SEED = 2**31 - 1
+_OTHER_DRAW = 1 << 30
 _FIELDS = frozenset(("messages", "reference", "metadata", "task"))
 
 
@@ -47,7 +48,7 @@ class Grade(Protocol):
 
 
 class Sentinel(NamedTuple):
-    """One question. `seed`: of its sampling, the same for every version."""
+    """One question. `seed`: of its sampling, the same for every candidate."""
 
     task: str
     messages: list[dict[str, Any]]
@@ -55,6 +56,11 @@ class Sentinel(NamedTuple):
     seed: int
     where: str = ""
     """`file:line`."""
+
+    @property
+    def other_seed(self) -> int:
+        """For what later versions are compared with: an answer that nobody chose for its luck."""
+        return self.seed ^ _OTHER_DRAW
 
     def answered(self, text: str, finish_reason: str = "stop") -> GateAnswer:
         """An answer to it."""
@@ -100,7 +106,7 @@ def read_sentinels(path: Path | None, tasks: Mapping[str, Task]) -> SentinelFile
         raise InvalidSettings(f"[release] sentinels: {path}: {error.strerror}") from error
     gated = [name for name, task in tasks.items() if task.gate_graders]
     default = gated[0] if len(gated) == 1 else next(iter(tasks))
-    items = []
+    items: list[Sentinel] = []
     for number, line in enumerate(content.splitlines(), 1):
         where = f"{path}:{number}"
         found = _item(where, line)

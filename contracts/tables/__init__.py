@@ -19,6 +19,7 @@ training_lease, training_epoch  training: who may write now, and every epoch tha
 version_claim                   training: every version that was ever cut, its parent, and the epoch that cut it
 revocation                      release and operators: versions that are never served, compared with or accepted again
 verdict                         release
+sentinel_answer, gate_anchor    release: what versions said to the gate, and whom later ones are compared with
 swap                            engine
 assignment, assignment_change   training (candidate), release and operators, by compare-and-set
 api_key                         the command line
@@ -44,7 +45,9 @@ from contracts.tables.serving import (
     assignment,
     assignment_change,
     dashboard_session,
+    gate_anchor,
     revocation,
+    sentinel_answer,
     swap,
     training_epoch,
     training_lease,
@@ -76,6 +79,7 @@ __all__ = [
     "behaviour",
     "dashboard_session",
     "dead_letter",
+    "gate_anchor",
     "generation",
     "generation_count",
     "join_key",
@@ -89,6 +93,7 @@ __all__ = [
     "received_signal",
     "revocation",
     "score",
+    "sentinel_answer",
     "signal",
     "signal_count",
     "signal_delay",

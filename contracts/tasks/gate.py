@@ -36,7 +36,7 @@ def proves(rule: GraderRule) -> bool:
         return False
     if rule.kind in COMPARING_KINDS:
         field, form_alone = COMPARING_KINDS[rule.kind]
-        return rule.config.get(field, form_alone) != form_alone
+        return bool(rule.config.get(field, form_alone) != form_alone)
     return rule.kind in PROVING_KINDS
 
 
