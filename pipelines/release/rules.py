@@ -41,7 +41,11 @@ class Comparison(NamedTuple):
     against: float
     paired: Paired
     alpha: float
-    least_difference: float | None
+
+    @property
+    def least_difference(self) -> float | None:
+        """What it could have seen."""
+        return least_difference(self.paired, self.alpha)
 
     @property
     def is_worse(self) -> bool:
@@ -100,21 +104,17 @@ def decide(questions: Sequence[Question], candidate: int, ungated: Mapping[str, 
     unproven = f"; ungated: {', '.join(f'{task} ({why})' for task, why in ungated.items())}" if ungated else ""
     if not questions:
         return Decision(True, f"accepted unseen: no task is gated{unproven}")
-    num_references = max(len(set(question.references.values())) for question in questions)
-    alpha = FALSE_REFUSALS / (len(questions) * num_references)
-    found = tuple(item for question in questions for item in _compared(question, candidate, alpha))
+    found = compare_all(questions, candidate)
     if worse := [item for item in found if item.is_worse]:
         return Decision(False, "; ".join(map(_refusal, worse)) + unproven, found)
     return Decision(True, "; ".join(_told(question, candidate, found) for question in questions) + unproven, found)
 
 
-def judge_pair(
-    mine: Sequence[float], theirs: Sequence[float], *, margin: float = 0.0, num_comparisons: int = 1
-) -> tuple[bool, Paired]:
-    """The rule alone: whether one version is refused against one reference, where it meets `num_comparisons` in all."""
-    alpha = FALSE_REFUSALS / num_comparisons
-    paired = compare(mine, theirs, margin=margin, alpha=alpha)
-    return paired.p_worse <= alpha, paired
+def compare_all(questions: Sequence[Question], candidate: int) -> tuple[Comparison, ...]:
+    """A candidate against every reference on every task, each at its share of `FALSE_REFUSALS`."""
+    num_references = max((len(set(question.references.values())) for question in questions), default=1)
+    alpha = FALSE_REFUSALS / max(1, len(questions) * num_references)
+    return tuple(item for question in questions for item in _compared(question, candidate, alpha))
 
 
 def refused_in_a_row(accepted: Sequence[bool]) -> int:
@@ -140,8 +140,7 @@ def _compared(question: Question, candidate: int, alpha: float) -> list[Comparis
         done.add(version)
         theirs = question.values[version]
         paired = compare(mine, theirs, margin=question.margin, alpha=alpha)
-        least = least_difference(paired, alpha)
-        found.append(Comparison(question.task, role, version, mean(mine), mean(theirs), paired, alpha, least))
+        found.append(Comparison(question.task, role, version, mean(mine), mean(theirs), paired, alpha))
     return found
 
 

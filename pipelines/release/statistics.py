@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Sequence
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -157,10 +157,10 @@ def _masses(num: int, chance: float) -> Floats:
     """P(X = k) for k from 0 to num."""
     counts = np.arange(num + 1, dtype=np.float64)
     if chance >= 1.0:
-        return (counts == num).astype(np.float64)
+        return np.where(counts == num, 1.0, 0.0)
     logs = _log_factorials(1 << num.bit_length())[: num + 1]
     ways = logs[-1] - logs - logs[::-1]
-    return np.asarray(np.exp(ways + counts * math.log(chance) + (num - counts) * math.log1p(-chance)))
+    return cast("Floats", np.exp(ways + counts * math.log(chance) + (num - counts) * math.log1p(-chance)))
 
 
 @functools.lru_cache(maxsize=32)

@@ -107,4 +107,3 @@ def test_the_least_difference_of_other_values_follows_from_their_spread() -> Non
 
 def _signs(num: int) -> list[tuple[int, ...]]:
     return list(itertools.product((1, -1), repeat=num))
-
