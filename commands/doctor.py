@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from commands.gate_home import gates_of_home
 from contracts.errors import InvalidSettings, Unavailable
 from contracts.settings import Settings, load_settings
 from contracts.weights.key_files import keyring_of, signer_of, signing_key
@@ -64,6 +65,8 @@ def examine(home: Path) -> Iterator[Finding]:
     if (home / "millrace.toml").exists():
         settings = load_settings(home)
         yield _keys(settings)
+        for gate in gates_of_home(settings):
+            yield Finding("gate", gate.is_gated, False, f"{gate.task}: {gate.says}")
         if settings.weights_url:
             yield _bucket(settings.weights_url)
     gpu = shutil.which("nvidia-smi") is not None

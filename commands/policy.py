@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from commands import queries
+from commands.gate_home import gates_of_home
 from contracts import assignments
 from contracts.assignments import LIVE, MOVED
 from contracts.errors import NotFound
@@ -26,6 +27,7 @@ def print_versions(home: Path) -> None:
     with settings.database().snapshot() as connection:
         arms = assignments.read(connection, settings.policy)
         verdicts = queries.verdicts(connection, settings.policy)
+        anchors = queries.anchors(connection, settings.policy)
     serving = {arm.version: name for name, arm in arms.items() if arm.version is not None and name != "training"}
     table = Table("version", "parent", "made", "samples", "density", "delta", "verdict", "serves")
     for version in reversed(store.versions(settings.policy)):
@@ -38,9 +40,13 @@ def print_versions(home: Path) -> None:
             f"{manifest.density:.3f}",
             f"{manifest.payload_bytes / 1000:.0f} kB",
             _verdict_text(verdicts.get(version)),
-            serving.get(version, ""),
+            ", ".join(
+                filter(None, [serving.get(version, ""), *(f"anchor of {task}" for task in anchors.get(version, ()))])
+            ),
         )
     Console().print(table)
+    for gate in gates_of_home(settings):
+        print(f"task {gate.task}: {gate.says}")
 
 
 def promote(home: Path, version: int, reason: str) -> None:

@@ -39,7 +39,7 @@ PROCESSES = {
     "episodes": "pipelines.episodes.__main__",
     "rewards": "rewards.__main__",
     "training": "pipelines.training.__main__",
-    "release": "pipelines.release.__main__",
+    "release": "commands.release",
 }
 
 

@@ -103,6 +103,12 @@ SWAP_PAUSE_SECONDS = Histogram("millrace_swap_pause_seconds", "Generation paused
 
 # Release.
 VERDICTS = Counter("millrace_verdicts_total", "Candidates judged.", ["accepted"])
+NO_VERDICTS = Counter(
+    "millrace_no_verdicts_total", "Looks of the gate that a fault of ours ended: nothing was decided, it looks again."
+)
+CANDIDATE_AGE_SECONDS = Gauge(
+    "millrace_candidate_age_seconds", "For how long the candidate has waited for its verdict; 0 while there is none."
+)
 LIVE_VERSION = Gauge("millrace_live_version", "The version that users meet.")
 
 # Dashboard.

@@ -24,6 +24,7 @@ doomed                          training: what it is about to delete, or has del
                                 arm to a version takes its row away, if it is not too late
 revocation                      release and operators: versions that are never served, compared with or accepted again
 verdict                         release
+sentinel_answer, gate_anchor    release: what versions said to the gate, and whom later ones are compared with
 swap                            engine
 assignment, assignment_change   training (candidate), release and operators, by compare-and-set
 api_key                         the command line
@@ -50,7 +51,9 @@ from contracts.tables.serving import (
     assignment_change,
     dashboard_session,
     doomed,
+    gate_anchor,
     revocation,
+    sentinel_answer,
     swap,
     training_epoch,
     training_lease,
@@ -85,6 +88,7 @@ __all__ = [
     "dashboard_session",
     "dead_letter",
     "doomed",
+    "gate_anchor",
     "generation",
     "generation_count",
     "join_key",
@@ -100,6 +104,7 @@ __all__ = [
     "received_signal",
     "revocation",
     "score",
+    "sentinel_answer",
     "signal",
     "signal_count",
     "signal_delay",
