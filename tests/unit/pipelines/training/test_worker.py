@@ -18,9 +18,9 @@ from contracts.rollback import roll_back
 from contracts.settings import write_settings
 from contracts.tables import dead_letter, training_step
 from contracts.topics import EXPERIENCES
-from pipelines.training.guard import Norms
 from pipelines.training.__main__ import main
 from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.guard import Norms
 from pipelines.training.settings import TrainingSettings
 from tests.unit.pipelines.training.builders import experience, random_experience, segment, tiny_model
 from tests.unit.pipelines.training.world import World, weights_of
