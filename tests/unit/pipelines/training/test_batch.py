@@ -92,7 +92,7 @@ def test_what_must_not_be_trained_is_refused_by_name(item: Experience, state: st
 
 
 def test_age_counts_versions_from_the_oldest_token() -> None:
-    item = with_segment(spans=(Span(0, 1), Span(1, 4)))
+    item = with_segment(spans=(Span(0, 1), Span(1, 3)))
     assert refused(item, lineage=(3, 2, 1, 0)) is None
     assert refused(item, lineage=(4, 3, 2, 1, 0)) == Refusal("stale", "version_lag")
 

@@ -55,6 +55,9 @@ class CrashAt:
 
 
 class World:
+    make_model: Callable[[], Any] = staticmethod(tiny_model)
+    """What a trainer starts from."""
+
     def __init__(self, home: Path, **training: Any) -> None:
         torch.set_num_threads(1)
         self.settings = Settings(home=home, run="test", policy=POLICY, base="none", tasks=(Path("none"),))
@@ -92,7 +95,7 @@ class World:
 
     def start(self, fault: FaultPoint = no_fault) -> Trainer:
         return Trainer(
-            Learner(tiny_model(), self.training),
+            Learner(self.make_model(), self.training),
             settings=self.settings,
             training=self.training,
             database=self.database,
