@@ -183,8 +183,7 @@ class Trainer:
             self._learner.restore(checkpoint)
             state, version = checkpoint.state, checkpoint.version
         # A refused checkpoint may have cut versions: their numbers are taken.
-        state.ordinal = max([state.ordinal, *self._publisher.versions()])
-        self._publisher.adopt()
+        state.ordinal = max([state.ordinal, *self._publisher.versions(), *self._publisher.adopt()])
         return state, version
 
     def _begin_epoch(self, version: int | None) -> None:
@@ -272,6 +271,7 @@ class Trainer:
 
     def _checkpoint(self, version: int | None) -> None:
         self._save(version)
+        self._fault("training: before outcomes")
         self._tell_fates()
 
     def _save(self, version: int | None) -> None:
