@@ -12,15 +12,17 @@ from sqlalchemy import select
 
 from contracts.assignments import CANDIDATE
 from contracts.errors import TooManyDeadLetters
-from contracts.event_log import Message
-from contracts.records import Span
+from contracts.event_log import LogRecord, Message
+from contracts.records import Experience, Span
 from contracts.rollback import roll_back
 from contracts.settings import write_settings
 from contracts.tables import dead_letter, training_step
 from contracts.topics import EXPERIENCES
 from pipelines.training.__main__ import main
 from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.intake import Intake
 from pipelines.training.settings import TrainingSettings
+from pipelines.training.state import Fate
 from tests.unit.pipelines.training.builders import experience, random_experience, segment, tiny_model
 from tests.unit.pipelines.training.world import World, weights_of
 
@@ -343,4 +345,32 @@ def test_the_process_starts_from_a_home_and_stops(tmp_path: Path) -> None:
     assert checkpoint is not None
     tracker = checkpoint.state.tracker
     assert (tracker["low"], tracker["high"]) == (-1.0, 1.0), "the range of rewards is that of the task files"
+    world.close()
+
+
+def test_what_the_intake_cannot_hear_is_buried_with_its_traceback_and_the_rest_is_trained(world: World) -> None:
+    trainer = world.start()
+    broken = ZeroDivisionError("a fault of the intake")
+
+    class Deaf(Intake):
+        """Cannot hear the second record."""
+
+        num_heard = 0
+
+        def offer(self, record: LogRecord, experience: Experience, now: float) -> Fate | None:
+            self.num_heard += 1
+            if self.num_heard == 2:
+                raise broken
+            return super().offer(record, experience, now)
+
+    trainer._intake = trainer._steps._intake = Deaf(trainer.state)
+    world.add_random(5)
+    world.turns(trainer, 3)
+    trainer._checkpoint(None)
+    assert states(world)["trained", ""] + len(trainer._intake) == 4
+    assert states(world)["trained", ""] >= 3
+    with world.database.snapshot() as connection:
+        row = connection.execute(select(dead_letter)).one()
+    assert (row.consumer_group, row.reason) == ("training", "ZeroDivisionError: a fault of the intake")
+    assert "in offer" in row.traceback
     world.close()
