@@ -24,8 +24,8 @@ from contracts.version_parents import stored_parents
 from contracts.weights.manifest import Manifest
 from contracts.weights.publish import publish_version
 from contracts.weights.store import FolderWeightStore
-from pipelines.training.checkpoint_names import highest_epoch
 from pipelines.episodes.epochs.chain import Epoch, Epochs, best, valid_through
+from pipelines.training.checkpoint_names import highest_epoch
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.worker import Trainer
