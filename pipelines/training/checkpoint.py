@@ -126,14 +126,19 @@ class CheckpointStore:
         self._prune(keep_versions)
         return name
 
-    def load_newest(self) -> tuple[Checkpoint | None, list[Refused]]:
-        """The newest checkpoint that verifies, and those newer that were refused."""
+    def load_newest(
+        self, check: Callable[[Checkpoint], None] = lambda _: None
+    ) -> tuple[Checkpoint | None, list[Refused]]:
+        """The newest checkpoint that verifies and that `check` lets pass, and those newer that were refused."""
         refused: list[Refused] = []
         for name in reversed(self._names()):
             try:
-                return self.load(name), refused
+                checkpoint = self.load(name)
+                check(checkpoint)
             except WeightsRefused as error:
                 refused.append(Refused(name, f"{error.code}: {error.message}"))
+            else:
+                return checkpoint, refused
         return None, refused
 
     def load_version(self, version: int) -> Checkpoint:

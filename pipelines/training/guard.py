@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+SPIKE = "gradient_spike"
 HISTORY = 64
 WARM_UP = 16
 # Below this share of the median the spread of a calm stretch would make ordinary batches look like spikes.
@@ -82,7 +83,7 @@ def judge(history: Sequence[Norms], *, loss: float, gradient_norm: float, expect
     passes = any(
         norm <= _limit(past, spread) for norm, past in zip(comparable, zip(*history, strict=True), strict=True)
     )
-    return Verdict("" if passes else "gradient_spike")
+    return Verdict("" if passes else SPIKE)
 
 
 def _limit(history: Sequence[float], spread: float) -> float:

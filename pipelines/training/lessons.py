@@ -11,7 +11,7 @@ from pipelines.training.intake import is_learnable, worth
 from pipelines.training.state import Fate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from contracts.records import Experience
     from pipelines.training.intake import Intake
@@ -43,6 +43,34 @@ class Batch:
     def everything(self) -> list[Experience]:
         """Samples, then what is corrected."""
         return [*self.samples, *(lesson.experience for lesson in self.lessons)]
+
+    @property
+    def keys(self) -> list[str]:
+        """In the order of `everything`."""
+        return [item.key for item in self.everything]
+
+    def weights(self, by_key: Mapping[str, float]) -> list[float]:
+        """Of the samples, in their order."""
+        return [by_key[item.key] for item in self.samples]
+
+    def parts(self) -> list[Batch]:
+        """One batch for each sample and each correction."""
+        return [*(Batch([item], []) for item in self.samples), *(Batch([], [lesson]) for lesson in self.lessons)]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Batch]) -> Batch:
+        """Invert `parts`."""
+        return cls([item for part in parts for item in part.samples], [item for part in parts for item in part.lessons])
+
+    def without(self, culprits: Sequence[tuple[Batch, object]]) -> Batch:
+        """The rest."""
+        gone = {key for part, _ in culprits for key in part.keys}
+        return Batch.joined([part for part in self.parts() if part.keys[0] not in gone])
+
+    def half(self) -> Batch:
+        """The first half, of one at least."""
+        parts = self.parts()
+        return Batch.joined(parts[: max(len(parts) // 2, 1)])
 
 
 def draw(intake: Intake, size: int) -> Batch:

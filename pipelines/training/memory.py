@@ -32,6 +32,15 @@ class TokenBudget:
         self.current, self.num_fitting = max(needed // 2, 1), 0
         return True
 
+    def reduce(self, num_deaths: int) -> None:
+        """After as many hard deaths that no sample explains: a quarter for good, then a row at a time."""
+        if num_deaths:
+            self.most = self.current = max(self.most // 4, 1) if num_deaths == 1 else 1
+
+    def allow(self, num_tokens: int) -> None:
+        """Back to what it was before it shrank for a sample that is gone."""
+        self.current = max(self.current, min(num_tokens, self.most))
+
     def fitted(self) -> None:
         """A step fitted; after RECOVERY_STEPS of them the budget doubles, up to `most`."""
         self.num_fitting += 1

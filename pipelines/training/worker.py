@@ -14,6 +14,7 @@ then done again: what must become durable before anything else happens stands in
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
@@ -36,15 +37,17 @@ from contracts.topics import EXPERIENCES
 from contracts.worker import RETRY_SECONDS, TICK_SECONDS
 from pipelines.training import repository
 from pipelines.training.checkpoint import CheckpointStore
-from pipelines.training.checkpoint_names import NOTHING
 from pipelines.training.clocks import began_before, rising, wall_for_ages
 from pipelines.training.fence import CheckpointFence
 from pipelines.training.intake import Intake
+from pipelines.training.lost_positions import refuse_lost, skip, write_off
 from pipelines.training.publisher import Publisher
+from pipelines.training.restoring import Restoring
 from pipelines.training.rollback import Rollback
-from pipelines.training.state import BASE_VERSION, Fate, TrainerState, begin_epoch, cut_version
+from pipelines.training.state import BASE_VERSION, Fate, begin_epoch, cut_version
 from pipelines.training.steps import Steps
 from pipelines.training.telling import Teller
+from pipelines.training.versions import VersionTree
 
 if TYPE_CHECKING:
     import threading
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from contracts.weights.signing import Keyring, Signer
     from contracts.weights.store import WeightStore
     from pipelines.training.learner import Learner
+    from pipelines.training.lost_positions import Skipped, Where
     from pipelines.training.settings import TrainingSettings
 
 
@@ -92,7 +96,12 @@ class Trainer:
         monotonic: Callable[[], float] = rising,
         fault: FaultPoint = no_fault,
     ) -> None:
-        """Restore the newest whole checkpoint (`learner` holds the base policy) and begin an epoch."""
+        """Restore what there is to go on from; `learner` holds the base policy.
+
+        Raises:
+            WeightsRefused: the checkpoints are lost, and there is nothing else to go on from.
+            Unavailable: a server is away.
+        """
         self._learner = learner
         self._settings = settings
         self._training = training
@@ -120,7 +129,11 @@ class Trainer:
         self._dirty, self._saved_at = False, 0.0
         self._due: Due | None = None
         self._consumer: Consumer | None = None
-        self.state, self._restored = self._restore()
+        restoring = Restoring(
+            learner, self._checkpoints, self._publisher, database, event_log, lease, settings.policy, clock()
+        )
+        self.state, self._restored, self._told_ordinal = restoring.restore()
+        self._publisher.adopt()
         passed = clock() - self.state.cut_at
         self._cut_at = began_before(monotonic(), passed, training.publish_seconds)
         self._intake = Intake(self.state)
@@ -137,7 +150,10 @@ class Trainer:
             clock=clock,
             age_clock=wall_for_ages(clock, monotonic),
             fault=fault,
+            tree=self._tree,
         )
+        with database.snapshot() as connection:
+            self._parents = repository.parents(connection, settings.policy)
         self._rollback = Rollback(
             learner,
             self.state,
@@ -151,9 +167,8 @@ class Trainer:
 
     def run(self, stop: threading.Event) -> None:
         """Learn until `stop` is set."""
-        while not stop.is_set():
-            if not self.attempt(TICK_SECONDS):
-                stop.wait(RETRY_SECONDS)
+        while not stop.wait(0.0 if self.attempt(TICK_SECONDS) else RETRY_SECONDS):
+            pass
         try:
             if self._dirty and not self._publisher.is_behind:
                 self._checkpoint(None)
@@ -176,12 +191,31 @@ class Trainer:
             step_done()
         return True
 
+    def skip(self, where: Where) -> list[Skipped]:
+        """Read on from elsewhere, begin an epoch and say what became of what is skipped; instead of `run`.
+
+        Raises:
+            Unavailable: something is away; ask again.
+        """
+        skipped = skip(self.state, self._event_log, where)
+        before = dict(self.state.fates)
+        positions = {item.partition: item.end for item in skipped}
+        write_off(self.state, self._database, self._event_log, positions, self._clock())
+        self._intake.read_on_from(self.state.positions)
+        self._begin_epoch(self._restored)
+        self.state.note_changes(before)
+        self._settle()
+        return skipped
+
     def begin(self) -> Consumer:
         """Begin an epoch and read; done once, and again as far as something was away.
 
         Raises:
+            PositionLost: the log does not hold what comes next; nothing was skipped.
             Unavailable: something is away.
         """
+        if self._consumer is None:
+            refuse_lost(self.state, self._event_log, self._settings.home)
         if self.state.epoch != self._lease.epoch and self._due is None:
             self._begin_epoch(self._restored)
         self._settle()
@@ -218,6 +252,7 @@ class Trainer:
             self._publisher.offer(self.state.version, candidate, f"{self.state.step} steps")
             self._fault("training: candidate assigned")
 
+<<<<<<< HEAD
     def _restore(self) -> tuple[TrainerState, int | None]:
         """The state to go on from, and the version that the weights are, if they are one."""
         checkpoint, refused = self._checkpoints.load_newest()
@@ -236,6 +271,8 @@ class Trainer:
         state.ordinal = max([state.ordinal, *self._publisher.versions(), *self._publisher.adopt()])
         return state, version
 
+=======
+>>>>>>> w-tell
     def _begin_epoch(self, version: int | None) -> None:
         """Go on under the lease's epoch. `version`: the weights are that version, whose bytes must exist."""
         begin_epoch(self.state, self._lease.epoch)
@@ -346,6 +383,7 @@ class Trainer:
         self._checkpoints.save(self._learner.capture(self.state, version), {BASE_VERSION, self.state.version, *in_use})
         self._teller.saved()
         self._dirty, self._saved_at = False, self._monotonic()
+        self._steps.saved()
 
     def _is_publish_due(self) -> bool:
         num_samples, waited = self.state.unpublished_samples, self._monotonic() - self._cut_at
@@ -359,8 +397,17 @@ class Trainer:
                 connection, self._settings.policy, self._lease, self.state.version, floor=self.state.ordinal
             )
         self._fault("training: version claimed")
+        if version != self.state.ordinal + 1:
+            # A claim whose answer was lost took the number that was told: it is told again, in an epoch of its own.
+            self.state.ordinal = version - 1
+            self._lease.next_epoch()
+            self._begin_epoch(None)
         cut_version(self.state, version, self._clock())
+<<<<<<< HEAD
         self._told_ordinal = self.state.ordinal
+=======
+        self._told_ordinal = version
+>>>>>>> w-tell
         self._cut_at = self._monotonic()
         self._due = Due(self.state.version, cuts=True)
         self._settle()
@@ -374,6 +421,12 @@ class Trainer:
         PUBLISHED_VERSION.set(self.state.version)
         self._fault("training: bytes published")
         return True
+
+    def _tree(self) -> VersionTree:
+        """Versions that others cut were claimed before this trainer had the lease; those it cuts are in its lineage."""
+        lineage = self.state.lineage
+        self._parents.update(pairwise(lineage))
+        return VersionTree(lineage, self._parents, self._rollback.revoked)
 
     def _arms(self) -> dict[str, Assignment]:
         with self._database.snapshot() as connection:

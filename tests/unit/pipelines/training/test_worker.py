@@ -20,6 +20,7 @@ from contracts.tables import dead_letter, training_step
 from contracts.topics import EXPERIENCES
 from pipelines.training.__main__ import main
 from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.guard import Norms
 from pipelines.training.intake import Intake
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Fate
@@ -83,9 +84,11 @@ def test_nothing_is_told_that_the_newest_checkpoint_does_not_hold(world: World) 
             checkpoint, _ = CheckpointStore(world.settings.checkpoints, keep=3).load_newest()
             assert checkpoint is not None
             held = {(key, fate.state) for key, fate in checkpoint.state.fates.items()}
-            told = {(key, state) for key, (state, _, _) in world.ledger().items()}
+            newest = max(outcome.epoch for outcome in world.outcomes())
+            told = {(item.key, item.state) for item in world.outcomes() if item.epoch == newest and item.key}
             assert told <= held
-            assert max(outcome.epoch for outcome in world.outcomes()) <= checkpoint.state.epoch
+            assert newest <= checkpoint.state.epoch
+            assert max(item.sequence for item in world.outcomes()) <= checkpoint.state.sequence
             seen.update(told)
 
     trainer = world.start(look)
@@ -165,16 +168,24 @@ def test_duplicates_and_revisions(world: World) -> None:
     assert [o.key for o in world.outcomes() if o.state == "late" and o.epoch == 2] == [first.key]
 
 
-def test_every_start_begins_an_epoch_and_repeats_every_fate(world: World) -> None:
+def test_every_start_begins_an_epoch_and_repeats_nothing_that_was_told(world: World) -> None:
     trainer = world.start()
     world.add_random(8)
     world.turns(trainer, 3)
     ledger = world.ledger()
+    trainer._checkpoint(None)
+    num_told = len(told(world))
     world.start()
     restarted = world.start()
     assert restarted.state.epoch == 3
     assert world.ledger() == ledger
-    assert [outcome.epoch for outcome in world.outcomes() if outcome.state == "epoch_started"] == [1, 2, 3]
+    assert len(told(world)) == num_told == 8
+    started = {item.epoch: (item.previous, item.kept_sequence) for item in world.outcomes() if not item.key}
+    assert started == {1: (None, -1), 2: (1, 8), 3: (2, 8)}
+
+
+def told(world: World) -> list[str]:
+    return [outcome.key for outcome in world.outcomes() if outcome.key]
 
 
 def test_a_rollback_restores_the_version_and_quarantines_the_poison_that_came_after(world: World) -> None:
@@ -265,7 +276,7 @@ def test_a_sample_counts_less_by_versions_and_by_time(tmp_path: Path) -> None:
     world.add_random(4)
     world.turns(trainer, 2)
     assert trainer.state.version == 1
-    trainer._learner._gradient_norms = [1e-9] * 20
+    trainer._learner._gradient_norms = [Norms(1e-9, 1e-9)] * 20
     world.add_random(2, seed=1, generated_at=world.now, spans=(Span(0, 1),))
     world.add_random(1, seed=2, generated_at=world.now, spans=(Span(0, 0),))
     world.add_random(1, seed=3, generated_at=world.now - 100.0, spans=(Span(0, 0),))
@@ -279,7 +290,7 @@ def test_a_sample_counts_less_by_versions_and_by_time(tmp_path: Path) -> None:
 def test_a_skipped_step_quarantines_its_samples_and_leaves_a_bundle(tmp_path: Path) -> None:
     world = World.new(tmp_path / "home", max_gradient_norm=1e-3)
     trainer = world.start()
-    trainer._learner._gradient_norms = [1e-9] * 20
+    trainer._learner._gradient_norms = [Norms(1e-9, 1e-9)] * 20
     keys = {item.key for item in world.add_random(4)}
     world.turns(trainer, 2)
     trainer._checkpoint(None)
