@@ -11,21 +11,18 @@ from sqlalchemy import Connection, func, insert, select, tuple_, update
 from contracts.assignments import CANDIDATE
 from contracts.batches import among
 from contracts.database import insert_new, insert_or_update
-<<<<<<< HEAD
-from contracts.tables import assignment_change, outcome, training_epoch, training_step, version_claim
-=======
 from contracts.ids import sample_key
 from contracts.ledger import PENDING, effective_state
 from contracts.tables import (
     assignment_change,
     generation,
     ledger_epoch,
+    outcome,
     score,
     training_epoch,
     training_step,
     version_claim,
 )
->>>>>>> w-tell
 from pipelines.training.state import BASE_VERSION
 
 if TYPE_CHECKING:

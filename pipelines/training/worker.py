@@ -252,27 +252,6 @@ class Trainer:
             self._publisher.offer(self.state.version, candidate, f"{self.state.step} steps")
             self._fault("training: candidate assigned")
 
-<<<<<<< HEAD
-    def _restore(self) -> tuple[TrainerState, int | None]:
-        """The state to go on from, and the version that the weights are, if they are one."""
-        checkpoint, refused = self._checkpoints.load_newest()
-        for item in refused:
-            log.error("checkpoint refused", checkpoint=item.name, reason=item.reason)
-        self._lease.note_start(checkpoint.name if checkpoint else NOTHING)
-        if checkpoint is None:
-            training = self._arms().get(TRAINING)
-            state = TrainerState(cut_at=self._clock(), obeyed_rollback=training.epoch if training else 0)
-            version: int | None = BASE_VERSION
-        else:
-            self._learner.restore(checkpoint)
-            state, version = checkpoint.state, checkpoint.version
-        self._told_ordinal = state.ordinal
-        # A refused checkpoint may have cut versions: their numbers are taken.
-        state.ordinal = max([state.ordinal, *self._publisher.versions(), *self._publisher.adopt()])
-        return state, version
-
-=======
->>>>>>> w-tell
     def _begin_epoch(self, version: int | None) -> None:
         """Go on under the lease's epoch. `version`: the weights are that version, whose bytes must exist."""
         begin_epoch(self.state, self._lease.epoch)
@@ -403,11 +382,7 @@ class Trainer:
             self._lease.next_epoch()
             self._begin_epoch(None)
         cut_version(self.state, version, self._clock())
-<<<<<<< HEAD
-        self._told_ordinal = self.state.ordinal
-=======
         self._told_ordinal = version
->>>>>>> w-tell
         self._cut_at = self._monotonic()
         self._due = Due(self.state.version, cuts=True)
         self._settle()
