@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import threading
     from pathlib import Path
 
+_NO_EPOCH = 2**31 - 1
+
 
 def main(home: Path, stop: threading.Event) -> None:
     """Learn until `stop` is set.
@@ -26,8 +28,8 @@ def main(home: Path, stop: threading.Event) -> None:
     lifetime = load_section(home, "training", TrainingSettings).lease_seconds
     database = settings.database()
     with database.snapshot() as connection:
-        told = repository.highest_told_epoch(connection, settings.policy)
-    floor = max(told, highest_epoch(settings.checkpoints))
+        known = repository.highest_epoch(connection, settings.policy, before=_NO_EPOCH)
+    floor = max(known, highest_epoch(settings.checkpoints))
     lease = Lease.acquire(database, settings.policy, floor=floor, lifetime=lifetime)
     with lease.kept_alive():
         # torch takes seconds to load, and who is refused should hear it at once.

@@ -17,7 +17,6 @@ from contracts.tables import (
     assignment_change,
     generation,
     ledger_epoch,
-    outcome,
     score,
     training_epoch,
     training_step,
@@ -50,14 +49,6 @@ def was_candidate(connection: Connection, policy: str, version: int) -> bool:
         assignment_change.c.version == version,
     )
     return connection.execute(statement.limit(1)).first() is not None
-
-
-def highest_told_epoch(connection: Connection, policy: str) -> int:
-    """The highest epoch that the ledger heard of before epochs were issued; 0 if none was, or some are issued already."""
-    if connection.execute(select(training_epoch).where(training_epoch.c.policy == policy).limit(1)).first() is not None:
-        return 0
-    told = select(func.max(outcome.c.epoch)).where(outcome.c.writer == "training")
-    return connection.execute(told).scalar_one() or 0
 
 
 def claim_version(connection: Connection, policy: str, lease: Lease, parent: int, *, floor: int = BASE_VERSION) -> int:
