@@ -234,7 +234,7 @@ class Trainer:
         consumer = self.begin()
         arms = self._arms()
         self._publisher.mirror(arms.get(LIVE), self._monotonic())
-        self._obey_rollback(arms.get(TRAINING), consumer)
+        self._obey_rollback(arms.get(TRAINING))
         self._read(consumer, timeout)
         self._refuse()
         if self._is_ready():
@@ -263,7 +263,7 @@ class Trainer:
         self._due = Due(version, cuts=version not in {None, BASE_VERSION} and not is_published)
         log.info("epoch begins", epoch=self.state.epoch, version=self.state.version, samples=len(self.state.fates))
 
-    def _obey_rollback(self, arm: Assignment | None, consumer: Consumer) -> None:
+    def _obey_rollback(self, arm: Assignment | None) -> None:
         if arm is None or arm.epoch <= self.state.obeyed_rollback:
             return
         # Whatever fails here is asked again next turn: doing all of it twice changes nothing.
@@ -272,7 +272,7 @@ class Trainer:
         if version is not None:
             self.state.note_changes(before)
             self._publisher.forget_unsent()
-            consumer.seek_to_stored()
+            self.begin().seek_to_stored()
             self._lease.next_epoch()
         self.state.obeyed_rollback = arm.epoch
         self._dirty = True
