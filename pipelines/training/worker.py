@@ -272,7 +272,8 @@ class Trainer:
         if version is not None:
             self.state.note_changes(before)
             self._publisher.forget_unsent()
-            self.begin().seek_to_stored()
+            if self._consumer is not None:
+                self._consumer.seek_to_stored()
             self._lease.next_epoch()
         self.state.obeyed_rollback = arm.epoch
         self._dirty = True
