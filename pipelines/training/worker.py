@@ -352,6 +352,7 @@ class Trainer:
             if self._due.cuts:
                 self._publisher.cut(self.state, self._learner.tensors(), self._clock())
             self._due = None
+            self._fault("training: before outcomes")
         self._teller.tell()
         self._send_bytes()
 
