@@ -60,13 +60,20 @@ const BACK_TO = new Set(["accepted", "base"]);
 function decision(row) {
   const { live } = current;
   if (live != null && row.version < live && BACK_TO.has(row.status)) return decisionButton("rollback", row.version, () => current);
-  if (live != null && row.version > live) return decisionButton("promote", row.version, () => current, row.reason ? `The gate said: ${row.reason}.` : "The gate has not judged it.");
+  if (live != null && row.version > live && row.status !== "revoked") return decisionButton("promote", row.version, () => current, row.reason ? `The gate said: ${row.reason}.` : "The gate has not judged it.");
   return "";
+}
+
+// A revoked version says why, and what became of what it learned and said.
+function status(row) {
+  const name = element("span", { className: `status ${row.status.replace(" ", "-")}` }, row.status);
+  if (!row.revoked) return name;
+  return element("span", {}, name, element("small", { className: "why" }, ` ${row.treatment} · ${row.revoked}`));
 }
 
 const COLUMNS = [
   { name: "version", cell: (row) => element("span", {}, link(row.version), element("small", {}, row.parent == null ? "" : ` from ${version(row.parent)}`)) },
-  { name: "status", cell: (row) => element("span", { className: `status ${row.status.replace(" ", "-")}` }, row.status) },
+  { name: "status", cell: status },
   { name: "accuracy vs best", number: true, cell: accuracy },
   { name: "users accept", number: true, cell: (row) => (row.num_labelled ? element("span", {}, percent(row.num_accepted / row.num_labelled, 0), element("small", {}, ` of ${count(row.num_labelled)}`)) : "–") },
   { name: "payload", number: true, cell: size },
