@@ -310,7 +310,15 @@ def policy_rollback(
     """Take the live version back and revoke what lies above; the trainer goes on from the older one."""
     from commands.policy import rollback  # noqa: PLC0415
 
-    rollback(home, to, reason, treatment=treatment, revoke=set(revoke) if revoke else None, dry_run=dry_run, yes=yes)
+    rollback(
+        home,
+        to,
+        reason,
+        treatment=treatment,
+        revoke=set(revoke) if revoke else None,
+        dry_run=dry_run,
+        ask=typer.confirm if sys.stdin.isatty() and not yes else None,
+    )
 
 
 @log_app.command("tail")

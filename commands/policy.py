@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import get_args
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +34,7 @@ def print_versions(home: Path) -> None:
         verdicts = queries.verdicts(connection, settings.policy)
         revoked = revocations.read(connection, settings.policy)
     serving = {arm.version: name for name, arm in arms.items() if arm.version is not None and name != "training"}
-    table = Table("version", "parent", "made", "samples", "density", "delta", "verdict", "revoked", "serves")
+    table = Table("version", "parent", "made", "samples", "density", "delta", "verdict", "serves")
     for version in reversed(store.versions(settings.policy)):
         manifest = store.manifest(settings.policy, version)
         table.add_row(
@@ -47,10 +45,11 @@ def print_versions(home: Path) -> None:
             f"{manifest.density:.3f}",
             f"{manifest.payload_bytes / 1000:.0f} kB",
             _verdict_text(verdicts.get(version)),
-            _revoked_text(revoked.get(version)),
-            serving.get(version, ""),
+            "revoked" if version in revoked else serving.get(version, ""),
         )
     Console().print(table)
+    for line in _revoked_lines(revoked.values()):
+        print(line)
 
 
 def promote(home: Path, version: int, reason: str) -> None:
@@ -71,9 +70,9 @@ def rollback(
     treatment: str = EVIDENCE,
     revoke: Collection[int] | None = None,
     dry_run: bool = False,
-    yes: bool = False,
+    ask: Callable[[str], bool] | None = None,
 ) -> None:
-    """Take the live version back, once it was shown what that does; a terminal is asked, a script is not.
+    """Take the live version back, once it was shown what that does, and `ask`, if there is anybody, says yes.
 
     Raises:
         InvalidValue: no such treatment, or `roll_back` says so.
@@ -97,7 +96,7 @@ def rollback(
     if dry_run:
         print("This was a dry run: nothing is changed.")
         return
-    if not yes and sys.stdin.isatty() and not typer.confirm(f"Roll back to v{plan.target}?"):
+    if ask is not None and not ask(f"Roll back to v{plan.target}?"):
         print("Nothing is changed.")
         return
     with database.transaction() as connection:
@@ -135,5 +134,12 @@ def _verdict_text(verdict: queries.Verdict | None) -> str:
     return f"{'accepted' if verdict.accepted else 'refused'}: {verdict.reason}"
 
 
-def _revoked_text(found: Revocation | None) -> str:
-    return "" if found is None else f"{found.treatment}: {found.reason} ({found.writer})"
+def _revoked_lines(found: Iterable[Revocation]) -> list[str]:
+    """One line for each decision: what it revoked, as what, why and by whom."""
+    decisions: dict[tuple[str, str, str], list[int]] = {}
+    for item in found:
+        decisions.setdefault((item.treatment, item.reason, item.writer), []).append(item.version)
+    return [
+        f"revoked as {treatment}: {', '.join(f'v{version}' for version in sorted(versions))} ({writer}: {reason})"
+        for (treatment, reason, writer), versions in decisions.items()
+    ]

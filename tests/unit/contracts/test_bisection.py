@@ -81,7 +81,12 @@ def _raise(value: bytes) -> None:
 def append(event_log: LocalLog, num: int, bad: Sequence[int], num_partitions: int = 4) -> None:
     event_log.append(
         [
-            Message("signals", number % num_partitions, str(number), f"{'bad' if number in bad else 'good'}{number}".encode())
+            Message(
+                "signals",
+                number % num_partitions,
+                str(number),
+                f"{'bad' if number in bad else 'good'}{number}".encode(),
+            )
             for number in range(num)
         ]
     )
@@ -200,7 +205,9 @@ def test_a_tick_meets_servers_that_are_away_like_everything_else(database: Datab
 def test_a_handler_that_always_fails_halts_early_whatever_the_batch(database: Database, event_log: LocalLog) -> None:
     append(event_log, 400, range(400), num_partitions=1)
     for _ in range(2):
-        with pytest.raises(TooManyDeadLetters, match="21 records in a row of signals/0, the last because: ZeroDivisionError"):
+        with pytest.raises(
+            TooManyDeadLetters, match="21 records in a row of signals/0, the last because: ZeroDivisionError"
+        ):
             Worker(Picky(), database, event_log).step()
         assert len(buried(database)) == MAX_IN_A_ROW
 
@@ -213,7 +220,9 @@ def test_sixty_percent_halt_within_a_hundred_records_and_name_the_last(
     append(event_log, 500, [number for number in range(500) if draw.random() < 0.6], num_partitions=1)
     handler = Picky()
     handler.fail_in = place
-    with pytest.raises(TooManyDeadLetters, match="picky could not process 31 of the latest 100 records of signals/0") as told:
+    with pytest.raises(
+        TooManyDeadLetters, match="picky could not process 31 of the latest 100 records of signals/0"
+    ) as told:
         Worker(handler, database, event_log).step()
     offset = told.value.facts["offset"]
     assert isinstance(offset, int)

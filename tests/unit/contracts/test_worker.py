@@ -84,7 +84,9 @@ def test_too_many_dead_letters_in_a_row_stop_the_worker_and_nothing_moves(
 ) -> None:
     event_log.append(of_one_partition(b"good", *[b"bad"] * (MAX_IN_A_ROW + 1)))
     for _ in range(2):  # a supervisor that starts it again changes nothing
-        with pytest.raises(TooManyDeadLetters, match=r"21 records in a row of signals/0.*this one is bad.*redrive or skip"):
+        with pytest.raises(
+            TooManyDeadLetters, match=r"21 records in a row of signals/0.*this one is bad.*redrive or skip"
+        ):
             Worker(Echo(), database, event_log).step()
         assert stored_position(database) == 0
 
