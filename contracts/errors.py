@@ -29,6 +29,7 @@ MillraceError
 ├── PositionLost                 a stored position is outside of the log: records were lost, or deleted unread
 ├── StaleWrite                   somebody else moved the position, pointer or epoch first
 │   └── LeaseLost                another trainer of this policy took over: this one may write nothing any more
+├── StepsBroken                  training steps fail whoever is in them: the device, or the installation
 └── TooManyDeadLetters           a stream this bad means a bad deploy: stop and ask
 """
 
@@ -190,3 +191,7 @@ class LeaseLost(StaleWrite):
 
 class TooManyDeadLetters(MillraceError):
     code = "too_many_dead_letters"
+
+
+class StepsBroken(MillraceError):
+    code = "steps_broken"

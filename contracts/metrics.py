@@ -82,6 +82,11 @@ TRAINING_SAMPLES = Counter("millrace_training_samples_total", "Samples by their 
 TRAINING_CORRECTIONS = Counter(
     "millrace_training_corrections_total", "Later revisions of trained samples, by what became of them.", ["reason"]
 )
+TRAINING_STEP_ERRORS = Counter(
+    "millrace_training_step_errors_total",
+    "Samples that broke their step, by the error's class or the guard's reason.",
+    ["error"],
+)
 TRAINING_FIGURE = Gauge("millrace_training_figure", "Figures of the last step, as the dashboard shows them.", ["name"])
 PUBLISHED_VERSION = Gauge("millrace_published_version", "The newest version cut.")
 

@@ -28,7 +28,7 @@ Fault = Literal["none", "model", "infra", "user"]
 ScoreStatus = Literal["scored", "unlabelled", "unscored"]
 State = Literal[
     "trained", "unlabelled", "filtered", "unscored", "stale", "off_support", "quarantined", "cancelled", "erased",
-    "late", "epoch_started",
+    "late", "epoch_started", "pending",
 ]  # fmt: skip
 Scalar = bool | int | float | str
 

@@ -18,6 +18,8 @@ LATEST_TIME = 4_102_444_800.0
 """2100-01-01, UTC epoch seconds. The range begins with 1970, and is this wide on purpose: a clock that is days off, or began
 anew after a power cut, is a matter for whoever watches clocks; what lies outside of it is no time at all."""
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
+MAX_SEQUENCE = 2**62 - 1
+"""Of what a trainer decides: one less than what stands for all of it."""
 MAX_NAME, MAX_ID, MAX_ARM, MAX_REASON = 64, 128, 16, 128
 """Characters of the columns in `contracts/tables`."""
 _WORD = 4
@@ -100,6 +102,18 @@ def _outcome(record: Outcome) -> str:
         or ("" if record.version is None else _whole("version", record.version, least=-1))
         or _texts(record, _OUTCOME_TEXTS)
         or _time("at", record.at)
+        or _whole("sequence", record.sequence, most=MAX_SEQUENCE)
+        or ("" if record.previous is None else _whole("previous", record.previous))
+        or _whole("kept_sequence", record.kept_sequence, least=-1, most=MAX_SEQUENCE)
+        or _first("also", map(_also, record.also))
+    )
+
+
+def _also(other: Any) -> str:
+    return (
+        _sample_key(other.key)
+        or _whole("revision", other.revision)
+        or _whole("sequence", other.sequence, most=MAX_SEQUENCE)
     )
 
 
@@ -130,8 +144,8 @@ def _no_key(name: str, text: str) -> str:
     return f"{name}: {text[:MAX_ID]!r} is not a {kind}"
 
 
-def _whole(name: str, number: int, least: int = 0) -> str:
-    return "" if least <= number <= MAX_INT32 else f"{name}: {number} lies outside of [{least}, {MAX_INT32}]"
+def _whole(name: str, number: int, least: int = 0, most: int = MAX_INT32) -> str:
+    return "" if least <= number <= most else f"{name}: {number} lies outside of [{least}, {most}]"
 
 
 def _share(name: str, number: float) -> str:

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "a4d19c7be035"
-down_revision = "5f0c8a1d7e42"
+down_revision = "8d4b6e02c9f1"
 branch_labels = None
 depends_on = None
 

@@ -28,7 +28,7 @@ from contracts.worker import BATCH
 from pipelines.episodes import join, repository
 from pipelines.episodes.curation.curator import Curator, Prompt
 from pipelines.episodes.epochs import repository as epochs_repository
-from pipelines.episodes.epochs.chain import Epochs
+from pipelines.episodes.epochs.chain import Epochs, best
 from pipelines.episodes.keys import exchange
 from pipelines.episodes.samples import HeldGeneration, HeldSignal, Key, Samples
 
@@ -139,7 +139,7 @@ class EpisodesHandler:
         told = {
             item.record.state for item in items if isinstance(item.record, Outcome) and item.record.writer == "training"
         }
-        if not told:
+        if not any(isinstance(item.record, Outcome) for item in items):
             return items, Epochs({})
         epochs = epochs_repository.take(connection, begins="epoch_started" in told)
         ignored = {
@@ -284,8 +284,8 @@ class EpisodesHandler:
         if not samples.add_outcome(record) or key is None or record.state == "epoch_started":
             return
         held = samples.generations.get(key)
-        if held is not None and join.replaces(record, held.standing, held.revision, epochs):
-            held.stand(record)
+        if held is not None:
+            held.stand(best(samples.outcomes[record.key].values(), epochs, held.revision))
 
 
 def _counting(samples: Samples, key: Key) -> list[Signal]:

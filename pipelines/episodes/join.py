@@ -1,4 +1,4 @@
-"""The rules of the join, without I/O: which signals count, when an episode closes, what a state gives way to."""
+"""The rules of the join, without I/O: which signals count, and when an episode closes."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from contracts.records import Generation, Outcome, Scalar, Signal
+from contracts.records import Generation, Scalar, Signal
 from contracts.tasks import Task
 from contracts.tasks.signals import SignalRule
-from pipelines.episodes.epochs.chain import Epochs
 
 ORPHAN_SECONDS = 7 * 86_400.0
 """A signal waits so long for its answer; whoever made up an id, or forbade to log the answer, has none."""
@@ -92,19 +91,3 @@ def _decides(rule: SignalRule, signal: Signal, about: Generation) -> bool:
         return False
     is_slip = rule.min_seconds > 0 and signal.at - about.finished_at < rule.min_seconds
     return not is_slip and rule.is_worth_something(signal.value)
-
-
-def replaces(outcome: Outcome, standing: Standing, current_revision: int, epochs: Epochs) -> bool:
-    """Whether an outcome becomes the state of its generation.
-
-    The trainer's word is final: of those that hold, the one said last wins. Other writers speak only about the newest revision.
-    """
-    if outcome.state == "late":
-        return False
-    if outcome.writer == "training":
-        if not epochs.holds(outcome.epoch, outcome.sequence):
-            return False
-        is_final = standing.writer == "training" and epochs.holds(standing.epoch, standing.sequence)
-        said = (outcome.epoch, outcome.sequence, outcome.revision)
-        return not is_final or said >= (standing.epoch, standing.sequence, standing.revision)
-    return standing.writer != "training" and outcome.revision >= current_revision

@@ -20,6 +20,7 @@ from contracts.tables import generation as generations
 from contracts.tables import generation_count
 from contracts.tables import outcome as outcomes
 from contracts.tables import signal as signals
+from pipelines.episodes.epochs import repository as epochs
 from pipelines.episodes.join import Standing
 from pipelines.episodes.samples import HeldGeneration, HeldSignal, Key, Samples
 
@@ -42,9 +43,8 @@ def load(
     if judged:
         samples.hold(_signals(connection, judged))
     if sample_keys:
-        statement = select(outcomes.c.key, outcomes.c.revision, outcomes.c.epoch, outcomes.c.state)
-        rows = connection.execute(statement.where(among(connection, outcomes.c.key, sample_keys)))
-        samples.outcomes = {(row.key, row.revision, row.epoch, row.state) for row in rows}
+        for said in epochs.outcomes_of(connection, sample_keys):
+            samples.outcomes.setdefault(said.key, {})[said.revision, said.epoch, said.state] = said
     return samples
 
 

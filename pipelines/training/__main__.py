@@ -12,7 +12,7 @@ from contracts.tasks.loading import load_tasks
 from contracts.weights.key_files import keyring_of, signer_of
 from contracts.weights.store import open_weight_store
 from contracts.weights.warm_up import warm_up
-from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.checkpoint_names import highest_epoch
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import BASE_VERSION
@@ -31,7 +31,7 @@ def main(home: Path, stop: threading.Event) -> None:
     training = load_section(home, "training", TrainingSettings).for_tasks(load_tasks(settings.tasks).values())
     # First of all, so that a second trainer hears within seconds that there is one already.
     database = settings.database()
-    floor = CheckpointStore(settings.checkpoints, training.checkpoint_keep).highest_epoch()
+    floor = highest_epoch(settings.checkpoints)
     lease = Lease.acquire(database, settings.policy, floor=floor)
     torch.set_num_threads(training.num_threads)
     warm_up()

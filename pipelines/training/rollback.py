@@ -159,6 +159,7 @@ class Rollback:
             lineage, tensors = self._publisher.lineage(version), self._publisher.load(version)
             log.warning("rollback to published bits, without moments", version=version, reason=error.message)
             return Kept(version, TrainerState(lineage=lineage), lambda: self._learner.restart(tensors))
+        self._learner.check(checkpoint)
         return Kept(version, checkpoint.state, lambda: self._learner.restore(checkpoint))
 
     def _oldest_positions(self, wanted: Mapping[str, Mapping[int, int]], ends: Mapping[int, int]) -> dict[int, int]:

@@ -50,7 +50,10 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
     applied: float | None = None
     """Trained: weight x reward of the sample itself; None: nobody remembers, so nothing can be corrected."""
     scale: float = 1.0
-    """Trained: what one unit of its reward was multiplied by when it was learned. A correction pulls exactly as hard."""
+    """Of older checkpoints: `pull` times the tokens of a batch that nobody remembers. Written no more."""
+    pull: float | None = None
+    """Trained: what one unit of its reward was multiplied by at each of its tokens, whatever its batch was divided by
+    included. A correction pulls exactly as hard. None: trained before checkpoints knew it, see `scale`."""
     corrections: tuple[Correction, ...] = ()
     """Trained: the differences learned since, one for each version, oldest first."""
 
@@ -128,8 +131,10 @@ class TrainerState(msgspec.Struct, kw_only=True):
     unrewarded: dict[str, int] = msgspec.field(default_factory=dict)
     """Sample key to the newest revision that had no reward: what it said before no longer holds."""
     tracker: dict[str, Any] = msgspec.field(default_factory=dict)
-    gradient_norms: list[float] = msgspec.field(default_factory=list)
-    """History of the guard."""
+    comparable_norms: list[tuple[float, float]] = msgspec.field(default_factory=list)
+    """History of the guard. Not `gradient_norms`: older checkpoints compared by another measure."""
+    model: str = ""
+    """The base policy that the weights descend from, see `masters.identity_of`; empty in older checkpoints."""
     random_state: dict[str, str] = msgspec.field(default_factory=dict)
     """Device to its generator's state in base64."""
     unpublished_samples: int = 0

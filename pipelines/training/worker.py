@@ -11,6 +11,7 @@ again at every start, under a new epoch. Nothing is told that a crash could take
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import structlog
@@ -32,13 +33,16 @@ from contracts.topics import EXPERIENCES, OUTCOMES
 from contracts.worker import TICK_SECONDS
 from pipelines.training import repository
 from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.checkpoint_names import NOTHING
 from pipelines.training.clocks import began_before, rising, wall_for_ages
+from pipelines.training.fence import CheckpointFence
 from pipelines.training.intake import Intake
 from pipelines.training.outcomes import epoch_started, outcomes_of
 from pipelines.training.publisher import Publisher
 from pipelines.training.rollback import Rollback
 from pipelines.training.state import BASE_VERSION, Fate, TrainerState, cut_version
 from pipelines.training.steps import Steps
+from pipelines.training.versions import VersionTree
 
 if TYPE_CHECKING:
     import threading
@@ -86,7 +90,12 @@ class Trainer:
         self._event_log = event_log
         self._clock, self._monotonic = clock, monotonic
         self._fault = fault
-        self._checkpoints = CheckpointStore(settings.checkpoints, training.checkpoint_keep, fault)
+        self._checkpoints = CheckpointStore(
+            settings.checkpoints,
+            training.checkpoint_keep,
+            fault,
+            fence=CheckpointFence(lease, database, settings.policy),
+        )
         self._publisher = Publisher(
             settings,
             database,
@@ -116,6 +125,7 @@ class Trainer:
             clock=clock,
             age_clock=wall_for_ages(clock, monotonic),
             fault=fault,
+            tree=self._tree,
         )
         self._rollback = Rollback(
             learner,
@@ -127,6 +137,8 @@ class Trainer:
             checkpoints=self._checkpoints,
             publisher=self._publisher,
         )
+        with database.snapshot() as connection:
+            self._parents = repository.parents(connection, settings.policy)
         self._begin_epoch(version)
         self._consumer = event_log.consumer(repository.CONSUMER_GROUP, (EXPERIENCES,), self._intake.position)
 
@@ -164,9 +176,10 @@ class Trainer:
 
     def _restore(self) -> tuple[TrainerState, int | None]:
         """The state to go on from, and the version that the weights are, if they are one."""
-        checkpoint, refused = self._checkpoints.load_newest()
+        checkpoint, refused = self._checkpoints.load_newest(self._learner.check)
         for item in refused:
             log.error("checkpoint refused", checkpoint=item.name, reason=item.reason)
+        self._lease.note_start(checkpoint.name if checkpoint else NOTHING)
         if checkpoint is None:
             training = self._arms().get(TRAINING)
             state = TrainerState(cut_at=self._clock(), obeyed_rollback=training.epoch if training else 0)
@@ -176,6 +189,7 @@ class Trainer:
             state, version = checkpoint.state, checkpoint.version
         # A refused checkpoint may have cut versions: their numbers are taken.
         state.ordinal = max([state.ordinal, *self._publisher.versions()])
+        self._publisher.adopt()
         return state, version
 
     def _begin_epoch(self, version: int | None) -> None:
@@ -271,6 +285,7 @@ class Trainer:
         in_use = {arm.version for arm in self._arms().values() if arm.version is not None}
         self._checkpoints.save(self._learner.capture(self.state, version), {BASE_VERSION, self.state.version, *in_use})
         self._dirty, self._saved_at = False, self._monotonic()
+        self._steps.saved()
 
     def _tell_fates(self) -> None:
         """Tell what was decided since the last time; only ever after the checkpoint that holds it."""
@@ -288,7 +303,12 @@ class Trainer:
 
     def _publish(self) -> None:
         """Cut a version: checkpoint, outcomes, bytes."""
-        cut_version(self.state, self.state.ordinal + 1, self._clock())
+        with self._lease.transaction() as connection:
+            version = repository.claim_version(
+                connection, self._settings.policy, self._lease, self.state.version, floor=self.state.ordinal
+            )
+        self._fault("training: version claimed")
+        cut_version(self.state, version, self._clock())
         self._cut_at = self._monotonic()
         self._checkpoint(self.state.version)
         self._publish_bytes()
@@ -306,6 +326,12 @@ class Trainer:
         PUBLISHED_VERSION.set(self.state.version)
         self._fault("training: bytes published")
         return True
+
+    def _tree(self) -> VersionTree:
+        """Versions that others cut were claimed before this trainer had the lease; those it cuts are in its lineage."""
+        lineage = self.state.lineage
+        self._parents.update(pairwise(lineage))
+        return VersionTree(lineage, self._parents, self._rollback.revoked)
 
     def _arms(self) -> dict[str, Assignment]:
         with self._database.snapshot() as connection:

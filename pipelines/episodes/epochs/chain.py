@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from contracts.ledger import NO_END
+from contracts.ledger import NO_END, PENDING
 from contracts.records import Outcome
 
 VOID = -1
@@ -80,10 +80,15 @@ def changes(before: Epochs, after: Epochs, heard: Iterable[int]) -> list[Change]
 
 
 def best(outcomes: Iterable[Outcome], epochs: Epochs, revision: int) -> Outcome | None:
-    """The state of a generation whose newest revision is `revision`, whatever order its outcomes came in."""
+    """What is the state of a generation whose newest revision is `revision`; it does not depend on the order of arrival.
+
+    The trainer's word is final: of those that hold, the one said last. Other writers speak only about the newest revision,
+    and only while the trainer has said nothing, or that it took its word back.
+    """
     said = [item for item in outcomes if item.state != "late"]
-    trained = [item for item in said if item.writer == "training" and epochs.holds(item.epoch, item.sequence)]
-    if trained:
-        return max(trained, key=lambda item: (item.epoch, item.sequence, item.revision))
+    final = [item for item in said if item.writer == "training" and epochs.holds(item.epoch, item.sequence)]
+    last = max(final, key=lambda item: (item.epoch, item.sequence, item.revision), default=None)
+    if last is not None and last.state != PENDING:
+        return last
     others = [item for item in said if item.writer != "training" and item.revision >= revision]
-    return max(others, key=lambda item: (item.revision, item.at, item.state), default=None)
+    return max(others, key=lambda item: (item.revision, item.at, item.state), default=last)

@@ -6,7 +6,7 @@ In: an `epoch_started`. Out: rows of `ledger_epoch`, and for every stretch of ou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import structlog
@@ -106,6 +106,14 @@ def _repair_next(connection: Connection, limit: int) -> int | None:
     return len(page)
 
 
+def outcomes_of(connection: Connection, keys: Collection[str]) -> Iterator[Outcome]:
+    """Whatever was told about these samples, of which there is at least one, by whoever and in whichever epoch."""
+    columns = [outcomes.c[name] for name in _OUTCOME]
+    for row in connection.execute(select(*columns).where(among(connection, outcomes.c.key, keys))):
+        yield Outcome(**row._asdict())
+
+
+_OUTCOME = ("key", "revision", "epoch", "state", "reason", "version", "writer", "at", "sequence")
 _STORY = (ledger_epoch.c.epoch, ledger_epoch.c.previous, ledger_epoch.c.kept_sequence)
 _STANDING = (
     "completion_id", "choice", "revision", "state", "state_reason", "state_writer", "state_epoch", "state_revision",
@@ -130,7 +138,7 @@ def _judge_again(connection: Connection, keys: Sequence[str]) -> bool:
     if len(held) < len(present):
         return False
     # After the rows are held: whoever changes them from now on knows of later epochs.
-    epochs, told = _read(connection), _outcomes(connection, keys)
+    epochs, told = _read(connection), _by_key(outcomes_of(connection, keys))
     again = [row for row in held if sample_key(row.completion_id, row.choice) in told]
     decided = [(row, best(told[sample_key(row.completion_id, row.choice)], epochs, row.revision)) for row in again]
     rows = [_standing_row(row, outcome) for row, outcome in decided]
@@ -140,14 +148,10 @@ def _judge_again(connection: Connection, keys: Sequence[str]) -> bool:
     return True
 
 
-def _outcomes(connection: Connection, keys: Collection[str]) -> dict[str, list[Outcome]]:
-    columns = [
-        outcomes.c[name]
-        for name in ("key", "revision", "epoch", "state", "reason", "version", "writer", "at", "sequence")
-    ]
+def _by_key(told: Iterable[Outcome]) -> dict[str, list[Outcome]]:
     found: dict[str, list[Outcome]] = {}
-    for row in connection.execute(select(*columns).where(among(connection, outcomes.c.key, keys))):
-        found.setdefault(row.key, []).append(Outcome(**row._asdict()))
+    for item in told:
+        found.setdefault(item.key, []).append(item)
     return found
 
 

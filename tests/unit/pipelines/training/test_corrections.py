@@ -12,6 +12,7 @@ from sqlalchemy import select
 
 from contracts.records import Experience
 from contracts.tables import training_step
+from pipelines.training.guard import Norms
 from pipelines.training.learner import Learner
 from pipelines.training.lessons import Lesson
 from pipelines.training.settings import TrainingSettings
@@ -67,12 +68,12 @@ def test_a_corrected_sample_pulls_in_all_as_its_last_revision_would_have() -> No
     items = batch()
     learner = Learner(tiny_model(), SETTINGS)
     first = learner.step(items, [0.5] * 8, {})
-    lessons = [Lesson(item, 1.0 - 2.0 * (item.reward or 0.0), 0.5 * first.scale) for item in items]
+    lessons = [Lesson(item, 1.0 - 2.0 * (item.reward or 0.0), 0.5 * first.pull) for item in items]
     second = learner.step([], [], {}, lessons)
     # Half of them are right: with every reward turned round, so is every advantage.
-    before, change = (
-        np.array([row["advantage"] * row["weight"] for row in result.samples]) for result in (first, second)
-    )
+    count = first.metrics["num_tokens"]
+    before = np.array([row["advantage"] * row["weight"] / count for row in first.samples])
+    change = np.array([row["advantage"] * row["weight"] for row in second.samples])
     assert before + change == pytest.approx(-before)
 
 
@@ -90,7 +91,7 @@ def test_no_baseline_and_no_other_advantage_hears_of_a_correction() -> None:
     plain, mixed = (Learner(tiny_model(), SETTINGS) for _ in range(2))
     alone, together = plain.step(items, [1.0] * 8, {}), mixed.step(items, [1.0] * 8, {}, lessons)
     assert mixed.tracker == plain.tracker
-    assert together.scale == alone.scale
+    assert together.pull == alone.pull
     assert together.samples[:8] == alone.samples
     assert [row["advantage"] for row in together.samples[8:]] == [0.7] * 3
     assert (together.metrics["num_samples"], together.metrics["num_corrections"]) == (8, 3)
@@ -168,7 +169,7 @@ def test_what_the_guard_skips_is_not_applied_and_a_later_revision_starts_from_wh
     trainer = world.start()
     first, *_ = world.add_random(4, reward=1.0)
     world.turns(trainer, 2)
-    trainer._learner._gradient_norms = [1e-9] * 20
+    trainer._learner._gradient_norms = [Norms(1e-9, 1e-9)] * 20
     learn(world, trainer, later(first, 0.0))
     trainer._checkpoint(None)
     assert fate_of(trainer, first).applied_now == 1.0

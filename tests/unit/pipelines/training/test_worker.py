@@ -18,6 +18,7 @@ from contracts.rollback import roll_back
 from contracts.settings import write_settings
 from contracts.tables import dead_letter, training_step
 from contracts.topics import EXPERIENCES
+from pipelines.training.guard import Norms
 from pipelines.training.__main__ import main
 from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.settings import TrainingSettings
@@ -263,7 +264,7 @@ def test_a_sample_counts_less_by_versions_and_by_time(tmp_path: Path) -> None:
     world.add_random(4)
     world.turns(trainer, 2)
     assert trainer.state.version == 1
-    trainer._learner._gradient_norms = [1e-9] * 20
+    trainer._learner._gradient_norms = [Norms(1e-9, 1e-9)] * 20
     world.add_random(2, seed=1, generated_at=world.now, spans=(Span(0, 1),))
     world.add_random(1, seed=2, generated_at=world.now, spans=(Span(0, 0),))
     world.add_random(1, seed=3, generated_at=world.now - 100.0, spans=(Span(0, 0),))
@@ -277,7 +278,7 @@ def test_a_sample_counts_less_by_versions_and_by_time(tmp_path: Path) -> None:
 def test_a_skipped_step_quarantines_its_samples_and_leaves_a_bundle(tmp_path: Path) -> None:
     world = World.new(tmp_path / "home", max_gradient_norm=1e-3)
     trainer = world.start()
-    trainer._learner._gradient_norms = [1e-9] * 20
+    trainer._learner._gradient_norms = [Norms(1e-9, 1e-9)] * 20
     keys = {item.key for item in world.add_random(4)}
     world.turns(trainer, 2)
     trainer._checkpoint(None)

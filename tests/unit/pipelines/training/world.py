@@ -24,7 +24,7 @@ from contracts.version_parents import stored_parents
 from contracts.weights.manifest import Manifest
 from contracts.weights.publish import publish_version
 from contracts.weights.store import FolderWeightStore
-from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.checkpoint_names import highest_epoch
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.worker import Trainer
@@ -106,8 +106,7 @@ class World:
 
     def lease(self) -> Lease:
         """Of whoever starts next: the one before is dead, whether it says so or not."""
-        floor = CheckpointStore(self.settings.checkpoints, self.training.checkpoint_keep).highest_epoch()
-        return a_lease(self.database, POLICY, floor)
+        return a_lease(self.database, POLICY, highest_epoch(self.settings.checkpoints))
 
     def add(self, *experiences: Experience) -> None:
         self.log.append([message(EXPERIENCES, item.key, item) for item in experiences])

@@ -82,11 +82,15 @@ class Story:
         self.tell()
 
     def roll_back(self) -> None:
-        """What was trained is quarantined, positions and keys stay."""
-        for key, (_, _, what) in list(self.fates.items()):
+        """What was trained is quarantined or waits again, positions and keys stay."""
+        for key, (_, revision, what) in list(self.fates.items()):
             if what[0] == "trained" and self.chance.random() < 0.5:
                 self.sequence += 1
-                self.fates[key] = (self.sequence, self.fates[key][1], ("quarantined", "rollback", None))
+                self.fates[key] = (
+                    self.sequence,
+                    revision,
+                    (self.chance.choice(["quarantined", "pending"]), "rollback", None),
+                )
                 self.untold.add(key)
         self.begin(None)
 

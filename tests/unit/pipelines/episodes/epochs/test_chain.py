@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from contracts.ledger import NO_END
@@ -56,14 +58,41 @@ def test_an_epoch_that_was_never_issued() -> None:
     assert [issued.was_issued(epoch) for epoch in (3, 4, 5, 6, 7)] == [True, True, False, True, False]
 
 
-def test_an_older_word_that_holds_shows_again() -> None:
-    def said(epoch: int, sequence: int, state: str, writer: str = "training", revision: int = 1) -> Outcome:
-        return Outcome(
-            key="k:0", revision=revision, epoch=epoch, state=state, writer=writer, at=1.0, sequence=sequence  # type: ignore[arg-type]
-        )  # fmt: skip
+def said(writer: str, epoch: int, sequence: int, state: str, revision: int = 1) -> Outcome:
+    fields: dict[str, Any] = {"writer": writer, "epoch": epoch, "sequence": sequence, "state": state}
+    return Outcome(key="k:0", revision=revision, at=1.0, **fields)
 
-    told = [said(1, 3, "trained"), said(2, 8, "quarantined"), said(0, 0, "unlabelled", "rewards", 2)]
-    assert best(told, Epochs({1: 5, 2: NO_END}), 2) == told[1]
-    assert best(told, Epochs({1: 5, 2: 7, 3: NO_END}), 2) == told[0]
-    assert best(told, Epochs({1: 2, 2: -1, 3: NO_END}), 2) == told[2]
-    assert best(told, Epochs({1: 2, 2: -1, 3: NO_END}), 3) is None
+
+TRAINED, QUARANTINED = said("training", 1, 3, "trained"), said("training", 2, 8, "quarantined")
+SILENT = said("rewards", 0, 0, "unlabelled", 2)
+TAKEN_BACK = said("training", 2, 9, "pending")
+
+
+@pytest.mark.parametrize(
+    ("told", "epochs", "revision", "wanted"),
+    [
+        ([], Epochs({}), 0, None),
+        ([SILENT], Epochs({}), 2, SILENT),
+        # What was said about an older revision is no longer the state of a sample that has a newer one.
+        ([SILENT], Epochs({}), 3, None),
+        ([SILENT, said("rewards", 0, 0, "unscored", 3)], Epochs({}), 2, said("rewards", 0, 0, "unscored", 3)),
+        # The trainer's word stands, whatever others say about whichever revision; `late` is no state.
+        ([TRAINED, said("rewards", 0, 0, "unlabelled", 9)], Epochs({1: NO_END}), 9, TRAINED),
+        ([TRAINED, said("training", 1, 4, "late", 2)], Epochs({1: NO_END}), 2, TRAINED),
+        # An older word that holds shows again.
+        ([TRAINED, QUARANTINED, SILENT], Epochs({1: 5, 2: NO_END}), 2, QUARANTINED),
+        ([TRAINED, QUARANTINED, SILENT], Epochs({1: 5, 2: 7, 3: NO_END}), 2, TRAINED),
+        ([TRAINED, QUARANTINED, SILENT], Epochs({1: 2, 2: -1, 3: NO_END}), 2, SILENT),
+        ([TRAINED, QUARANTINED, SILENT], Epochs({1: 2, 2: -1, 3: NO_END}), 3, None),
+        # Before numbers, the newest epoch's newest revision.
+        ([said("training", 7, 0, "filtered"), said("training", 7, 0, "trained", 2)], Epochs({7: NO_END}), 2,
+         said("training", 7, 0, "trained", 2)),
+        # It took its word back: the others have theirs again, or nobody.
+        ([TRAINED, TAKEN_BACK, SILENT], Epochs({1: 5, 2: NO_END}), 2, SILENT),
+        ([TRAINED, TAKEN_BACK], Epochs({1: 5, 2: NO_END}), 1, TAKEN_BACK),
+        ([TRAINED, TAKEN_BACK], Epochs({1: 5, 2: 8, 3: NO_END}), 1, TRAINED),
+    ],
+)  # fmt: skip
+def test_which_outcome_is_the_state(told: list[Outcome], epochs: Epochs, revision: int, wanted: Outcome | None) -> None:
+    assert best(told, epochs, revision) == wanted
+    assert best(reversed(told), epochs, revision) == wanted

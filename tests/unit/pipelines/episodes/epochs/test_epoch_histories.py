@@ -93,7 +93,9 @@ def live(migrated: Path, seed: int, *, are_issued: bool) -> None:
             found = {key: state for key, (_, state) in generations(system).items()}
             assert found == expected(story, [answer.key for answer in answers], {item.key for item in silent})
             assert standing(system) == {
-                key: (what[0], what[1], what[2], revision) for key, (_, revision, what) in story.fates.items()
+                key: (what[0], what[1], what[2], revision)
+                for key, (_, revision, what) in story.fates.items()
+                if what[0] != "pending" or key not in {item.key for item in silent}
             }
             with system.database.snapshot() as connection:
                 assert connection.execute(select(ledger_change)).all() == []
@@ -107,10 +109,9 @@ def generations(system: System) -> dict[str, tuple[str, str]]:
 
 
 def expected(story: Story, keys: list[str], silent: set[str]) -> dict[str, str]:
-    return {
-        key: story.fates[key][2][0] if key in story.fates else "unlabelled" if key in silent else "pending"
-        for key in keys
-    }
+    """What the trainer decided and did not take back; what others say of the rest."""
+    decided = {key: what[0] for key, (_, _, what) in story.fates.items() if what[0] != "pending"}
+    return {key: decided.get(key, "unlabelled" if key in silent else "pending") for key in keys}
 
 
 def standing(system: System) -> dict[str, tuple[str, str, int | None, int]]:
