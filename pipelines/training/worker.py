@@ -206,6 +206,7 @@ class Trainer:
     def _obey_rollback(self, arm: Assignment | None) -> None:
         if arm is None or arm.epoch <= self.state.obeyed_rollback:
             return
+        self._parents.update(pairwise(self.state.lineage))  # what is left behind was cut, and may still be heard of
         # Whatever fails here is asked again next turn: doing all of it twice changes nothing.
         version = None if arm.version is None else self._rollback.obey(arm.version, self._clock())
         if version is not None:
@@ -224,8 +225,6 @@ class Trainer:
             TRAINING_SAMPLES.labels("quarantined").inc()
             self._untold.add(key)
             self._dirty = True
-        for experience, fate in self._rollback.refuse():
-            self._decide(experience, fate)
         self._steps.refuse()
 
     def _read(self, timeout: float) -> None:

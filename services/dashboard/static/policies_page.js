@@ -64,16 +64,15 @@ function decision(row) {
   return "";
 }
 
-// A revoked version says why, and what became of what it learned and said.
-function status(row) {
-  const name = element("span", { className: `status ${row.status.replace(" ", "-")}` }, row.status);
-  if (!row.revoked) return name;
-  return element("span", {}, name, element("small", { className: "why" }, ` ${row.treatment} · ${row.revoked}`));
+// What was revoked says why, and what became of what it learned and said, before what the gate had said.
+function verdict(row) {
+  if (!row.revoked) return row.reason || "–";
+  return element("span", {}, element("b", {}, `Revoked as ${row.treatment} by ${row.revoked}. `), row.reason);
 }
 
 const COLUMNS = [
   { name: "version", cell: (row) => element("span", {}, link(row.version), element("small", {}, row.parent == null ? "" : ` from ${version(row.parent)}`)) },
-  { name: "status", cell: status },
+  { name: "status", cell: (row) => element("span", { className: `status ${row.status.replace(" ", "-")}` }, row.status) },
   { name: "accuracy vs best", number: true, cell: accuracy },
   { name: "users accept", number: true, cell: (row) => (row.num_labelled ? element("span", {}, percent(row.num_accepted / row.num_labelled, 0), element("small", {}, ` of ${count(row.num_labelled)}`)) : "–") },
   { name: "payload", number: true, cell: size },
@@ -81,7 +80,7 @@ const COLUMNS = [
   { name: "samples", number: true, cell: (row) => (row.num_samples ? count(row.num_samples) : "–") },
   { name: "swap pause", number: true, cell: (row) => swapPause(row) },
   { name: "published", number: true, cell: (row) => clock(row.created_at) },
-  { name: "verdict", className: "reason", cell: (row) => row.reason || "–" },
+  { name: "verdict", className: "reason", cell: verdict },
   ...(mayDecide ? [{ name: "decide", className: "decide", cell: decision }] : []),
 ];
 
