@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from commands.dead_letter_commands import dead_letter_app
 from commands.options import DEFAULT_HOME, HomeOption
 from commands.reward_commands import reward_app
 from contracts.errors import InvalidSettings, MillraceError
@@ -24,6 +25,7 @@ policy_app = typer.Typer(help="Versions of the policy: list, promote, roll back.
 log_app = typer.Typer(help="Look at the log.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
 app.add_typer(log_app, name="log")
+app.add_typer(dead_letter_app, name="dead-letters")
 database_app = typer.Typer(help="Care for the database.", no_args_is_help=True)
 app.add_typer(database_app, name="database")
 

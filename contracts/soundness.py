@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from contracts.records import Episode, Experience, Generation, Outcome, Sampling, Signal, Span
 
 LATEST_TIME = 4_102_444_800.0
-"""2100-01-01, UTC epoch seconds. The range begins with 1970, and is this wide on purpose: a clock that is days off, or began
-anew after a power cut, is a matter for whoever watches clocks; what lies outside of it is no time at all."""
+"""2100-01-01, UTC epoch seconds. The range reaches as far back before 1970, and is this wide on purpose: a clock that is days
+off, or began anew after a power cut, is a matter for whoever watches clocks, and old is a name that the trainer gives. What lies
+outside of it is no time at all: no calendar shows it, and sums of such times lose their seconds."""
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
 MAX_SEQUENCE = 2**62 - 1
 """Of what a trainer decides: one less than what stands for all of it."""
@@ -25,7 +26,7 @@ MAX_NAME, MAX_ID, MAX_ARM, MAX_REASON = 64, 128, 16, 128
 _WORD = 4
 _UUID7 = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 _is_completion_id = re.compile(rf"chatcmpl-{_UUID7}").fullmatch
-_is_sample_key = re.compile(rf"chatcmpl-{_UUID7}:(?:0|[1-9][0-9]{{0,8}})").fullmatch
+is_sample_key = re.compile(rf"chatcmpl-{_UUID7}:(?:0|[1-9][0-9]{{0,8}})").fullmatch
 
 _Lengths = Sequence[tuple[str, int]]
 _GENERATION_TEXTS: _Lengths = (
@@ -136,7 +137,7 @@ def _segment(segment: Any) -> str:
 
 
 def _sample_key(key: str) -> str:
-    return "" if _is_sample_key(key) else _no_key("key", key)
+    return "" if is_sample_key(key) else _no_key("key", key)
 
 
 def _no_key(name: str, text: str) -> str:
@@ -154,7 +155,7 @@ def _share(name: str, number: float) -> str:
 
 def _time(name: str, seconds: float) -> str:
     # NaN is in no range.
-    return "" if 0.0 <= seconds <= LATEST_TIME else f"{name}: {seconds:g} is no time between 1970 and 2100"
+    return "" if -LATEST_TIME <= seconds <= LATEST_TIME else f"{name}: {seconds:g} is no time between 1840 and 2100"
 
 
 def _value(value: Any) -> str:

@@ -74,6 +74,11 @@ class Intake:
         """The next offset to read."""
         return self._next.get(topic, {}).get(partition, 0)
 
+    def read_on_from(self, positions: dict[str, dict[int, int]]) -> None:
+        """Forget what waits, and read from elsewhere."""
+        self._waiting.clear()
+        self._next = {topic: dict(at) for topic, at in positions.items()}
+
     def passed(self, record: LogRecord) -> None:
         """A record was read, whatever became of it."""
         self._next.setdefault(record.topic, {})[record.partition] = record.offset + 1

@@ -12,7 +12,7 @@ import msgspec
 from contracts.records import State
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from contracts.revocations import Treatment
 
@@ -21,6 +21,8 @@ NO_WEIGHT: tuple[State, str] = ("filtered", "no_weight")
 """State and reason of a sample whose weight is 0."""
 
 
+UNNUMBERED = -1
+"""Sequence of a state of before outcomes had numbers, and of one that has not begun."""
 CORRECTED = "corrected"
 """What became of a late revision whose difference was learned."""
 ROLLED_BACK = "correction_rolled_back"
@@ -84,11 +86,14 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
         """After a later revision from which nothing is learned."""
         return msgspec.structs.replace(self, late=revision, late_reason=reason)
 
+    @property
+    def is_uncut(self) -> bool:
+        """True if something of it was learned that is in no version yet."""
+        return self.state == "trained" and (self.version is None or any(c.version is None for c in self.corrections))
+
     def cut(self, ordinal: int) -> Fate:
         """What is in no version yet is in this one."""
-        if self.state != "trained" or (
-            self.version is not None and all(c.version is not None for c in self.corrections)
-        ):
+        if not self.is_uncut:
             return self
         return msgspec.structs.replace(
             self,
@@ -111,6 +116,14 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(
             self, corrections=corrections, late_reason=ROLLED_BACK if undone else self.late_reason
         )
+
+
+class Began(msgspec.Struct, frozen=True):
+    """An epoch, and what it goes on from: `previous` up to `kept_sequence`; None: from nothing that was told."""
+
+    epoch: int
+    previous: int | None
+    kept_sequence: int
 
 
 class TrainerState(msgspec.Struct, kw_only=True):
@@ -147,6 +160,12 @@ class TrainerState(msgspec.Struct, kw_only=True):
     """Sample key to its newest decided revision: what a rollback made pending and the log was not searched for yet."""
     learn_again_until: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
     """Topic to partition to the offset at which that search ends: where reading stood at the rollback."""
+    sequence: int = UNNUMBERED
+    """Rises with every decision: outcomes carry it, and an epoch says up to which number it keeps the one before it."""
+    untold: dict[str, int] = msgspec.field(default_factory=dict)
+    """Sample key to the number of its newest decision: what the log may not have heard of yet."""
+    untold_epochs: list[Began] = msgspec.field(default_factory=list)
+    """Likewise, oldest first."""
     second_chance: set[str] = msgspec.field(default_factory=set)
     """Sample keys that a rollback to the live version made pending though nothing was revoked: once is enough."""
 
@@ -154,6 +173,30 @@ class TrainerState(msgspec.Struct, kw_only=True):
     def version(self) -> int:
         """The version the weights descend from."""
         return self.lineage[0]
+
+    def note(self, key: str) -> None:
+        """The fate of a sample was decided, changed or taken back: the next checkpoint holds it, then the log hears of it."""
+        self.sequence += 1
+        self.untold[key] = self.sequence
+
+    def note_all(self, keys: Iterable[str]) -> None:
+        """The same for many."""
+        for key in keys:
+            self.note(key)
+
+    def note_changes(self, before: Mapping[str, Fate]) -> None:
+        """The same for every fate that is not what it was `before`."""
+        self.note_all([key for key, fate in before.items() if self.fates.get(key) is not fate])
+        self.note_all(sorted(self.fates.keys() - before.keys()))
+
+
+def begin_epoch(state: TrainerState, epoch: int) -> None:
+    """Go on under another epoch. In a home whose outcomes had no numbers yet, everything is told once more."""
+    state.untold_epochs.append(Began(epoch, state.epoch or None, state.sequence))
+    state.epoch = epoch
+    if state.sequence == UNNUMBERED:
+        state.sequence = 0
+        state.note_all(sorted(state.fates))
 
 
 def cut_version(state: TrainerState, ordinal: int, now: float) -> None:

@@ -4,58 +4,72 @@ In: experiences, read from the positions in the newest checkpoint. Out: checkpoi
 weight store, then the arm `candidate`: always in this order. Waits: for a batch, and for release to judge the last
 candidate before the next version is cut.
 
-The checkpoint is the truth and its own outbox: what it decided is told to the log after it is durable, and all of it
-again at every start, under a new epoch. Nothing is told that a crash could take back.
+The checkpoint is the truth and its own outbox: what it decided is told to the log after it is durable (`telling.py`), and
+a start tells again what the last checkpoint may not have told. Nothing is told that a crash could take back.
+
+While the log, the database or the store is away it waits, with its model in memory. Every turn may fail at any call and is
+then done again: what must become durable before anything else happens stands in `_due`.
 """
 
 from __future__ import annotations
 
 import time
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
+from contracts.bisection import is_of_a_record
 from contracts.dead_letters import bury
-from contracts.errors import InvalidRecord, NewerSchema
+from contracts.errors import Unavailable
 from contracts.faults import FaultPoint, no_fault
 from contracts.metrics import (
     PUBLISHED_VERSION,
     TRAINING_CORRECTIONS,
     TRAINING_SAMPLES,
+    WAITS,
 )
 from contracts.operations import step_done
-from contracts.outbox import message
-from contracts.records import Experience, Outcome, decode
-from contracts.topics import EXPERIENCES, OUTCOMES
-from contracts.worker import TICK_SECONDS
+from contracts.records import Experience, decode
+from contracts.topics import EXPERIENCES
+from contracts.worker import RETRY_SECONDS, TICK_SECONDS
 from pipelines.training import repository
 from pipelines.training.checkpoint import CheckpointStore
-from pipelines.training.checkpoint_names import NOTHING
 from pipelines.training.clocks import began_before, rising, wall_for_ages
 from pipelines.training.fence import CheckpointFence
 from pipelines.training.intake import Intake
-from pipelines.training.outcomes import epoch_started, outcomes_of
+from pipelines.training.lost_positions import refuse_lost, skip, write_off
 from pipelines.training.publisher import Publisher
+from pipelines.training.restoring import Restoring
 from pipelines.training.rollback import Rollback
-from pipelines.training.state import BASE_VERSION, Fate, TrainerState, cut_version
+from pipelines.training.state import BASE_VERSION, Fate, begin_epoch, cut_version
 from pipelines.training.steps import Steps
+from pipelines.training.telling import Teller
 from pipelines.training.versions import VersionTree
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from contracts.database import Database
-    from contracts.event_log import EventLog, LogRecord
+    from contracts.event_log import Consumer, EventLog, LogRecord
     from contracts.lease import Lease
     from contracts.settings import Settings
     from contracts.weights.signing import Keyring, Signer
     from contracts.weights.store import WeightStore
     from pipelines.training.learner import Learner
+    from pipelines.training.lost_positions import Skipped, Where
     from pipelines.training.settings import TrainingSettings
+
+
+class Due(NamedTuple):
+    """A checkpoint that is to be written. `version`: the weights are that version; `cuts`: its bytes are to be sent then."""
+
+    version: int | None
+    cuts: bool = False
+
 
 _MOST_POLLS = 256
 """In one turn: a log of nothing but silence must not keep the trainer from its other duties."""
@@ -82,7 +96,12 @@ class Trainer:
         monotonic: Callable[[], float] = rising,
         fault: FaultPoint = no_fault,
     ) -> None:
-        """Restore the newest whole checkpoint (`learner` holds the base policy) and begin an epoch."""
+        """Restore what there is to go on from; `learner` holds the base policy.
+
+        Raises:
+            WeightsRefused: the checkpoints are lost, and there is nothing else to go on from.
+            Unavailable: a server is away.
+        """
         self._learner = learner
         self._settings = settings
         self._training = training
@@ -108,11 +127,17 @@ class Trainer:
             keep_anchors=training.keep_anchors,
         )
         self._dirty, self._saved_at = False, 0.0
-        self.state, version = self._restore()
+        self._due: Due | None = None
+        self._consumer: Consumer | None = None
+        restoring = Restoring(
+            learner, self._checkpoints, self._publisher, database, event_log, lease, settings.policy, clock()
+        )
+        self.state, self._restored, self._told_ordinal = restoring.restore()
+        self._publisher.adopt()
         passed = clock() - self.state.cut_at
         self._cut_at = began_before(monotonic(), passed, training.publish_seconds)
         self._intake = Intake(self.state)
-        self._untold: set[str] = set()
+        self._teller = Teller(self.state, event_log, clock, fault)
         self._steps = Steps(
             learner,
             self.state,
@@ -127,6 +152,8 @@ class Trainer:
             fault=fault,
             tree=self._tree,
         )
+        with database.snapshot() as connection:
+            self._parents = repository.parents(connection, settings.policy)
         self._rollback = Rollback(
             learner,
             self.state,
@@ -137,27 +164,78 @@ class Trainer:
             checkpoints=self._checkpoints,
             publisher=self._publisher,
         )
-        with database.snapshot() as connection:
-            self._parents = repository.parents(connection, settings.policy)
-        self._begin_epoch(version)
-        self._consumer = event_log.consumer(repository.CONSUMER_GROUP, (EXPERIENCES,), self._intake.position)
 
     def run(self, stop: threading.Event) -> None:
         """Learn until `stop` is set."""
-        while not stop.is_set():
-            self.turn(TICK_SECONDS)
+        while not stop.wait(0.0 if self.attempt(TICK_SECONDS) else RETRY_SECONDS):
+            pass
+        try:
+            if self._dirty and not self._publisher.is_behind:
+                self._checkpoint(None)
+        except Unavailable as error:
+            log.warning("the end is not durable; the last checkpoint is", reason=error.message)
+        if self._consumer is not None:
+            self._consumer.close()
+
+    def attempt(self, timeout: float = 0.0) -> bool:
+        """One turn; False if something is away: nothing is lost, and the next turn goes on where this one stopped."""
+        try:
+            self.turn(timeout)
+        except Unavailable as error:
+            WAITS.labels(repository.CONSUMER_GROUP).inc()
+            log.warning("waiting", process=repository.CONSUMER_GROUP, reason=error.message)
+            if self._consumer is not None:
+                self._consumer.seek_to_stored()  # to behind what was taken in
+            return False
+        finally:
             step_done()
-        if self._dirty and not self._publisher.is_behind:
-            self._checkpoint(None)
-        self._consumer.close()
+        return True
+
+    def skip(self, where: Where) -> list[Skipped]:
+        """Read on from elsewhere, begin an epoch and say what became of what is skipped; instead of `run`.
+
+        Raises:
+            Unavailable: something is away; ask again.
+        """
+        skipped = skip(self.state, self._event_log, where)
+        before = dict(self.state.fates)
+        positions = {item.partition: item.end for item in skipped}
+        write_off(self.state, self._database, self._event_log, positions, self._clock())
+        self._intake.read_on_from(self.state.positions)
+        self._begin_epoch(self._restored)
+        self.state.note_changes(before)
+        self._settle()
+        return skipped
+
+    def begin(self) -> Consumer:
+        """Begin an epoch and read; done once, and again as far as something was away.
+
+        Raises:
+            PositionLost: the log does not hold what comes next; nothing was skipped.
+            Unavailable: something is away.
+        """
+        if self._consumer is None:
+            refuse_lost(self.state, self._event_log, self._settings.home)
+        if self.state.epoch != self._lease.epoch and self._due is None:
+            self._begin_epoch(self._restored)
+        self._settle()
+        if self._consumer is None:
+            consume = self._event_log.consumer
+            self._consumer = consume(repository.CONSUMER_GROUP, (EXPERIENCES,), self._intake.position)
+        return self._consumer
 
     def turn(self, timeout: float = 0.0) -> None:
-        """Read what fits into a batch, learn if it is ready, publish if it is time."""
+        """Read what fits into a batch, learn if it is ready, publish if it is time.
+
+        Raises:
+            Unavailable: the log, the database or the store is away; see `attempt`.
+        """
         self._lease.assert_held()
+        consumer = self.begin()
         arms = self._arms()
         self._publisher.mirror(arms.get(LIVE), self._monotonic())
-        self._obey_rollback(arms.get(TRAINING))
-        self._read(timeout)
+        self._obey_rollback(arms.get(TRAINING), consumer)
+        self._read(consumer, timeout)
         self._refuse()
         if self._is_ready():
             self._steps.learn()
@@ -174,86 +252,73 @@ class Trainer:
             self._publisher.offer(self.state.version, candidate, f"{self.state.step} steps")
             self._fault("training: candidate assigned")
 
-    def _restore(self) -> tuple[TrainerState, int | None]:
-        """The state to go on from, and the version that the weights are, if they are one."""
-        checkpoint, refused = self._checkpoints.load_newest(self._learner.check)
-        for item in refused:
-            log.error("checkpoint refused", checkpoint=item.name, reason=item.reason)
-        self._lease.note_start(checkpoint.name if checkpoint else NOTHING)
-        if checkpoint is None:
-            training = self._arms().get(TRAINING)
-            state = TrainerState(cut_at=self._clock(), obeyed_rollback=training.epoch if training else 0)
-            version: int | None = BASE_VERSION
-        else:
-            self._learner.restore(checkpoint)
-            state, version = checkpoint.state, checkpoint.version
-        # A refused checkpoint may have cut versions: their numbers are taken.
-        state.ordinal = max([state.ordinal, *self._publisher.versions()])
-        self._publisher.adopt()
-        return state, version
-
     def _begin_epoch(self, version: int | None) -> None:
-        """Make a new epoch durable, tell every fate under it, and see that the version's bytes exist."""
-        self.state.epoch = self._lease.epoch
-        self._save(version)
-        self._untold = set(self.state.fates)
-        self._tell([epoch_started(self.state.epoch, self._clock())])
-        self._tell_fates()
-        if version not in {None, BASE_VERSION} and not self._publisher.is_stored(self.state.version):
-            self._publish_bytes()
-        log.info("epoch started", epoch=self.state.epoch, version=self.state.version, samples=len(self.state.fates))
+        """Go on under the lease's epoch. `version`: the weights are that version, whose bytes must exist."""
+        begin_epoch(self.state, self._lease.epoch)
+        if self.state.ordinal != self._told_ordinal:
+            # What is in no version yet was told to be in the next one, and that has another number now.
+            self.state.note_all([key for key, fate in self.state.fates.items() if fate.is_uncut])
+            self._told_ordinal = self.state.ordinal
+        is_published = version not in {None, BASE_VERSION} and self._publisher.is_stored(self.state.version)
+        self._due = Due(version, cuts=version not in {None, BASE_VERSION} and not is_published)
+        log.info("epoch begins", epoch=self.state.epoch, version=self.state.version, samples=len(self.state.fates))
 
-    def _obey_rollback(self, arm: Assignment | None) -> None:
+    def _obey_rollback(self, arm: Assignment | None, consumer: Consumer) -> None:
         if arm is None or arm.epoch <= self.state.obeyed_rollback:
             return
         self._parents.update(pairwise(self.state.lineage))  # what is left behind was cut, and may still be heard of
         # Whatever fails here is asked again next turn: doing all of it twice changes nothing.
+        before = dict(self.state.fates)
         version = None if arm.version is None else self._rollback.obey(arm.version, self._clock())
         if version is not None:
+            self.state.note_changes(before)
             self._publisher.forget_unsent()
-            self._consumer.seek_to_stored()
+            consumer.seek_to_stored()
             self._lease.next_epoch()
         self.state.obeyed_rollback = arm.epoch
         self._dirty = True
         if version is not None:
             self._cut_at = self._monotonic()
             self._begin_epoch(version)
+            self._settle()
 
     def _refuse(self) -> None:
         """Name the fate of what must not be learned, and of what a rollback undid and the log does not hold any more."""
         for key in self._rollback.finish():
             TRAINING_SAMPLES.labels("quarantined").inc()
-            self._untold.add(key)
+            self.state.note(key)
             self._dirty = True
         self._steps.refuse()
 
-    def _read(self, timeout: float) -> None:
+    def _read(self, consumer: Consumer, timeout: float) -> None:
         """Fill up to a batch, whatever else lies between; what waits in the log can still be revised, and costs nothing.
 
         So records without a reward do not make batches smaller: those who have one meet the same others.
         """
         for number in range(_MOST_POLLS):
             limit = max(self._training.batch_size - len(self._intake), 1)
-            records = self._consumer.poll(0.0 if number else timeout, limit)
+            records = consumer.poll(0.0 if number else timeout, limit)
             for record in records:
                 self._take(record)
             if not records or len(self._intake) >= self._training.batch_size:
                 break
 
     def _take(self, record: LogRecord) -> None:
+        """Hear one record; one that cannot be heard is buried with its traceback, and the next one comes."""
         self._dirty = True
-        self._intake.passed(record)
         try:
             experience = decode(Experience, record.value)
-        except NewerSchema:
-            raise  # not broken, only early: it waits in the log until this process is upgraded
-        except InvalidRecord as error:
+            self._steps.was_read(experience)
+            changed, key = self._intake.offer(record, experience, self._monotonic()), experience.key
+        except Exception as error:
+            if not is_of_a_record(error):  # a record of a newer schema is only early, and waits in the log
+                raise
             with self._lease.transaction() as connection:
                 bury(connection, repository.CONSUMER_GROUP, record, error, self._clock())
-            return
-        self._steps.was_read(experience)
-        if (changed := self._intake.offer(record, experience, self._monotonic())) is not None:
-            self._untold.add(experience.key)
+            changed, key = None, ""
+        self._intake.passed(record)
+        if changed is not None:
+            self.state.note(key)
             if changed.late_reason:
                 TRAINING_CORRECTIONS.labels(changed.late_reason).inc()
 
@@ -264,7 +329,7 @@ class Trainer:
             TRAINING_CORRECTIONS.labels(fate.late_reason).inc()
         self.state.fates[experience.key] = fate
         self._intake.remove(experience.key)
-        self._untold.add(experience.key)
+        self.state.note(experience.key)
 
     def _is_ready(self) -> bool:
         return self._intake.is_ready(
@@ -275,25 +340,27 @@ class Trainer:
         )
 
     def _checkpoint(self, version: int | None) -> None:
-        self._save(version)
-        self._tell_fates()
+        self._due = Due(version)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Make durable what is due, then tell what is durable. Nothing else happens before: the weights would move on."""
+        if self._due is not None:
+            self._save(self._due.version)
+            if self._due.cuts:
+                self._publisher.cut(self.state, self._learner.tensors(), self._clock())
+            self._due = None
+        self._teller.tell()
+        self._send_bytes()
 
     def _save(self, version: int | None) -> None:
         """Make everything durable. `version`: the weights are that version."""
         self.state.positions = self._intake.decided_positions()
         in_use = {arm.version for arm in self._arms().values() if arm.version is not None}
         self._checkpoints.save(self._learner.capture(self.state, version), {BASE_VERSION, self.state.version, *in_use})
+        self._teller.saved()
         self._dirty, self._saved_at = False, self._monotonic()
         self._steps.saved()
-
-    def _tell_fates(self) -> None:
-        """Tell what was decided since the last time; only ever after the checkpoint that holds it."""
-        self._tell(outcome for key in sorted(self._untold) for outcome in outcomes_of(key, self.state, self._clock()))
-        self._untold.clear()
-
-    def _tell(self, outcomes: Iterable[Outcome]) -> None:
-        self._event_log.append([message(OUTCOMES, outcome.key, outcome) for outcome in outcomes])
-        self._fault("training: outcomes told")
 
     def _is_publish_due(self) -> bool:
         num_samples, waited = self.state.unpublished_samples, self._monotonic() - self._cut_at
@@ -307,14 +374,16 @@ class Trainer:
                 connection, self._settings.policy, self._lease, self.state.version, floor=self.state.ordinal
             )
         self._fault("training: version claimed")
+        if version != self.state.ordinal + 1:
+            # A claim whose answer was lost took the number that was told: it is told again, in an epoch of its own.
+            self.state.ordinal = version - 1
+            self._lease.next_epoch()
+            self._begin_epoch(None)
         cut_version(self.state, version, self._clock())
+        self._told_ordinal = version
         self._cut_at = self._monotonic()
-        self._checkpoint(self.state.version)
-        self._publish_bytes()
-
-    def _publish_bytes(self) -> None:
-        self._publisher.cut(self.state, self._learner.tensors(), self._clock())
-        self._send_bytes()
+        self._due = Due(self.state.version, cuts=True)
+        self._settle()
 
     def _send_bytes(self) -> bool:
         """True if the store has every version that was cut."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import Connection, delete, func, select, text
 
 from contracts.database import Database
 from contracts.dead_letters import LATEST, MAX_DEAD_LETTERS, MAX_IN_A_ROW, MAX_OF_LATEST, OPEN, SKIPPED, bury
@@ -20,6 +20,12 @@ from contracts.outbox import Relay, put
 from contracts.tables import dead_letter, outbox, position
 from contracts.worker import BATCH, Worker
 from tests.fakes import FullLog, everything
+
+MANY_DEAD_LETTERS = text(
+    'INSERT INTO dead_letter (consumer_group, topic, partition, "offset", reason, value, at, state) '
+    "WITH RECURSIVE number(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM number WHERE n < :num) "
+    "SELECT 'echo', 'signals', 0, :apart * n, '', x'', 0, iif(n = 0, :first, :others) FROM number"
+)
 
 
 class Echo:
@@ -126,20 +132,10 @@ def test_a_bad_record_now_and_then_is_no_reason_to_stop(database: Database, even
 
 
 def test_the_dead_letters_of_a_group_are_bounded_in_all(database: Database) -> None:
-    rows = [
-        {
-            "consumer_group": "echo",
-            "topic": "signals",
-            "partition": 0,
-            "offset": LATEST * number,
-            "reason": "",
-            "at": 0.0,
-            "state": SKIPPED if number == MAX_DEAD_LETTERS else OPEN,
-        }
-        for number in range(MAX_DEAD_LETTERS + 1)
-    ]
     with database.transaction() as connection:
-        connection.execute(insert(dead_letter), [{**row, "value": b""} for row in rows])
+        connection.execute(
+            MANY_DEAD_LETTERS, {"num": MAX_DEAD_LETTERS, "apart": LATEST, "first": SKIPPED, "others": OPEN}
+        )
         other = LogRecord("signals", 1, 5, "", b"bad", 0.0)
         bury(connection, "another", other, InvalidRecord("no"), 0.0)
         with pytest.raises(TooManyDeadLetters, match="100001 records in all"):

@@ -12,16 +12,18 @@ from sqlalchemy import select
 
 from contracts.assignments import CANDIDATE
 from contracts.errors import TooManyDeadLetters
-from contracts.event_log import Message
-from contracts.records import Span
+from contracts.event_log import LogRecord, Message
+from contracts.records import Experience, Span
 from contracts.rollback import roll_back
 from contracts.settings import write_settings
 from contracts.tables import dead_letter, training_step
 from contracts.topics import EXPERIENCES
-from pipelines.training.guard import Norms
 from pipelines.training.__main__ import main
 from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.guard import Norms
+from pipelines.training.intake import Intake
 from pipelines.training.settings import TrainingSettings
+from pipelines.training.state import Fate
 from tests.unit.pipelines.training.builders import experience, random_experience, segment, tiny_model
 from tests.unit.pipelines.training.world import World, weights_of
 
@@ -82,9 +84,11 @@ def test_nothing_is_told_that_the_newest_checkpoint_does_not_hold(world: World) 
             checkpoint, _ = CheckpointStore(world.settings.checkpoints, keep=3).load_newest()
             assert checkpoint is not None
             held = {(key, fate.state) for key, fate in checkpoint.state.fates.items()}
-            told = {(key, state) for key, (state, _, _) in world.ledger().items()}
+            newest = max(outcome.epoch for outcome in world.outcomes())
+            told = {(item.key, item.state) for item in world.outcomes() if item.epoch == newest and item.key}
             assert told <= held
-            assert max(outcome.epoch for outcome in world.outcomes()) <= checkpoint.state.epoch
+            assert newest <= checkpoint.state.epoch
+            assert max(item.sequence for item in world.outcomes()) <= checkpoint.state.sequence
             seen.update(told)
 
     trainer = world.start(look)
@@ -164,16 +168,24 @@ def test_duplicates_and_revisions(world: World) -> None:
     assert [o.key for o in world.outcomes() if o.state == "late" and o.epoch == 2] == [first.key]
 
 
-def test_every_start_begins_an_epoch_and_repeats_every_fate(world: World) -> None:
+def test_every_start_begins_an_epoch_and_repeats_nothing_that_was_told(world: World) -> None:
     trainer = world.start()
     world.add_random(8)
     world.turns(trainer, 3)
     ledger = world.ledger()
+    trainer._checkpoint(None)
+    num_told = len(told(world))
     world.start()
     restarted = world.start()
     assert restarted.state.epoch == 3
     assert world.ledger() == ledger
-    assert [outcome.epoch for outcome in world.outcomes() if outcome.state == "epoch_started"] == [1, 2, 3]
+    assert len(told(world)) == num_told == 8
+    started = {item.epoch: (item.previous, item.kept_sequence) for item in world.outcomes() if not item.key}
+    assert started == {1: (None, -1), 2: (1, 8), 3: (2, 8)}
+
+
+def told(world: World) -> list[str]:
+    return [outcome.key for outcome in world.outcomes() if outcome.key]
 
 
 def test_a_rollback_restores_the_version_and_quarantines_the_poison_that_came_after(world: World) -> None:
@@ -344,4 +356,32 @@ def test_the_process_starts_from_a_home_and_stops(tmp_path: Path) -> None:
     assert checkpoint is not None
     tracker = checkpoint.state.tracker
     assert (tracker["low"], tracker["high"]) == (-1.0, 1.0), "the range of rewards is that of the task files"
+    world.close()
+
+
+def test_what_the_intake_cannot_hear_is_buried_with_its_traceback_and_the_rest_is_trained(world: World) -> None:
+    trainer = world.start()
+    broken = ZeroDivisionError("a fault of the intake")
+
+    class Deaf(Intake):
+        """Cannot hear the second record."""
+
+        num_heard = 0
+
+        def offer(self, record: LogRecord, experience: Experience, now: float) -> Fate | None:
+            self.num_heard += 1
+            if self.num_heard == 2:
+                raise broken
+            return super().offer(record, experience, now)
+
+    trainer._intake = trainer._steps._intake = Deaf(trainer.state)
+    world.add_random(5)
+    world.turns(trainer, 3)
+    trainer._checkpoint(None)
+    assert states(world)["trained", ""] + len(trainer._intake) == 4
+    assert states(world)["trained", ""] >= 3
+    with world.database.snapshot() as connection:
+        row = connection.execute(select(dead_letter)).one()
+    assert (row.consumer_group, row.reason) == ("training", "ZeroDivisionError: a fault of the intake")
+    assert "in offer" in row.traceback
     world.close()

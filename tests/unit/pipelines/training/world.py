@@ -24,6 +24,7 @@ from contracts.version_parents import stored_parents
 from contracts.weights.manifest import Manifest
 from contracts.weights.publish import publish_version
 from contracts.weights.store import FolderWeightStore
+from pipelines.episodes.epochs.chain import Epoch, Epochs, best, valid_through
 from pipelines.training.checkpoint_names import highest_epoch
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
@@ -91,6 +92,12 @@ class World:
         self.log.close()
 
     def start(self, fault: FaultPoint = no_fault) -> Trainer:
+        trainer = self.make(fault)
+        trainer.begin()
+        return trainer
+
+    def make(self, fault: FaultPoint = no_fault) -> Trainer:
+        """One that has restored what it goes on from, and begun nothing."""
         return Trainer(
             Learner(tiny_model(), self.training),
             settings=self.settings,
@@ -165,13 +172,19 @@ class World:
         ]
 
     def ledger(self) -> dict[str, tuple[str, str, int | None]]:
-        """Rule 2 of decision 0001: what the newest epoch does not repeat is void."""
-        outcomes = self.outcomes()
-        newest = max(outcome.epoch for outcome in outcomes)
+        """Rule 2 of decision 0001: of the trainer's words that hold, the one said last; nothing of what was taken back."""
+        outcomes = [each for outcome in self.outcomes() for each in outcome.each()]
+        started = [outcome for outcome in outcomes if outcome.state == "epoch_started"]
+        epochs = Epochs(valid_through(Epoch(item.epoch, item.previous, item.kept_sequence) for item in started))
+        told: dict[str, list[Outcome]] = {}
+        for outcome in outcomes:
+            if outcome.key:
+                told.setdefault(outcome.key, []).append(outcome)
+        found = {key: best(items, epochs, 0) for key, items in told.items()}
         return {
-            outcome.key: (outcome.state, outcome.reason, outcome.version)
-            for outcome in sorted(outcomes, key=lambda outcome: outcome.revision)
-            if outcome.epoch == newest and outcome.state not in {"late", "epoch_started"}
+            key: (item.state, item.reason, item.version)
+            for key, item in found.items()
+            if item is not None and item.state != "pending"
         }
 
 
