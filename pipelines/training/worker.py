@@ -266,6 +266,7 @@ class Trainer:
     def _obey_rollback(self, arm: Assignment | None) -> None:
         if arm is None or arm.epoch <= self.state.obeyed_rollback:
             return
+        self._parents.update(pairwise(self.state.lineage))  # what is left behind was cut, and may still be heard of
         # Whatever fails here is asked again next turn: doing all of it twice changes nothing.
         before = dict(self.state.fates)
         version = None if arm.version is None else self._rollback.obey(arm.version, self._clock())
@@ -288,8 +289,6 @@ class Trainer:
             TRAINING_SAMPLES.labels("quarantined").inc()
             self.state.note(key)
             self._dirty = True
-        for experience, fate in self._rollback.refuse():
-            self._decide(experience, fate)
         self._steps.refuse()
 
     def _read(self, consumer: Consumer, timeout: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, Table, desc, func, select
 
-from contracts import assignments, ledger, rollback
+from contracts import assignments, ledger, revocations, rollback
 from contracts.tables import (
     assignment_change,
     dead_letter,
@@ -73,6 +73,7 @@ class Snapshot(NamedTuple):
     arms: dict[str, assignments.Assignment]
     rollback_to: int | None
     live_history: list[int | None]
+    revoked: dict[int, revocations.Revocation]
     positions: dict[tuple[str, str, int], int]
     """(consumer group, topic, partition) to the next offset."""
     dead_letters: Rows
@@ -97,6 +98,7 @@ def read_snapshot(connection: Connection, policy: str) -> Snapshot:
         arms=assignments.read(connection, policy),
         rollback_to=rollback.read_target(connection, policy),
         live_history=rollback.read_live_history(connection, policy),
+        revoked=revocations.read(connection, policy),
         positions=_positions(connection),
         dead_letters=_dead_letters(connection),
         outboxes=_counts(connection, outbox.c.process),
