@@ -219,6 +219,7 @@ class Trainer:
         if self.state.epoch != self._lease.epoch and self._due is None:
             self._begin_epoch(self._restored)
         self._settle()
+        self._steps.record()
         if self._consumer is None:
             consume = self._event_log.consumer
             self._consumer = consume(repository.CONSUMER_GROUP, (EXPERIENCES,), self._intake.position)
@@ -259,8 +260,8 @@ class Trainer:
             # What is in no version yet was told to be in the next one, and that has another number now.
             self.state.note_all([key for key, fate in self.state.fates.items() if fate.is_uncut])
             self._told_ordinal = self.state.ordinal
-        is_published = version not in {None, BASE_VERSION} and self._publisher.is_stored(self.state.version)
-        self._due = Due(version, cuts=version not in {None, BASE_VERSION} and not is_published)
+        is_cut = version not in {None, BASE_VERSION}
+        self._due = Due(version, cuts=is_cut and not self._publisher.is_stored(self.state.version))
         log.info("epoch begins", epoch=self.state.epoch, version=self.state.version, samples=len(self.state.fates))
 
     def _obey_rollback(self, arm: Assignment | None) -> None:
