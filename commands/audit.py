@@ -50,7 +50,8 @@ def audit(
     logged = logged_generations(log, damaged) | before_loss
     # What the join has not read yet is pending; what it holds without a record in the log nobody can explain.
     unread = len(logged - states.keys())
-    by_state = joined.states | {PENDING: joined.states.get(PENDING, 0) + unread, "log_lost": num_lost}
+    by_state = joined.states | {PENDING: joined.states.get(PENDING, 0) + unread}
+    by_state |= {"log_lost": num_lost} if num_lost else {}
     generations = Counts(len(logged) + num_lost, by_state)
     problems = [
         f"{name}: {counts.unexplained} unexplained"
