@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from contracts.database import Database
 from contracts.errors import InvalidSettings
-from contracts.event_log import EventLog, is_damaged
+from contracts.event_log import EventLog, LogRecord, is_damaged
 from contracts.ledger import PENDING, Counts, generation_counts, generation_states, signal_counts, signal_states
 from contracts.log_loss import keys_before_loss, num_written_off
 from contracts.topics import GENERATIONS
@@ -46,8 +46,8 @@ def audit(
         states, signal_by_id = generation_states(connection), signal_states(connection)
         before_loss, num_lost = keys_before_loss(connection), num_written_off(connection)
     # After the snapshot: while Millrace runs, whatever the join held then is in the log by now.
-    damaged: list[str] = []
-    logged = logged_generations(log, damaged) | before_loss
+    damaged: list[LogRecord] = []
+    logged = logged_generations(log, damaged) | before_loss | {item.key for item in damaged if item.key in states}
     # What the join has not read yet is pending; what it holds without a record in the log nobody can explain.
     unread = len(logged - states.keys())
     by_state = joined.states | {PENDING: joined.states.get(PENDING, 0) + unread}
@@ -58,7 +58,7 @@ def audit(
         for name, counts in (("generations", generations), ("signals", signals))
         if counts.unexplained
     ]
-    problems += [f"damaged in the log: {place}" for place in damaged]
+    problems += [f"damaged in the log: {GENERATIONS}/{item.partition} {item.offset}" for item in damaged]
     if settled:
         problems += [
             f"{name}: {counts.states[PENDING]} still pending"
@@ -76,7 +76,7 @@ def audit(
     return Audit(generations, signals, tuple(problems), in_doubt)
 
 
-def logged_generations(log: EventLog, damaged: list[str] | None = None) -> set[str]:
+def logged_generations(log: EventLog, damaged: list[LogRecord] | None = None) -> set[str]:
     """The sample keys of every generation in the log; the client may have seen any of them.
 
     Records that are not what was appended are left out, and named in `damaged`.
@@ -87,7 +87,7 @@ def logged_generations(log: EventLog, damaged: list[str] | None = None) -> set[s
         while offset < end and (records := log.read(GENERATIONS, partition, offset, _PAGE)):
             keys.update(record.key for record in records if not is_damaged(record.value))
             if damaged is not None:
-                damaged += [f"{GENERATIONS}/{partition} {item.offset}" for item in records if is_damaged(item.value)]
+                damaged += [item for item in records if is_damaged(item.value)]
             offset = records[-1].offset + 1
     return keys
 
