@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sqlalchemy import select
+from sqlalchemy import Connection, Table, select
 
 from commands.audit import audit
 from commands.home import prepare_home
@@ -24,7 +24,7 @@ from contracts.ids import new_completion_id
 from contracts.outbox import message
 from contracts.records import Generation, decode
 from contracts.settings import Settings, load_settings
-from contracts.tables import generation
+from contracts.tables import generation, log_topic, metadata
 from contracts.tasks.loading import load_tasks
 from contracts.topics import GENERATIONS
 from contracts.weights.format import Tensor
@@ -117,6 +117,9 @@ def start(home: Path, said: Callable[[], str]) -> tuple[str, object]:
         database, log = settings.database(), settings.event_log()
         result = audit(database, log)
         with database.snapshot() as connection:
+            rows = {
+                table.name: read_rows(connection, table) for table in metadata.sorted_tables if table is not log_topic
+            }
             wires = connection.execute(select(generation.c.record).order_by(generation.c.completion_id)).scalars()
             answers = [decode(Generation, wire).open() for wire in wires]
         log.close()
@@ -125,8 +128,24 @@ def start(home: Path, said: Callable[[], str]) -> tuple[str, object]:
         return error.message, None
     lines = [line for line in said().splitlines() if "not what was appended" in line]
     named = [*(str(item) for item in refused), *result.problems, *lines]
-    facts = (settings, result.generations, result.signals, newest is None, answers, [sorted(root) for root in roots])
+    facts = (
+        settings,
+        result.generations,
+        result.signals,
+        newest is None,
+        rows,
+        answers,
+        [sorted(root) for root in roots],
+    )
     return "; ".join(named), facts
+
+
+def read_rows(connection: Connection, table: Table) -> list[object]:
+    """Every value, as it is stored."""
+    names = ", ".join(f'"{column.name}"' for column in table.columns)
+    keys = ", ".join(f'"{column.name}"' for column in table.primary_key)
+    rows = connection.exec_driver_sql(f"SELECT {names} FROM {table.name} ORDER BY {keys}")  # noqa: S608 our own names
+    return [tuple(row) for row in rows]
 
 
 def files_of(home: Path) -> Iterator[Path]:
