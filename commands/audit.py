@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from contracts.database import Database
 from contracts.dead_letters import OPEN, SKIPPED
 from contracts.errors import InvalidSettings
-from contracts.event_log import EventLog, is_damaged
+from contracts.event_log import EventLog, LogRecord, is_damaged
 from contracts.ledger import PENDING, Counts, generation_counts, generation_states, signal_counts, signal_states
 from contracts.letters import DEAD_LETTER, Letter, find
 from contracts.log_loss import keys_before_loss, num_written_off
@@ -51,13 +51,14 @@ def audit(
         before_loss, num_lost = keys_before_loss(connection), num_written_off(connection)
         letters = find(connection, states=(OPEN, SKIPPED))
     # After the snapshot: while Millrace runs, whatever the join held then is in the log by now.
-    damaged: list[str] = []
-    logged = logged_generations(log, damaged) | before_loss
+    damaged: list[LogRecord] = []
+    logged = logged_generations(log, damaged) | before_loss | {item.key for item in damaged if item.key in states}
     # What the join has not read yet is pending; what it holds without a record in the log nobody can explain.
     unjoined = logged - states.keys()
     dead = unjoined & _dead_generations(log, letters)
     unread = len(unjoined - dead)
-    by_state = joined.states | {PENDING: joined.states.get(PENDING, 0) + unread, "log_lost": num_lost}
+    by_state = joined.states | {PENDING: joined.states.get(PENDING, 0) + unread}
+    by_state |= {"log_lost": num_lost} if num_lost else {}
     by_state |= {DEAD_LETTER: len(dead)} if dead else {}
     generations = Counts(len(logged) + num_lost, by_state)
     problems = _open_letters(letters) + [
@@ -65,7 +66,7 @@ def audit(
         for name, counts in (("generations", generations), ("signals", signals))
         if counts.unexplained
     ]
-    problems += [f"damaged in the log: {place}" for place in damaged]
+    problems += [f"damaged in the log: {GENERATIONS}/{item.partition} {item.offset}" for item in damaged]
     if settled:
         problems += [
             f"{name}: {counts.states[PENDING]} still pending"
@@ -83,7 +84,7 @@ def audit(
     return Audit(generations, signals, tuple(problems), in_doubt)
 
 
-def logged_generations(log: EventLog, damaged: list[str] | None = None) -> set[str]:
+def logged_generations(log: EventLog, damaged: list[LogRecord] | None = None) -> set[str]:
     """The sample keys of every generation in the log; the client may have seen any of them.
 
     Records that are not what was appended are left out, and named in `damaged`.
@@ -94,7 +95,7 @@ def logged_generations(log: EventLog, damaged: list[str] | None = None) -> set[s
         while offset < end and (records := log.read(GENERATIONS, partition, offset, _PAGE)):
             keys.update(record.key for record in records if not is_damaged(record.value))
             if damaged is not None:
-                damaged += [f"{GENERATIONS}/{partition} {item.offset}" for item in records if is_damaged(item.value)]
+                damaged += [item for item in records if is_damaged(item.value)]
             offset = records[-1].offset + 1
     return keys
 

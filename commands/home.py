@@ -23,9 +23,10 @@ from contracts import assignments
 from contracts.assignments import LIVE
 from contracts.database import Database
 from contracts.errors import Forbidden, InvalidSettings, Unauthorized
-from contracts.integrity import check_files
+from contracts.event_log import EventLog
+from contracts.integrity import check_files, damaged_records
 from contracts.keys import check_key, create_key
-from contracts.log_memory import note, require_same_log
+from contracts.log_memory import note, read_positions, require_same_log
 from contracts.settings import Section, Settings, load_settings, write_settings
 from contracts.weights.format import Tensor, Tensors, read_safetensors, root_of
 from contracts.weights.key_files import signer_of
@@ -117,6 +118,8 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
     require_same_log(database, log, settings.home)
     log.create_topics()
     note(database, log.describe(), time.time())
+    if settings.kafka is None:
+        _name_damaged(database, log)
     log.close()
     operator_file = settings.home / "operator.key"
     _check_database(database, settings, store.versions(settings.policy), operator_file)
@@ -177,6 +180,18 @@ def _check_database(database: Database, settings: Settings, versions: list[int],
         raise InvalidSettings(
             f"{settings.policy} serves version {live}, and the weight store ({settings.weights_url or settings.weights}) has "
             f"{versions or 'none'}: restore it, or begin anew with another database and --home"
+        )
+
+
+def _name_damaged(database: Database, log: EventLog) -> None:
+    """One bad record costs one record: it is said at the start, and buried when its turn comes."""
+    with database.snapshot() as connection:
+        positions = read_positions(connection)
+    for record in damaged_records(log, positions):
+        print(
+            f"{record.topic}/{record.partition} {record.offset} is not what was appended: the disk changed its bits. Who reads "
+            "it buries it (dead_letter); check the disk",
+            flush=True,
         )
 
 

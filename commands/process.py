@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 
 from commands.supervisor import WRONG_SETTINGS
+from contracts.clocks import ClockWatch
 from contracts.errors import Damaged, InvalidSettings, InvalidTask, LogLost, PositionLost, Unavailable
 from contracts.log_memory import require_same_log
 from contracts.logs import set_up_logs
@@ -60,7 +61,9 @@ def run_process(name: str, home: Path, *, supervised: bool) -> None:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: stop.set())
             longest = LONGEST_WORK_SECONDS if name in _LONG_WORKERS else LONGEST_STEP_SECONDS
-            operations = Operations({"database": _database_check(home)}, longest_step_seconds=longest)
+            clock = ClockWatch(load_settings(home).database())
+            checks = {"database": _database_check(home), "clock": clock.check}
+            operations = Operations(checks, longest_step_seconds=longest)
             module.main(home, stop)
             operations.close()
     except (InvalidSettings, InvalidTask, LogLost, PositionLost, Damaged) as error:

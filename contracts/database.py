@@ -23,7 +23,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DatabaseError, InternalError, OperationalError, SQLAlchemyError
 
 from contracts.errors import Damaged, InvalidSettings, Unavailable
-from contracts.partitions import make_days
+from contracts.partitions import make_days_now
 
 LONGEST_PAUSE_SECONDS = 20.0
 """Between two statements of a transaction, on PostgreSQL; a relay waits that long for Kafka while it holds its turn."""
@@ -103,6 +103,7 @@ class Database:
 
         Raises:
             InvalidSettings: the database was made by a Millrace that knows migrations which this one lacks.
+            ClockOff: this machine's clock is not the database's, so that nobody knows which days come.
             Unavailable: it cannot be written.
         """
         config = Config()
@@ -116,7 +117,7 @@ class Database:
                     f"{self.url} was made by another version of Millrace ({error}); start that one, or choose another "
                     "--home"
                 ) from error
-        make_days(self, time.time())
+        make_days_now(self)
 
     def close(self) -> None:
         """Close every connection."""

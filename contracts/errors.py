@@ -19,6 +19,7 @@ MillraceError
 ├── RateLimited (429)            more than the operator allows one key in a minute
 ├── Unavailable (503)            try again: storage full, engine restarting
 │   ├── EngineRestarted          the generation loop died under the request: nothing of it was kept
+│   ├── ClockOff                 this machine's clock is too far from the database's
 │   └── Damaged                  a file is not what was written: bits changed, or it was cut off
 ├── VersionNotResident (404)     the engine does not hold the version asked for
 ├── InvalidRecord                a log record we cannot read; goes to the dead letters
@@ -29,7 +30,6 @@ MillraceError
 ├── RecordTooLarge (413)         the log takes no record of this size, now or later
 ├── PositionLost                 a stored position is outside of the log: records were lost, or deleted unread
 ├── LogLost                      the log is not the one that the database was written with, or less of it
-├── ClockOff (503)               this machine's clock is too far from the database's
 ├── StaleWrite                   somebody else moved the position, pointer or epoch first
 │   └── LeaseLost                another trainer of this policy took over: this one may write nothing any more
 ├── StepsBroken                  training steps fail whoever is in them: the device, or the installation
@@ -191,8 +191,7 @@ class LogLost(MillraceError):
     code = "log_lost"
 
 
-class ClockOff(MillraceError):
-    status = 503
+class ClockOff(Unavailable):
     code = "clock_off"
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from contracts.errors import Damaged
-from contracts.event_log import EventLog, LogRecord, TopicState, is_damaged
+from contracts.event_log import EventLog, LogRecord, is_damaged
+from contracts.log_memory import Place
 
 if TYPE_CHECKING:
     from contracts.settings import Settings
@@ -59,10 +60,13 @@ def damaged_files(home: Path, *, everything: bool = False) -> Iterator[Damage]:
 
 
 def damaged_records(
-    event_log: EventLog, found: Mapping[str, TopicState], unread: Mapping[tuple[str, int], int], newest: int
+    event_log: EventLog, positions: Mapping[Place, int], newest: int = NEWEST_RECORDS
 ) -> Iterator[LogRecord]:
-    """Records that are not what was appended, among the newest and those after `unread` of each partition."""
-    for topic, state in found.items():
+    """Records that are not what was appended, among the `newest` of each partition and those that a worker has not read."""
+    unread: dict[tuple[str, int], int] = {}
+    for (_, topic, partition), offset in positions.items():
+        unread[topic, partition] = min(offset, unread.get((topic, partition), offset))
+    for topic, state in event_log.describe().items():
         for partition, end in state.ends.items():
             offset = max(0, min(end - newest, unread.get((topic, partition), end)))
             while offset < end and (records := event_log.read(topic, partition, offset, _PAGE)):

@@ -22,6 +22,7 @@ NUM_PARTITIONS = 4
 _Row = tuple[int, int, str, bytes, float, int]
 _INSERT = "INSERT INTO record (partition, offset, key, value, appended_at, crc) VALUES (?, ?, ?, ?, ?, ?)"
 _END = "SELECT COALESCE(MAX(offset) + 1, 0) FROM record WHERE partition = ?"
+_OF_THE_FILE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _POLL_SECONDS, _LOOK_SECONDS = 0.02, 1.0
 
 
@@ -118,9 +119,13 @@ class LocalLog:
     def _explained(self, verb: str, topic: str) -> Iterator[None]:
         try:
             yield
-        except sqlite3.OperationalError as error:
-            raise Unavailable(f"the log cannot be {verb} ({error}); free disk space under {self._folder}") from error
         except sqlite3.DatabaseError as error:
+            # Our statements are right: what SQLite cannot make of them, is the file's.
+            is_damaged = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _OF_THE_FILE
+            if isinstance(error, sqlite3.OperationalError) and not is_damaged:
+                raise Unavailable(
+                    f"the log cannot be {verb} ({error}); free disk space under {self._folder}"
+                ) from error
             path = self._folder / f"{topic}.db"
             raise Damaged(
                 f"{path} is damaged ({error}): restore it from a copy; or move it away, see what is lost with `millrace log "
