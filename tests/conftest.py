@@ -9,6 +9,14 @@ import pytest
 
 from contracts.database import Database
 from contracts.local_log import LocalLog
+from tests.torch_marker import touches_torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what touches torch: `make test-torch` runs it as other CPUs would."""
+    for item in items:
+        if touches_torch(item.path):
+            item.add_marker("torch")
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from contracts.records import Experience
 from pipelines.training.batch import micro_batches, num_tokens
 from pipelines.training.loss import Objective, policy_loss
 from policy.logprobs import TokenScorer
+from tests.tolerances import network_tolerance
 from tests.unit.pipelines.training.builders import VOCABULARY, random_experience, tiny_model
 
 BOUND = 3.0
@@ -112,7 +113,10 @@ def test_loss_and_gradient_equal_trl(tmp_path: Path, beta: float, temperature: f
         clipped += sums.clipped
 
     assert clipped > 0, "the batch must exercise the bound"
-    assert total == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
+    # The losses of the samples partly cancel; each is at most as large as the bound on its ratio.
+    assert total == pytest.approx(expected.item(), abs=network_tolerance(mine.config, temperature) * BOUND)
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     for name, parameter in mine.named_parameters():
-        torch.testing.assert_close(parameter.grad, gradients[name], atol=2e-5, rtol=1e-4)
+        largest = float(gradients[name].abs().max())
+        rounding = network_tolerance(mine.config, temperature, backward=True) * largest
+        torch.testing.assert_close(parameter.grad, gradients[name], atol=rounding, rtol=0)
