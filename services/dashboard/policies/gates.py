@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from contracts.errors import InvalidSettings, InvalidTask
 from contracts.gating import read_sentinels, sentinels_of_home
@@ -15,7 +15,7 @@ class Gate(NamedTuple):
     """One task. `sees`: the least difference that the newest verdict could see, in points; None if it is not known."""
 
     task: str
-    is_gated: bool
+    alarm: Literal["", "ungated", "unreadable"]
     says: str
     sees: float | None = None
 
@@ -26,14 +26,14 @@ def read_gates(settings: Settings, newest: Mapping[str, Any] | None) -> list[Gat
         tasks = load_tasks(settings.tasks)
         sentinels = read_sentinels(sentinels_of_home(settings.home), tasks)
     except (InvalidTask, InvalidSettings) as error:
-        return [Gate("this home", False, error.message)]
+        return [Gate("this home", "unreadable", error.message)]
     found = []
     for name, task in tasks.items():
         if name in sentinels.ungated:
-            found.append(Gate(name, False, sentinels.ungated[name]))
+            found.append(Gate(name, "ungated", f"{sentinels.ungated[name]}: versions ship however bad they are at it"))
             continue
         says = f"{', '.join(task.gate_graders)} on {len(sentinels.places_of(name))} sentinels"
-        found.append(Gate(name, True, says, _sees(name, newest)))
+        found.append(Gate(name, "", says, _sees(name, newest)))
     return found
 
 

@@ -178,20 +178,22 @@ def test_after_a_rollback_honest_successors_ship_although_a_revoked_version_was_
 def test_a_revoked_candidate_is_refused_unasked_and_never_accepted_again(world: GateWorld) -> None:
     world.begin(60)
     world.offer(1, 99)
-    revoke(world, 1)
     world.point(LIVE, 0)
-    asked = len(world.asked)
-    assert world.offer(1, 99) == 0
-    assert [version for version, _ in world.asked[asked:]] in ([], [0])
+    world.point(CANDIDATE, 1)
+    revoke(world, 1)
+    assert world.releaser.look(STOP)
+    assert world.asked == [(0, True), (1, False), (1, True)], "nobody is asked for that"
+    assert world.arms()[LIVE] == 0
     row = world.verdict(1)
     assert (row.accepted, row.reason) == (False, "v1 was revoked and never comes back: it swore")
 
 
 def test_revoked_candidates_do_not_count_among_the_refusals(world: GateWorld) -> None:
     world.begin(60)
-    revoke(world, 1, 2, 3, 4)
     for version in (1, 2, 3, 4):
-        world.offer(version, 99)
+        world.point(CANDIDATE, version)
+        revoke(world, version)
+        assert world.releaser.look(STOP)
     assert TRAINING not in world.arms()
 
 
