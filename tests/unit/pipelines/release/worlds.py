@@ -12,7 +12,7 @@ from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE
 from contracts.database import Database
 from contracts.errors import MillraceError, VersionNotResident
-from contracts.gating import GateAnswer, GateScore, Sentinel, SentinelFile
+from contracts.gating import GateAnswer, GateScore, Grade, Sentinel, SentinelFile
 from contracts.passing.in_process import LocalBell
 from contracts.tables import gate_anchor, verdict
 from contracts.tasks import Task
@@ -43,8 +43,21 @@ def a_set(*tasks: str, name: str = "abc", ungated: Mapping[str, str] | None = No
 class GateWorld:
     """An engine that holds what the arms point at, versions with a quality, and graders that may be away."""
 
-    def __init__(self, database: Database, sentinels: SentinelFile | None = None, policy: str = "p") -> None:
+    def __init__(
+        self,
+        database: Database,
+        sentinels: SentinelFile | None = None,
+        policy: str = "p",
+        *,
+        tasks: Mapping[str, Task] = TASKS,
+        grade: Grade | None = None,
+        texts: Mapping[str, tuple[str, str]] | None = None,
+    ) -> None:
+        """`grade`: real graders in the place of the table; `texts`: by task, a right and a wrong answer."""
         self.database = database
+        self.tasks = tasks
+        self.grade = grade or self._grade
+        self.texts = texts or dict.fromkeys(tasks, ("right", "wrong"))
         self.policy = policy
         self.sentinels = sentinels if sentinels is not None else a_set("math")
         self.right: dict[int, Mapping[str, int] | int] = {}
@@ -78,8 +91,8 @@ class GateWorld:
             self.database,
             FakeAsker(),
             self.sentinels,
-            self._grade,
-            tasks=TASKS,
+            self.grade,
+            tasks=self.tasks,
             policy=self.policy,
             settings=ReleaseSettings(),
             bell=LocalBell(),
@@ -92,7 +105,7 @@ class GateWorld:
         of_task = {task: quality if isinstance(quality, int) else quality[task] for task in sentinels.tasks}
         return tuple(
             Answer(
-                "right" if int(item.messages[0]["content"]) < of_task[item.task] else "wrong",
+                self.texts[item.task][int(item.messages[0]["content"]) >= of_task[item.task]],
                 "stop",
                 finite=version not in self.not_finite,
             )
