@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ _NEW, _OLD = 1, 0
 def run_gate(task: Path, sentinels: Path, answers: Path, against: Path) -> int:
     """Print the verdict; the exit status. What keeps it from one is said on standard error."""
     try:
-        found = judge_files(task, sentinels, answers, against)
+        with redirect_stdout(sys.stderr):  # what graders log is not for whoever reads the verdict
+            found = judge_files(task, sentinels, answers, against)
     except MillraceError as error:
         print(f"millrace: no verdict: {error.message}", file=sys.stderr)
         return _NO_VERDICT

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from rich.console import Console
+from rich.markup import escape
+
 from contracts.errors import InvalidSettings, InvalidTask
 from contracts.gating import SentinelFile, read_sentinels
 from contracts.settings import Settings, load_section
@@ -60,6 +63,13 @@ def gates_of_home(settings: Settings) -> list[Gate]:
         return gates_of(tasks, read_sentinels(own.sentinels, tasks))
     except (InvalidTask, InvalidSettings) as error:
         return [Gate("gate", False, error.message)]
+
+
+def print_gates(console: Console, settings: Settings) -> None:
+    """A line for each task; what is ungated stands out."""
+    for gate in gates_of_home(settings):
+        line = escape(f"task {gate.task}: {gate.says}")
+        console.print(f"  {line}" if gate.is_gated else f"  [yellow]{line}[/]")
 
 
 def _gate(task: Task, sentinels: SentinelFile) -> Gate:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from commands.gate_home import check_gate, gates_of_home
+from commands.gate_home import check_gate, print_gates
 from commands.home import claimed, prepare_home
 from commands.servers import Servers
 from commands.up import name_of, new_run, resolve_policy
@@ -64,8 +64,7 @@ def run_init(
     if ready.app_key:
         console.print(f"  app key       {ready.app_key}   (printed once; `millrace keys` makes more)")
     console.print(f"  operator key  in {ready.settings.home / 'operator.key'}")
-    for gate in gates_of_home(ready.settings):
-        console.print(f"  {'' if gate.is_gated else '[yellow]'}task {gate.task}: {gate.says}")
+    print_gates(console, ready.settings)
 
 
 def _address(process: str, text: str) -> tuple[str, int]:

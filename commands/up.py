@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
-from commands.gate_home import check_gate, gates_of_home
+from commands.gate_home import check_gate, print_gates
 from commands.home import Home, claimed, prepare_home
 from commands.servers import EMBEDDED, Servers
 from commands.supervisor import Supervisor
@@ -177,8 +177,7 @@ def greet(home: Home) -> None:
         console.print(f"  app key       {home.app_key}   (printed once; `millrace keys` makes more)")
     console.print(f"  operator key  in {settings.home / 'operator.key'}")
     console.print(f"  home          {settings.home}")
-    for gate in gates_of_home(settings):
-        console.print(f"  {'' if gate.is_gated else '[yellow]'}task {gate.task}: {gate.says}")
+    print_gates(console, settings)
 
 
 def _wait_ready(settings: Settings, supervisor: Supervisor) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from contracts.errors import InvalidSettings
-from contracts.gating import GateAnswer, GateScore, SentinelFile
+from contracts.gating import GateAnswer, GateScore, Sentinel, SentinelFile
 from contracts.records import Score
 from contracts.tasks import Task
+from contracts.tasks.gate import NEEDING_REFERENCE
 from rewards.graders import Grader
 from rewards.judges.registry import gate_judge, new_http
 from rewards.verifiers.check import Answer
@@ -20,7 +21,8 @@ from rewards.verifiers.registry import graders_of
 
 _BATCH = 64
 """Answers at a time for those who start processes: as many as in the loop."""
-_PROBE = "0"
+_PROBES = ("0", "\\boxed{0}", "<answer>0</answer>")
+"""Answers in the shapes that some verifiers need before they look at the reference; the reference itself is another."""
 
 
 class GateGraders:
@@ -49,18 +51,11 @@ class GateGraders:
         """
         for task in sentinels.tasks:
             items = [sentinels.items[place] for place in sentinels.places_of(task)]
+            kinds = {rule.name: rule.kind for rule in self._tasks[task].verifiers}
             for grader in self._verifiers[task]:
-                # Twice: somebody's own function may have nothing to say about one of them.
-                probes = [_PROBE, None]
-                rounds = [
-                    _ask(grader, [_seen(item.answered(probe or item.metadata.get("reference", ""))) for item in items])
-                    for probe in probes
-                ]
-                for item, *scores in zip(items, *rounds, strict=True):
-                    if reason := _why_not(scores):
-                        raise InvalidSettings(
-                            f"{item.where}: {grader.name} cannot grade an answer to this sentinel: {reason}"
-                        )
+                if kinds[grader.name] in NEEDING_REFERENCE:
+                    _check_references(grader.name, items)
+                _check_probes(grader, items)
 
     def close(self) -> None:
         """Let go of connections."""
@@ -72,6 +67,26 @@ class GateGraders:
             Grader(name, "watch", 0.0, name, is_slow=True, check_all=gate_judge(task, name, self._http).check_all)
             for name in named
         ]
+
+
+def _check_references(name: str, items: Sequence[Sentinel]) -> None:
+    """Some look at the answer first, and would call any probe wrong."""
+    for item in items:
+        if "reference" not in item.metadata:
+            raise InvalidSettings(
+                f"{item.where}: {name} cannot grade an answer to this sentinel: it has no `reference`"
+            )
+
+
+def _check_probes(grader: Grader, items: Sequence[Sentinel]) -> None:
+    texts = [*_PROBES, None]
+    rounds = [
+        _ask(grader, [_seen(item.answered(text or item.metadata.get("reference", ""))) for item in items])
+        for text in texts
+    ]
+    for item, *scores in zip(items, *rounds, strict=True):
+        if reason := _why_not(scores):
+            raise InvalidSettings(f"{item.where}: {grader.name} cannot grade an answer to this sentinel: {reason}")
 
 
 def _seen(answer: GateAnswer) -> Answer:

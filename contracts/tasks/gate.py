@@ -17,6 +17,9 @@ FORM_KINDS = frozenset(("instruction", "json_schema", "regex"))
 COMPARING_KINDS = {"tool_call": ("match", "valid")}
 """Verifiers of both sorts: the field of their config, and its default, with which they look at the form alone."""
 
+NEEDING_REFERENCE = PROVING_KINDS - {"function", "http"} | COMPARING_KINDS.keys()
+"""Verifiers that can say nothing about an answer whose right one nobody knows."""
+
 
 class GateRule(Part):
     """How a candidate is judged on this task. It is no part of the task's hash: it changes no score."""
@@ -37,7 +40,7 @@ def proves(rule: GraderRule) -> bool:
     if rule.kind in COMPARING_KINDS:
         field, form_alone = COMPARING_KINDS[rule.kind]
         return bool(rule.config.get(field, form_alone) != form_alone)
-    return rule.kind in PROVING_KINDS
+    return rule.kind not in FORM_KINDS  # one that does not exist is named where kinds are known
 
 
 def why_no_gate(rule: JudgeRule) -> str:

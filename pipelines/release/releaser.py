@@ -103,17 +103,17 @@ class Releaser:
             is_judged = repository.is_judged(connection, self._policy, self._sentinels.hash, live.version)
             is_known = not self._sentinels.items or self._kept(connection, live.version)
         LIVE_VERSION.set(live.version)
-        if not is_judged:
-            self._judge_live(live.version, stop)
-            return True
-        if not is_known:  # it is resident now, and may not be once a candidate asks for the comparison
-            self._answers_of(live.version, stop, is_reference=True)
-        if candidate is None or candidate.version is None:
-            return False
-        if candidate.version in revoked:
+        if candidate is not None and candidate.version in revoked:
             why = revoked[candidate.version].reason
             self._refuse(candidate, live, f"v{candidate.version} was revoked and never comes back: {why}", revoked=True)
+        elif not is_judged:
+            self._judge_live(live.version, stop)
+            return True
         else:
+            if not is_known:  # it is resident now, and may not be once a candidate asks for the comparison
+                self._answers_of(live.version, stop, is_reference=True)
+            if candidate is None or candidate.version is None:
+                return False
             self._judge(candidate, live, stop, is_live_revoked=live.version in revoked)
         self._since = None
         return True

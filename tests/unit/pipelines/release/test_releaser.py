@@ -4,8 +4,6 @@ what is no verdict at all."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
@@ -15,146 +13,20 @@ from contracts import assignments, revocations
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.database import Database
 from contracts.errors import InvalidSettings, MillraceError, StaleWrite, Unavailable, VersionNotResident
-from contracts.gating import GateAnswer, GateScore, Sentinel, SentinelFile
+from contracts.gating import SentinelFile
 from contracts.metrics import LAST_STEP_NAME
 from contracts.operations import Operations
-from contracts.passing.in_process import LocalBell
-from contracts.tables import gate_anchor, sentinel_answer, verdict
-from contracts.tasks import Task
-from pipelines.release.asking import Answer, Asker, BadVersion
-from pipelines.release.releaser import Releaser
-from pipelines.release.settings import ReleaseSettings
-
-NUM = 100
-SIGNALS = {"accepted": {"type": "bool", "labels": {"true": 1.0, "false": 0.0}}}
-TASKS = {
-    name: Task.model_validate(
-        {"name": name, "signals": SIGNALS, "verifiers": [{"name": "right", "kind": "exact", "role": "watch"}]}
-    )
-    for name in ("math", "code")
-}
-STOP = threading.Event()
-
-
-def a_set(*tasks: str, name: str = "abc", ungated: Mapping[str, str] | None = None) -> SentinelFile:
-    items = [
-        Sentinel(task, [{"role": "user", "content": str(n)}], {}, n, f"s.jsonl:{n + 1}")
-        for task in tasks
-        for n in range(NUM)
-    ]
-    return SentinelFile(tuple(items), name, ungated or {})
-
-
-class World:
-    """An engine that holds what the arms point at, versions with a quality, and graders that may be away."""
-
-    def __init__(self, database: Database, sentinels: SentinelFile | None = None) -> None:
-        self.database = database
-        self.sentinels = sentinels if sentinels is not None else a_set("math")
-        self.right: dict[int, Mapping[str, int] | int] = {}
-        self.fault: Callable[[int], MillraceError | None] = lambda _: None
-        self.grader_is_away: Callable[[], bool] = lambda: False
-        self.not_finite: set[int] = set()
-        self.asked: list[tuple[int, bool]] = []
-        self.graded: list[list[str]] = []
-        self.now = 1000.0
-        self.releaser = self.restarted()
-
-    def restarted(self) -> Releaser:
-        world = self
-
-        class FakeAsker(Asker):
-            def __init__(self) -> None:
-                pass
-
-            def ask(
-                self, sentinels: SentinelFile, version: int, stop: threading.Event, *, is_reference: bool = False
-            ) -> tuple[Answer, ...]:
-                del stop
-                world.asked.append((version, is_reference))
-                if version not in {arms(world.database).get(LIVE), arms(world.database).get(CANDIDATE)}:
-                    raise VersionNotResident(f"the engine did not take v{version}")
-                if error := world.fault(version):
-                    raise error
-                return world.answers(sentinels, version)
-
-        self.releaser = Releaser(
-            self.database,
-            FakeAsker(),
-            self.sentinels,
-            self._grade,
-            tasks=TASKS,
-            policy="p",
-            settings=ReleaseSettings(),
-            bell=LocalBell(),
-            clock=lambda: self.now,
-        )
-        return self.releaser
-
-    def answers(self, sentinels: SentinelFile, version: int) -> tuple[Answer, ...]:
-        quality = self.right.get(version, 0)
-        of_task = {task: quality if isinstance(quality, int) else quality[task] for task in sentinels.tasks}
-        return tuple(
-            Answer(
-                "right" if int(item.messages[0]["content"]) < of_task[item.task] else "wrong",
-                "stop",
-                finite=version not in self.not_finite,
-            )
-            for item in sentinels.items
-        )
-
-    def _grade(self, task: str, answers: Sequence[GateAnswer]) -> list[GateScore]:
-        del task
-        self.graded.append([answer.text for answer in answers])
-        if self.grader_is_away():
-            return [GateScore(None, "judge: no reply") for _ in answers]
-        return [GateScore(float(answer.text == "right")) for answer in answers]
-
-    def point(self, arm: str, version: int | None) -> None:
-        with self.database.transaction() as connection:
-            held = assignments.read(connection, "p").get(arm)
-            epoch = held.epoch if held else 0
-            assignments.move(
-                connection, policy="p", arm=arm, version=version, expected_epoch=epoch, writer="t", reason=""
-            )
-
-    def begin(self, right: int = 70) -> None:
-        self.right[0] = right
-        self.point(LIVE, 0)
-        assert self.releaser.look(STOP)
-
-    def offer(self, version: int, right: Mapping[str, int] | int) -> int | None:
-        """What is live after a version of that quality was judged."""
-        self.right[version] = right
-        self.point(CANDIDATE, version)
-        assert self.releaser.look(STOP)
-        self.releaser.look(STOP)
-        return arms(self.database)[LIVE]
-
-    def verdict(self, version: int) -> Any:
-        with self.database.snapshot() as connection:
-            return connection.execute(select(verdict).where(verdict.c.version == version)).one_or_none()
-
-    def references(self, version: int, task: str = "math") -> dict[str, int]:
-        found = self.verdict(version).details["tasks"][task]["comparisons"]
-        return {item["reference"]: item["version"] for item in found}
-
-    def anchors(self) -> list[int]:
-        with self.database.snapshot() as connection:
-            return list(connection.execute(select(gate_anchor.c.version).order_by(gate_anchor.c.at)).scalars())
-
-
-def arms(database: Database) -> dict[str, int | None]:
-    with database.snapshot() as connection:
-        return {name: arm.version for name, arm in assignments.read(connection, "p").items()}
+from contracts.tables import gate_anchor, sentinel_answer
+from pipelines.release.asking import BadVersion
+from tests.unit.pipelines.release.worlds import STOP, GateWorld, a_set
 
 
 @pytest.fixture
-def world(database: Database) -> World:
-    return World(database)
+def world(database: Database) -> GateWorld:
+    return GateWorld(database)
 
 
-def test_the_first_live_version_is_measured_and_is_the_first_anchor(world: World) -> None:
+def test_the_first_live_version_is_measured_and_is_the_first_anchor(world: GateWorld) -> None:
     world.begin(70)
     row = world.verdict(0)
     assert (row.accepted, row.accuracy, row.reason) == (True, 0.7, "math 0.700")
@@ -162,7 +34,7 @@ def test_the_first_live_version_is_measured_and_is_the_first_anchor(world: World
     assert not world.releaser.look(STOP)
 
 
-def test_a_better_candidate_goes_live_and_is_the_next_anchor(world: World) -> None:
+def test_a_better_candidate_goes_live_and_is_the_next_anchor(world: GateWorld) -> None:
     world.begin(70)
     assert world.offer(1, 90) == 1
     row = world.verdict(1)
@@ -172,7 +44,7 @@ def test_a_better_candidate_goes_live_and_is_the_next_anchor(world: World) -> No
     assert world.references(1) == {"live": 0}, "the anchor is live itself"
 
 
-def test_a_version_that_won_is_asked_anew_before_others_are_held_against_it(world: World) -> None:
+def test_a_version_that_won_is_asked_anew_before_others_are_held_against_it(world: GateWorld) -> None:
     world.begin(70)
     world.offer(1, 90)
     assert world.asked == [(0, True), (1, False), (1, True)]
@@ -180,14 +52,14 @@ def test_a_version_that_won_is_asked_anew_before_others_are_held_against_it(worl
     assert world.asked[3:] == [(2, False)], "whom it is compared with is not asked again"
 
 
-def test_a_version_that_lost_everything_is_refused(world: World) -> None:
+def test_a_version_that_lost_everything_is_refused(world: GateWorld) -> None:
     world.begin(70)
     assert world.offer(1, 0) == 0
     assert not world.verdict(1).accepted
-    assert arms(world.database)[CANDIDATE] is None
+    assert world.arms()[CANDIDATE] is None
 
 
-def test_small_steps_down_meet_the_anchor(world: World) -> None:
+def test_small_steps_down_meet_the_anchor(world: GateWorld) -> None:
     world.begin(70)
     live = [world.offer(version, 70 - 4 * version) for version in range(1, 6)]
     assert live == [1, 2, 2, 2, 2], "8 lost and none won is p = .0039, 12 lost is .00024"
@@ -195,7 +67,7 @@ def test_small_steps_down_meet_the_anchor(world: World) -> None:
 
 
 def test_each_task_is_gated_by_its_own_sentinels(database: Database) -> None:
-    world = World(database, a_set("math", "code"))
+    world = GateWorld(database, a_set("math", "code"))
     world.right[0] = {"math": 70, "code": 50}
     world.point(LIVE, 0)
     world.releaser.look(STOP)
@@ -208,7 +80,7 @@ def test_each_task_is_gated_by_its_own_sentinels(database: Database) -> None:
     assert {tuple(row) for row in rows} == {("math", 0), ("code", 0), ("math", 2)}
 
 
-def test_versions_are_graded_as_one_batch_by_the_graders_of_now(world: World) -> None:
+def test_versions_are_graded_as_one_batch_by_the_graders_of_now(world: GateWorld) -> None:
     world.begin(70)
     world.graded.clear()
     world.offer(1, 72)
@@ -217,7 +89,7 @@ def test_versions_are_graded_as_one_batch_by_the_graders_of_now(world: World) ->
     assert len(world.graded[0]) == 102
 
 
-def test_a_grader_that_is_away_is_no_verdict_and_it_is_judged_when_it_is_back(world: World) -> None:
+def test_a_grader_that_is_away_is_no_verdict_and_it_is_judged_when_it_is_back(world: GateWorld) -> None:
     world.begin(70)
     world.right[1] = 90
     world.point(CANDIDATE, 1)
@@ -226,27 +98,27 @@ def test_a_grader_that_is_away_is_no_verdict_and_it_is_judged_when_it_is_back(wo
         with pytest.raises(Unavailable, match="not graded: judge: no reply"):
             world.releaser.look(STOP)
     assert world.verdict(1) is None
-    assert arms(world.database) == {LIVE: 0, CANDIDATE: 1}
+    assert world.arms() == {LIVE: 0, CANDIDATE: 1}
     world.grader_is_away = lambda: False
     assert world.releaser.look(STOP)
-    assert arms(world.database)[LIVE] == 1
+    assert world.arms()[LIVE] == 1
     assert world.asked == [(0, True), (1, False)], "its answers were kept"
 
 
 @pytest.mark.parametrize(
     "error", [VersionNotResident("the engine did not take v1"), Unavailable("away"), InvalidSettings("s:1: refused")]
 )
-def test_trouble_on_the_way_is_no_verdict(world: World, error: MillraceError) -> None:
+def test_trouble_on_the_way_is_no_verdict(world: GateWorld, error: MillraceError) -> None:
     world.begin(70)
     world.point(CANDIDATE, 1)
     world.fault = lambda version: error if version == 1 else None
     with pytest.raises(type(error)):
         world.releaser.look(STOP)
     assert world.verdict(1) is None
-    assert arms(world.database) == {LIVE: 0, CANDIDATE: 1}
+    assert world.arms() == {LIVE: 0, CANDIDATE: 1}
 
 
-def test_faults_of_ours_never_send_the_trainer_back(world: World) -> None:
+def test_faults_of_ours_never_send_the_trainer_back(world: GateWorld) -> None:
     world.begin(80)
     for version in (1, 2):
         world.offer(version, 10)
@@ -256,24 +128,24 @@ def test_faults_of_ours_never_send_the_trainer_back(world: World) -> None:
         with pytest.raises(Unavailable):
             world.releaser.look(STOP)
     world.fault = lambda _: None
-    assert TRAINING not in arms(world.database)
+    assert TRAINING not in world.arms()
 
 
-def test_a_version_whose_bytes_are_bad_is_refused_by_name(world: World) -> None:
+def test_a_version_whose_bytes_are_bad_is_refused_by_name(world: GateWorld) -> None:
     world.begin(70)
     world.fault = lambda version: BadVersion(f"the engine refuses v{version}: payload_hash") if version == 1 else None
     assert world.offer(1, 90) == 0
     assert (world.verdict(1).accepted, world.verdict(1).reason) == (False, "the engine refuses v1: payload_hash")
 
 
-def test_log_probs_that_are_not_finite_are_refused(world: World) -> None:
+def test_log_probs_that_are_not_finite_are_refused(world: GateWorld) -> None:
     world.begin(70)
     world.not_finite = {1}
     assert world.offer(1, 100) == 0
     assert world.verdict(1).reason == "log-probs are not finite"
 
 
-def test_three_refusals_in_a_row_send_the_trainer_back_and_three_more_do_again(world: World) -> None:
+def test_three_refusals_in_a_row_send_the_trainer_back_and_three_more_do_again(world: GateWorld) -> None:
     world.begin(80)
     epochs = []
     for version in range(1, 7):
@@ -282,15 +154,15 @@ def test_three_refusals_in_a_row_send_the_trainer_back_and_three_more_do_again(w
             held = assignments.read(connection, "p").get(TRAINING)
         epochs.append(held.epoch if held else 0)
     assert epochs == [0, 0, 1, 1, 1, 2]
-    assert arms(world.database)[TRAINING] == 0
+    assert world.arms()[TRAINING] == 0
 
 
-def revoke(world: World, *versions: int) -> None:
+def revoke(world: GateWorld, *versions: int) -> None:
     with world.database.transaction() as connection:
         revocations.revoke(connection, "p", versions, treatment="evidence", writer="t", reason="it swore")
 
 
-def test_after_a_rollback_honest_successors_ship_although_a_revoked_version_was_better(world: World) -> None:
+def test_after_a_rollback_honest_successors_ship_although_a_revoked_version_was_better(world: GateWorld) -> None:
     world.begin(60)
     world.offer(2, 75)
     world.offer(5, 99)
@@ -303,27 +175,29 @@ def test_after_a_rollback_honest_successors_ship_although_a_revoked_version_was_
     assert world.references(7) == {"live": 6, "anchor": 2}
 
 
-def test_a_revoked_candidate_is_refused_unasked_and_never_accepted_again(world: World) -> None:
+def test_a_revoked_candidate_is_refused_unasked_and_never_accepted_again(world: GateWorld) -> None:
     world.begin(60)
     world.offer(1, 99)
-    revoke(world, 1)
     world.point(LIVE, 0)
-    asked = len(world.asked)
-    assert world.offer(1, 99) == 0
-    assert [version for version, _ in world.asked[asked:]] in ([], [0])
+    world.point(CANDIDATE, 1)
+    revoke(world, 1)
+    assert world.releaser.look(STOP)
+    assert world.asked == [(0, True), (1, False), (1, True)], "nobody is asked for that"
+    assert world.arms()[LIVE] == 0
     row = world.verdict(1)
     assert (row.accepted, row.reason) == (False, "v1 was revoked and never comes back: it swore")
 
 
-def test_revoked_candidates_do_not_count_among_the_refusals(world: World) -> None:
+def test_revoked_candidates_do_not_count_among_the_refusals(world: GateWorld) -> None:
     world.begin(60)
-    revoke(world, 1, 2, 3, 4)
     for version in (1, 2, 3, 4):
-        world.offer(version, 99)
-    assert TRAINING not in arms(world.database)
+        world.point(CANDIDATE, version)
+        revoke(world, version)
+        assert world.releaser.look(STOP)
+    assert TRAINING not in world.arms()
 
 
-def test_a_version_that_is_revoked_while_it_is_judged_is_not_stored(world: World) -> None:
+def test_a_version_that_is_revoked_while_it_is_judged_is_not_stored(world: GateWorld) -> None:
     world.begin(60)
     world.right[1] = 99
     world.point(CANDIDATE, 1)
@@ -335,11 +209,11 @@ def test_a_version_that_is_revoked_while_it_is_judged_is_not_stored(world: World
     world.fault = meanwhile
     with pytest.raises(StaleWrite, match="v1 was revoked while v1 was judged"):
         world.releaser.look(STOP)
-    assert arms(world.database)[LIVE] == 0
+    assert world.arms()[LIVE] == 0
 
 
 @pytest.mark.parametrize("arm", [CANDIDATE, LIVE])
-def test_an_arm_that_moved_meanwhile_leaves_no_verdict(world: World, arm: str) -> None:
+def test_an_arm_that_moved_meanwhile_leaves_no_verdict(world: GateWorld, arm: str) -> None:
     world.begin(60)
     world.right[1] = 99
     world.point(CANDIDATE, 1)
@@ -354,7 +228,7 @@ def test_an_arm_that_moved_meanwhile_leaves_no_verdict(world: World, arm: str) -
     assert world.verdict(1) is None
 
 
-def test_with_new_sentinels_live_is_measured_again_and_stands_in_for_an_anchor_that_is_gone(world: World) -> None:
+def test_with_new_sentinels_live_is_measured_again_and_stands_in_for_an_anchor_that_is_gone(world: GateWorld) -> None:
     world.begin(60)
     world.offer(1, 62)
     world.sentinels = a_set("math", name="new")
@@ -367,7 +241,7 @@ def test_with_new_sentinels_live_is_measured_again_and_stands_in_for_an_anchor_t
     assert world.anchors() == [0, 1]
 
 
-def test_a_restart_asks_nobody_again(world: World) -> None:
+def test_a_restart_asks_nobody_again(world: GateWorld) -> None:
     world.begin(60)
     world.offer(1, 62)
     asked = list(world.asked)
@@ -376,7 +250,7 @@ def test_a_restart_asks_nobody_again(world: World) -> None:
     assert world.asked == asked
 
 
-def test_answers_are_kept_of_live_and_anchors_only(world: World) -> None:
+def test_answers_are_kept_of_live_and_anchors_only(world: GateWorld) -> None:
     world.begin(60)
     for version in range(1, 7):
         world.offer(version, 60 + version % 2)
@@ -386,7 +260,7 @@ def test_answers_are_kept_of_live_and_anchors_only(world: World) -> None:
 
 
 def test_an_ungated_home_says_so_and_only_asks_that_the_engine_takes_the_version(database: Database) -> None:
-    world = World(database, SentinelFile((), "none", {"chat": "only signals"}))
+    world = GateWorld(database, SentinelFile((), "none", {"chat": "only signals"}))
     world.begin(0)
     assert world.offer(1, 0) == 1
     assert world.verdict(1).reason == "accepted unseen: no task is gated; ungated: chat (only signals)"
@@ -396,7 +270,7 @@ def test_an_ungated_home_says_so_and_only_asks_that_the_engine_takes_the_version
         world.releaser.look(STOP)
 
 
-def test_a_gate_that_fails_in_a_loop_is_neither_ready_nor_healthy_and_recovers(world: World) -> None:
+def test_a_gate_that_fails_in_a_loop_is_neither_ready_nor_healthy_and_recovers(world: GateWorld) -> None:
     world.begin(70)
     operations = Operations({})
     world.right[1] = 90
@@ -416,7 +290,7 @@ def test_a_gate_that_fails_in_a_loop_is_neither_ready_nor_healthy_and_recovers(w
     world.fault = away
     thread = threading.Thread(target=world.releaser.run, args=(stop,))
     thread.start()
-    while arms(world.database)[LIVE] != 1 or b"no verdict" in operations.answer("/ready").body:
+    while world.arms()[LIVE] != 1 or b"no verdict" in operations.answer("/ready").body:
         stop.wait(0.02)
     stop.set()
     thread.join()
@@ -425,7 +299,7 @@ def test_a_gate_that_fails_in_a_loop_is_neither_ready_nor_healthy_and_recovers(w
     assert operations.answer("/ready").status == 200
 
 
-def test_the_age_of_a_candidate_rises_until_it_is_judged(world: World) -> None:
+def test_the_age_of_a_candidate_rises_until_it_is_judged(world: GateWorld) -> None:
     def age() -> float | None:
         return REGISTRY.get_sample_value("millrace_candidate_age_seconds")
 
