@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from commands.dead_letter_commands import dead_letter_app
 from commands.options import DEFAULT_HOME, HomeOption
 from commands.reward_commands import reward_app
 from contracts.errors import InvalidSettings, MillraceError
@@ -24,6 +25,7 @@ policy_app = typer.Typer(help="Versions of the policy: list, promote, roll back.
 log_app = typer.Typer(help="Look at the log.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
 app.add_typer(log_app, name="log")
+app.add_typer(dead_letter_app, name="dead-letters")
 database_app = typer.Typer(help="Care for the database.", no_args_is_help=True)
 app.add_typer(database_app, name="database")
 
@@ -279,7 +281,7 @@ def policy_promote(
     home: HomeOption = DEFAULT_HOME,
     reason: Annotated[str, typer.Option(help="Kept in the history.")] = "promoted by an operator",
 ) -> None:
-    """Make a version live, whatever its verdict."""
+    """Make a newer version live, whatever its verdict; not one that was revoked."""
     from commands.policy import promote  # noqa: PLC0415
 
     promote(home, version, reason)
@@ -290,11 +292,35 @@ def policy_rollback(
     home: HomeOption = DEFAULT_HOME,
     to: Annotated[int | None, typer.Option(help="A version; by default the accepted one before the live one.")] = None,
     reason: Annotated[str, typer.Option(help="Kept in the history.")] = "rolled back by an operator",
+    *,
+    treatment: Annotated[
+        str,
+        typer.Option(
+            help="What becomes of what the revoked versions learned and said: evidence (merely worse: learned again, as "
+            "off-policy) or poison (never learned again)."
+        ),
+    ] = "evidence",
+    revoke: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Revoke this version, and what grew from it, instead of all above the target; again for more."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask. Without a terminal nobody is asked.")] = False,
 ) -> None:
-    """Take the live version back; the trainer goes on from there and quarantines what it learned since."""
+    """Take the live version back and revoke what lies above; the trainer goes on from the older one."""
     from commands.policy import rollback  # noqa: PLC0415
 
-    rollback(home, to, reason)
+    rollback(
+        home,
+        to,
+        reason,
+        treatment=treatment,
+        revoke=set(revoke) if revoke else None,
+        dry_run=dry_run,
+        ask=typer.confirm if sys.stdin.isatty() and not yes else None,
+    )
 
 
 @log_app.command("tail")

@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
             content = content[int(first) : int(last or size) + 1]
             headers["content-range"] = f"bytes {first}-{int(first) + len(content) - 1}/{size}"
             status = _PARTIAL
-        is_chunk = path.parent.name == "chunks"
+        is_chunk = "chunks" in path.parts
         if is_chunk:
             self.bucket.chunk_asked.set()
         sent = self._answer(status, content, headers, self.bucket.piece_seconds if is_chunk else 0.0)

@@ -130,7 +130,7 @@ class World:
         """When the last chunk of a payload lay in the region's cache, in epoch seconds."""
         folder = self._folder / region.name / "cache"
         # A chunk gets its name when it is whole, which is the last change of its inode.
-        return max((folder / chunk_path(edge.policy, chunk.blake3)).stat().st_ctime for chunk in edge.chunks)
+        return max((folder / chunk_path(edge.policy, chunk.name)).stat().st_ctime for chunk in edge.chunks)
 
     def sent_bytes(self) -> int:
         """What left the trainer's devices, frames with their headers, those sent again too."""

@@ -39,7 +39,7 @@ def only_way(world: World, chance: random.Random, victim: str, make: Make) -> Ed
 
 def _other_format(world: World, chance: random.Random, victim: str) -> Edits:
     changes: tuple[dict[str, Any], ...] = (
-        {"schema": 1}, {"schema": 0}, {"schema": -1}, {"schema": 3}, {"schema": 2**63}, {"codec": "context-rans/0"}, {"codec": "raw"},
+        {"schema": 1}, {"schema": 0}, {"schema": -1}, {"schema": 4}, {"schema": 2**63}, {"codec": "context-rans/0"}, {"codec": "raw"},
         {"codec": "context-rans/2"}, {"codec": ""}, {"codec": "CONTEXT-RANS/1"},
     )  # fmt: skip
     return world.sealed(victim, **chance.choice(changes))

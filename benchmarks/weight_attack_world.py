@@ -89,7 +89,7 @@ class World:
 
     def chunk_files(self, edge: str) -> list[str]:
         """The chunks of a genuine edge, in order."""
-        return [f"store/{chunk_path(POLICY, chunk.blake3)}" for chunk in self.edges[edge].chunks]
+        return [f"store/{chunk_path(POLICY, chunk.name)}" for chunk in self.edges[edge].chunks]
 
     def own_files(self, victim: str) -> dict[str, bytes]:
         """What lies on the disk of a replica before it is attacked."""
@@ -103,7 +103,7 @@ class World:
         changed = msgspec.structs.replace(manifest, **({"chunks": chunks} | changes))
         edits: Edits = {self.edge_file(edge): text_of(self.signer.sign(changed))}
         for chunk, part in zip(chunks, parts_of(payload), strict=True) if payload is not None else ():
-            edits[f"store/{chunk_path(POLICY, chunk.blake3)}"] = part
+            edits[f"store/{chunk_path(POLICY, chunk.name)}"] = part
         return edits
 
     def put(self, edits: Edits) -> None:

@@ -18,7 +18,7 @@ from contracts.records import (
     Outcome,
     Record,
     Signal,
-    decode,
+    decode_shape,
     unpack_floats,
     unpack_ids,
 )
@@ -59,25 +59,26 @@ def as_json(record: LogRecord) -> dict[str, Any]:
     """A record for people; one that cannot be read says why."""
     head = {"topic": record.topic, "partition": record.partition, "offset": record.offset, "key": record.key}
     try:
-        return head | {"record": _plain(decode(_KINDS[record.topic], record.value))}
+        return head | {"record": plain(decode_shape(_KINDS[record.topic], record.value))}
     except InvalidRecord as error:
         return head | {"unreadable": error.message}
 
 
-def _plain(value: Any, name: str = "") -> Any:
+def plain(value: Any, name: str = "") -> Any:
+    """As JSON; bodies opened, packed arrays as lists."""
     if isinstance(value, Generation):
-        return {**_fields(value), "body": _plain(value.open())}
+        return {**_fields(value), "body": plain(value.open())}
     if isinstance(value, msgspec.Struct):
         return _fields(value)
     if isinstance(value, dict):
-        return {key: _plain(item, key) for key, item in value.items()}
+        return {key: plain(item, key) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return _unpacked(value, name) if isinstance(value, bytes) else value
 
 
 def _fields(record: msgspec.Struct) -> dict[str, Any]:
-    return {name: _plain(value, name) for name, value in msgspec.structs.asdict(record).items() if name != "body"}
+    return {name: plain(value, name) for name, value in msgspec.structs.asdict(record).items() if name != "body"}
 
 
 def _unpacked(value: bytes, name: str) -> list[int] | list[float]:

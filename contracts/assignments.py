@@ -4,7 +4,8 @@
     live        set by release on acceptance, by operators on promotion and rollback
     training    set by release or an operator: "go on from this version"; the trainer rolls back to it
 
-Every move is kept in `assignment_change`, so that the past can be read.
+An arm names a version *and* its root, the hash of all its tensors: whoever serves it refuses other weights under the same
+number. A version has one root for ever, that under which it was published first. Every move is kept in `assignment_change`, so that the past can be read.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, insert, select, update
 
+from contracts import revocations
 from contracts.database import insert_new
-from contracts.errors import StaleWrite
-from contracts.tables import assignment, assignment_change
+from contracts.deletions import refer_to_version
+from contracts.errors import Conflict, StaleWrite
+from contracts.tables import assignment, assignment_change, version_claim
 
 LIVE = "live"
 CANDIDATE = "candidate"
@@ -34,12 +37,31 @@ class Assignment(NamedTuple):
     version: int | None
     share: float
     epoch: int
+    root: str | None = None
+    """What the version's weights add up to; None: nobody noted it, as in homes of before."""
 
 
 def read(connection: Connection, policy: str) -> dict[str, Assignment]:
     """All arms of a policy, by name."""
     rows = connection.execute(select(assignment).where(assignment.c.policy == policy))
-    return {row.arm: Assignment(row.policy, row.arm, row.version, row.share, row.epoch) for row in rows}
+    return {row.arm: Assignment(row.policy, row.arm, row.version, row.share, row.epoch, row.root) for row in rows}
+
+
+def root_of_version(connection: Connection, policy: str, version: int) -> str | None:
+    """The root that a version was published or assigned with; None if nobody noted it."""
+    claimed = select(version_claim.c.root).where(version_claim.c.policy == policy, version_claim.c.version == version)
+    if (root := connection.execute(claimed).scalar_one_or_none()) is not None:
+        return str(root)
+    named = (
+        select(assignment_change.c.root)
+        .where(
+            assignment_change.c.policy == policy,
+            assignment_change.c.version == version,
+            assignment_change.c.root.is_not(None),
+        )
+        .limit(1)
+    )
+    return connection.execute(named).scalar_one_or_none()
 
 
 def move(
@@ -52,14 +74,31 @@ def move(
     writer: str,
     reason: str,
     share: float = 0.0,
+    root: str | None = None,
 ) -> Assignment:
     """Point an arm at a version (or at none), if nobody moved it since `expected_epoch` (0: it does not exist yet).
 
+    `root` is what the version's weights add up to; None: what is known of it, if anything.
+
     Raises:
+        Conflict: the version is known with another root: these are not its weights.
+        NotFound: its bytes were removed from the weight store, or are about to be.
         StaleWrite: somebody else moved it first; read again and decide anew.
+        VersionRevoked: a rollback took the version back; no arm ever points at it again.
     """
-    now = time.time()
-    values = {"version": version, "share": share, "epoch": expected_epoch + 1, "writer": writer, "reason": reason}
+    if version is not None:
+        refer_to_version(connection, policy, version)
+        known = root_of_version(connection, policy, version)
+        if known is not None and root not in {None, known}:
+            raise Conflict(
+                f"{policy} version {version} was published as {known}, not as {root}: give these weights a number of "
+                "their own",
+                policy=policy,
+                version=version,
+            )
+        root = root or known
+    now, values = time.time(), {"version": version, "share": share, "epoch": expected_epoch + 1, "root": root}
+    values |= {"writer": writer, "reason": reason}
     if expected_epoch == 0:
         done = insert_new(connection, assignment, {"policy": policy, "arm": arm, "at": now, **values})
     else:
@@ -71,5 +110,7 @@ def move(
         done = connection.execute(statement).rowcount == 1
     if not done:
         raise StaleWrite(f"{policy}/{arm} was moved by somebody else; read it again", policy=policy, arm=arm)
+    if version is not None:
+        revocations.refuse(connection, policy, version)
     connection.execute(insert(assignment_change).values(policy=policy, arm=arm, at=now, **values))
-    return Assignment(policy, arm, version, share, expected_epoch + 1)
+    return Assignment(policy, arm, version, share, expected_epoch + 1, root)

@@ -10,7 +10,9 @@ MillraceError
 │   ├── InvalidValue (422)       well-formed, but not what the task declares
 │   │   └── UnknownSignal        no task declares it
 │   └── Conflict (409)           not as things stand: same idempotency key and other content, another version is live
+│       ├── LeaseHeld            another trainer of this policy is at work; says who, where and since when
 │       ├── StillRunning         the first request under this idempotency key has not ended
+│       ├── VersionRevoked       a rollback took the version back for good
 │       └── VersionNotServed     the version a request asks for does not serve now; a retry may find it
 ├── Unauthorized (401)
 ├── Forbidden (403)
@@ -26,6 +28,8 @@ MillraceError
 ├── RecordTooLarge (413)         the log takes no record of this size, now or later
 ├── PositionLost                 a stored position is outside of the log: records were lost, or deleted unread
 ├── StaleWrite                   somebody else moved the position, pointer or epoch first
+│   └── LeaseLost                another trainer of this policy took over: this one may write nothing any more
+├── StepsBroken                  training steps fail whoever is in them: the device, or the installation
 └── TooManyDeadLetters           a stream this bad means a bad deploy: stop and ask
 """
 
@@ -95,9 +99,17 @@ class Conflict(InvalidRequest):
     code = "conflict"
 
 
+class LeaseHeld(Conflict):
+    code = "lease_held"
+
+
 class StillRunning(Conflict):
     code = "still_running"
     headers = MappingProxyType({"retry-after": "1"})
+
+
+class VersionRevoked(Conflict):
+    code = "version_revoked"
 
 
 class VersionNotServed(Conflict):
@@ -173,5 +185,13 @@ class StaleWrite(MillraceError):
     code = "stale_write"
 
 
+class LeaseLost(StaleWrite):
+    code = "lease_lost"
+
+
 class TooManyDeadLetters(MillraceError):
     code = "too_many_dead_letters"
+
+
+class StepsBroken(MillraceError):
+    code = "steps_broken"

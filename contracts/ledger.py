@@ -1,7 +1,7 @@
 """The two identities that must always hold, as the ledger sees them (docs/decisions/0001).
 
 generations: logged   = pending + trained + unlabelled + filtered + unscored + stale + off_support + quarantined
-                        + cancelled + erased
+                        + cancelled + erased + dead_letter
 signals:     received = joined + pending + late + duplicate + conflict + retracted + rejected
 
 What waits for the answer of its key, and what episodes says itself about an answer (a follow-up), was received like any other
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, ScalarSelect, and_, case, func, literal, select
+from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, literal, not_, or_, select
 
 from contracts.ids import sample_key
-from contracts.tables import generation, outcome, received_signal, signal, signal_count, waiting_signal
+from contracts.tables import generation, ledger_epoch, received_signal, signal, signal_count, waiting_signal
 
+NO_END = 2**62
+"""The last sequence of the newest epoch: everything that it says holds."""
 PENDING = "pending"
 GENERATION_STATES = frozenset(
     (
@@ -30,8 +32,10 @@ GENERATION_STATES = frozenset(
         "quarantined",
         "cancelled",
         "erased",
+        "dead_letter",
     )
 )
+"""Of a dead letter there is no row: it is counted where the log is looked at."""
 SIGNAL_STATES = frozenset((PENDING, "joined", "late", "duplicate", "conflict", "retracted", "rejected"))
 
 
@@ -48,15 +52,19 @@ class Counts(NamedTuple):
         return self.total - sum(count for state, count in self.states.items() if state in named)
 
 
-def training_epoch() -> ScalarSelect[int]:
-    """The trainer's newest epoch; what it said in an older one and did not repeat is void."""
-    return select(func.coalesce(func.max(outcome.c.epoch), 0)).where(outcome.c.writer == "training").scalar_subquery()
-
-
 def effective_state() -> ColumnElement[str]:
-    """The state of a row of `generation`: what a crashed trainer took back counts as pending."""
-    void = and_(generation.c.state_writer == "training", generation.c.state_epoch < training_epoch())
-    return case((void, literal(PENDING)), else_=generation.c.state)
+    """The state of a row of `generation`: what a later epoch of the trainer did not keep counts as pending.
+
+    Episodes looks at such rows again within seconds: an older word that holds takes the place of the void one.
+    """
+    newest = select(func.coalesce(func.max(ledger_epoch.c.epoch), -1)).scalar_subquery()
+    kept = exists().where(
+        ledger_epoch.c.epoch == generation.c.state_epoch, ledger_epoch.c.valid_through >= generation.c.state_sequence
+    )
+    holds = or_(kept, generation.c.state_epoch > newest)
+    return case(
+        (and_(generation.c.state_writer == "training", not_(holds)), literal(PENDING)), else_=generation.c.state
+    )
 
 
 def generation_counts(connection: Connection) -> Counts:

@@ -43,9 +43,14 @@ BEHIND_SECONDS = Gauge(
 STEP_SECONDS = Histogram("millrace_step_seconds", "One batch: handle, commit, relay.", ["group"], buckets=_FAST)
 LOST_PARTITIONS = Counter("millrace_lost_partitions_total", "Batches undone: another replica moved on.", ["group"])
 WAITS = Counter("millrace_waits_total", "Times the log or the database was away.", ["group"])
-DEAD_LETTERS = Counter("millrace_dead_letters_total", "Records that could not be read.", ["group"])
+DEAD_LETTERS = Counter("millrace_dead_letters_total", "Records that could not be processed.", ["group"])
+HALTED = Gauge("millrace_halted", "1: so many records cannot be processed that the worker stopped.", ["group"])
+TICK_FAILURES = Counter("millrace_tick_failures_total", "Times the passing of time could not be applied.", ["group"])
 
 # Episodes.
+LEDGER_IGNORED = Counter(
+    "millrace_ledger_ignored_total", "Outcomes of a trainer's epoch that the database never issued.", ["state"]
+)
 CURATED = Counter("millrace_curated_total", "Prompts by what curation decided.", ["task", "decision"])
 
 # Rewards.
@@ -77,6 +82,11 @@ TRAINING_SAMPLES = Counter("millrace_training_samples_total", "Samples by their 
 TRAINING_CORRECTIONS = Counter(
     "millrace_training_corrections_total", "Later revisions of trained samples, by what became of them.", ["reason"]
 )
+TRAINING_STEP_ERRORS = Counter(
+    "millrace_training_step_errors_total",
+    "Samples that broke their step, by the error's class or the guard's reason.",
+    ["error"],
+)
 TRAINING_FIGURE = Gauge("millrace_training_figure", "Figures of the last step, as the dashboard shows them.", ["name"])
 PUBLISHED_VERSION = Gauge("millrace_published_version", "The newest version cut.")
 
@@ -97,4 +107,9 @@ LIVE_VERSION = Gauge("millrace_live_version", "The version that users meet.")
 
 # Dashboard.
 LEDGER_UNEXPLAINED = Gauge("millrace_ledger_unexplained", "Must be 0: kinds of trouble in an identity.", ["kind"])
+LEDGER_LOOK_AGE = Gauge("millrace_ledger_look_age_seconds", "Since the ledger was last looked at with success.")
+DASHBOARD_FAULTS = Counter(
+    "millrace_dashboard_faults_total", "What could not be shown: a record, or a whole look.", ["what"]
+)
+DEAD_LETTERS_OPEN = Gauge("millrace_dead_letters_open", "Dead letters that nobody has dealt with.", ["group"])
 LAG_RECORDS = Gauge("millrace_lag_records", "Records appended and not handled.", ["group", "topic", "partition"])

@@ -18,6 +18,7 @@ import zstandard
 
 from contracts.errors import InvalidRecord, NewerSchema
 from contracts.ids import sample_key
+from contracts.soundness import packed_problem, problem_of
 
 SCHEMA = 1
 
@@ -27,7 +28,7 @@ Fault = Literal["none", "model", "infra", "user"]
 ScoreStatus = Literal["scored", "unlabelled", "unscored"]
 State = Literal[
     "trained", "unlabelled", "filtered", "unscored", "stale", "off_support", "quarantined", "cancelled", "erased",
-    "late", "epoch_started",
+    "late", "epoch_started", "pending",
 ]  # fmt: skip
 Scalar = bool | int | float | str
 
@@ -202,8 +203,20 @@ class Experience(Record, frozen=True, kw_only=True):
     dtype: str
 
 
+class Also(msgspec.Struct, frozen=True, array_like=True):
+    """One more sample with the same outcome."""
+
+    key: str
+    revision: int
+    sequence: int
+
+
 class Outcome(Record, frozen=True, kw_only=True):
-    """The fate of one revision of one sample. Idempotent by (key, revision, epoch, state)."""
+    """The fate of one revision of one sample. Idempotent by (key, revision, epoch, state).
+
+    The trainer numbers what it decides: `sequence` rises with every decision along a chain of epochs, so that the next epoch
+    can say how much of this one it kept. 0: told by a release that did not number, or by another writer.
+    """
 
     key: str
     revision: int
@@ -214,10 +227,35 @@ class Outcome(Record, frozen=True, kw_only=True):
     """The first policy version whose weights contain the sample, if trained."""
     writer: Literal["episodes", "rewards", "training"]
     at: float
+    sequence: int = 0
+    previous: int | None = None
+    """Of `epoch_started`: the epoch of the checkpoint it goes on from; None: it keeps nothing of what was said before."""
+    kept_sequence: int = -1
+    """Of `epoch_started`: the last sequence of `previous` that this checkpoint holds; later ones are void."""
+    also: tuple[Also, ...] = ()
+    """Samples of the same partition with the same epoch, state, reason and version: many are told in few records."""
+
+    def each(self) -> list[Outcome]:
+        """One outcome for every sample that it is about."""
+        if not self.also:
+            return [self]
+        alone = msgspec.structs.replace(self, also=())
+        return [alone] + [
+            msgspec.structs.replace(alone, key=other.key, revision=other.revision, sequence=other.sequence)
+            for other in self.also
+        ]
 
 
 RecordType = TypeVar("RecordType", bound=Record)
 BodyType = TypeVar("BodyType")
+
+
+MAX_BODY_BYTES = 64 * 2**20
+"""Of an opened body: eight times what a service reads, so that nothing which was logged is refused."""
+_OUR_SCHEMA = b"\xa6schema" + bytes([SCHEMA])
+"""With which all records of today's schema begin, behind the one or three bytes that count their fields."""
+_LAST_SCHEMA = 1000
+"""What claims a newer one stops a worker until it is upgraded, and nobody can upgrade to a number made up."""
 
 
 class _Head(msgspec.Struct):
@@ -230,21 +268,38 @@ def encode(record: Record) -> bytes:
 
 
 def decode(kind: type[RecordType], wire: bytes) -> RecordType:
-    """Read a record.
+    """Read a record from the log: one that can be stored and computed with (`contracts/soundness.py`).
+
+    Raises:
+        NewerSchema: written by a newer Millrace than this one.
+        InvalidRecord: not such a record; the message says which field.
+    """
+    record = decode_shape(kind, wire)
+    if problem := problem_of(record):
+        raise InvalidRecord(f"not a {kind.__name__} that can be processed: {problem}")
+    return record
+
+
+def decode_shape(kind: type[RecordType], wire: bytes) -> RecordType:
+    """The same for rows of our own tables, and for who looks at what `decode` refuses: values are not judged.
 
     Raises:
         NewerSchema: written by a newer Millrace than this one.
         InvalidRecord: not such a record; the message says which field.
     """
     try:
-        schema = msgspec.msgpack.decode(wire, type=_Head).schema
-        if schema > SCHEMA:
-            raise NewerSchema(
-                f"{kind.__name__} has schema {schema}, this process reads up to {SCHEMA}: upgrade it",
-                schema=schema,
-            )
+        # Else the head alone, before fields that a newer schema may have changed.
+        if not (wire.startswith(_OUR_SCHEMA, 1) or wire.startswith(_OUR_SCHEMA, 3)):
+            schema = msgspec.msgpack.decode(wire, type=_Head).schema
+            if not 1 <= schema <= _LAST_SCHEMA:
+                raise InvalidRecord(f"not a {kind.__name__}: no Millrace ever wrote schema {schema}")
+            if schema > SCHEMA:
+                raise NewerSchema(
+                    f"{kind.__name__} has schema {schema}, this process reads up to {SCHEMA}: upgrade it",
+                    schema=schema,
+                )
         return msgspec.msgpack.decode(wire, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRecord(f"not a {kind.__name__}: {error}") from error
 
 
@@ -257,12 +312,20 @@ def open_body(kind: type[BodyType], sealed: bytes) -> BodyType:
     """Invert `seal_body`.
 
     Raises:
-        InvalidRecord: the bytes are damaged.
+        InvalidRecord: the bytes are damaged, or would fill the memory.
     """
     try:
-        return msgspec.msgpack.decode(zstandard.decompress(sealed), type=kind)
-    except (msgspec.MsgspecError, zstandard.ZstdError) as error:
+        if zstandard.frame_content_size(sealed) > MAX_BODY_BYTES:
+            raise InvalidRecord(f"damaged {kind.__name__}: it claims more than {MAX_BODY_BYTES} bytes")
+        plain = zstandard.decompress(sealed, max_output_size=MAX_BODY_BYTES)
+        body = msgspec.msgpack.decode(plain, type=kind)
+    except (msgspec.MsgspecError, zstandard.ZstdError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRecord(f"damaged {kind.__name__}: {error}") from error
+    if isinstance(body, GenerationBody):
+        for name in ("prompt_ids", "completion_ids", "logprobs"):
+            if problem := packed_problem(name, getattr(body, name)):
+                raise InvalidRecord(f"damaged {kind.__name__}: {problem}")
+    return body
 
 
 def pack_ids(ids: list[int]) -> bytes:

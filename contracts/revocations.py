@@ -5,6 +5,8 @@ In: a rollback's decision. Out: what every reader of versions has to ask first. 
     poison    what the version said may be wrong on purpose: its samples are `quarantined(rollback)`
     evidence  the version was merely worse: its samples were really sampled and really judged, and are learned from as
               off-policy data, as far from the current weights as the tree of versions says
+
+A version that descends from a revoked one is revoked with it, also one that is cut later, before the trainer has heard.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Literal, NamedTuple
 from sqlalchemy import Connection, select
 
 from contracts.database import insert_new
-from contracts.tables import revocation
+from contracts.errors import VersionRevoked
+from contracts.tables import revocation, version_claim
 
 Treatment = Literal["poison", "evidence"]
 
@@ -32,9 +35,37 @@ class Revocation(NamedTuple):
 
 
 def read(connection: Connection, policy: str) -> dict[int, Revocation]:
-    """Everything that was revoked, by version."""
+    """Everything that was revoked, by version, and with it everything that descends from it."""
     rows = connection.execute(select(revocation).where(revocation.c.policy == policy))
-    return {row.version: Revocation(row.version, row.treatment, row.writer, row.reason, row.at) for row in rows}
+    found = {row.version: Revocation(row.version, row.treatment, row.writer, row.reason, row.at) for row in rows}
+    if not found:
+        return found
+    for version, parent in sorted(claimed_parents(connection, policy).items()):
+        # A parent's number is lower than its child's, so one pass in their order reaches every descendant.
+        if version not in found and parent in found:
+            found[version] = found[parent]._replace(version=version)
+    return found
+
+
+def claimed_parents(connection: Connection, policy: str) -> dict[int, int]:
+    """Version to parent, of every version that was cut since versions are claimed in the database."""
+    claims = select(version_claim.c.version, version_claim.c.parent).where(version_claim.c.policy == policy)
+    return {row.version: row.parent for row in connection.execute(claims)}
+
+
+def refuse(connection: Connection, policy: str, version: int) -> None:
+    """Refuse a version that is revoked.
+
+    Raises:
+        VersionRevoked: it is; the message says by whom and why.
+    """
+    if (found := read(connection, policy).get(version)) is not None:
+        raise VersionRevoked(
+            f"v{version} of {policy!r} was revoked by {found.writer} ({found.reason}); it never serves again: choose "
+            "a version that is not revoked, see `millrace policy list`",
+            policy=policy,
+            version=version,
+        )
 
 
 def revoke(

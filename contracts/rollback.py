@@ -1,46 +1,89 @@
-"""Going back to an earlier version: which one, and the moves that do it. Used by the dashboard and the command line.
+"""Going back to an earlier version: which one, what is revoked with it, and the moves that do it.
 
-`live` serves the chosen version, `training` goes on from it, and the candidate that grew on what was left is dropped.
+In: an operator's wish, from the dashboard or the command line. Out, in one transaction: the versions that are revoked, `live`
+and `training` at the chosen version, and no candidate. Waits for nothing: who was faster makes the other's a `StaleWrite`.
+
+Revoked is by default every version between the chosen one and the live one that grew from the chosen one; or those that are
+named. What descends from a revoked version, a waiting candidate too, is revoked with it. The trainer obeys the arm
+`training` and asks the revocations what becomes of what it learned (docs/decisions/0001).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
+from contracts import revocations
 from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment, move, read
-from contracts.errors import InvalidRequest, InvalidValue
+from contracts.errors import InvalidRequest, InvalidValue, NotFound, StaleWrite
+from contracts.revocations import Treatment
 from contracts.tables import assignment_change, verdict
-
-BASE = 0
-"""The version everything descends from: it never needs a verdict."""
+from contracts.version_parents import BASE, Parents
 
 
-def revoked_versions(live_history: Sequence[int | None]) -> set[int]:
-    """Versions that `live` was moved back over and that have not served since.
+class Plan(NamedTuple):
+    """What a rollback does, before it does it."""
+
+    live: int
+    target: int
+    revoked: tuple[int, ...]
+    """Versions that it revokes, in order; those that were revoked before are not among them."""
+    kept: tuple[int, ...]
+    """The target, its parent and so on down to the base: what was learned first in any of these stays."""
+
+
+def left_behind(live_history: Sequence[int | None]) -> set[int]:
+    """Versions that `live` was moved back over and that have not served since, whether they were revoked or not.
 
     Args:
         live_history: what `live` pointed at, oldest first.
     """
-    revoked: set[int] = set()
+    behind: set[int] = set()
     served: int | None = None
     for version in live_history:
         if version is None:
             continue
         if served is not None and version < served:
-            revoked.update(range(version + 1, served + 1))
-        revoked.discard(version)
+            behind.update(range(version + 1, served + 1))
+        behind.discard(version)
         served = version
-    return revoked
+    return behind
 
 
-def rollback_target(live: int, accepted: Collection[int], live_history: Sequence[int | None]) -> int | None:
-    """The newest accepted version below `live` that was not left behind before; None if there is nothing below."""
+def rollback_target(
+    live: int, accepted: Collection[int], live_history: Sequence[int | None], revoked: Collection[int] = ()
+) -> int | None:
+    """The newest accepted version below `live` that was neither revoked nor left behind; None if nothing is below."""
     if live <= BASE:
         return None
-    revoked = revoked_versions(live_history)
-    return max((version for version in accepted if version < live and version not in revoked), default=BASE)
+    refused = left_behind(live_history) | set(revoked)
+    return max((version for version in accepted if version < live and version not in refused), default=BASE)
+
+
+def versions_to_revoke(
+    parents: Parents, *, live: int, target: int, named: Collection[int] | None = None
+) -> tuple[int, ...]:
+    """What going back from `live` to `target` revokes, in order.
+
+    `named`: only these, and what descends from them. None: the line from the target to the live version, and every
+    version between the two that grew from the target.
+
+    Raises:
+        InvalidValue: a named version does not exist, or is the target or an ancestor of it.
+    """
+    kept = parents.lineage(target)
+    if named is None:
+        between = {version for version in parents.descendants([target]) if target < version <= live}
+        return tuple(sorted(parents.descendants(between | set(parents.lineage(live)) - set(kept)) - set(kept)))
+    for version in sorted(named):
+        if version not in parents.versions:
+            raise InvalidValue(f"v{version} cannot be revoked: there is no such version", param="revoke")
+        if version in kept:
+            what = "the version to go back to" if version == target else f"an ancestor of v{target}, which would serve"
+            raise InvalidValue(f"v{version} cannot be revoked: it is {what}", param="revoke")
+    return tuple(sorted(parents.descendants(named)))
 
 
 def read_live_history(connection: Connection, policy: str) -> list[int | None]:
@@ -58,25 +101,64 @@ def read_target(connection: Connection, policy: str) -> int | None:
     live = read(connection, policy).get(LIVE)
     if live is None or live.version is None:
         return None
-    return rollback_target(live.version, _accepted(connection, policy), read_live_history(connection, policy))
+    history, revoked = read_live_history(connection, policy), revocations.read(connection, policy)
+    return rollback_target(live.version, _accepted(connection, policy), history, revoked)
 
 
-def roll_back(connection: Connection, *, policy: str, writer: str, reason: str, to: int | None = None) -> int:
-    """Go back to version `to`, or to the one `rollback_target` names; returns it.
-
-    Raises:
-        InvalidRequest: nothing is live, or the base already is.
-        InvalidValue: `to` is not below the live version, or was never accepted.
-        StaleWrite: somebody else moved an arm meanwhile; nothing was changed.
-    """
-    arms = read(connection, policy)
-    live = arms.get(LIVE)
+def read_plan(
+    connection: Connection,
+    policy: str,
+    *,
+    to: int | None = None,
+    revoke: Collection[int] | None = None,
+    parents: Mapping[int, int] | None = None,
+) -> Plan:
+    """What `roll_back` would do now. Its arguments and errors are those of `roll_back`."""
+    live = read(connection, policy).get(LIVE)
     if live is None or live.version is None:
         raise InvalidRequest(f"policy {policy!r} has no live version to go back from", policy=policy)
     target = read_target(connection, policy) if to is None else _check_target(connection, policy, live.version, to)
     if target is None:
         raise InvalidRequest(f"the base of {policy!r} is live already; nothing lies below it", policy=policy)
-    for arm, version in ((LIVE, target), (TRAINING, target), (CANDIDATE, None)):
+    known = Parents(_known(connection, policy), {**(parents or {}), **revocations.claimed_parents(connection, policy)})
+    wanted = versions_to_revoke(known, live=live.version, target=target, named=revoke)
+    before = revocations.read(connection, policy)
+    revoked = tuple(version for version in wanted if version not in before)
+    return Plan(live.version, target, revoked, tuple(known.lineage(target)))
+
+
+def roll_back(
+    connection: Connection,
+    *,
+    policy: str,
+    writer: str,
+    reason: str,
+    to: int | None = None,
+    treatment: Treatment = "evidence",
+    revoke: Collection[int] | None = None,
+    parents: Mapping[int, int] | None = None,
+    seen_live: int | None = None,
+) -> Plan:
+    """Go back to version `to`, or to the one `rollback_target` names; returns what was done.
+
+    `treatment` says what becomes of what the revoked versions learned and said, see `contracts/revocations.py`; `revoke`
+    names versions to revoke instead of all that `versions_to_revoke` finds; `parents` has parents of versions that are not
+    claimed in the database, as manifests say; `seen_live` was live when the operator decided.
+
+    Raises:
+        InvalidRequest: nothing is live, or the base already is.
+        InvalidValue: `to` is not below the live version, was never accepted or is revoked; or a version of `revoke`
+            does not exist, or would serve.
+        StaleWrite: somebody else moved an arm meanwhile; nothing was changed.
+    """
+    arms = read(connection, policy)
+    live = arms.get(LIVE)
+    if seen_live is not None and live is not None and live.version != seen_live:
+        raise StaleWrite(f"v{seen_live} is no longer live, v{live.version} is; look again", live=live.version)
+    plan = read_plan(connection, policy, to=to, revoke=revoke, parents=parents)
+    revocations.revoke(connection, policy, plan.revoked, treatment=treatment, writer=writer, reason=reason)
+    # In the order in which release moves them after a verdict: two who meet wait for each other, and do not lock up.
+    for arm, version in ((CANDIDATE, None), (LIVE, plan.target), (TRAINING, plan.target)):
         held = arms.get(arm, Assignment(policy, arm, None, 0.0, 0))
         # All three move, also to what they hold: the epoch of `training` tells the trainer to start again from there, and
         # that of an empty `candidate` refuses what the trainer was about to offer before it had heard.
@@ -90,10 +172,45 @@ def roll_back(connection: Connection, *, policy: str, writer: str, reason: str, 
             reason=reason,
             share=held.share,
         )
-    return target
+    return plan
+
+
+def promote(
+    connection: Connection, *, policy: str, to: int, writer: str, reason: str, seen_live: int | None = None
+) -> None:
+    """Point `live` at a version that is not older than what is live, whatever its verdict.
+
+    Raises:
+        NotFound: nothing is live yet.
+        InvalidValue: the version is below the live one.
+        VersionRevoked: a rollback took it back.
+        StaleWrite: somebody else moved `live` meanwhile, or what was seen is not live any more.
+    """
+    live = read(connection, policy).get(LIVE)
+    if live is None or live.version is None:
+        raise NotFound("nothing is live yet; start with: millrace up")
+    if seen_live is not None and live.version != seen_live:
+        raise StaleWrite(f"v{seen_live} is no longer live, v{live.version} is; look again", live=live.version)
+    revocations.refuse(connection, policy, to)
+    if to < live.version:
+        raise InvalidValue(
+            f"v{to} is below v{live.version}, which is live: roll back instead, with `millrace policy rollback --to {to}`",
+            param="to",
+        )
+    move(
+        connection,
+        policy=policy,
+        arm=LIVE,
+        version=to,
+        expected_epoch=live.epoch,
+        writer=writer,
+        reason=reason,
+        share=1.0,
+    )
 
 
 def _check_target(connection: Connection, policy: str, live: int, to: int) -> int:
+    revocations.refuse(connection, policy, to)
     if not BASE <= to < live:
         raise InvalidValue(f"version {to} is not below the live version {live}", param="to")
     if to != BASE and to not in _accepted(connection, policy):
@@ -104,3 +221,12 @@ def _check_target(connection: Connection, policy: str, live: int, to: int) -> in
 def _accepted(connection: Connection, policy: str) -> set[int]:
     statement = select(verdict.c.version).where(verdict.c.policy == policy, verdict.c.accepted.is_(True))
     return set(connection.execute(statement).scalars())
+
+
+def _known(connection: Connection, policy: str) -> set[int]:
+    """Versions that were judged or that an arm ever named."""
+    judged = select(verdict.c.version).where(verdict.c.policy == policy)
+    named = select(assignment_change.c.version).where(
+        assignment_change.c.policy == policy, assignment_change.c.version.is_not(None)
+    )
+    return {*connection.execute(judged).scalars(), *connection.execute(named.distinct()).scalars()}

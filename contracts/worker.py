@@ -4,7 +4,8 @@ In: records of its topics, from the positions stored in the database. Out: its s
 positions, in one transaction; then the outbox is relayed. Waits: for records, at most one tick.
 
 A worker that lost its partition fails its compare-and-set, changes nothing, and reads the stored positions again. While the
-log or the database is away, it waits.
+log or the database is away, it waits. A record that cannot be processed is found (`bisection.py`), buried (`dead_letters.py`)
+and passed; past a limit of those the worker halts, says so, and looks again now and then whether somebody dealt with them.
 """
 
 from __future__ import annotations
@@ -13,29 +14,40 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol
 
 import structlog
 from sqlalchemy import ColumnElement, Connection, select, update
 
+from contracts.bisection import Blamed, bisect, blaming_records
 from contracts.database import Database, insert_new
-from contracts.dead_letters import bury
-from contracts.errors import InvalidRecord, NewerSchema, StaleWrite, Unavailable
+from contracts.dead_letters import Culprit, bury_all, culprit_of, traceback_of
+from contracts.errors import StaleWrite, TooManyDeadLetters, Unavailable
 from contracts.event_log import EventLog, LogRecord, Message
 from contracts.faults import FaultPoint, no_fault
-from contracts.metrics import BEHIND_SECONDS, LOST_PARTITIONS, RECORDS, STEP_SECONDS, WAITS
+from contracts.metrics import (
+    BEHIND_SECONDS,
+    HALTED,
+    LOST_PARTITIONS,
+    RECORDS,
+    STEP_SECONDS,
+    TICK_FAILURES,
+    WAITS,
+)
 from contracts.operations import step_done
 from contracts.outbox import Relay, put
+from contracts.parts import Item, Part, culprits_of, items_of, prepared
 from contracts.tables import position
 
 BATCH = 500
 TICK_SECONDS = 0.25
 RETRY_SECONDS = 1.0
+HALT_SECONDS = 10.0
+"""Between two looks of a worker that halted."""
+CAUTIOUS_BATCH = 64
+"""After a batch with a culprit, and twice as many after each without: where 1% fail, most of such batches have none."""
 
 log = structlog.get_logger()
-
-
-Item = TypeVar("Item")
 
 
 class Handler(Protocol[Item]):
@@ -57,13 +69,25 @@ class Handler(Protocol[Item]):
         """What a record says. Raises InvalidRecord for one that cannot be read, now or later."""
 
     def prepare(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Whatever takes long and needs no transaction, for items that may be delivered again: it holds up nobody else."""
+        """Whatever takes long and needs no transaction, for items that may be delivered again: it holds up nobody else.
+
+        One for each, in their order.
+        """
 
     def handle(self, connection: Connection, items: Sequence[Item]) -> list[Message]:
         """Apply each item once, in this order, with as few statements as if it were one; return what to send."""
 
-    def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
-        """Apply the passing of time to what lies in these partitions; the others are another replica's."""
+    def tick(
+        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
+    ) -> list[Message]:
+        """Apply the passing of time to what lies in these partitions; the others are another replica's.
+
+        `is_at_end`: the last poll brought all that there was.
+        """
+
+
+Handling = Callable[[Connection, Sequence[Part[Item]]], list[Culprit]]
+"""Handles what can be handled, and returns the rest."""
 
 
 class Worker(Generic[Item]):
@@ -83,6 +107,7 @@ class Worker(Generic[Item]):
         self._clock = clock
         self._fault = fault
         self._positions: dict[tuple[str, int], int] = {}
+        self._limit = handler.batch_size
         self._consumer = event_log.consumer(handler.name, handler.topics, self._load_position)
         self._relay = Relay(handler.name, database, event_log, fault, self._consumer.partitions)
 
@@ -91,6 +116,7 @@ class Worker(Generic[Item]):
         while not stop.is_set():
             try:
                 self.step(TICK_SECONDS)
+                HALTED.labels(self._handler.name).set(0)
                 step_done()
             except StaleWrite as error:
                 LOST_PARTITIONS.labels(self._handler.name).inc()
@@ -103,28 +129,82 @@ class Worker(Generic[Item]):
                 log.warning("waiting", process=self._handler.name, reason=error.message)
                 self._start_over()
                 stop.wait(RETRY_SECONDS)
+            except TooManyDeadLetters as error:
+                step_done()
+                HALTED.labels(self._handler.name).set(1)
+                log.error("halted", process=self._handler.name, reason=error.message)  # noqa: TRY400 no fault of ours
+                self._start_over()
+                stop.wait(HALT_SECONDS)
         self._consumer.close()
 
     def step(self, timeout: float = 0.0) -> int:
-        """One poll, one transaction, one relay; returns how many records were handled."""
-        records = self._consumer.poll(timeout, self._handler.batch_size)
+        """One poll, one transaction, one relay; returns how many records were passed.
+
+        Raises:
+            TooManyDeadLetters: they passed a limit; nothing of this step was done.
+        """
+        limit = min(self._limit, self._handler.batch_size)
+        records = self._consumer.poll(timeout, limit)
         started = time.perf_counter()
         self._fault("worker: polled")
-        items, unreadable = self._read(records)
-        items = self._handler.prepare(items)
-        with self._database.transaction() as connection:
-            self._hold(connection, {record.partition for record in records})
-            for record, error in unreadable:
-                bury(connection, self._handler.name, record, error, self._clock())
-            messages = self._handler.handle(connection, items)
-            messages += self._handler.tick(connection, self._clock(), self._consumer.partitions())
-            self._advance(connection, records)
-            put(connection, self._handler.name, messages)
-            self._fault("worker: before commit")
+        parts = prepared(self._handler, records)
+        is_at_end = len(records) < limit
+        try:
+            self._apply(parts, self._handle, is_at_end=is_at_end)
+            self._limit = limit * 2
+        except Blamed:
+            if not parts:
+                raise  # there is no record to blame
+            log.warning("a batch failed, looking for the culprit", process=self._handler.name, num=len(parts))
+            self._limit = CAUTIOUS_BATCH
+            self._apply(parts, self._handle_apart, is_at_end=is_at_end)
         self._fault("worker: committed")
         self._relay.flush()
         self._note(records, time.perf_counter() - started)
         return len(records)
+
+    def _apply(self, parts: Sequence[Part[Item]], handle: Handling[Item], *, is_at_end: bool) -> None:
+        """A batch, what it sends, its dead letters and its positions, in one transaction."""
+        records = [part.record for part in parts]
+        with self._database.transaction() as connection:
+            self._hold(connection, {record.partition for record in records})
+            culprits = culprits_of(parts) + handle(connection, [part for part in parts if part.culprit is None])
+            bury_all(connection, self._handler.name, culprits, self._clock())
+            self._tick(connection, is_at_end=is_at_end)
+            moved = self._advance(connection, records)
+            self._fault("worker: before commit")
+        self._positions |= moved
+
+    def _handle(self, connection: Connection, parts: Sequence[Part[Item]]) -> list[Culprit]:
+        with blaming_records():
+            put(connection, self._handler.name, self._handler.handle(connection, items_of(parts)))
+        return []
+
+    def _handle_apart(self, connection: Connection, parts: Sequence[Part[Item]]) -> list[Culprit]:
+        """What can be handled; each piece is undone alone, so that a batch costs one commit, whoever is in it."""
+        culprits = []
+
+        def handle(some: Sequence[Part[Item]]) -> None:
+            with blaming_records(), connection.begin_nested():
+                self._handle(connection, some)
+
+        def give_up(part: Part[Item], error: BaseException) -> None:
+            culprits.append(culprit_of(part.record, error))
+
+        bisect(parts, handle, give_up)
+        return culprits
+
+    def _tick(self, connection: Connection, *, is_at_end: bool) -> None:
+        """It is no record's fault if this fails: records go on, an alarm rings, and it is tried again at each step."""
+        try:
+            with blaming_records(), connection.begin_nested():
+                partitions = self._consumer.partitions()
+                messages = self._handler.tick(connection, self._clock(), partitions, is_at_end=is_at_end)
+                put(connection, self._handler.name, messages)
+        except Blamed as blamed:
+            TICK_FAILURES.labels(self._handler.name).inc()
+            told = traceback_of(blamed.__cause__ or blamed)
+            log.error("tick failed", process=self._handler.name, traceback=told)  # noqa: TRY400 of the cause alone
 
     def _note(self, records: Sequence[LogRecord], seconds: float) -> None:
         group = self._handler.name
@@ -134,17 +214,6 @@ class Worker(Generic[Item]):
             STEP_SECONDS.labels(group).observe(seconds)
         for topic, num in Counter(record.topic for record in records).items():
             RECORDS.labels(group, topic).inc(num)
-
-    def _read(self, records: Sequence[LogRecord]) -> tuple[Sequence[Item], list[tuple[LogRecord, InvalidRecord]]]:
-        items, unreadable = [], []
-        for record in records:
-            try:
-                items.append(self._handler.read(record))
-            except NewerSchema:
-                raise  # not broken, only early: it waits in the log until this process is upgraded
-            except InvalidRecord as error:
-                unreadable.append((record, error))
-        return items, unreadable
 
     def _start_over(self) -> None:
         """Nothing of the last step is known to have happened: read the stored positions again."""
@@ -182,8 +251,9 @@ class Worker(Generic[Item]):
             if self._positions.get((topic, partition), next_offset) != next_offset:
                 raise StaleWrite(f"another worker moved {topic}/{partition}", topic=topic, partition=partition)
 
-    def _advance(self, connection: Connection, records: Sequence[LogRecord]) -> None:
-        for place, next_offset in sorted({(r.topic, r.partition): r.offset + 1 for r in records}.items()):
+    def _advance(self, connection: Connection, records: Sequence[LogRecord]) -> dict[tuple[str, int], int]:
+        moved = {(record.topic, record.partition): record.offset + 1 for record in records}
+        for place, next_offset in sorted(moved.items()):
             statement = (
                 update(position)
                 .where(*self._is(*place), position.c.next_offset == self._positions[place])
@@ -191,8 +261,7 @@ class Worker(Generic[Item]):
             )
             if connection.execute(statement).rowcount != 1:
                 raise StaleWrite(f"another worker moved {place[0]}/{place[1]}", topic=place[0], partition=place[1])
-        for record in records:
-            self._positions[record.topic, record.partition] = record.offset + 1
+        return moved
 
     def _is(self, topic: str, partition: int) -> tuple[ColumnElement[bool], ...]:
         return (

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, select
 
 from contracts.batches import among, insert_all_new
 from contracts.errors import StaleWrite
-from contracts.records import Generation, decode
+from contracts.records import Generation, decode_shape
 from contracts.tables import generation, score
 
 
@@ -37,6 +37,6 @@ def siblings_of(connection: Connection, completion_ids: Collection[str]) -> dict
     if completion_ids:
         rows = select(generation.c.record).where(among(connection, generation.c.completion_id, completion_ids))
         for wire in connection.execute(rows).scalars():
-            record = decode(Generation, wire)
+            record = decode_shape(Generation, wire)
             found.setdefault(record.completion_id, {})[record.choice] = record.open().text
     return found

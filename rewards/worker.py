@@ -100,9 +100,11 @@ class RewardsHandler:
         self._monitors.note(connection, [_noted(assessed) for assessed in found])
         return messages
 
-    def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
+    def tick(
+        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
+    ) -> list[Message]:
         """Look for alarms, and forget what is too old to matter."""
-        del partitions
+        del partitions, is_at_end
         self._monitors.tick(connection, now)
         self._weighing.forget(connection)
         return []

@@ -13,10 +13,13 @@ vote, vote_pace                 rewards: who decided a sample and what that weig
 judge_verdict, judge_spend      rewards: what judges answered and cost
 join_key                        episodes: which answer an app's own key (kind `key`), or a `session`, means: the newest
 waiting_signal                  feedback adds, episodes takes: signals whose key no answer has yet
-ledger_epoch                    episodes: the trainer's epochs as the log tells them, and how far each one's outcomes hold
+ledger_epoch, ledger_change     episodes: the trainer's epochs as the log tells them, how far each one's outcomes hold, and
+                                which outcomes have to be looked at again since that changed
 training_step                   training
 training_lease, training_epoch  training: who may write now, and every epoch that was ever issued
 version_claim                   training: every version that was ever cut, its parent, and the epoch that cut it
+doomed                          training: what it is about to delete, or has deleted and nobody may refer to; whoever moves an
+                                arm to a version takes its row away, if it is not too late
 revocation                      release and operators: versions that are never served, compared with or accepted again
 verdict                         release
 sentinel_answer, gate_anchor    release: what versions said to the gate, and whom later ones are compared with
@@ -45,6 +48,7 @@ from contracts.tables.serving import (
     assignment,
     assignment_change,
     dashboard_session,
+    doomed,
     gate_anchor,
     revocation,
     sentinel_answer,
@@ -60,6 +64,7 @@ from contracts.tables.stream import (
     generation,
     generation_count,
     join_key,
+    ledger_change,
     ledger_epoch,
     outbox,
     outcome,
@@ -79,12 +84,14 @@ __all__ = [
     "behaviour",
     "dashboard_session",
     "dead_letter",
+    "doomed",
     "gate_anchor",
     "generation",
     "generation_count",
     "join_key",
     "judge_spend",
     "judge_verdict",
+    "ledger_change",
     "ledger_epoch",
     "metadata",
     "outbox",

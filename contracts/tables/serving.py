@@ -142,6 +142,18 @@ version_claim = Table(
     PrimaryKeyConstraint("policy", "version"),
 )
 
+doomed = Table(
+    "doomed",
+    metadata,
+    Column("policy", String(64), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("name", String(128), nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("going", Boolean, nullable=False),
+    Column("at", Float, nullable=False),
+    PrimaryKeyConstraint("policy", "kind", "name"),
+)
+
 dashboard_session = Table(
     "dashboard_session",
     metadata,

@@ -38,6 +38,10 @@ dead_letter = Table(
     Column("reason", Text, nullable=False),
     Column("value", LargeBinary, nullable=False),
     Column("at", Float, nullable=False),
+    Column("key", Text),
+    Column("traceback", Text),
+    Column("state", String(16), nullable=False, server_default="open"),
+    Column("settled_at", Float),
     PrimaryKeyConstraint("consumer_group", "topic", "partition", "offset"),
 )
 
@@ -112,7 +116,7 @@ generation = Table(
     PrimaryKeyConstraint("completion_id", "choice"),
     Index("ix_generation_closes_at", "closes_at"),
     Index("ix_generation_created_at", "created_at"),
-    Index("ix_generation_state", "state", "version", "state_writer", "state_epoch"),
+    Index("ix_generation_state", "state", "version", "state_writer", "state_epoch", "state_sequence"),
     postgresql_partition_by="RANGE (completion_id)",
 )
 
@@ -157,7 +161,7 @@ outcome = Table(
     Column("at", Float, nullable=False),
     Column("sequence", BigInteger, nullable=False, server_default="0"),
     PrimaryKeyConstraint("key", "revision", "epoch", "state"),
-    Index("ix_outcome_epoch", "epoch"),
+    Index("ix_outcome_told", "epoch", "sequence", "key"),
     postgresql_partition_by="RANGE (key)",
 )
 
@@ -169,4 +173,14 @@ ledger_epoch = Table(
     Column("kept_sequence", BigInteger, nullable=False),
     Column("valid_through", BigInteger, nullable=False),
     Column("at", Float, nullable=False),
+)
+
+ledger_change = Table(
+    "ledger_change",
+    metadata,
+    Column("id", BIG_SERIAL, primary_key=True, autoincrement=True),
+    Column("epoch", Integer, nullable=False),
+    Column("after_sequence", BigInteger, nullable=False),
+    Column("after_key", SORTED_KEY, nullable=False),
+    Column("through_sequence", BigInteger, nullable=False),
 )

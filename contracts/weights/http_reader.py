@@ -197,7 +197,7 @@ class HttpReader(WeightReader):
         """
         if start >= chunk.num_bytes:
             return b""
-        if (content := self._folder.part(chunk_path(policy, chunk.blake3), start, chunk.num_bytes)) is None:
+        if (content := self._folder.part(chunk_path(policy, chunk.name), start, chunk.num_bytes)) is None:
             raise no_chunk(policy, chunk)
         return content
 

@@ -18,6 +18,7 @@ PRIMARIES = ("step.json", "full.json")
 _NO_VERSION = 10**18
 _POLICY = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_CHUNK = re.compile(r"(e\d{6,18}/)?[0-9a-f]{64}")
 
 
 class Verifier(Protocol):
@@ -55,15 +56,20 @@ def chunk_folder(policy: str) -> str:
     return f"{policy_folder(policy)}/chunks"
 
 
-def chunk_path(policy: str, digest: str) -> str:
-    """Where a chunk lies below the root of a store. Raises InvalidValue: the digest could lead elsewhere."""
-    if not is_digest(digest):
-        raise InvalidValue(f"{digest[:80]!r} is no blake3 of a chunk", param="chunk")
-    return f"{chunk_folder(policy)}/{digest}"
+def chunk_path(policy: str, name: str) -> str:
+    """Where a chunk lies below the root of a store, by `Chunk.name`. Raises InvalidValue: the name could lead elsewhere."""
+    if not is_chunk(name):
+        raise InvalidValue(f"{name[:80]!r} is no name of a chunk", param="chunk")
+    return f"{chunk_folder(policy)}/{name}"
+
+
+def is_chunk(name: str) -> bool:
+    """True for `<blake3>` and `e<epoch>/<blake3>`; what a dead writer left is not."""
+    return _CHUNK.fullmatch(name) is not None
 
 
 def is_digest(name: str) -> bool:
-    """True for a blake3 in hex; chunks and roots are named so, what a dead writer left is not."""
+    """True for a blake3 in hex; roots are named so."""
     return _DIGEST.fullmatch(name) is not None
 
 
@@ -195,6 +201,6 @@ def _fault(manifest: Manifest) -> str | None:
     if (manifest.base_version is None) != (manifest.base_root is None):
         return f"version {manifest.version} names a base without its root, or a root without its base"
     for chunk in manifest.chunks:
-        if not is_digest(chunk.blake3) or not 0 < chunk.num_bytes <= CHUNK_BYTES:
-            return f"{chunk.blake3[:80]!r} with {chunk.num_bytes} bytes is no chunk of at most {CHUNK_BYTES} bytes"
+        if not is_chunk(chunk.name) or not 0 < chunk.num_bytes <= CHUNK_BYTES or chunk.epoch < 0:
+            return f"{chunk.name[:80]!r} with {chunk.num_bytes} bytes is no chunk of at most {CHUNK_BYTES} bytes"
     return None

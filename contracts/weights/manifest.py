@@ -12,24 +12,34 @@ import msgspec
 
 from contracts.errors import WeightsRefused
 
-SCHEMA = 2
+SCHEMA = 3
+"""Of a manifest whose chunks lie under an epoch."""
+OLDEST_SCHEMA = 2
+"""Of every other: homes of before have no other, and their signatures stay what they are."""
 NO_HISTORY = "0"
 """The history of a version that begins a cycle: no weight is known to have moved."""
 
 Kind = Literal["step", "fold", "full"]
 
 
-class Chunk(msgspec.Struct, frozen=True, order=True):
-    """A part of a payload, found by what it holds."""
+class Chunk(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
+    """A part of a payload, found by who wrote it and what it holds."""
 
     blake3: str
     num_bytes: int
+    epoch: int = 0
+    """Of the trainer that wrote it: what a trainer that lost its lease still writes lies where nobody looks. 0: none."""
+
+    @property
+    def name(self) -> str:
+        """Its name among the chunks of a policy."""
+        return f"e{self.epoch:06d}/{self.blake3}" if self.epoch else self.blake3
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a receiver checks before it touches a weight. JSON on disk; sizes in bytes, times UTC epoch seconds."""
 
-    schema: int = SCHEMA
+    schema: int = OLDEST_SCHEMA
     policy: str
     run: str
     version: int
@@ -113,7 +123,8 @@ def check_schema(schema: int) -> None:
         raise WeightsRefused(
             "newer_schema", f"the manifest has schema {schema}, this process reads {SCHEMA}: upgrade it"
         )
-    if schema < SCHEMA:
+    if schema < OLDEST_SCHEMA:
         raise WeightsRefused(
-            "older_schema", f"the manifest has schema {schema}, this process reads {SCHEMA}: publish the version again"
+            "older_schema",
+            f"the manifest has schema {schema}, this process reads {OLDEST_SCHEMA} to {SCHEMA}: publish the version again",
         )

@@ -1,6 +1,8 @@
 """Where versions live when several machines share them: a bucket. Waits for: the object store, each request bounded.
 
-<prefix>/<policy>/chunks/<blake3>                               first: parts of payloads, named by what they hold
+<prefix>/<policy>/chunks/e000007/<blake3>                       first: parts of payloads, named by the epoch of the
+                                                                trainer that wrote them and by what they hold
+<prefix>/<policy>/chunks/<blake3>                               the same of no trainer, or of before there were epochs
 <prefix>/<policy>/v000012/step.json full.json fold-000004.json  second, only if there is none; a version exists from the
                                                                 moment its primary edge does
 
@@ -41,7 +43,7 @@ from contracts.weights.layout import (
     chunk_folder,
     chunk_path,
     edge_path,
-    is_digest,
+    is_chunk,
     no_chunk,
     policy_folder,
     version_folder,
@@ -142,7 +144,7 @@ class ObjectWeightStore(WeightStore):
 
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
         """See `WeightReader.chunk`."""
-        path = chunk_path(policy, chunk.blake3)
+        path = chunk_path(policy, chunk.name)
         if start >= chunk.num_bytes:
             return b""
         try:
@@ -160,27 +162,25 @@ class ObjectWeightStore(WeightStore):
 
     def chunks(self, policy: str) -> list[StoredChunk]:
         """See `WeightStore.chunks`."""
-        found = ((item["path"].rpartition("/")[2], item) for item in self._list(chunk_folder(policy)))
+        found = ((item["path"].rpartition("/chunks/")[2], item) for item in self._list(chunk_folder(policy)))
         return [
-            StoredChunk(name, item["size"], item["last_modified"].timestamp())
-            for name, item in found
-            if is_digest(name)
+            StoredChunk(name, item["size"], item["last_modified"].timestamp()) for name, item in found if is_chunk(name)
         ]
 
-    def remove_chunks(self, policy: str, digests: Iterable[str], before: float) -> list[str]:
+    def remove_chunks(self, policy: str, names: Iterable[str], before: float) -> list[str]:
         """See `WeightStore.remove_chunks`."""
 
-        def remove(digest: str) -> str | None:
-            path = chunk_path(policy, digest)
+        def remove(name: str) -> str | None:
+            path = chunk_path(policy, name)
             with suppress(FileNotFoundError):
                 # A last look: a publisher may have found since that it needs this one.
                 if obstore.head(self.objects, path)["last_modified"].timestamp() < before:
                     obstore.delete(self.objects, path)
-                    return digest
+                    return name
             return None
 
         with self.failures_named():
-            return [digest for digest in self._each(remove, digests) if digest is not None]
+            return [name for name in self._each(remove, names) if name is not None]
 
     def check(self) -> None:
         """See that the store takes writes and keeps conditions; leaves one empty object.
@@ -219,7 +219,7 @@ class ObjectWeightStore(WeightStore):
             yield from pool.map(lambda chunk: self.chunk(manifest.policy, chunk), manifest.chunks)
 
     def _write_chunk(self, policy: str, chunk: Chunk, part: memoryview) -> None:
-        path = chunk_path(policy, chunk.blake3)
+        path = chunk_path(policy, chunk.name)
         with suppress(FileNotFoundError):
             found = obstore.head(self.objects, path)
             age = self._clock() - found["last_modified"].timestamp()

@@ -15,7 +15,7 @@ from contracts.errors import InvalidValue, WeightsRefused
 from contracts.weights.codec import CODEC, Encoded, encode
 from contracts.weights.format import Tensors, root_of
 from contracts.weights.history import History
-from contracts.weights.manifest import NO_HISTORY, Manifest
+from contracts.weights.manifest import NO_HISTORY, OLDEST_SCHEMA, SCHEMA, Manifest
 from contracts.weights.reader import advance_history
 from contracts.weights.store import WeightStore
 
@@ -47,6 +47,8 @@ def publish_version(
     signer: ManifestSigner | None = None,
 ) -> Manifest:
     """Publish `target` as a change of `base`, the parent's weights, and return the primary edge that is now stored.
+
+    The chunks lie under `epoch`, that of the trainer that publishes; 0: under none.
 
     Without a parent, and when the lineage's last full copy is `ANCHOR_EVERY` versions back, also in full. Without
     `base` the parent is loaded from the store.
@@ -97,10 +99,12 @@ def publish_fold(
     version: int,
     target: Tensors,
     history: History | None = None,
+    epoch: int | None = None,
     signer: ManifestSigner | None = None,
 ) -> Manifest:
     """Publish a way from `base_version` to `version`, which exists, in one payload; returns it as it is stored.
 
+    `epoch` is that of the trainer that publishes it; None: that of the version.
     `history` is the one after `base_version`, if whoever will take the fold knows it; it is only read. After the fold he
     knows none, unless `version` is an anchor. So fold to the newest version, before the next one is published:
     `publish_version` then begins that one's history anew.
@@ -124,6 +128,7 @@ def publish_fold(
         history=None if history is None else history.digest,
         history_after=NO_HISTORY if anchor else None,
         codec=CODEC,
+        epoch=primary.epoch if epoch is None else epoch,
         key=None,
         signature=None,
     )
@@ -160,7 +165,7 @@ def _publish_step(
     stored = store.manifest(about.policy, about.version)
     if history is not None:
         # What is stored may be from before a restart. Only of the same payload are the moves those that receivers see.
-        if stored.chunks == encoded.chunks:
+        if [chunk.blake3 for chunk in stored.chunks] == [chunk.blake3 for chunk in encoded.chunks]:
             advance_history(history, stored, encoded.moves)
         else:
             history.reset()
@@ -170,8 +175,9 @@ def _publish_step(
 def _publish(store: WeightStore, about: Manifest, encoded: Encoded, signer: ManifestSigner | None) -> None:
     manifest = msgspec.structs.replace(
         about,
+        schema=SCHEMA if about.epoch else OLDEST_SCHEMA,
         target_root=encoded.target_root,
-        chunks=encoded.chunks,
+        chunks=tuple(msgspec.structs.replace(chunk, epoch=about.epoch) for chunk in encoded.chunks),
         full_bytes=encoded.full_bytes,
         num_changed=encoded.num_changed,
         num_weights=encoded.num_weights,

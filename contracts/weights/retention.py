@@ -1,11 +1,12 @@
-"""What a store may forget. In: the versions somebody needs. Out: chunks that no way to or from these uses are removed.
+"""What a store may forget. In: the versions somebody needs. Out: chunks that no way to or from these uses.
 
-Manifests stay: they are small, and the lineage is read from them. A publisher may run meanwhile.
+`plan_pruning` only looks; whoever holds the right to delete says later, by `Plan`, what may go, and `WeightStore.remove_chunks`
+removes it. Manifests stay: they are small, and the lineage is read from them. A publisher may run meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cache
 from typing import NamedTuple
 
@@ -19,16 +20,22 @@ YOUNGEST_SECONDS = 3600.0
 """A younger chunk is never removed: a publisher may be about to name it."""
 
 
-class Pruned(NamedTuple):
-    """What was removed, and what cannot be kept."""
+class Plan(NamedTuple):
+    """What may be removed, and what cannot be kept."""
 
-    num_chunks: int
-    num_bytes: int
+    unused: dict[str, int]
+    """Names of chunks to their bytes."""
+    unloadable: tuple[int, ...]
+    """Versions that nobody can load from nothing once these are gone, less `gone_versions`."""
     lost: tuple[int, ...]
-    """Needed versions that nobody can load any more from nothing: an earlier run was not told that they are needed."""
+    """Needed versions that nobody can load any more already: an earlier run was not told that they are needed."""
+    before: float
+    """For `WeightStore.remove_chunks`."""
+    stored: Collection[str]
+    """Every chunk that lay there."""
 
 
-def prune(
+def plan_pruning(
     store: WeightStore,
     policy: str,
     needed: Iterable[int],
@@ -37,8 +44,10 @@ def prune(
     loadable: Iterable[int] = (),
     keep_anchors: int = 2,
     older_than: float = YOUNGEST_SECONDS,
-) -> Pruned:
-    """Remove chunks that nobody will ask for.
+    gone: Collection[str] = (),
+    gone_versions: Collection[int] = (),
+) -> Plan:
+    """Which chunks nobody will ask for.
 
     Of the newest versions, from the oldest of `keep_anchors` full copies on, all ways are kept. A needed version can be
     loaded from nothing, and whoever holds it comes to every later one of these without a full copy, if he could
@@ -52,10 +61,12 @@ def prune(
         loadable: versions that nobody holds, and that stay to be loaded from nothing, such as the base.
         keep_anchors: full copies for newcomers, at least 1.
         older_than: seconds; what was written since is left, at least `YOUNGEST_SECONDS`.
+        gone: chunks that may disappear at any moment: no way leads over them.
+        gone_versions: versions that are known to be unloadable, and are not looked at.
 
     Raises:
         InvalidValue: a bound above is not kept.
-        NotFound: a needed version does not exist. Nothing was removed, as with the next.
+        NotFound: a needed version does not exist.
         WeightsRefused, Unavailable: a manifest cannot be read.
     """
     if keep_anchors < 1 or older_than < YOUNGEST_SECONDS:
@@ -67,32 +78,42 @@ def prune(
     wanted, extra = sorted(set(needed)), sorted(set(loadable))
     # Chunks before manifests: what a publisher adds in between is not in this list, so it stays.
     stored = store.chunks(policy)
-    sizes = {chunk.blake3: chunk.num_bytes for chunk in stored}
+    sizes = {chunk.name: chunk.num_bytes for chunk in stored}
+    there = sizes.keys() - set(gone)
 
     @cache
     def edges_of(version: int) -> list[Manifest]:
         edges = store.edges(policy, version)
-        return [edge for edge in edges if all(chunk.blake3 in sizes for chunk in edge.chunks)]
+        return [edge for edge in edges if all(chunk.name in there for chunk in edge.chunks)]
 
     versions = store.versions(policy)
     for version in (*wanted, *extra):
         if version not in versions:
             raise no_version(policy, version, versions)
-    kept, lost = _kept_edges(edges_of, versions, wanted, keep_anchors)
+    floor = _floor(edges_of, versions, keep_anchors)
+    kept, lost = _kept_edges(edges_of, versions, wanted, floor)
     for version in extra:
         kept += route_from(edges_of, version, {}) or []
-    used = {chunk.blake3 for edge in kept for chunk in edge.chunks}
+    used = {chunk.name for edge in kept for chunk in edge.chunks}
     before = now - older_than
-    unused = [chunk.blake3 for chunk in stored if chunk.blake3 not in used and chunk.written_at < before]
-    removed = store.remove_chunks(policy, unused, before)
-    return Pruned(len(removed), sum(sizes[digest] for digest in removed), lost)
+    unused = [chunk.name for chunk in stored if chunk.name not in used and chunk.written_at < before]
+    reached = {edge.version for edge in kept}
+
+    def left(version: int) -> list[Manifest]:
+        return [edge for edge in edges_of(version) if not any(chunk.name in lost_chunks for chunk in edge.chunks)]
+
+    lost_chunks = frozenset(unused)
+    doubtful = (version for version in versions if version < floor and version not in reached)
+    unloadable = tuple(
+        version for version in doubtful if version not in gone_versions and route_from(left, version, {}) is None
+    )
+    return Plan({name: sizes[name] for name in unused}, unloadable, lost, before, sizes.keys())
 
 
 def _kept_edges(
-    edges_of: EdgesOf, versions: list[int], needed: list[int], keep_anchors: int
+    edges_of: EdgesOf, versions: list[int], needed: list[int], floor: int
 ) -> tuple[list[Manifest], tuple[int, ...]]:
     """Edges whose chunks stay, some more than once, and needed versions that no way leads to."""
-    floor = _floor(edges_of, versions, keep_anchors)
     newest = [version for version in versions if version >= floor]
     kept = [edge for version in newest for edge in edges_of(version)]
     lost = []

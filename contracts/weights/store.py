@@ -1,6 +1,8 @@
 """Where versions live: the port, and a folder. In: manifests and payloads. Out: the same, verified. Waits for: the disk.
 
-<root>/<policy>/chunks/<blake3>                               first: parts of payloads, named by what they hold
+<root>/<policy>/chunks/e000007/<blake3>                       first: parts of payloads, named by the epoch of the trainer
+                                                              that wrote them and by what they hold
+<root>/<policy>/chunks/<blake3>                               the same of no trainer, or of before there were epochs
 <root>/<policy>/v000012/step.json full.json fold-000004.json  second: edges; a version exists from the moment its primary
                                                               edge does, `step`, or `full` if it has no parent
 """
@@ -32,7 +34,7 @@ from contracts.weights.layout import (
     chunk_path,
     edge_name,
     edge_path,
-    is_digest,
+    is_chunk,
     is_primary,
     no_chunk,
     policy_folder,
@@ -50,7 +52,8 @@ _MOST_TEXT_BYTES = 2**26
 class StoredChunk(NamedTuple):
     """A chunk as it lies there; `written_at` in UTC epoch seconds, renewed when a publisher finds that it has it."""
 
-    blake3: str
+    name: str
+    """`Chunk.name`."""
     num_bytes: int
     written_at: float
 
@@ -75,8 +78,8 @@ class WeightStore(WeightReader):
         """Everything that lies there, needed or not."""
 
     @abstractmethod
-    def remove_chunks(self, policy: str, digests: Iterable[str], before: float) -> list[str]:
-        """Remove those last written before a time, UTC epoch seconds; what was removed."""
+    def remove_chunks(self, policy: str, names: Iterable[str], before: float) -> list[str]:
+        """Remove those last written before a time, UTC epoch seconds; what was removed. By `Chunk.name`."""
 
     @abstractmethod
     def write_presence(self, policy: str, name: str, text: bytes) -> None:
@@ -121,7 +124,6 @@ class FolderWeightStore(WeightStore):
                 sync_folder(path.parent)
                 return
             written: list[Path] = []
-            make_folder_durably(self.root / chunk_folder(manifest.policy))
             try:
                 for chunk, part in parts:
                     self._write_chunk(manifest.policy, chunk, part, written)
@@ -134,7 +136,7 @@ class FolderWeightStore(WeightStore):
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
         """See `WeightReader.chunk`."""
         try:
-            return read_file(self.root / chunk_path(policy, chunk.blake3), start, max(chunk.num_bytes - start, 0))
+            return read_file(self.root / chunk_path(policy, chunk.name), start, max(chunk.num_bytes - start, 0))
         except FileNotFoundError as error:
             raise no_chunk(policy, chunk) from error
 
@@ -150,16 +152,15 @@ class FolderWeightStore(WeightStore):
         folder = self.root / chunk_folder(policy)
         if not folder.is_dir():
             return []
-        with os.scandir(folder) as entries:
-            found = [(entry.name, entry.stat()) for entry in entries if is_digest(entry.name)]
+        found = [(name, path.stat()) for path in folder.rglob("*") if is_chunk(name := str(path.relative_to(folder)))]
         return [StoredChunk(name, status.st_size, status.st_mtime) for name, status in sorted(found)]
 
-    def remove_chunks(self, policy: str, digests: Iterable[str], before: float) -> list[str]:
+    def remove_chunks(self, policy: str, names: Iterable[str], before: float) -> list[str]:
         """See `WeightStore.remove_chunks`; what dead writers left goes with them."""
         with self._turn(policy):
-            for leftover in (self.root / chunk_folder(policy)).glob("*.tmp"):
+            for leftover in (self.root / chunk_folder(policy)).rglob("*.tmp"):
                 _remove(leftover, before)
-            return [digest for digest in digests if _remove(self.root / chunk_path(policy, digest), before)]
+            return [name for name in names if _remove(self.root / chunk_path(policy, name), before)]
 
     def write_presence(self, policy: str, name: str, text: bytes) -> None:
         """See `contracts.weights.presence`."""
@@ -173,11 +174,12 @@ class FolderWeightStore(WeightStore):
         return [path.read_bytes() for path in sorted(folder.glob("*.json"))]
 
     def _write_chunk(self, policy: str, chunk: Chunk, part: memoryview, written: list[Path]) -> None:
-        path = self.root / chunk_path(policy, chunk.blake3)
+        path = self.root / chunk_path(policy, chunk.name)
         if path.exists() and path.stat().st_size == chunk.num_bytes:
             os.utime(path)  # somebody needs it again: whoever prunes now must leave it
             sync_folder(path.parent)
             return
+        make_folder_durably(path.parent)
         written.append(path)
         write_durably(path, [part])
 

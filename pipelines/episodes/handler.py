@@ -3,7 +3,8 @@
 In: generations and signals (in any order), outcomes. Out: episodes, one revision at the first decisive signal or when
 the window closes, one more for every later piece of evidence, and one when the last window of a slower signal closes, if
 what stood until then was provisional; outcomes for what never becomes an episode of a user; signals that waited for their
-answer (`keys/`). Waits: for windows and quarantines to end, which `tick` does.
+answer (`keys/`). Waits: for windows and quarantines to end, which `tick` does; it also looks again, in pieces, at samples
+whose outcomes a new epoch of the trainer did not keep (`epochs/`).
 
 A batch is read at once, decided in memory record by record, and written at once (`samples.py`, `repository.py`).
 """
@@ -26,6 +27,8 @@ from contracts.topics import EPISODES, GENERATIONS, OUTCOMES, SIGNALS
 from contracts.worker import BATCH
 from pipelines.episodes import join, repository
 from pipelines.episodes.curation.curator import Curator, Prompt
+from pipelines.episodes.epochs import repository as epochs_repository
+from pipelines.episodes.epochs.chain import Epochs, best
 from pipelines.episodes.keys import exchange
 from pipelines.episodes.samples import HeldGeneration, HeldSignal, Key, Samples
 
@@ -57,7 +60,6 @@ class EpisodesHandler:
         self._curator = Curator(tasks)
         self._clock = clock
         self._sweeps_at = 0.0
-        self._is_at_end = False
 
     def read(self, record: LogRecord) -> Heard:
         """See `Handler.read`."""
@@ -75,7 +77,7 @@ class EpisodesHandler:
 
     def handle(self, connection: Connection, items: Sequence[Heard]) -> list[Message]:
         """See `Handler.handle`."""
-        self._is_at_end = len(items) < self.batch_size
+        items, epochs = self._issued(connection, [each for item in items for each in _each(item)])
         if not items:
             return []
         samples = repository.load(
@@ -84,15 +86,22 @@ class EpisodesHandler:
             sample_keys={item.record.key for item in items if isinstance(item.record, Outcome)},
             judged={item.key[0] for item in items if item.key and not isinstance(item.record, Outcome)},
         )
-        messages = [message for item in items for message in self._apply(samples, item)]
+        messages: list[Message] = []
+        for item in items:
+            if isinstance(item.record, Outcome) and item.record.state == "epoch_started":
+                epochs = epochs_repository.begin(connection, epochs, item.record)
+            messages += self._apply(samples, item, epochs)
         repository.save(connection, samples)
         arrived = [held.record for held in samples.generations.values() if held.is_new]
         return messages + exchange.register(connection, self._tasks, arrived, self._clock())
 
-    def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
+    def tick(
+        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
+    ) -> list[Message]:
         """Close windows that have passed; what was not emitted yet is emitted with whatever it has."""
         messages = self._sweep(connection, now)
-        if self._is_at_end:
+        epochs_repository.repair(connection)
+        if is_at_end:
             messages += exchange.settle_sessions(connection, now, partitions)
         keys = repository.due(connection, now, partitions, _DUE_AT_ONCE)
         if not keys:
@@ -125,9 +134,24 @@ class EpisodesHandler:
         held.close_at(None)
         return []
 
-    def _apply(self, samples: Samples, item: Heard) -> list[Message]:
+    def _issued(self, connection: Connection, items: list[Heard]) -> tuple[list[Heard], Epochs]:
+        """Everything but what a trainer said in an epoch that was never issued; and by what the rest is judged."""
+        told = {
+            item.record.state for item in items if isinstance(item.record, Outcome) and item.record.writer == "training"
+        }
+        if not any(isinstance(item.record, Outcome) for item in items):
+            return items, Epochs({})
+        epochs = epochs_repository.take(connection, begins="epoch_started" in told)
+        ignored = {
+            id(item)
+            for item in items
+            if isinstance(item.record, Outcome) and epochs_repository.is_ignored(epochs, item.record)
+        }
+        return [item for item in items if id(item) not in ignored], epochs
+
+    def _apply(self, samples: Samples, item: Heard, epochs: Epochs) -> list[Message]:
         if isinstance(item.record, Outcome):
-            self._outcome(samples, item.record, item.key)
+            self._outcome(samples, item.record, item.key, epochs)
             return []
         if isinstance(item.record, Signal):
             return self._signal(samples, item.record)
@@ -257,16 +281,23 @@ class EpisodesHandler:
         )
         return message(OUTCOMES, outcome.key, outcome)
 
-    def _outcome(self, samples: Samples, record: Outcome, key: Key | None) -> None:
+    def _outcome(self, samples: Samples, record: Outcome, key: Key | None, epochs: Epochs) -> None:
         if not samples.add_outcome(record) or key is None or record.state == "epoch_started":
             return
         held = samples.generations.get(key)
-        if held is not None and join.replaces(record, held.standing, held.revision):
-            held.stand(record)
+        if held is not None:
+            held.stand(best(samples.outcomes[record.key].values(), epochs, held.revision))
 
 
 def _counting(samples: Samples, key: Key) -> list[Signal]:
     return [said.record for said in samples.signals_of(key, "joined", "late")]
+
+
+def _each(item: Heard) -> list[Heard]:
+    """An outcome of many samples as one of each."""
+    if not isinstance(item.record, Outcome) or not item.record.also:
+        return [item]
+    return [item._replace(record=alone, key=parse_sample_key(alone.key)) for alone in item.record.each()]
 
 
 def _key_of(record: Generation | Signal | Outcome) -> Key | None:
@@ -275,6 +306,8 @@ def _key_of(record: Generation | Signal | Outcome) -> Key | None:
     try:
         key = parse_sample_key(record.key)
         route_of(key[0])
+        for other in record.also if isinstance(record, Outcome) else ():
+            route_of(parse_sample_key(other.key)[0])
     except (InvalidRequest, ValueError) as error:
         raise InvalidRecord(f"{type(record).__name__} about {record.key!r}, which is not a sample key") from error
     return key

@@ -1,4 +1,4 @@
-"""The rules of the join, without I/O: which signals count, when an episode closes, what a state gives way to."""
+"""The rules of the join, without I/O: which signals count, and when an episode closes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from contracts.records import Generation, Outcome, Scalar, Signal
+from contracts.records import Generation, Scalar, Signal
 from contracts.tasks import Task
 from contracts.tasks.signals import SignalRule
 
@@ -22,6 +22,7 @@ class Standing(NamedTuple):
     writer: str
     epoch: int
     revision: int
+    sequence: int = 0
 
 
 def deadline(generation: Generation, task: Task, name: str | None = None) -> float:
@@ -90,19 +91,3 @@ def _decides(rule: SignalRule, signal: Signal, about: Generation) -> bool:
         return False
     is_slip = rule.min_seconds > 0 and signal.at - about.finished_at < rule.min_seconds
     return not is_slip and rule.is_worth_something(signal.value)
-
-
-def replaces(outcome: Outcome, standing: Standing, current_revision: int) -> bool:
-    """Whether an outcome becomes the state of its generation.
-
-    The trainer's word is final and its highest epoch wins; other writers speak only about the newest revision.
-    """
-    if outcome.state == "late":
-        return False
-    if outcome.writer == "training":
-        return (True, outcome.epoch, outcome.revision) >= (
-            standing.writer == "training",
-            standing.epoch,
-            standing.revision,
-        )
-    return standing.writer != "training" and outcome.revision >= current_revision

@@ -15,11 +15,12 @@ from contracts.batches import among, insert_all_new, update_all
 from contracts.database import add_to_count
 from contracts.errors import StaleWrite
 from contracts.ledger import PENDING
-from contracts.records import Generation, Outcome, Signal, decode, encode
+from contracts.records import Generation, Outcome, Signal, decode_shape, encode
 from contracts.tables import generation as generations
 from contracts.tables import generation_count
 from contracts.tables import outcome as outcomes
 from contracts.tables import signal as signals
+from pipelines.episodes.epochs import repository as epochs
 from pipelines.episodes.join import Standing
 from pipelines.episodes.samples import HeldGeneration, HeldSignal, Key, Samples
 
@@ -42,9 +43,8 @@ def load(
     if judged:
         samples.hold(_signals(connection, judged))
     if sample_keys:
-        statement = select(outcomes.c.key, outcomes.c.revision, outcomes.c.epoch, outcomes.c.state)
-        rows = connection.execute(statement.where(among(connection, outcomes.c.key, sample_keys)))
-        samples.outcomes = {(row.key, row.revision, row.epoch, row.state) for row in rows}
+        for said in epochs.outcomes_of(connection, sample_keys):
+            samples.outcomes.setdefault(said.key, {})[said.revision, said.epoch, said.state] = said
     return samples
 
 
@@ -102,7 +102,7 @@ def _signals(connection: Connection, completion_ids: Collection[str]) -> Iterato
     columns = (signals.c.record, signals.c.state, signals.c.reason, signals.c.revision)
     wanted = among(connection, signals.c.completion_id, completion_ids)
     for record, state, reason, revision in connection.execute(select(*columns).where(wanted)):
-        yield HeldSignal(decode(Signal, record), state, reason, revision, is_new=False)
+        yield HeldSignal(decode_shape(Signal, record), state, reason, revision, is_new=False)
 
 
 def _insert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
@@ -112,14 +112,14 @@ def _insert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]
 
 def _held(row: Row[Any]) -> HeldGeneration:
     return HeldGeneration(
-        record=decode(Generation, row.record),
+        record=decode_shape(Generation, row.record),
         partition=row.partition,
         joined_at=row.joined_at,
         closes_at=row.closes_at,
         revision=row.revision,
         state=row.state,
         state_reason=row.state_reason,
-        standing=Standing(row.state_writer, row.state_epoch, row.state_revision),
+        standing=Standing(row.state_writer, row.state_epoch, row.state_revision, row.state_sequence),
         state_version=row.state_version,
         is_new=False,
     )
@@ -156,6 +156,7 @@ def _standing_row(held: HeldGeneration) -> dict[str, Any]:
         "state_epoch": held.standing.epoch,
         "state_revision": held.standing.revision,
         "state_version": held.state_version,
+        "state_sequence": held.standing.sequence,
     }
 
 
@@ -192,4 +193,5 @@ def _outcome_row(record: Outcome) -> dict[str, Any]:
         "version": record.version,
         "writer": record.writer,
         "at": record.at,
+        "sequence": record.sequence,
     }

@@ -15,7 +15,7 @@ from pipelines.episodes.join import Standing
 _NOBODY_YET = Standing("episodes", 0, 0)
 Key = tuple[str, int]
 SignalName = tuple[str, str, str]
-OutcomeName = tuple[str, int, int, str]
+OutcomeName = tuple[int, int, str]
 
 
 @dataclass
@@ -72,10 +72,15 @@ class HeldGeneration:
             self.state, self.state_reason = PENDING, ""
         return self.revision
 
-    def stand(self, record: Outcome) -> None:
-        """Make an outcome its state."""
-        self.state, self.state_reason, self.state_version = record.state, record.reason, record.version
-        self.standing, self.is_changed = Standing(record.writer, record.epoch, record.revision), True
+    def stand(self, record: Outcome | None) -> None:
+        """Make an outcome its state; None: nobody has decided."""
+        standing = Standing(record.writer, record.epoch, record.revision, record.sequence) if record else _NOBODY_YET
+        if standing == self.standing and self.state == (record.state if record else PENDING):
+            return
+        self.standing, self.is_changed = standing, True
+        self.state, self.state_reason, self.state_version = PENDING, "", None
+        if record is not None:
+            self.state, self.state_reason, self.state_version = record.state, record.reason, record.version
 
 
 @dataclass
@@ -84,7 +89,8 @@ class Samples:
 
     generations: dict[Key, HeldGeneration] = field(default_factory=dict)
     signals: dict[SignalName, HeldSignal] = field(default_factory=dict)
-    outcomes: set[OutcomeName] = field(default_factory=set)
+    outcomes: dict[str, dict[OutcomeName, Outcome]] = field(default_factory=dict)
+    """By sample key, then by what makes an outcome one of its own."""
     new_outcomes: list[Outcome] = field(default_factory=list)
     num_duplicates: int = 0
     """Generations that the log holds once more: sent again after a lost acknowledgement."""
@@ -123,9 +129,8 @@ class Samples:
 
     def add_outcome(self, record: Outcome) -> bool:
         """False if this (key, revision, epoch, state) was there already."""
-        name = (record.key, record.revision, record.epoch, record.state)
-        if name in self.outcomes:
+        told = self.outcomes.setdefault(record.key, {})
+        if told.setdefault((record.revision, record.epoch, record.state), record) is not record:
             return False
-        self.outcomes.add(name)
         self.new_outcomes.append(record)
         return True

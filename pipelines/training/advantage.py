@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 HALF_LIFE_NATS = 0.06
 MIN_RETENTION, MAX_RETENTION = 0.875, 0.96
+MAX_DRIFT = 1.0
+"""Nats per token: by then everything old is forgotten as fast as can be."""
 PRIOR = 0.5
 STD_FLOOR = 0.05
 
@@ -64,6 +66,14 @@ class Tracker(Protocol):
         """
         ...
 
+    def remember(self, keys: Iterable[str]) -> Mapping[str, Any]:
+        """What is known of some keys, for `recall`."""
+        ...
+
+    def recall(self, known: Mapping[str, Any]) -> None:
+        """Know of these keys what `remember` saw, and nothing else of them."""
+        ...
+
     def to_json(self) -> dict[str, Any]:
         """State for the checkpoint."""
         ...
@@ -89,10 +99,24 @@ class BetaTracker:
     def update(self, key: str, reward: float, drift: float, weight: float = 1.0) -> None:
         """Discount the counts, then add the reward; one outside the range counts as the end it passed."""
         weight = min(weight, 1.0)
+        # Not a number, and whatever would overflow, is as far as can be.
+        drift = min(max(drift, 0.0), MAX_DRIFT) if drift < MAX_DRIFT else MAX_DRIFT
         retention = min(max(2.0 ** (-drift / HALF_LIFE_NATS), MIN_RETENTION), MAX_RETENTION) ** weight
         share = min(max((reward - self.low) / (self.high - self.low), 0.0), 1.0)
         successes, failures = self.counts.get(key, (PRIOR, PRIOR))
         self.counts[key] = (retention * successes + weight * share, retention * failures + weight * (1.0 - share))
+
+    def remember(self, keys: Iterable[str]) -> dict[str, tuple[float, float] | None]:
+        """The counts of some keys; None for a key never seen."""
+        return {key: self.counts.get(key) for key in keys}
+
+    def recall(self, known: Mapping[str, tuple[float, float] | None]) -> None:
+        """Have these counts again."""
+        for key, value in known.items():
+            if value is None:
+                self.counts.pop(key, None)
+            else:
+                self.counts[key] = value
 
     def rescaled(self, low: float, high: float) -> BetaTracker:
         """The same expectations and as much evidence, for another range of rewards; what lies outside moves to its end."""
@@ -123,6 +147,18 @@ class MovingAverageTracker:
         """Move the average towards the reward."""
         pull = min(weight, 1.0) * (1.0 - self.retention if key in self.averages else 1.0)
         self.averages[key] = (1.0 - pull) * self.expect(key) + pull * reward
+
+    def remember(self, keys: Iterable[str]) -> dict[str, float | None]:
+        """The averages of some keys; None for a key never seen."""
+        return {key: self.averages.get(key) for key in keys}
+
+    def recall(self, known: Mapping[str, float | None]) -> None:
+        """Have these averages again."""
+        for key, value in known.items():
+            if value is None:
+                self.averages.pop(key, None)
+            else:
+                self.averages[key] = value
 
     def to_json(self) -> dict[str, Any]:
         """Keys with their averages."""

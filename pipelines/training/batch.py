@@ -18,10 +18,19 @@ from pipelines.training.state import NO_WEIGHT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from contracts.records import Experience, Segment, State
+    from contracts.records import Experience, Segment, Span, State
+    from pipelines.training.versions import VersionTree
 
-# What is above zero by more than this is not the logarithm of a probability.
 ROUNDING = 1e-3
+"""What is above zero by more than this is not the logarithm of a probability."""
+MIN_LOG_PROB = -100.0
+"""exp(-100) is 4e-44: no sampler draws such a token."""
+MAX_NUMBER = 1e9
+"""Of rewards, scores and weights: beyond any product's units, and far from where squares overflow."""
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
+"""Below it is greedy in float32, above it is noise."""
+LAST_TIME = 1e11
+"""UTC epoch seconds, in the year 5138."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,7 @@ class Limits:
     max_length: int
     """Tokens of a row, prompt included: the model's context."""
     vocabulary_size: int
+    policy: str
 
 
 @dataclass(frozen=True)
@@ -66,39 +76,60 @@ class MicroBatch:
     temperature: float
 
 
-def version_lag(lineage: Sequence[int], version: int) -> int:
-    """How many versions of the current lineage are newer than `version`.
-
-    Counted along the lineage and not as a difference of ordinals: after a rollback ordinals jump ahead of the version
-    that users are still served by, and its fresh samples must not look old.
-    """
-    return sum(1 for ancestor in lineage if ancestor > version)
-
-
-def oldest_version(experience: Experience) -> int:
-    """The version that made the oldest token."""
-    return min(span.version for segment in experience.segments for span in segment.spans)
-
-
 def newest_version(experience: Experience) -> int:
     """The version that made the newest token; -1 where no token says."""
     return max((span.version for segment in experience.segments for span in segment.spans), default=-1)
 
 
-def refuse(experience: Experience, lineage: Sequence[int], limits: Limits, now: float) -> Refusal | None:
-    """Name the reason why a scored experience must not be trained, or None."""
+def refuse(experience: Experience, tree: VersionTree, limits: Limits, now: float) -> Refusal | None:
+    """Name the reason why a scored experience must not be trained, or None. No record makes it raise."""
+    if experience.policy != limits.policy:
+        return Refusal("filtered", "other_policy")
     if not has_provenance(experience):
         return Refusal("filtered", "no_provenance")
-    if not math.isfinite((experience.reward or 0.0) * experience.weight):
-        return Refusal("filtered", "non_finite_reward")
+    if (refusal := _refuse_numbers(experience)) is not None:
+        return refusal
     for segment in experience.segments:
         if (refusal := _refuse_segment(segment, limits)) is not None:
             return refusal
-    if version_lag(lineage, oldest_version(experience)) > limits.max_version_lag:
+    return _refuse_age(experience, tree, limits, now)
+
+
+def _refuse_numbers(experience: Experience) -> Refusal | None:
+    reward, weight = experience.reward or 0.0, experience.weight
+    if not (math.isfinite(reward) and math.isfinite(weight)):
+        return Refusal("filtered", "non_finite_reward")
+    if abs(reward) > MAX_NUMBER:
+        return Refusal("filtered", "impossible_reward")
+    if not 0 <= weight <= MAX_NUMBER:
+        return Refusal("filtered", "impossible_weight")
+    numbers = [number for score in experience.scores for number in (score.value or 0.0, score.weight)]
+    if not all(abs(number) <= MAX_NUMBER for number in numbers):
+        return Refusal("filtered", "impossible_score")
+    # What is not a number compares false.
+    return None if abs(experience.generated_at) <= LAST_TIME else Refusal("filtered", "impossible_time")
+
+
+def _refuse_age(experience: Experience, tree: VersionTree, limits: Limits, now: float) -> Refusal | None:
+    versions = {span.version for segment in experience.segments for span in segment.spans}
+    if not all(tree.exists(version) for version in versions):
+        return Refusal("filtered", "unknown_version")
+    if any(tree.revoked.get(version) == "poison" for version in versions):
+        return Refusal("quarantined", "rollback")
+    if version_lag(experience, tree) > limits.max_version_lag:
         return Refusal("stale", "version_lag")
     if now - experience.generated_at > limits.max_age_seconds:
         return Refusal("stale", "age")
     return None
+
+
+def version_lag(experience: Experience, tree: VersionTree) -> int:
+    """How many versions lie between the current weights and the farthest of those that made its tokens.
+
+    Raises:
+        KeyError: one of them was never cut.
+    """
+    return max(tree.distance(span.version) for segment in experience.segments for span in segment.spans)
 
 
 def refuse_weight(experience: Experience) -> Refusal | None:
@@ -115,27 +146,41 @@ def has_provenance(experience: Experience) -> bool:
 
 def _has_provenance(segment: Segment) -> bool:
     num_tokens = len(segment.token_ids) // 4
-    if len(segment.loss_mask) != num_tokens or len(segment.logprobs) != 4 * num_tokens:
+    if len(segment.loss_mask) != num_tokens or not len(segment.token_ids) == len(segment.logprobs) == 4 * num_tokens:
         return False
-    sampled = np.frombuffer(segment.logprobs, "<f4")[np.frombuffer(segment.loss_mask, np.uint8) == 1]
-    if not segment.spans or segment.spans[0].start != 0:
-        return False
-    return bool(np.all(np.isfinite(sampled) & (sampled < ROUNDING)))
+    starts = [span.start for span in segment.spans]
+    return bool(starts) and starts[0] == 0
 
 
 def _refuse_segment(segment: Segment, limits: Limits) -> Refusal | None:
-    if not segment.sampling.on_support:
-        return Refusal("off_support", "greedy" if segment.sampling.temperature <= 0 else "truncated")
+    temperature = segment.sampling.temperature
+    if not math.isfinite(temperature) or temperature > MAX_TEMPERATURE:
+        return Refusal("filtered", "impossible_temperature")
+    if not segment.sampling.on_support or temperature < MIN_TEMPERATURE:
+        return Refusal("off_support", "greedy" if temperature < MIN_TEMPERATURE else "truncated")
+    reason = _why_untrainable(segment, limits)
+    return Refusal("filtered", reason) if reason else None
+
+
+def _why_untrainable(segment: Segment, limits: Limits) -> str:
     token_ids, mask = np.frombuffer(segment.token_ids, "<i4"), np.frombuffer(segment.loss_mask, np.uint8)
-    if not mask.any():
-        return Refusal("filtered", "empty_completion")
-    if mask[0]:
-        return Refusal("filtered", "empty_prompt")
-    if len(token_ids) > limits.max_length:
-        return Refusal("filtered", "beyond_context")
-    if token_ids.min() < 0 or token_ids.max() >= limits.vocabulary_size:
-        return Refusal("filtered", "unknown_token")
-    return None
+    sampled = np.frombuffer(segment.logprobs, "<f4")[mask == 1]
+    checks = (
+        ("empty_completion", lambda: not mask.any()),
+        ("malformed_segment", lambda: mask.max() > 1 or not _are_in_order(segment.spans, len(sampled))),
+        ("empty_prompt", lambda: mask[0]),
+        ("beyond_context", lambda: len(token_ids) > limits.max_length),
+        ("unknown_token", lambda: token_ids.min() < 0 or token_ids.max() >= limits.vocabulary_size),
+        # What is not a number compares false.
+        ("impossible_log_prob", lambda: not np.all((sampled >= MIN_LOG_PROB) & (sampled <= ROUNDING))),
+    )
+    return next((reason for reason, applies in checks if applies()), "")
+
+
+def _are_in_order(spans: Sequence[Span], num_sampled: int) -> bool:
+    """A span may be empty: a version that came just before the end."""
+    starts = [span.start for span in spans]
+    return starts == sorted(starts) and starts[-1] <= num_sampled
 
 
 def prompt_of(experience: Experience) -> bytes:

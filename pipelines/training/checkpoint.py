@@ -3,40 +3,49 @@
 In: weights, optimizer moments and state. Out: the same after a crash, or the newest older one that is whole. Waits: for
 the disk: a checkpoint exists from the moment its manifest has its name, and everything else was synced before.
 
-    checkpoint-<serial>/   weights.safetensors   float32 master weights
-                           optimizer.safetensors AdamW moments by parameter name
-                           state.json            TrainerState
-                           MANIFEST.json         written last: sizes and blake3 of the others
+    checkpoint-<epoch>-<serial>/   weights.safetensors   float32 master weights
+                                   optimizer.safetensors AdamW moments by parameter name
+                                   state.json            TrainerState
+                                   MANIFEST.json         written last: sizes and blake3 of the others
 
-Serials only rise and are never reused, also past folders that were refused.
+Serials only rise and are never reused, also past folders that were refused. What is not kept goes in two phases, so that a
+trainer that was stopped and wakes deletes nothing that its successor goes on from.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import safetensors.torch
+import structlog
 from blake3 import blake3
 from safetensors import SafetensorError
 
-from contracts.errors import Unavailable, WeightsRefused
+from contracts.errors import StaleWrite, Unavailable, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
 from contracts.weights.files import make_folder_durably, write_durably
+from pipelines.training.checkpoint_names import (
+    MANIFEST,
+    NOTHING,
+    Manifest,
+    Name,
+    names_in,
+    parse_name,
+    read_manifest,
+    seal,
+)
 from pipelines.training.state import TrainerState
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
     import torch
 
-SCHEMA = 1
-_PREFIX = "checkpoint-"
-_MANIFEST = "MANIFEST.json"
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,8 @@ class Checkpoint:
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]
     version: int | None = None
+    name: str = NOTHING
+    """Under which it was loaded."""
 
 
 @dataclass(frozen=True)
@@ -57,25 +68,43 @@ class Refused:
     reason: str
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint contains."""
+class Fence(Protocol):
+    """Which checkpoints there are for this trainer, and when one may be deleted: `pipelines.training.fence`."""
 
-    schema: int = SCHEMA
-    epoch: int
-    step: int
-    version: int | None
-    files: dict[str, tuple[int, str]]
-    """Name to size in bytes and blake3."""
+    def void(self, names: Collection[str]) -> set[str]:
+        """Those that are not believed, or count as deleted."""
+
+    def let_go(self, unneeded: Callable[[Collection[int]], Collection[str]]) -> list[str]:
+        """What may be deleted now, of what `unneeded` says of the versions that arms name. Raises LeaseLost."""
+
+    def done(self, names: Collection[str]) -> None:
+        """They are deleted."""
+
+
+class AtOnce:
+    """The fence of a folder that has one user: everything is believed, and deleted when it is not needed."""
+
+    def void(self, names: Collection[str]) -> set[str]:  # noqa: ARG002 of the port
+        """None."""
+        return set()
+
+    def let_go(self, unneeded: Callable[[Collection[int]], Collection[str]]) -> list[str]:
+        """All."""
+        return sorted(unneeded(()))
+
+    def done(self, names: Collection[str]) -> None:
+        """Nothing to remember."""
 
 
 class CheckpointStore:
     """Checkpoints in one folder."""
 
-    def __init__(self, folder: Path, keep: int, fault: FaultPoint = no_fault) -> None:
+    def __init__(self, folder: Path, keep: int, fault: FaultPoint = no_fault, *, fence: Fence | None = None) -> None:
         """`keep` newest checkpoints stay, and as many versions; `fault` is called before each visible change."""
         self._folder = folder
         self._keep = keep
         self._fault = fault
+        self._fence = fence or AtOnce()
         make_folder_durably(folder)
 
     def save(self, checkpoint: Checkpoint, keep_versions: Collection[int] = ()) -> str:
@@ -84,25 +113,32 @@ class CheckpointStore:
         Raises:
             Unavailable: the disk is full; older checkpoints are untouched.
         """
-        serial = max((int(name.removeprefix(_PREFIX)) for name in self._names()), default=0) + 1
-        name = f"{_PREFIX}{serial:08d}"
+        taken = (found.serial for text in names_in(self._folder) if (found := parse_name(text)) is not None)
+        name = Name(checkpoint.state.epoch, max(taken, default=0) + 1).text
         try:
             self._write(self._folder / name, checkpoint)
         except Unavailable:
             # What is left of it would keep the disk full, and users' signals out.
             shutil.rmtree(self._folder / name, ignore_errors=True)
             raise
+        except FileNotFoundError as error:
+            raise StaleWrite(f"{name} was removed while it was written: another trainer uses this folder") from error
         self._prune(keep_versions)
         return name
 
-    def load_newest(self) -> tuple[Checkpoint | None, list[Refused]]:
-        """The newest checkpoint that verifies, and those newer that were refused."""
+    def load_newest(
+        self, check: Callable[[Checkpoint], None] = lambda _: None
+    ) -> tuple[Checkpoint | None, list[Refused]]:
+        """The newest checkpoint that verifies and that `check` lets pass, and those newer that were refused."""
         refused: list[Refused] = []
         for name in reversed(self._names()):
             try:
-                return self.load(name), refused
+                checkpoint = self.load(name)
+                check(checkpoint)
             except WeightsRefused as error:
                 refused.append(Refused(name, f"{error.code}: {error.message}"))
+            else:
+                return checkpoint, refused
         return None, refused
 
     def load_version(self, version: int) -> Checkpoint:
@@ -113,7 +149,7 @@ class CheckpointStore:
         """
         for name in reversed(self._names()):
             try:
-                if self._manifest(name).version == version:
+                if read_manifest(self._folder, name).version == version:
                     return self.load(name)
             except WeightsRefused:
                 continue
@@ -128,7 +164,7 @@ class CheckpointStore:
         Raises:
             WeightsRefused: something is missing, truncated or changed.
         """
-        manifest = self._manifest(name)
+        manifest = read_manifest(self._folder, name)
         content = {file: self._verified(name, file, *facts) for file, facts in manifest.files.items()}
         try:
             return Checkpoint(
@@ -136,6 +172,7 @@ class CheckpointStore:
                 weights=safetensors.torch.load(content["weights.safetensors"]),
                 optimizer=safetensors.torch.load(content["optimizer.safetensors"]),
                 version=manifest.version,
+                name=name,
             )
         except (KeyError, msgspec.MsgspecError, SafetensorError) as error:
             raise WeightsRefused("unreadable", f"{name} is whole but cannot be read: {error}") from error
@@ -143,16 +180,6 @@ class CheckpointStore:
     def versions(self) -> set[int]:
         """Published versions that have a checkpoint."""
         return {version for name in self._names() if (version := self._version_of(name)) is not None}
-
-    def highest_epoch(self) -> int:
-        """No checkpoint here, readable or not, has a higher epoch: each raises it by one at most. 0 if there is none."""
-        readable, unreadable = 0, 0
-        for name in self._names():
-            try:
-                readable = max(readable, self._manifest(name).epoch)
-            except WeightsRefused:
-                unreadable += 1
-        return readable + unreadable
 
     def _write(self, folder: Path, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
@@ -164,27 +191,10 @@ class CheckpointStore:
         files = {file: (len(data), blake3(data).hexdigest()) for file, data in content.items()}
         manifest = Manifest(epoch=state.epoch, step=state.step, version=checkpoint.version, files=files)
         make_folder_durably(folder)
-        for file, data in {**content, _MANIFEST: _seal(manifest)}.items():
+        for file, data in {**content, MANIFEST: seal(manifest)}.items():
             self._fault(f"checkpoint: before {file}")
             write_durably(folder / file, [data])
         self._fault("checkpoint: durable")
-
-    def _manifest(self, name: str) -> Manifest:
-        try:
-            sealed = (self._folder / name / _MANIFEST).read_bytes()
-        except FileNotFoundError:
-            raise WeightsRefused("unfinished", f"{name} has no {_MANIFEST}: its writing was cut short") from None
-        try:
-            document: dict[str, Any] = json.loads(sealed)
-            digest = document.pop("blake3")
-            if document["schema"] > SCHEMA:
-                raise WeightsRefused("newer_schema", f"{name} was written by a newer Millrace: upgrade this process")
-            manifest = msgspec.convert(document, Manifest)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise WeightsRefused("damaged_manifest", f"{_MANIFEST} of {name} is damaged: {error}") from error
-        if _seal(manifest) != sealed:
-            raise WeightsRefused("damaged_manifest", f"{_MANIFEST} of {name} is not what was written ({digest})")
-        return manifest
 
     def _verified(self, name: str, file: str, size: int, digest: str) -> bytes:
         try:
@@ -198,25 +208,33 @@ class CheckpointStore:
         return data
 
     def _prune(self, keep_versions: Collection[int]) -> None:
+        def unneeded(in_use: Collection[int]) -> set[str]:
+            return set(names_in(self._folder)) - self._kept({*keep_versions, *in_use})
+
+        try:
+            names = self._fence.let_go(unneeded)
+        except Unavailable as error:
+            log.warning("old checkpoints stay for now", reason=error.message)
+            return
+        for name in names:
+            self._fault("checkpoint: before forgetting")
+            shutil.rmtree(self._folder / name, ignore_errors=True)
+        self._fence.done(names)
+
+    def _kept(self, keep_versions: Collection[int]) -> set[str]:
         names = self._names()
         # One per version, its newest: every restart saves the version it stands on once more.
         newest = {version: name for name in names if (version := self._version_of(name)) is not None}
         kept = {*names[-self._keep :], *sorted(newest.values())[-self._keep :]}
-        kept |= {name for version, name in newest.items() if version in keep_versions}
-        for name in set(names) - kept:
-            shutil.rmtree(self._folder / name)
+        return kept | {name for version, name in newest.items() if version in keep_versions}
 
     def _version_of(self, name: str) -> int | None:
         try:
-            return self._manifest(name).version
+            return read_manifest(self._folder, name).version
         except WeightsRefused:
             return None
 
     def _names(self) -> list[str]:
-        return sorted(path.name for path in self._folder.glob(f"{_PREFIX}*"))
-
-
-def _seal(manifest: Manifest) -> bytes:
-    """The bytes of a manifest, with a hash of itself."""
-    digest = blake3(msgspec.json.encode(manifest)).hexdigest()
-    return json.dumps({**msgspec.to_builtins(manifest), "blake3": digest}, indent=1).encode()
+        names = names_in(self._folder)
+        void = self._fence.void(names)
+        return [name for name in names if name not in void]

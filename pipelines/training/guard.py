@@ -9,7 +9,7 @@ import json
 import math
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from contracts.weights.files import make_folder_durably, write_durably
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+SPIKE = "gradient_spike"
 HISTORY = 64
 WARM_UP = 16
 # Below this share of the median the spread of a calm stretch would make ordinary batches look like spikes.
@@ -35,42 +36,68 @@ class Verdict:
         return not self.reason
 
 
-def comparable_norm(gradient_norm: float, num_samples: int) -> float:
-    """The norm a batch of one would be expected to have: a mean over fewer samples is noisier by the square root."""
-    return gradient_norm * math.sqrt(num_samples)
+class Norms(NamedTuple):
+    """A norm seen two ways: as that of a sum of independent tokens, and as that of a sum in one direction.
+
+    Expected: what a batch's gradient norm is proportional to, if nothing is wrong with it. The gradient is a sum over tokens
+    of pull x d log p / d weights, where `pull` is all that multiplies a token's log-probability: advantage, sample weight,
+    importance weight, leash, one over the batch's tokens. By the chain rule each term is pull x (onehot - softmax) /
+    temperature x (Jacobian of the logits), and the middle factor is (1 - p) / temperature long, within sqrt(2). Scores of
+    tokens have mean 0 given what stands before, so as noise their squares add up (cf. the gradient noise scale,
+    arXiv 1812.06162); where all samples teach the same, their lengths do:
+
+        noise     = sqrt(sum over tokens of (pull x (1 - p) / temperature)^2)
+        direction =      sum over tokens of |pull| x (1 - p) / temperature
+
+    Comparable: a batch's norm divided by both. What is left is the Jacobian's size, whatever the number of samples and
+    tokens, whitened or not, and however sure the policy is.
+    """
+
+    noise: float
+    direction: float
+
+    def comparable(self, gradient_norm: float) -> Norms | None:
+        """A norm in units of what was expected; None if nothing was expected and nothing came."""
+        if self.noise > 0:
+            return Norms(gradient_norm / self.noise, gradient_norm / self.direction)
+        return None if gradient_norm <= 0 else Norms(math.inf, math.inf)
 
 
-def judge(
-    history: Sequence[float], *, loss: float, gradient_norm: float, num_samples: int, spread: float, harmless: float
-) -> Verdict:
-    """Decide on one step.
+def judge(history: Sequence[Norms], *, loss: float, gradient_norm: float, expected: Norms, spread: float) -> Verdict:
+    """Decide on one step: it is a spike if it is one both ways, however tokens add up.
 
     Args:
         history: comparable norms of the last steps, skipped ones too: if the norm moved for good, so does the median.
         loss: of the whole batch, not filtered.
         gradient_norm: before clipping.
-        num_samples: in the batch.
+        expected: of the batch.
         spread: how many median absolute deviations above the median still pass.
-        harmless: a norm up to this passes whatever the history: a policy that is nearly always right has had many
-            batches with nothing to learn, and its rare mistakes must not look like accidents.
     """
     if not math.isfinite(loss):
         return Verdict("non_finite_loss")
-    if not math.isfinite(gradient_norm):
+    if not (math.isfinite(gradient_norm) and all(map(math.isfinite, expected))):
         return Verdict("non_finite_gradient")
-    if len(history) < WARM_UP or gradient_norm <= harmless:
+    comparable = expected.comparable(gradient_norm)
+    if len(history) < WARM_UP or comparable is None:
         return Verdict()
+    passes = any(
+        norm <= _limit(past, spread) for norm, past in zip(comparable, zip(*history, strict=True), strict=True)
+    )
+    return Verdict("" if passes else SPIKE)
+
+
+def _limit(history: Sequence[float], spread: float) -> float:
     median = statistics.median(history)
     deviation = statistics.median(abs(norm - median) for norm in history)
-    limit = median + spread * max(deviation, MIN_SPREAD * median)
-    return Verdict("gradient_spike" if comparable_norm(gradient_norm, num_samples) > limit else "")
+    return median + spread * max(deviation, MIN_SPREAD * median)
 
 
-def remember(history: Sequence[float], gradient_norm: float, num_samples: int) -> list[float]:
+def remember(history: Sequence[Norms], gradient_norm: float, expected: Norms) -> list[Norms]:
     """The history after a step, finite norms only."""
-    if not math.isfinite(gradient_norm):
+    comparable = expected.comparable(gradient_norm)
+    if comparable is None or not all(map(math.isfinite, comparable)):
         return list(history)
-    return [*history, comparable_norm(gradient_norm, num_samples)][-HISTORY:]
+    return [*history, comparable][-HISTORY:]
 
 
 def write_bundle(folder: Path, name: str, bundle: dict[str, Any]) -> Path:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from contracts.event_log import LogRecord
     from contracts.records import Experience
     from pipelines.training.state import Fate, TrainerState
@@ -71,6 +73,11 @@ class Intake:
     def position(self, topic: str, partition: int) -> int:
         """The next offset to read."""
         return self._next.get(topic, {}).get(partition, 0)
+
+    def read_on_from(self, positions: dict[str, dict[int, int]]) -> None:
+        """Forget what waits, and read from elsewhere."""
+        self._waiting.clear()
+        self._next = {topic: dict(at) for topic, at in positions.items()}
 
     def passed(self, record: LogRecord) -> None:
         """A record was read, whatever became of it."""
@@ -134,6 +141,25 @@ class Intake:
             if fate is not None and fate.state == "quarantined":
                 revision = self._waiting.pop(key).experience.revision
                 self._state.fates[key] = msgspec.structs.replace(fate, revision=revision)
+
+    def go_back(self, positions: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:
+        """Read again from `positions` on, where they are earlier; returns where reading stood."""
+        stood = {topic: dict(at) for topic, at in self._next.items()}
+        for topic, at in self._next.items():
+            earlier = positions.get(topic, {})
+            self._next[topic] = {part: min(offset, earlier.get(part, 0)) for part, offset in at.items()}
+        return stood
+
+    def has_passed(self, positions: dict[str, dict[int, int]]) -> bool:
+        """True if everything before `positions` was read."""
+        return all(
+            self.position(topic, part) >= offset for topic, at in positions.items() for part, offset in at.items()
+        )
+
+    @property
+    def keys(self) -> Collection[str]:
+        """Of what waits."""
+        return self._waiting.keys()
 
     def remove(self, key: str) -> None:
         """A waiting sample's fate was decided."""

@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipelines.training.batch import newest_version
+from pipelines.training.batch import newest_version, num_tokens
 from pipelines.training.intake import is_learnable, worth
 from pipelines.training.state import Fate
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from contracts.records import Experience
     from pipelines.training.intake import Intake
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
 class Lesson:
     """A sample that was learned before and is worth something else since.
 
-    `difference` is what its newest revision is worth less what was applied, in weight x reward; `scale` is what one unit
-    was multiplied by when it was learned. Their product is its advantage: no baseline, no whitening, no staleness, so
-    that what the sample pulls in all is what its last revision alone would have pulled.
+    `difference` is what its newest revision is worth less what was applied, in weight x reward; `pull` is what one unit
+    was multiplied by at each token when it was learned. Their product is what each token pulls: no baseline, no whitening,
+    no staleness and no denominator of the batch it meets now, so that what the sample pulls in all is what its last
+    revision alone would have pulled.
     """
 
     experience: Experience
     difference: float
-    scale: float
+    pull: float
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,34 @@ class Batch:
         """Samples, then what is corrected."""
         return [*self.samples, *(lesson.experience for lesson in self.lessons)]
 
+    @property
+    def keys(self) -> list[str]:
+        """In the order of `everything`."""
+        return [item.key for item in self.everything]
+
+    def weights(self, by_key: Mapping[str, float]) -> list[float]:
+        """Of the samples, in their order."""
+        return [by_key[item.key] for item in self.samples]
+
+    def parts(self) -> list[Batch]:
+        """One batch for each sample and each correction."""
+        return [*(Batch([item], []) for item in self.samples), *(Batch([], [lesson]) for lesson in self.lessons)]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Batch]) -> Batch:
+        """Invert `parts`."""
+        return cls([item for part in parts for item in part.samples], [item for part in parts for item in part.lessons])
+
+    def without(self, culprits: Sequence[tuple[Batch, object]]) -> Batch:
+        """The rest."""
+        gone = {key for part, _ in culprits for key in part.keys}
+        return Batch.joined([part for part in self.parts() if part.keys[0] not in gone])
+
+    def half(self) -> Batch:
+        """The first half, of one at least."""
+        parts = self.parts()
+        return Batch.joined(parts[: max(len(parts) // 2, 1)])
+
 
 def draw(intake: Intake, size: int) -> Batch:
     """The oldest `size` of what waits."""
@@ -52,15 +81,26 @@ def draw(intake: Intake, size: int) -> Batch:
         if (fate := intake.corrects(experience)) is None:
             samples.append(experience)
         else:
-            lessons.append(Lesson(experience, worth(experience) - (fate.applied_now or 0.0), fate.scale))
+            pull = pull_of(fate, experience, size)
+            lessons.append(Lesson(experience, worth(experience) - (fate.applied_now or 0.0), pull))
     return Batch(samples, lessons)
 
 
-def sample_fate(experience: Experience, skipped: str, scale: float) -> Fate:
-    """After its step; `skipped` is the guard's reason, `scale` what one unit of reward was multiplied by."""
+def pull_of(fate: Fate, experience: Experience, batch_size: int) -> float:
+    """What one unit of a trained sample's reward pulled at each token.
+
+    Older checkpoints do not know how many tokens its batch had: it counts as a full one of answers as long as this.
+    """
+    if fate.pull is not None:
+        return fate.pull
+    return fate.scale / max(batch_size * num_tokens([experience]), 1)
+
+
+def sample_fate(experience: Experience, skipped: str, pull: float) -> Fate:
+    """After its step; `skipped` is the guard's reason, `pull` what one unit of reward was multiplied by at each token."""
     if skipped:
         return Fate(experience.revision, "quarantined", skipped)
-    return Fate(experience.revision, "trained", applied=worth(experience), scale=scale)
+    return Fate(experience.revision, "trained", applied=worth(experience), pull=pull)
 
 
 def lesson_fate(lesson: Lesson, before: Fate, skipped: str) -> Fate:

@@ -1,9 +1,14 @@
 """The objective: policy gradient from logged behaviour, truncated importance weights, a KL leash to the anchor. Pure.
 
-    loss = 1/num_tokens * sum over sampled tokens of  -min(ratio, bound).detach() * advantage * log_prob + beta * k3
+    loss = 1/num_tokens * sum over sampled tokens of  -weight * advantage * log_prob + beta * weight * k3
+    weight = min(ratio, bound), a constant under differentiation; ratio = current / logged behaviour probability
 
-with ratio = current / logged behaviour probability. The weight is a constant under differentiation and bounded whatever
-the advantage's sign: a PPO clip leaves a negative advantage with a runaway ratio unbounded. Equals trl's `cispo`.
+The weight is bounded whatever the advantage's sign: a PPO clip leaves a negative advantage with a runaway ratio unbounded.
+Equals trl's `cispo`. The leash is trl's with `use_bias_correction_kl` (DeepSeek-V3.2, arXiv 2512.02556), its ratio a
+constant: what it pulls on a token, beta * (weight - weight * anchor / current), does not grow where the policy has left the
+token (without the ratio it grows as 1 / ratio), and is cut at `bound`, the most that a unit of advantage may pull.
+
+Every log-ratio is a float64 within +-20 before it is summed or exponentiated, so no figure can overflow.
 
 Shapes: B rows, T predicted tokens.
 """
@@ -19,8 +24,10 @@ import torch
 if TYPE_CHECKING:
     from policy.logprobs import TokenScores
 
-# exp(20) is 5e8: past it a float32 square overflows and the figure says nothing more.
 MAX_LOG_RATIO = 20.0
+"""exp(20) is 5e8: past it a figure says nothing more."""
+ROUNDING = 1e-6
+"""Below it a probability's distance from 1 is float32's rounding."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,10 @@ class LossSums:
     clipped: float = 0.0
     entropy: float = 0.0
     anchor_kl: float = 0.0
+    num_anchored: float = 0.0
+    expected_square: float = 0.0
+    expected_length: float = 0.0
+    """See `guard.Norms`: sums over tokens of the square and of the length of pull x (1 - p) / temperature."""
 
     def add(self, other: LossSums) -> None:
         """Take in another micro-batch."""
@@ -69,7 +80,7 @@ class LossSums:
             "chi2": square - 1.0,
             "clip_fraction": self.clipped / count,
             "entropy": self.entropy / count,
-            "anchor_kl": self.anchor_kl / count,
+            "anchor_kl": self.anchor_kl / max(self.num_anchored, 1.0),
         }
 
 
@@ -80,36 +91,52 @@ def policy_loss(
     advantage_B: torch.Tensor,
     mask_BT: torch.Tensor,
     *,
-    num_tokens: int,
+    num_tokens: float,
     objective: Objective,
+    temperature: float = 1.0,
 ) -> tuple[torch.Tensor, LossSums]:
     """One micro-batch's share of the batch loss (a scalar to differentiate) and its sums.
 
     Args:
         scores: of the current policy, with gradients.
         behaviour_BT: logged log-probs of the distribution sampled from.
-        anchor_BT: log-probs of the anchor policy; None if `kl_coefficient` is 0.
+        anchor_BT: log-probs of the anchor policy; None if nothing is held by the leash.
         advantage_B: one per row, weights included.
         mask_BT: True where a token was sampled.
-        num_tokens: sampled tokens of the *whole batch*, counted before anything is masked.
+        num_tokens: sampled tokens of the *whole batch*, counted before anything is masked; 1 if advantages are per token.
         objective: the constants.
+        temperature: that `scores` were taken at.
     """
-    log_ratio_BT = (scores.log_probs_BT.detach() - behaviour_BT) * mask_BT
-    weight_BT = torch.exp(log_ratio_BT).clamp(max=objective.ratio_bound)
-    token_loss_BT = -weight_BT * advantage_B[:, None] * scores.log_probs_BT
+    current_BT = scores.log_probs_BT.detach().double()
+    log_ratio_BT = clamped_log_ratio(current_BT, behaviour_BT, mask_BT)
+    bound = objective.ratio_bound
+    weight_BT = torch.exp(log_ratio_BT).clamp(max=bound)
+    advantage_BT = advantage_B.double()[:, None]
+    # Value and slope of each token's loss: `pull` is d loss / d log-prob, constant under differentiation.
+    value_BT, pull_BT = -weight_BT * advantage_BT * current_BT, -weight_BT * advantage_BT
     kl_BT = torch.zeros_like(log_ratio_BT)
     if anchor_BT is not None:
-        kl_BT = _k3(anchor_BT - scores.log_probs_BT)
-        token_loss_BT = token_loss_BT + objective.kl_coefficient * kl_BT
-    loss = (token_loss_BT * mask_BT).sum() / max(num_tokens, 1)
-    ratio_BT = torch.exp(log_ratio_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)) * mask_BT
+        beta = objective.kl_coefficient
+        to_anchor_BT = clamped_log_ratio(anchor_BT.double(), current_BT, mask_BT)
+        kl_BT = torch.exp(to_anchor_BT) - to_anchor_BT - 1
+        value_BT = value_BT + beta * weight_BT * kl_BT
+        pull_BT = pull_BT + (beta * weight_BT * -torch.expm1(to_anchor_BT)).clamp(-bound, bound)
+    value_BT, pull_BT = (torch.where(mask_BT, each, 0.0) / max(num_tokens, 1) for each in (value_BT, pull_BT))
+    log_probs_BT = torch.where(mask_BT, scores.log_probs_BT, 0.0)
+    moved_BT = log_probs_BT - log_probs_BT.detach()
+    loss = value_BT.sum() + (pull_BT.to(moved_BT.dtype) * moved_BT).sum()
+    ratio_BT = torch.where(mask_BT, torch.exp(log_ratio_BT), 0.0)
+    unlikely_BT = -torch.expm1(torch.where(mask_BT, current_BT, 0.0)) + ROUNDING
+    length_BT = (pull_BT * unlikely_BT / temperature).abs()
     sums = torch.stack([
-        mask_BT.sum(), loss.detach(), ratio_BT.sum(), ratio_BT.square().sum(), ratio_BT.max(), log_ratio_BT.sum(),
-        (ratio_BT > objective.ratio_bound).sum(), (scores.entropy_BT.detach() * mask_BT).sum(),
-        (kl_BT.detach() * mask_BT).sum(),
+        mask_BT.sum(), value_BT.sum(), ratio_BT.sum(), ratio_BT.square().sum(), ratio_BT.max(), log_ratio_BT.sum(),
+        (ratio_BT > bound).sum(), torch.where(mask_BT, scores.entropy_BT.detach(), 0.0).sum(),
+        kl_BT.sum(), mask_BT.sum() * (anchor_BT is not None), length_BT.square().sum(), length_BT.sum(),
     ])  # fmt: skip
     return loss, LossSums(*sums.double().tolist())
 
 
-def _k3(log_ratio: torch.Tensor) -> torch.Tensor:
-    return torch.exp(log_ratio) - log_ratio - 1
+def clamped_log_ratio(above_BT: torch.Tensor, below_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """log(above / below) of sampled tokens in float64, within +-MAX_LOG_RATIO; 0 elsewhere, whatever stands there."""
+    difference = (above_BT.double() - below_BT.double()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return torch.where(mask_BT, difference, 0.0)

@@ -1,7 +1,7 @@
 """Versions: bytes first, pointer second.
 
-In: the bits of a version whose checkpoint is durable. Out: the same in the weight store, as a delta of its parent, then the
-arm `candidate` by compare-and-set. Waits: for nothing; an arm that somebody else moved is tried again next turn, and a
+In: the bits of a version whose checkpoint is durable. Out: the same in the weight store, as a delta of its parent, under the
+epoch of the lease; then the arm `candidate` by compare-and-set, in a transaction that checks the lease. Waits: for nothing; an arm that somebody else moved is tried again next turn, and a
 store that is away or refuses later and ever less often: until then the version is held here and nobody is offered it.
 """
 
@@ -13,19 +13,21 @@ import structlog
 
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, MOVED, Assignment
-from contracts.errors import InvalidRequest, InvalidSettings, StaleWrite, Unavailable, WeightsRefused
+from contracts.errors import InvalidRequest, InvalidSettings, LeaseLost, StaleWrite, Unavailable, WeightsRefused
+from contracts.faults import FaultPoint, no_fault
 from contracts.weights.history import History
 from contracts.weights.manifest import NO_HISTORY
 from contracts.weights.pointer import Pointer, move_pointer
 from contracts.weights.pointer_stores import pointers_of
 from contracts.weights.presence import present
 from contracts.weights.publish import publish_fold, publish_version
-from contracts.weights.retention import prune
 from pipelines.training import repository
+from pipelines.training.pruning import Pruning
 from pipelines.training.state import BASE_VERSION, TrainerState
 
 if TYPE_CHECKING:
     from contracts.database import Database
+    from contracts.lease import Lease
     from contracts.settings import Settings
     from contracts.weights.format import Tensors
     from contracts.weights.manifest import Manifest
@@ -50,7 +52,6 @@ class Unsent(NamedTuple):
     parent: int
     target: Tensors
     step: int
-    epoch: int
     num_samples: int
     cut_at: float
 
@@ -65,16 +66,19 @@ class Publisher:
         store: WeightStore,
         base: Tensors,
         *,
+        lease: Lease,
+        fault: FaultPoint = no_fault,
         signer: Signer | None = None,
         keyring: Keyring | None = None,
         keep_anchors: int = 2,
     ) -> None:
         self._settings = settings
         self._database = database
+        self._lease, self._fault = lease, fault
         self._store = store
         self._signer, self._keyring = signer, keyring
         self._mirrored, self._mirror_at = 0, 0.0
-        self._keep_anchors = keep_anchors
+        self._pruning = Pruning(settings.policy, database, store, lease, fault, keep_anchors=keep_anchors)
         self._bell = settings.passing().bell
         self._unsent: Unsent | None = None
         self._num_failures, self._retry_at = 0, 0.0
@@ -90,6 +94,25 @@ class Publisher:
     def versions(self) -> list[int]:
         """What the store has."""
         return self._store.versions(self._settings.policy)
+
+    def adopt(self) -> list[int]:
+        """Every version that is claimed, also those that this home published before there were claims.
+
+        What the store cannot say now is claimed at the next start.
+        """
+        policy = self._settings.policy
+        with self._database.snapshot() as connection:
+            claimed = repository.parents(connection, policy)
+        try:
+            strangers = [version for version in self.versions() if version not in claimed and version != BASE_VERSION]
+            manifests = [self._store.manifest(policy, version) for version in strangers]
+        except (Unavailable, InvalidRequest, InvalidSettings, WeightsRefused) as error:
+            log.warning("versions not claimed", reason=error.message)
+            return [*claimed]
+        if manifests:
+            with self._lease.transaction() as connection:
+                repository.adopt_versions(connection, policy, manifests)
+        return [*claimed, *strangers]
 
     def load(self, version: int) -> Tensors:
         """The bits of a version."""
@@ -117,11 +140,14 @@ class Publisher:
         """Take the newest version of the lineage; `send` makes it durable."""
         version, parent = state.lineage[0], state.lineage[1]
         num_samples = sum(fate.version == version for fate in state.fates.values())
-        self._unsent = Unsent(version, parent, target, state.step, state.epoch, num_samples, now)
-        self._num_failures, self._retry_at = 0, now
+        self._unsent = Unsent(version, parent, target, state.step, num_samples, now)
+        self._num_failures, self._retry_at = 0, 0.0
 
     def send(self, now: float) -> bool:
-        """Store the version that was cut, again with the same bits is a no-op; False if it is not time, or in vain."""
+        """Store the version that was cut, again with the same bits is a no-op; False if it is not time, or in vain.
+
+        `now` is of a clock that only rises.
+        """
         unsent = self._unsent
         if unsent is None:
             return True
@@ -143,6 +169,9 @@ class Publisher:
 
     def _store_version(self, unsent: Unsent) -> None:
         version, parent = unsent.version, unsent.parent
+        # What is written all the same by a trainer that is stopped here lies under its own epoch, and is offered to nobody.
+        self._lease.check_now()
+        self._fault("publisher: before bytes")
         if parent not in self.held:
             self.held[parent], self._history = self._store.load_state(self._settings.policy, parent)
         manifest = publish_version(
@@ -154,12 +183,13 @@ class Publisher:
             base=self.held[parent],
             target=unsent.target,
             step=unsent.step,
-            epoch=unsent.epoch,
+            epoch=self._lease.epoch,
             num_samples=unsent.num_samples,
             created_at=unsent.cut_at,
             history=self._history,
             signer=self._signer,
         )
+        self._lease.check_now()
         self.held[version] = unsent.target
         for old in sorted(self.held)[:-VERSIONS_HELD]:
             del self.held[old]
@@ -194,6 +224,8 @@ class Publisher:
             for replica in list(behind.values())[:_MOST_FOLDS]:
                 base, history = self._store.load_state(policy, replica.version)
                 known = history if history.digest == replica.history else None
+                self._lease.check_now()
+                self._fault("publisher: before a fold")
                 fold = publish_fold(
                     self._store,
                     policy=policy,
@@ -202,32 +234,31 @@ class Publisher:
                     version=newest.version,
                     target=target,
                     history=known,
+                    epoch=self._lease.epoch,
                     signer=self._signer,
                 )
                 log.info("fold published", version=newest.version, base=replica.version, num_bytes=fold.payload_bytes)
-            if newest.history_after == NO_HISTORY:
-                arms = {arm.version for arm in self._read_arms().values()} - {None}
-                needed = {item.version for item in replicas} | {version for version in arms if version is not None}
-                pruned = prune(
-                    self._store, policy, needed, now=now, loadable=[BASE_VERSION], keep_anchors=self._keep_anchors
-                )
-                log.info("old versions pruned", num_chunks=pruned.num_chunks, num_bytes=pruned.num_bytes)
+            if newest.history_after == NO_HISTORY or self._pruning.is_under_way:
+                self._pruning.advance({item.version for item in replicas}, now)
         except (Unavailable, InvalidRequest, InvalidSettings, WeightsRefused) as error:
             log.warning("replicas not looked after", version=newest.version, reason=error.message)
 
-    def _read_arms(self) -> dict[str, Assignment]:
-        with self._database.snapshot() as connection:
-            return assignments.read(connection, self._settings.policy)
-
     def mirror(self, live: Assignment | None, now: float) -> None:
-        """Write the arm `live` beside the versions too, for replicas that cannot reach the database."""
+        """Write the arm `live` beside the versions too, for replicas that cannot reach the database.
+
+        `now` is of a clock that only rises.
+        """
         if live is None or live.version is None or live.epoch == self._mirrored or now < self._mirror_at:
             return
         wanted = Pointer(
             policy=self._settings.policy, run=self._settings.run, arm=LIVE, version=live.version, epoch=live.epoch
         )
         try:
+            self._lease.check_now()
+            self._fault("publisher: before the pointer")
             move_pointer(pointers_of(self._store), wanted, self._signer, self._keyring)
+        except LeaseLost:
+            raise
         except StaleWrite as error:
             log.warning("pointer not moved", version=live.version, reason=error.message)
         except (Unavailable, InvalidSettings) as error:
@@ -245,18 +276,25 @@ class Publisher:
 
     def offer(self, version: int, arm: Assignment | None, reason: str) -> bool:
         """Point the arm `candidate`, which was seen empty, at a version; False if somebody else was faster."""
+        policy = self._settings.policy
+        self._fault("publisher: before the offer")
         try:
-            with self._database.transaction() as connection:
+            root = self._store.manifest(policy, version).target_root
+            with self._lease.transaction() as connection:
+                repository.record_root(connection, policy, version, root)
                 assignments.move(
                     connection,
-                    policy=self._settings.policy,
+                    policy=policy,
                     arm=CANDIDATE,
                     version=version,
+                    root=root,
                     expected_epoch=arm.epoch if arm else 0,
                     writer="training",
                     reason=reason,
                 )
-        except StaleWrite as error:
+        except LeaseLost:
+            raise
+        except (StaleWrite, Unavailable, InvalidSettings) as error:
             log.warning("candidate not assigned yet", version=version, reason=error.message)
             return False
         self._bell.ring(MOVED)

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, func, insert, select, tuple_, update
 
 from contracts.assignments import CANDIDATE
-from contracts.database import insert_or_update
-from contracts.tables import assignment_change, training_step
+from contracts.batches import among
+from contracts.database import insert_new, insert_or_update
+from contracts.ids import sample_key
+from contracts.ledger import PENDING, effective_state
+from contracts.tables import (
+    assignment_change,
+    generation,
+    ledger_epoch,
+    score,
+    training_epoch,
+    training_step,
+    version_claim,
+)
+from pipelines.training.state import BASE_VERSION
+
+if TYPE_CHECKING:
+    from contracts.lease import Lease
+    from contracts.records import State
+    from contracts.weights.manifest import Manifest
 
 CONSUMER_GROUP = "training"
+PAGE = 5000
+"""Samples that are read at a time."""
+_PLACE = (generation.c.completion_id, generation.c.choice)
 
 
 def record_step(connection: Connection, epoch: int, step: int, at: float, metrics: dict[str, Any]) -> None:
@@ -27,3 +49,118 @@ def was_candidate(connection: Connection, policy: str, version: int) -> bool:
         assignment_change.c.version == version,
     )
     return connection.execute(statement.limit(1)).first() is not None
+
+
+def claim_version(connection: Connection, policy: str, lease: Lease, parent: int, *, floor: int = BASE_VERSION) -> int:
+    """Take the next ordinal under the lease's epoch: above every claim there is, and above `floor`.
+
+    `floor` is the highest version that the caller has seen elsewhere: in the weight store, in its checkpoint.
+
+    Raises:
+        LeaseLost: another trainer took over; nothing was claimed.
+    """
+    lease.check(connection)
+    claimed = select(func.max(version_claim.c.version)).where(version_claim.c.policy == policy)
+    version = max(connection.execute(claimed).scalar_one() or BASE_VERSION, floor) + 1
+    row = {"policy": policy, "version": version, "parent": parent, "epoch": lease.epoch, "claimed_at": time.time()}
+    connection.execute(insert(version_claim).values(**row))
+    return version
+
+
+def parents(connection: Connection, policy: str) -> dict[int, int]:
+    """Every version that was ever claimed, to its parent."""
+    statement = select(version_claim.c.version, version_claim.c.parent).where(version_claim.c.policy == policy)
+    return {row.version: row.parent for row in connection.execute(statement)}
+
+
+def record_root(connection: Connection, policy: str, version: int, root: str) -> None:
+    """Note what the weights of a claimed version add up to; the first word stays."""
+    its = (version_claim.c.policy == policy) & (version_claim.c.version == version) & version_claim.c.root.is_(None)
+    connection.execute(update(version_claim).where(its).values(root=root))
+
+
+def adopt_versions(connection: Connection, policy: str, manifests: Iterable[Manifest]) -> None:
+    """Claim what was published before there were claims. The base has no parent, and is claimed by nobody."""
+    for manifest in manifests:
+        if manifest.parent is not None:
+            row = {"policy": policy, "version": manifest.version, "parent": manifest.parent, "epoch": manifest.epoch}
+            row |= {"root": manifest.target_root, "claimed_at": manifest.created_at}
+            insert_new(connection, version_claim, row)
+
+
+class Decided(NamedTuple):
+    """What the ledger says that a trainer decided about a sample."""
+
+    place: tuple[str, int]
+    key: str
+    revision: int
+    state: State
+    reason: str
+    version: int | None
+
+
+class Undecided(NamedTuple):
+    """A sample with a reward that no trainer has decided about, or into weights that are lost. `revision`: its newest reward."""
+
+    key: str
+    partition: int
+    revision: int
+    scored_at: float
+
+
+def highest_epoch(connection: Connection, policy: str, before: int) -> int:
+    """The newest epoch under which a trainer worked before this one; 0 if there was none."""
+    issued = select(func.max(training_epoch.c.epoch)).where(
+        training_epoch.c.policy == policy, training_epoch.c.epoch < before
+    )
+    begun, learned = select(func.max(ledger_epoch.c.epoch)), select(func.max(training_step.c.epoch))
+    return max(connection.execute(statement).scalar_one() or 0 for statement in (issued, begun, learned))
+
+
+def decided(connection: Connection, after: tuple[str, int], limit: int = PAGE) -> list[Decided]:
+    """Samples after a place, in the order of places, that have a state by the word of a trainer that holds."""
+    statement = (
+        select(
+            *_PLACE,
+            generation.c.state,
+            generation.c.state_reason,
+            generation.c.state_revision,
+            generation.c.state_version,
+        )
+        .where(generation.c.state_writer == "training", effective_state() != PENDING, tuple_(*_PLACE) > tuple_(*after))
+        .order_by(*_PLACE)
+        .limit(limit)
+    )
+    return [
+        Decided((id_, choice), sample_key(id_, choice), revision, state, reason, version)
+        for id_, choice, state, reason, revision, version in connection.execute(statement)
+    ]
+
+
+def undecided(
+    connection: Connection, partitions: Sequence[int], after: tuple[str, int], limit: int = PAGE
+) -> tuple[list[Undecided], tuple[str, int] | None]:
+    """Of the next users' samples of these partitions those with a reward, and the place to go on from; None at the end."""
+    statement = (
+        select(*_PLACE, generation.c.partition)
+        .where(
+            generation.c.purpose == "user",
+            generation.c.partition.in_(partitions),
+            generation.c.state.in_((PENDING, "trained")),
+            tuple_(*_PLACE) > tuple_(*after),
+        )
+        .order_by(*_PLACE)
+        .limit(limit)
+    )
+    rows = connection.execute(statement).all()
+    if not rows:
+        return [], None
+    partition_of = {sample_key(row.completion_id, row.choice): row.partition for row in rows}
+    scored = (
+        select(score.c.key, func.max(score.c.revision), func.max(score.c.at))
+        .where(among(connection, score.c.key, partition_of), score.c.status == "scored", score.c.reward.is_not(None))
+        .group_by(score.c.key)
+    )
+    found = [Undecided(key, partition_of[key], revision, at) for key, revision, at in connection.execute(scored)]
+    last = (rows[-1].completion_id, rows[-1].choice)
+    return found, last if len(rows) == limit else None

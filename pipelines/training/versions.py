@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ class VersionTree:
 
     def exists(self, version: int) -> bool:
         """False for a version that was never cut."""
-        return version in self.lineage or version in self.parents
+        return version in self._depth_of or version in self.parents
 
     def distance(self, version: int) -> int:
         """How many versions lie between `version` and the current weights, along the tree: down one branch, up the other.
@@ -32,9 +33,12 @@ class VersionTree:
         Raises:
             KeyError: the version was never cut.
         """
-        depth_of = {ancestor: depth for depth, ancestor in enumerate(self.lineage)}
         steps, at = 0, version
-        while at not in depth_of:
+        while at not in self._depth_of:
             at = self.parents[at]
             steps += 1
-        return steps + depth_of[at]
+        return steps + self._depth_of[at]
+
+    @cached_property
+    def _depth_of(self) -> dict[int, int]:
+        return {ancestor: depth for depth, ancestor in enumerate(self.lineage)}

@@ -4,56 +4,72 @@ In: experiences, read from the positions in the newest checkpoint. Out: checkpoi
 weight store, then the arm `candidate`: always in this order. Waits: for a batch, and for release to judge the last
 candidate before the next version is cut.
 
-The checkpoint is the truth and its own outbox: what it decided is told to the log after it is durable, and all of it
-again at every start, under a new epoch. Nothing is told that a crash could take back.
+The checkpoint is the truth and its own outbox: what it decided is told to the log after it is durable (`telling.py`), and
+a start tells again what the last checkpoint may not have told. Nothing is told that a crash could take back.
+
+While the log, the database or the store is away it waits, with its model in memory. Every turn may fail at any call and is
+then done again: what must become durable before anything else happens stands in `_due`.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
+from contracts.bisection import is_of_a_record
 from contracts.dead_letters import bury
-from contracts.errors import InvalidRecord, NewerSchema, NotFound, WeightsRefused
+from contracts.errors import Unavailable
 from contracts.faults import FaultPoint, no_fault
 from contracts.metrics import (
     PUBLISHED_VERSION,
     TRAINING_CORRECTIONS,
-    TRAINING_FIGURE,
     TRAINING_SAMPLES,
-    TRAINING_STEPS,
+    WAITS,
 )
 from contracts.operations import step_done
-from contracts.outbox import message
-from contracts.records import Experience, Outcome, decode
-from contracts.topics import EXPERIENCES, OUTCOMES
-from contracts.worker import TICK_SECONDS
+from contracts.records import Experience, decode
+from contracts.topics import EXPERIENCES
+from contracts.worker import RETRY_SECONDS, TICK_SECONDS
 from pipelines.training import repository
-from pipelines.training.batch import Limits, oldest_version, refuse, refuse_weight, version_lag
 from pipelines.training.checkpoint import CheckpointStore
-from pipelines.training.guard import write_bundle
+from pipelines.training.clocks import began_before, rising, wall_for_ages
+from pipelines.training.fence import CheckpointFence
 from pipelines.training.intake import Intake
-from pipelines.training.lessons import NullMass, draw, lesson_fate, sample_fate
-from pipelines.training.outcomes import epoch_started, outcomes_of
+from pipelines.training.lost_positions import refuse_lost, skip, write_off
 from pipelines.training.publisher import Publisher
-from pipelines.training.state import BASE_VERSION, Fate, TrainerState, cut_version, roll_back
+from pipelines.training.restoring import Restoring
+from pipelines.training.rollback import Rollback
+from pipelines.training.state import BASE_VERSION, Fate, begin_epoch, cut_version
+from pipelines.training.steps import Steps
+from pipelines.training.telling import Teller
+from pipelines.training.versions import VersionTree
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from contracts.database import Database
-    from contracts.event_log import EventLog, LogRecord
+    from contracts.event_log import Consumer, EventLog, LogRecord
+    from contracts.lease import Lease
     from contracts.settings import Settings
     from contracts.weights.signing import Keyring, Signer
     from contracts.weights.store import WeightStore
-    from pipelines.training.learner import Learner, StepResult
+    from pipelines.training.learner import Learner
+    from pipelines.training.lost_positions import Skipped, Where
     from pipelines.training.settings import TrainingSettings
+
+
+class Due(NamedTuple):
+    """A checkpoint that is to be written. `version`: the weights are that version; `cuts`: its bytes are to be sent then."""
+
+    version: int | None
+    cuts: bool = False
+
 
 _MOST_POLLS = 256
 """In one turn: a log of nothing but silence must not keep the trainer from its other duties."""
@@ -71,63 +87,159 @@ class Trainer:
         settings: Settings,
         training: TrainingSettings,
         database: Database,
+        lease: Lease,
         event_log: EventLog,
         store: WeightStore,
         signer: Signer | None = None,
         keyring: Keyring | None = None,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = rising,
         fault: FaultPoint = no_fault,
     ) -> None:
-        """Restore the newest whole checkpoint (`learner` holds the base policy) and begin an epoch."""
+        """Restore what there is to go on from; `learner` holds the base policy.
+
+        Raises:
+            WeightsRefused: the checkpoints are lost, and there is nothing else to go on from.
+            Unavailable: a server is away.
+        """
         self._learner = learner
         self._settings = settings
         self._training = training
-        self._database = database
+        self._database, self._lease = database, lease
         self._event_log = event_log
-        self._clock = clock
+        self._clock, self._monotonic = clock, monotonic
         self._fault = fault
-        self._checkpoints = CheckpointStore(settings.checkpoints, training.checkpoint_keep, fault)
+        self._checkpoints = CheckpointStore(
+            settings.checkpoints,
+            training.checkpoint_keep,
+            fault,
+            fence=CheckpointFence(lease, database, settings.policy),
+        )
         self._publisher = Publisher(
             settings,
             database,
             store,
             learner.base,
+            lease=lease,
+            fault=fault,
             signer=signer,
             keyring=keyring,
             keep_anchors=training.keep_anchors,
         )
-        self._limits = Limits(
-            max_version_lag=training.max_version_lag,
-            max_age_seconds=training.max_age_seconds,
-            max_length=learner.max_length,
-            vocabulary_size=learner.vocabulary_size,
-        )
         self._dirty, self._saved_at = False, 0.0
-        self._null_mass = NullMass()
-        self.state, version = self._restore()
+        self._due: Due | None = None
+        self._consumer: Consumer | None = None
+        restoring = Restoring(
+            learner, self._checkpoints, self._publisher, database, event_log, lease, settings.policy, clock()
+        )
+        self.state, self._restored, self._told_ordinal = restoring.restore()
+        self._publisher.adopt()
+        passed = clock() - self.state.cut_at
+        self._cut_at = began_before(monotonic(), passed, training.publish_seconds)
         self._intake = Intake(self.state)
-        self._untold: set[str] = set()
-        self._begin_epoch(version)
-        self._consumer = event_log.consumer(repository.CONSUMER_GROUP, (EXPERIENCES,), self._intake.position)
+        self._teller = Teller(self.state, event_log, clock, fault)
+        self._steps = Steps(
+            learner,
+            self.state,
+            self._intake,
+            settings=settings,
+            training=training,
+            lease=lease,
+            held=lambda: self._publisher.held,
+            decide=self._decide,
+            clock=clock,
+            age_clock=wall_for_ages(clock, monotonic),
+            fault=fault,
+            tree=self._tree,
+        )
+        with database.snapshot() as connection:
+            self._parents = repository.parents(connection, settings.policy)
+        self._rollback = Rollback(
+            learner,
+            self.state,
+            self._intake,
+            policy=settings.policy,
+            database=database,
+            event_log=event_log,
+            checkpoints=self._checkpoints,
+            publisher=self._publisher,
+        )
 
     def run(self, stop: threading.Event) -> None:
         """Learn until `stop` is set."""
-        while not stop.is_set():
-            self.turn(TICK_SECONDS)
+        while not stop.wait(0.0 if self.attempt(TICK_SECONDS) else RETRY_SECONDS):
+            pass
+        try:
+            if self._dirty and not self._publisher.is_behind:
+                self._checkpoint(None)
+        except Unavailable as error:
+            log.warning("the end is not durable; the last checkpoint is", reason=error.message)
+        if self._consumer is not None:
+            self._consumer.close()
+
+    def attempt(self, timeout: float = 0.0) -> bool:
+        """One turn; False if something is away: nothing is lost, and the next turn goes on where this one stopped."""
+        try:
+            self.turn(timeout)
+        except Unavailable as error:
+            WAITS.labels(repository.CONSUMER_GROUP).inc()
+            log.warning("waiting", process=repository.CONSUMER_GROUP, reason=error.message)
+            if self._consumer is not None:
+                self._consumer.seek_to_stored()  # to behind what was taken in
+            return False
+        finally:
             step_done()
-        if self._dirty and not self._publisher.is_behind:
-            self._checkpoint(None)
-        self._consumer.close()
+        return True
+
+    def skip(self, where: Where) -> list[Skipped]:
+        """Read on from elsewhere, begin an epoch and say what became of what is skipped; instead of `run`.
+
+        Raises:
+            Unavailable: something is away; ask again.
+        """
+        skipped = skip(self.state, self._event_log, where)
+        before = dict(self.state.fates)
+        positions = {item.partition: item.end for item in skipped}
+        write_off(self.state, self._database, self._event_log, positions, self._clock())
+        self._intake.read_on_from(self.state.positions)
+        self._begin_epoch(self._restored)
+        self.state.note_changes(before)
+        self._settle()
+        return skipped
+
+    def begin(self) -> Consumer:
+        """Begin an epoch and read; done once, and again as far as something was away.
+
+        Raises:
+            PositionLost: the log does not hold what comes next; nothing was skipped.
+            Unavailable: something is away.
+        """
+        if self._consumer is None:
+            refuse_lost(self.state, self._event_log, self._settings.home)
+        if self.state.epoch != self._lease.epoch and self._due is None:
+            self._begin_epoch(self._restored)
+        self._settle()
+        self._steps.record()
+        if self._consumer is None:
+            consume = self._event_log.consumer
+            self._consumer = consume(repository.CONSUMER_GROUP, (EXPERIENCES,), self._intake.position)
+        return self._consumer
 
     def turn(self, timeout: float = 0.0) -> None:
-        """Read what fits into a batch, learn if it is ready, publish if it is time."""
+        """Read what fits into a batch, learn if it is ready, publish if it is time.
+
+        Raises:
+            Unavailable: the log, the database or the store is away; see `attempt`.
+        """
+        self._lease.assert_held()
+        consumer = self.begin()
         arms = self._arms()
-        self._publisher.mirror(arms.get(LIVE), self._clock())
+        self._publisher.mirror(arms.get(LIVE), self._monotonic())
         self._obey_rollback(arms.get(TRAINING))
-        self._read(timeout)
+        self._read(consumer, timeout)
         self._refuse()
         if self._is_ready():
-            self._learn()
+            self._steps.learn()
         candidate = arms.get(CANDIDATE)
         # A version that the store lacks is offered to nobody, and the checkpoint that holds its bits stays the newest: a
         # crash returns to it, and sends them then.
@@ -135,109 +247,82 @@ class Trainer:
         free = stored and (candidate is None or candidate.version is None)
         if free and self._is_publish_due() and self._publisher.is_offered(self.state.version):
             self._publish()
-        elif stored and self._dirty and self._clock() - self._saved_at >= self._training.checkpoint_seconds:
+        elif stored and self._dirty and self._monotonic() - self._saved_at >= self._training.checkpoint_seconds:
             self._checkpoint(None)
         if free and not self._publisher.is_behind and not self._publisher.is_offered(self.state.version):
             self._publisher.offer(self.state.version, candidate, f"{self.state.step} steps")
             self._fault("training: candidate assigned")
 
-    def _restore(self) -> tuple[TrainerState, int | None]:
-        """The state to go on from, and the version that the weights are, if they are one."""
-        checkpoint, refused = self._checkpoints.load_newest()
-        for item in refused:
-            log.error("checkpoint refused", checkpoint=item.name, reason=item.reason)
-        if checkpoint is None:
-            training = self._arms().get(TRAINING)
-            state = TrainerState(cut_at=self._clock(), obeyed_rollback=training.epoch if training else 0)
-            version: int | None = BASE_VERSION
-        else:
-            self._learner.restore(checkpoint)
-            state, version = checkpoint.state, checkpoint.version
-        # A refused checkpoint may have begun epochs and cut versions: their numbers are taken.
-        state.epoch = self._checkpoints.highest_epoch()
-        state.ordinal = max([state.ordinal, *self._publisher.versions()])
-        return state, version
-
     def _begin_epoch(self, version: int | None) -> None:
-        """Make a new epoch durable, tell every fate under it, and see that the version's bytes exist."""
-        self.state.epoch += 1
-        self._save(version)
-        self._untold = set(self.state.fates)
-        self._tell([epoch_started(self.state.epoch, self._clock())])
-        self._tell_fates()
-        if version not in {None, BASE_VERSION} and not self._publisher.is_stored(self.state.version):
-            self._publish_bytes()
-        log.info("epoch started", epoch=self.state.epoch, version=self.state.version, samples=len(self.state.fates))
+        """Go on under the lease's epoch. `version`: the weights are that version, whose bytes must exist."""
+        begin_epoch(self.state, self._lease.epoch)
+        if self.state.ordinal != self._told_ordinal:
+            # What is in no version yet was told to be in the next one, and that has another number now.
+            self.state.note_all([key for key, fate in self.state.fates.items() if fate.is_uncut])
+            self._told_ordinal = self.state.ordinal
+        is_cut = version not in {None, BASE_VERSION}
+        self._due = Due(version, cuts=is_cut and not self._publisher.is_stored(self.state.version))
+        log.info("epoch begins", epoch=self.state.epoch, version=self.state.version, samples=len(self.state.fates))
 
     def _obey_rollback(self, arm: Assignment | None) -> None:
         if arm is None or arm.epoch <= self.state.obeyed_rollback:
             return
+        self._parents.update(pairwise(self.state.lineage))  # what is left behind was cut, and may still be heard of
+        # Whatever fails here is asked again next turn: doing all of it twice changes nothing.
+        before = dict(self.state.fates)
+        version = None if arm.version is None else self._rollback.obey(arm.version, self._clock())
+        if version is not None:
+            self.state.note_changes(before)
+            self._publisher.forget_unsent()
+            if self._consumer is not None:
+                self._consumer.seek_to_stored()
+            self._lease.next_epoch()
         self.state.obeyed_rollback = arm.epoch
         self._dirty = True
-        if arm.version is None:
-            return
-        try:
-            target = self._return_to(arm.version)
-        except (WeightsRefused, NotFound) as error:
-            log.error("rollback refused", version=arm.version, reason=error.message)  # noqa: TRY400 no fault of ours
-            return
-        self._publisher.forget_unsent()
-        roll_back(self.state, target, self._clock())
-        self._intake.roll_back()
-        self._begin_epoch(arm.version)
+        if version is not None:
+            self._cut_at = self._monotonic()
+            self._begin_epoch(version)
+            self._settle()
 
-    def _return_to(self, version: int) -> TrainerState:
-        """Become a version again: as its checkpoint holds it or, if that was forgotten, as it was published."""
-        try:
-            checkpoint = self._checkpoints.load_version(version)
-        except WeightsRefused as error:
-            lineage, tensors = self._publisher.lineage(version), self._publisher.load(version)
-            log.warning("rollback to published bits, without moments", version=version, reason=error.message)
-            self._learner.restart(tensors)
-            return TrainerState(lineage=lineage)
-        self._learner.restore(checkpoint)
-        return checkpoint.state
+    def _refuse(self) -> None:
+        """Name the fate of what must not be learned, and of what a rollback undid and the log does not hold any more."""
+        for key in self._rollback.finish():
+            TRAINING_SAMPLES.labels("quarantined").inc()
+            self.state.note(key)
+            self._dirty = True
+        self._steps.refuse()
 
-    def _read(self, timeout: float) -> None:
+    def _read(self, consumer: Consumer, timeout: float) -> None:
         """Fill up to a batch, whatever else lies between; what waits in the log can still be revised, and costs nothing.
 
         So records without a reward do not make batches smaller: those who have one meet the same others.
         """
         for number in range(_MOST_POLLS):
             limit = max(self._training.batch_size - len(self._intake), 1)
-            records = self._consumer.poll(0.0 if number else timeout, limit)
+            records = consumer.poll(0.0 if number else timeout, limit)
             for record in records:
                 self._take(record)
             if not records or len(self._intake) >= self._training.batch_size:
                 break
 
     def _take(self, record: LogRecord) -> None:
+        """Hear one record; one that cannot be heard is buried with its traceback, and the next one comes."""
         self._dirty = True
-        self._intake.passed(record)
         try:
             experience = decode(Experience, record.value)
-        except NewerSchema:
-            raise  # not broken, only early: it waits in the log until this process is upgraded
-        except InvalidRecord as error:
-            with self._database.transaction() as connection:
+            self._steps.was_read(experience)
+            changed, key = self._intake.offer(record, experience, self._monotonic()), experience.key
+        except Exception as error:
+            if not is_of_a_record(error):  # a record of a newer schema is only early, and waits in the log
+                raise
+            with self._lease.transaction() as connection:
                 bury(connection, repository.CONSUMER_GROUP, record, error, self._clock())
-            return
-        self._null_mass.add(experience)
-        if (changed := self._intake.offer(record, experience, self._clock())) is not None:
-            self._untold.add(experience.key)
+            changed, key = None, ""
+        self._intake.passed(record)
+        if changed is not None:
+            self.state.note(key)
             if changed.late_reason:
                 TRAINING_CORRECTIONS.labels(changed.late_reason).inc()
-
-    def _refuse(self) -> None:
-        """Name the fate of what waits and must not be trained."""
-        for item in self._intake.waiting:
-            experience = item.experience
-            refusal = refuse(experience, self.state.lineage, self._limits, self._clock())
-            corrected = self._intake.corrects(experience)
-            if corrected is None and (refusal := refusal or refuse_weight(experience)) is not None:
-                self._decide(experience, Fate(experience.revision, refusal.state, refusal.reason))
-            elif corrected is not None and refusal is not None:
-                self._decide(experience, corrected.passed_over(experience.revision, f"correction_{refusal.state}"))
 
     def _decide(self, experience: Experience, fate: Fate) -> None:
         if fate.late is None:
@@ -246,124 +331,79 @@ class Trainer:
             TRAINING_CORRECTIONS.labels(fate.late_reason).inc()
         self.state.fates[experience.key] = fate
         self._intake.remove(experience.key)
-        self._untold.add(experience.key)
+        self.state.note(experience.key)
 
     def _is_ready(self) -> bool:
         return self._intake.is_ready(
-            self._clock(),
+            self._monotonic(),
             batch_size=self._training.batch_size,
             min_batch_size=self._training.min_batch_size,
             max_wait_seconds=self._training.max_wait_seconds,
         )
 
-    def _learn(self) -> None:
-        """One step over samples, and corrections of earlier ones."""
-        batch = draw(self._intake, self._training.batch_size)
-        freshness = [self._freshness(item) for item in batch.samples]
-        weights = [item.weight * fresh for item, fresh in zip(batch.samples, freshness, strict=True)]
-        result = self._learner.step(batch.samples, weights, self._publisher.held, batch.lessons)
-        self.state.step += 1
-        self._fault("training: step taken")
-        skipped = result.verdict.reason
-        for item, fresh in zip(batch.samples, freshness, strict=True):
-            self._decide(item, sample_fate(item, skipped, fresh * result.scale))
-        for lesson in batch.lessons:
-            before = self.state.fates[lesson.experience.key]
-            self._decide(lesson.experience, lesson_fate(lesson, before, skipped))
-        self.state.unpublished_samples += 0 if skipped else len(batch.everything)
-        self._report(result, batch.everything)
-
-    def _freshness(self, item: Experience) -> float:
-        """How much a sample still counts, in (0, 1]: it halves with versions and with time since its first token."""
-        lag = version_lag(self.state.lineage, oldest_version(item))
-        age = max(0.0, self._clock() - item.generated_at)
-        return math.exp2(-lag / self._training.staleness_half_life - age / self._training.age_half_life_seconds)
-
-    def _report(self, result: StepResult, batch: list[Experience]) -> None:
-        """Keep and print a step's figures; a skipped one leaves a bundle."""
-        now, epoch, step = self._clock(), self.state.epoch, self.state.step
-        lags = [version_lag(self.state.lineage, oldest_version(item)) for item in batch]
-        ages = [now - item.generated_at for item in batch]
-        figures: dict[str, Any] = {
-            **result.metrics,
-            "version": self.state.version,
-            "skipped": result.verdict.reason,
-            "lag_mean": sum(lags) / len(lags),
-            "lag_max": max(lags),
-            "age_seconds_mean": sum(ages) / len(ages),
-            "age_seconds_max": max(ages),
-            **self._null_mass.take(),
-            "learning_rate": self._training.learning_rate,
-        }
-        if result.verdict.reason:
-            bundle = {
-                "epoch": epoch,
-                "step": step,
-                "metrics": figures,
-                "samples": result.samples,
-                "random_state": self._learner.random_state(),
-            }
-            path = write_bundle(self._settings.home / "bundles", f"epoch-{epoch}-step-{step}", bundle)
-            log.error("step skipped", reason=result.verdict.reason, bundle=str(path))
-        figures = {name: _or_null(value) for name, value in figures.items()}
-        with self._database.transaction() as connection:
-            repository.record_step(connection, epoch, step, now, figures)
-        TRAINING_STEPS.inc()
-        for name, value in figures.items():
-            if isinstance(value, int | float):
-                TRAINING_FIGURE.labels(name).set(value)
-        log.info("step", epoch=epoch, step=step, **figures)
-
     def _checkpoint(self, version: int | None) -> None:
-        self._save(version)
-        self._tell_fates()
+        self._due = Due(version)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Make durable what is due, then tell what is durable. Nothing else happens before: the weights would move on."""
+        if self._due is not None:
+            self._save(self._due.version)
+            if self._due.cuts:
+                self._publisher.cut(self.state, self._learner.tensors(), self._clock())
+            self._due = None
+            self._fault("training: before outcomes")
+        self._teller.tell()
+        self._send_bytes()
 
     def _save(self, version: int | None) -> None:
         """Make everything durable. `version`: the weights are that version."""
         self.state.positions = self._intake.decided_positions()
         in_use = {arm.version for arm in self._arms().values() if arm.version is not None}
         self._checkpoints.save(self._learner.capture(self.state, version), {BASE_VERSION, self.state.version, *in_use})
-        self._dirty, self._saved_at = False, self._clock()
-
-    def _tell_fates(self) -> None:
-        """Tell what was decided since the last time; only ever after the checkpoint that holds it."""
-        self._tell(outcome for key in sorted(self._untold) for outcome in outcomes_of(key, self.state, self._clock()))
-        self._untold.clear()
-
-    def _tell(self, outcomes: Iterable[Outcome]) -> None:
-        self._event_log.append([message(OUTCOMES, outcome.key, outcome) for outcome in outcomes])
-        self._fault("training: outcomes told")
+        self._teller.saved()
+        self._dirty, self._saved_at = False, self._monotonic()
+        self._steps.saved()
 
     def _is_publish_due(self) -> bool:
-        num_samples, waited = self.state.unpublished_samples, self._clock() - self.state.cut_at
+        num_samples, waited = self.state.unpublished_samples, self._monotonic() - self._cut_at
         enough = num_samples >= self._training.publish_samples or waited >= self._training.publish_seconds
         return num_samples > 0 and enough
 
     def _publish(self) -> None:
         """Cut a version: checkpoint, outcomes, bytes."""
-        cut_version(self.state, self.state.ordinal + 1, self._clock())
-        self._checkpoint(self.state.version)
-        self._publish_bytes()
-
-    def _publish_bytes(self) -> None:
-        self._publisher.cut(self.state, self._learner.tensors(), self._clock())
-        self._send_bytes()
+        with self._lease.transaction() as connection:
+            version = repository.claim_version(
+                connection, self._settings.policy, self._lease, self.state.version, floor=self.state.ordinal
+            )
+        self._fault("training: version claimed")
+        if version != self.state.ordinal + 1:
+            # A claim whose answer was lost took the number that was told: it is told again, in an epoch of its own.
+            self.state.ordinal = version - 1
+            self._lease.next_epoch()
+            self._begin_epoch(None)
+        cut_version(self.state, version, self._clock())
+        self._told_ordinal = version
+        self._cut_at = self._monotonic()
+        self._due = Due(self.state.version, cuts=True)
+        self._settle()
 
     def _send_bytes(self) -> bool:
         """True if the store has every version that was cut."""
         if not self._publisher.is_behind:
             return True
-        if not self._publisher.send(self._clock()):
+        if not self._publisher.send(self._monotonic()):
             return False
         PUBLISHED_VERSION.set(self.state.version)
         self._fault("training: bytes published")
         return True
 
+    def _tree(self) -> VersionTree:
+        """Versions that others cut were claimed before this trainer had the lease; those it cuts are in its lineage."""
+        lineage = self.state.lineage
+        self._parents.update(pairwise(lineage))
+        return VersionTree(lineage, self._parents, self._rollback.revoked)
+
     def _arms(self) -> dict[str, Assignment]:
         with self._database.snapshot() as connection:
             return assignments.read(connection, self._settings.policy)
-
-
-def _or_null(value: Any) -> Any:
-    """JSON has no NaN."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, Table, desc, func, select
 
-from contracts import assignments, ledger, rollback
+from contracts import assignments, ledger, revocations, rollback
+from contracts.dead_letters import OPEN
 from contracts.tables import (
     assignment_change,
     dead_letter,
@@ -35,12 +36,10 @@ Rows = list[Row[Any]]
 
 
 class Standing(NamedTuple):
-    """How many generations of a version stand in a state, by who put them there and in which epoch."""
+    """How many generations of a version have an effective state."""
 
     state: str
     version: int
-    writer: str
-    epoch: int
     number: int
 
 
@@ -56,14 +55,13 @@ class Totals(NamedTuple):
     """Whole tables, counted at one moment: the identities are made of these."""
 
     standings: list[Standing]
-    training_epoch: int
     signals: ledger.Counts
     num_unjoined: int
     """Acknowledged signals that episodes has not seen, except those that wait for the answer of their key."""
     positions: dict[tuple[str, str, int], int]
     """(consumer group, topic, partition) to the next offset."""
-    dead_letters: dict[tuple[str, str], int]
-    """(consumer group, topic) to how many."""
+    dead_letters: dict[tuple[str, str, str], int]
+    """(consumer group, topic, state) to how many."""
     outboxes: dict[str, int]
     """Process to how many messages wait for the log."""
     without_row: int = 0
@@ -76,10 +74,11 @@ class Snapshot(NamedTuple):
     arms: dict[str, assignments.Assignment]
     rollback_to: int | None
     live_history: list[int | None]
+    revoked: dict[int, revocations.Revocation]
     positions: dict[tuple[str, str, int], int]
     """(consumer group, topic, partition) to the next offset."""
     dead_letters: Rows
-    """consumer_group, topic, partition, offset, reason, num_bytes, at; newest first."""
+    """Open ones. consumer_group, topic, partition, offset, reason, num_bytes, at; newest first."""
     outboxes: dict[str, int]
     """Process to how many messages wait for the log."""
     scores: list[Score]
@@ -100,6 +99,7 @@ def read_snapshot(connection: Connection, policy: str) -> Snapshot:
         arms=assignments.read(connection, policy),
         rollback_to=rollback.read_target(connection, policy),
         live_history=rollback.read_live_history(connection, policy),
+        revoked=revocations.read(connection, policy),
         positions=_positions(connection),
         dead_letters=_dead_letters(connection),
         outboxes=_counts(connection, outbox.c.process),
@@ -115,7 +115,6 @@ def read_totals(connection: Connection) -> Totals:
     """Every count of the two identities."""
     return Totals(
         standings=_standings(connection),
-        training_epoch=connection.execute(select(ledger.training_epoch())).scalar_one(),
         signals=ledger.signal_counts(connection),
         num_unjoined=_num_rows(connection, received_signal)
         - _num_rows(connection, signal)
@@ -136,8 +135,8 @@ def _num_rows(connection: Connection, table: Table) -> int:
 
 
 def _standings(connection: Connection) -> list[Standing]:
-    # Grouped in the order of ix_generation_state, so that no row is touched.
-    columns = (generation.c.state, generation.c.version, generation.c.state_writer, generation.c.state_epoch)
+    # Of columns of ix_generation_state only, so that no row is touched.
+    columns = (ledger.effective_state().label("state"), generation.c.version)
     return [Standing(*row) for row in connection.execute(select(*columns, func.count()).group_by(*columns))]
 
 
@@ -158,16 +157,17 @@ def _dead_letters(connection: Connection) -> Rows:
             func.length(columns.value).label("num_bytes"),
             columns.at,
         )
+        .where(columns.state == OPEN)
         .order_by(columns.at.desc(), desc(columns.offset))
         .limit(MAX_DEAD_LETTERS)
     )
     return list(connection.execute(statement))
 
 
-def _num_dead_letters(connection: Connection) -> dict[tuple[str, str], int]:
-    columns = (dead_letter.c.consumer_group, dead_letter.c.topic)
+def _num_dead_letters(connection: Connection) -> dict[tuple[str, str, str], int]:
+    columns = (dead_letter.c.consumer_group, dead_letter.c.topic, dead_letter.c.state)
     statement = select(*columns, func.count()).group_by(*columns)
-    return {(group, topic): count for group, topic, count in connection.execute(statement)}
+    return {(group, topic, state): count for group, topic, state, count in connection.execute(statement)}
 
 
 def _scores(connection: Connection) -> list[Score]:

@@ -21,7 +21,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from contracts.batches import insert_all_new
 from contracts.database import Database
 from contracts.outbox import message, put
-from contracts.records import Signal, decode, encode
+from contracts.records import Signal, decode_shape, encode
 from contracts.tables import join_key, received_signal, signal, signal_count, waiting_signal
 from contracts.topics import SIGNALS
 from services.feedback.requests import Key, Received
@@ -105,7 +105,7 @@ def find(connection: Connection, tenant: str, signal_id: str) -> Stored | None:
     """A tenant's signal; other tenants' do not exist for it."""
     statement = select(received_signal).where(*_is(tenant, signal_id))
     row = connection.execute(statement).one_or_none()
-    return None if row is None else Stored(decode(Signal, row.record), row.retracted_at)
+    return None if row is None else Stored(decode_shape(Signal, row.record), row.retracted_at)
 
 
 def find_joined(connection: Connection, record: Signal) -> Joined | None:
@@ -154,7 +154,7 @@ def _retract(connection: Connection, wish: Retraction) -> float | None:
     if wire is None:
         stored = find(connection, wish.tenant, wish.id)
         return stored.retracted_at if stored else None
-    record = msgspec.structs.replace(decode(Signal, wire), retracted=True)
+    record = msgspec.structs.replace(decode_shape(Signal, wire), retracted=True)
     if not record.completion_id:  # it waits: whoever ends that sees that it was taken back
         return wish.at
     put(connection, PROCESS, [message(SIGNALS, record.key, record)])

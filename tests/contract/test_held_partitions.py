@@ -34,8 +34,10 @@ class TwoTopics:
         del connection, items
         return []
 
-    def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
-        del connection, now, partitions
+    def tick(
+        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
+    ) -> list[Message]:
+        del connection, now, partitions, is_at_end
         return []
 
 

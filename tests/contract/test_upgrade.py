@@ -18,9 +18,9 @@ from contracts.event_log import Message
 from contracts.ledger import generation_counts
 from contracts.local_log import LocalLog
 from contracts.partitions import is_partition, make_days
-from contracts.records import Episode, Experience, Generation, Record, Score, Signal, decode, encode
+from contracts.records import Episode, Experience, Generation, Outcome, Record, Score, Signal, decode, encode
 from contracts.tables import vote
-from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
+from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
 from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
 from rewards.queries import stored_scores
@@ -29,6 +29,7 @@ from tests.fakes import BOOKING_TASK, a_generation, a_signal, everything, messag
 
 ROOT = Path(__file__).parent.parent.parent
 FIRST = "c2e3193157b5"
+BEFORE_NUMBERS = "e19ec36c858b"
 TASKS = {"booking": BOOKING_TASK}
 ADDED = {"join_key", "ask_probability", "provisional", "propensity", "seconds"}
 """Fields that records of the first release lack."""
@@ -139,6 +140,57 @@ def test_what_was_there_stays_as_it_was(empty_database: Database) -> None:
             kept = [{column: row[column] for column in old} for old, row in zip(rows, after[name], strict=True)]
             assert kept == rows
     assert not any(rows for name, rows in after.items() if name not in before)
+
+
+def test_what_the_trainer_said_before_it_numbered_holds_as_it_did(
+    empty_database: Database, event_log: LocalLog
+) -> None:
+    """Its newest epoch holds, older ones are void; when it starts again, only what it then says does."""
+    go_to(empty_database, BEFORE_NUMBERS)
+    make_days(empty_database, time.time())
+    kept, void, told_late = (a_generation() for _ in range(3))
+    with empty_database.transaction() as connection:
+        for about, epoch in ((kept, 7), (void, 6)):
+            said = {"state": "trained", "state_writer": "training", "state_epoch": epoch, "state_revision": 1}
+            write_generation(connection, about, revision=1, **said, state_version=3)
+            write_outcome(connection, about.key, epoch=epoch, state="trained", version=3)
+        write_generation(connection, told_late, revision=1)
+        for epoch in (6, 7):
+            write_outcome(connection, "", epoch=epoch, state="epoch_started")
+    unnumbered = Outcome(key=told_late.key, revision=1, epoch=7, state="stale", writer="training", at=1.0)
+    event_log.append([outbox.message(OUTCOMES, told_late.key, unnumbered)])
+
+    empty_database.migrate()
+    assert counted(empty_database) == {"trained": 1, "pending": 2}
+    join_all(empty_database, event_log)
+    assert counted(empty_database) == {"trained": 1, "stale": 1, "pending": 1}
+
+    begun = Outcome(key="", revision=0, epoch=8, state="epoch_started", writer="training", at=1.0, previous=7)
+    event_log.append([outbox.message(OUTCOMES, "", begun)])
+    join_all(empty_database, event_log)
+    assert counted(empty_database) == {"pending": 3}
+    again = Outcome(
+        key=void.key, revision=1, epoch=8, state="trained", version=3, writer="training", at=1.0, sequence=1
+    )
+    event_log.append([outbox.message(OUTCOMES, void.key, again)])
+    join_all(empty_database, event_log)
+    assert counted(empty_database) == {"trained": 1, "pending": 2}
+
+
+def write_outcome(connection: Connection, key: str, **fields: object) -> None:
+    row = {"revision": 1, "reason": "", "version": None, "writer": "training", "at": 1.0}
+    write(connection, "outcome", key=key, **(row | fields))
+
+
+def join_all(database: Database, event_log: LocalLog) -> None:
+    worker = Worker(EpisodesHandler(TASKS, lambda: 150.0), database, event_log, clock=lambda: 150.0)
+    for _ in range(3):
+        worker.step()
+
+
+def counted(database: Database) -> dict[str, int]:
+    with database.snapshot() as connection:
+        return generation_counts(connection).states
 
 
 def contents(database: Database) -> dict[str, list[dict[str, object]]]:

@@ -110,7 +110,7 @@ def store(place: Place) -> WeightStore:
 
 def remove_chunks(place: Place, manifest: Manifest) -> None:
     for chunk in manifest.chunks:
-        place.remove(f"chunks/{chunk.blake3}")
+        place.remove(f"chunks/{chunk.name}")
 
 
 def refusal(attempt: Callable[[], object]) -> str:
@@ -174,10 +174,10 @@ def test_the_base_of_a_step_is_loaded_if_it_is_not_given(store: WeightStore) -> 
 
 def test_publishing_again_changes_nothing(store: WeightStore) -> None:
     weights = publish_chain(store, 2)
-    first, chunks = store.manifest(POLICY, 1), [chunk.blake3 for chunk in store.chunks(POLICY)]
+    first, chunks = store.manifest(POLICY, 1), [chunk.name for chunk in store.chunks(POLICY)]
     assert publish(store, 1, weights[1], parent=0, base=weights[0], created_at=2000.0) == first
     assert publish(store, 1, weights[1], parent=0, base=weights[0], history=History()) == first
-    assert [chunk.blake3 for chunk in store.chunks(POLICY)] == chunks
+    assert [chunk.name for chunk in store.chunks(POLICY)] == chunks
 
 
 def test_other_weights_under_the_same_version_conflict(store: WeightStore) -> None:
@@ -501,6 +501,8 @@ BAD_FIELDS: list[dict[str, Any]] = [
     {"chunks": (Chunk(blake3(b"abc").hexdigest().upper(), 3),)},
     {"chunks": (Chunk(blake3(b"abc").hexdigest(), 3), Chunk(blake3(b"").hexdigest(), 0))},
     {"chunks": (Chunk(blake3(b"abc").hexdigest(), -3),)},
+    {"chunks": (Chunk(blake3(b"abc").hexdigest(), 3, -1),)},
+    {"chunks": (Chunk(blake3(b"abc").hexdigest(), 3, 10**18),)},
     {"chunks": (Chunk(blake3(b"abc").hexdigest(), CHUNK_BYTES + 1),)},
     {"base_root": "0" * 64},
 ]
@@ -696,6 +698,38 @@ def test_a_fold_and_an_anchor_are_signed_like_a_step(place: Place, signer: Signe
     assert [edge.key for edge in store.edges(POLICY, 25)] == [signer.key_id] * 3
 
 
+# Trainers that write beside each other
+
+
+def test_each_trainer_writes_under_its_own_epoch(place: Place, store: WeightStore) -> None:
+    weights = publish_chain(store, 1)
+    target = stepped(weights[0], 0.03, seed=1)
+    publish(store, 1, target, parent=0, base=weights[0], epoch=7)
+    publish(store, 2, target, parent=0, base=weights[0], epoch=8)
+    (base, first, second) = (store.manifest(POLICY, version) for version in range(3))
+    assert [chunk.blake3 for chunk in first.chunks] == [chunk.blake3 for chunk in second.chunks]
+    assert [chunk.name for chunk in store.chunks(POLICY)] == [
+        *(chunk.blake3 for chunk in base.chunks),
+        *(f"e000007/{chunk.blake3}" for chunk in first.chunks),
+        *(f"e000008/{chunk.blake3}" for chunk in second.chunks),
+    ]
+    assert (base.schema, first.schema) == (2, 3)
+
+    gone = [chunk.name for chunk in first.chunks]
+    assert store.remove_chunks(POLICY, gone, time.time() + 3600) == gone
+    assert same(place.open().load(POLICY, 2), target), "what one removes is not what the other wrote"
+    with pytest.raises(NotFound, match="removed"):
+        store.load(POLICY, 1)
+
+
+def test_a_version_that_two_trainers_publish_is_that_of_the_first(store: WeightStore) -> None:
+    weights = publish_chain(store, 1)
+    target = stepped(weights[0], 0.03, seed=1)
+    first = publish(store, 1, target, parent=0, base=weights[0], epoch=7)
+    assert publish(store, 1, target, parent=0, base=weights[0], epoch=8) == first
+    assert same(store.load(POLICY, 1), target)
+
+
 # What retention needs
 
 
@@ -708,17 +742,17 @@ def test_chunks_are_removed_by_name_and_age(store: WeightStore) -> None:
     assert {chunk.num_bytes for chunk in chunks} == {
         store.manifest(POLICY, number).payload_bytes for number in range(3)
     }
-    first, second, third = (chunk.blake3 for chunk in chunks)
+    first, second, third = (chunk.name for chunk in chunks)
     assert store.remove_chunks(POLICY, [first, second], now - 3600) == []
     assert store.remove_chunks(POLICY, [first, "0" * 64, second], now + 3600) == [first, second]
-    assert [chunk.blake3 for chunk in store.chunks(POLICY)] == [third]
+    assert [chunk.name for chunk in store.chunks(POLICY)] == [third]
 
 
 def test_a_chunk_that_was_removed_is_written_again_with_the_next_version_that_needs_it(store: WeightStore) -> None:
     weights = publish_chain(store, 1)
-    removed = [chunk.blake3 for chunk in store.chunks(POLICY)]
+    removed = [chunk.name for chunk in store.chunks(POLICY)]
     store.remove_chunks(POLICY, removed, time.time() + 3600)
     manifest = msgspec.structs.replace(store.manifest(POLICY, 0), version=1)
     store.publish(manifest, encode(None, weights[0]).payload)
-    assert [chunk.blake3 for chunk in store.chunks(POLICY)] == removed
+    assert [chunk.name for chunk in store.chunks(POLICY)] == removed
     assert same(store.load(POLICY, 1), weights[0])

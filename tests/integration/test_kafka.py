@@ -50,8 +50,10 @@ class Echo:
         del connection
         return [Message("outcomes", 0, record.key, record.value) for record in items]
 
-    def tick(self, connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
-        del connection, now, partitions
+    def tick(
+        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
+    ) -> list[Message]:
+        del connection, now, partitions, is_at_end
         return []
 
 

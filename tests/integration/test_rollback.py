@@ -6,21 +6,24 @@ Real join, ledger, rewards, trainer and release on one home; only the engine's a
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from sqlalchemy import select
 
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
+from contracts.errors import VersionRevoked
 from contracts.event_log import Message
 from contracts.ledger import generation_counts, generation_states, trained_versions
 from contracts.outbox import message
 from contracts.records import Span, Submitter
+from contracts.revocations import Treatment
+from contracts.rollback import promote, roll_back
 from contracts.tables import assignment_change, training_step
 from contracts.topics import EXPERIENCES, GENERATIONS, SIGNALS, route_of_key
+from contracts.version_parents import stored_parents
 from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.training.worker import Trainer
@@ -30,13 +33,13 @@ from tests.unit.pipelines.release.worlds import GateWorld
 from tests.unit.pipelines.training.world import POLICY, World
 
 TASKS = {"booking": BOOKING_TASK}
-RIGHT_OF_TEN = {0: 5, 1: 7, 2: 1, 3: 0, 4: 2, 5: 8}
+RIGHT_OF_TEN = defaultdict(lambda: 8, {0: 5, 1: 7, 2: 1, 3: 0, 4: 2})
 
 
 class Loop:
     """Everything between a generation and a version, in one process."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, right_of_ten: dict[int, int] = RIGHT_OF_TEN) -> None:
         self.world = World.new(home)
         self._clock = lambda: self.world.now
         self._workers = [
@@ -44,7 +47,7 @@ class Loop:
             for handler in (EpisodesHandler(TASKS, self._clock), RewardsHandler(TASKS, self._clock))
         ]
         self._gate = GateWorld(self.world.database, policy=POLICY)
-        self._gate.right = {version: 10 * right for version, right in RIGHT_OF_TEN.items()}
+        self._gate.right = {version: 10 * right_of_ten[version] for version in range(40)}
         self._releaser = self._gate.releaser
         self.trainer: Trainer = self.world.start()
 
@@ -128,30 +131,60 @@ def test_three_refusals_in_a_row_take_the_trainer_back_to_what_is_live(loop: Loo
     loop.learn(1)
     assert loop.trainer.state.lineage == [1, 0]
     assert (loop.trainer.state.epoch, loop.trainer.state.ordinal) == (2, 4)
-    mine, published = loop.trainer._learner.tensors(), world.store.load(POLICY, 1)
-    assert all(np.array_equal(mine[name].data, published[name].data) for name in published)
-    assert loop.states() == {"trained": 8, "quarantined": 28}
+    assert loop.states() == {"trained": 8, "pending": 28}, "nobody said that it is poison"
     assert loop.trained() == dict.fromkeys(kept, 1)
-    assert {key for key, told in world.ledger().items() if told[:2] == ("quarantined", "rollback")} == lost
 
-    fresh = loop.say(8)
     loop.learn(3)
     loop.judge()
     assert (world.arm(LIVE), world.arm(CANDIDATE), world.arm(TRAINING)) == (5, None, 1)
     assert loop.offered() == [1, 2, 3, 4, 5]
     manifest = world.store.manifest(POLICY, 5)
     assert (manifest.parent, manifest.num_samples, manifest.epoch) == (1, 8, 2)
-    assert loop.states() == {"trained": 16, "quarantined": 28}
-    assert loop.trained() == dict.fromkeys(kept, 1) | dict.fromkeys(fresh, 5)
-    assert loop.num_learned() == 44
-
-
-def test_nothing_is_learned_twice_when_all_is_delivered_again_to_a_trainer_that_starts_anew(loop: Loop) -> None:
+    fresh = loop.say(8)
+    loop.learn(8)
     loop.judge()
-    for count in (8, 8, 8, 8):
-        loop.say(count)
+    loop.trainer._checkpoint(None)
+    assert loop.states() == {"trained": 44}
+    assert loop.trained().keys() == kept | lost | fresh
+    assert loop.num_learned() == 28 + 44
+
+
+def test_what_is_refused_again_is_not_learned_a_third_time(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "home", defaultdict(int, {0: 5}))
+    loop.judge()
+    said = set()
+    for _ in range(15):
+        said |= loop.say(4)
+        loop.learn(4)
+        loop.judge()
+    for _ in range(15):
+        loop.learn(4)
+        loop.judge()
+    loop.trainer._checkpoint(None)
+    put_aside = {key for key, told in loop.world.ledger().items() if told[:2] == ("quarantined", "rollback")}
+    assert put_aside, "what was refused twice is put aside"
+    assert loop.num_learned() == len(said) + len(put_aside) + len(loop.trainer.state.second_chance - put_aside)
+    assert loop.states().total() == len(said)
+    loop.world.close()
+
+
+def roll_back_loop(loop: Loop, to: int, treatment: Treatment) -> None:
+    with loop.world.database.transaction() as connection:
+        parents = stored_parents(loop.world.store, POLICY, 0)
+        roll_back(
+            connection, policy=POLICY, writer="ann", reason="bad", to=to, treatment=treatment, parents=parents
+        )  # fmt: skip
+
+
+def test_poison_is_not_learned_though_all_is_delivered_again_to_a_trainer_that_starts_anew(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "home", dict.fromkeys(range(40), 7))
+    loop.judge()
+    for _ in range(4):
+        loop.say(8)
         loop.learn(3)
         loop.judge()
+    assert loop.world.arm(LIVE) == 4
+    roll_back_loop(loop, 1, "poison")
     loop.learn(1)
     assert loop.states() == {"trained": 8, "quarantined": 24}
 
@@ -162,3 +195,51 @@ def test_nothing_is_learned_twice_when_all_is_delivered_again_to_a_trainer_that_
     assert loop.num_learned() == 32
     assert loop.states() == {"trained": 8, "quarantined": 24}
     assert (loop.trainer.state.lineage, loop.world.arm(CANDIDATE)) == ([1, 0], None)
+    loop.world.close()
+
+
+def test_honest_successors_ship_although_a_revoked_version_had_more(tmp_path: Path) -> None:
+    """From v5 (10 of 10, its words bought) to v2 (7 of 10): what is as good as v2 ships, v5 does not come back."""
+    loop = Loop(tmp_path / "home", defaultdict(lambda: 7, {0: 5, 3: 8, 4: 9, 5: 10}))
+    loop.judge()
+    for _ in range(5):
+        loop.say(8)
+        loop.learn(3)
+        loop.judge()
+    assert loop.world.arm(LIVE) == 5
+    roll_back_loop(loop, 2, "poison")
+    loop.learn(1)
+    shipped = []
+    for _ in range(8):
+        loop.say(8)
+        loop.learn(3)
+        loop.judge()
+        shipped.append(loop.world.arm(LIVE))
+    assert shipped == [6, 7, 8, 9, 10, 11, 12, 13]
+    assert loop.trainer.state.lineage == [13, 12, 11, 10, 9, 8, 7, 6, 2, 1, 0]
+    with pytest.raises(VersionRevoked), loop.world.database.transaction() as connection:
+        promote(connection, policy=POLICY, to=5, writer="ann", reason="it had more")
+    assert loop.states() == {"trained": 8 * 10, "quarantined": 8 * 3}
+    loop.world.close()
+
+
+def test_evidence_is_learned_again_as_it_was_really_said(tmp_path: Path) -> None:
+    loop = Loop(tmp_path / "home", defaultdict(lambda: 7))
+    loop.judge()
+    said = set()
+    for _ in range(5):
+        said |= loop.say(8)
+        loop.learn(3)
+        loop.judge()
+    assert loop.world.arm(LIVE) == 5
+    roll_back_loop(loop, 2, "evidence")
+    loop.learn(1)
+    assert loop.states() == {"trained": 16, "pending": 24}
+    loop.learn(9)
+    loop.judge()
+    loop.learn(9)
+    loop.judge()
+    assert loop.states() == {"trained": 40}
+    assert loop.trained().keys() == said
+    assert min(version for version in loop.trained().values() if version > 2) == 6
+    loop.world.close()

@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from contracts.batches import among, delete_free, insert_all_new, update_all
 from contracts.errors import StaleWrite
-from contracts.records import Generation, Signal, decode, encode
+from contracts.records import Generation, Signal, decode_shape, encode
 from contracts.tables import generation, join_key, received_signal, signal, waiting_signal
 from pipelines.episodes.keys.rules import SESSION, Answer, KeyName
 from pipelines.episodes.repository import signal_row
@@ -124,7 +124,7 @@ def take(connection: Connection, found: Sequence[Waiting]) -> list[Signal]:
     for item in found:
         if item[:2] in free:
             aimed = item.answer._asdict() | {"retracted": retracted_at[item[:2]] is not None}
-            taken.append(msgspec.structs.replace(decode(Signal, item.record), **aimed))
+            taken.append(msgspec.structs.replace(decode_shape(Signal, item.record), **aimed))
     rows = [
         {"tenant": said.tenant, "id": said.id, "record": encode(msgspec.structs.replace(said, retracted=False))}
         for said in taken
@@ -156,7 +156,7 @@ def records(connection: Connection, wanted: Collection[Answer]) -> dict[Answer, 
     ids = among(connection, generation.c.completion_id, {answer.completion_id for answer in wanted})
     rows = connection.execute(select(generation.c.completion_id, generation.c.choice, generation.c.record).where(ids))
     found = {Answer(row.completion_id, row.choice): row.record for row in rows}
-    return {answer: decode(Generation, wire) for answer, wire in found.items() if answer in wanted}
+    return {answer: decode_shape(Generation, wire) for answer, wire in found.items() if answer in wanted}
 
 
 def receive(connection: Connection, said: Sequence[Signal]) -> list[Signal]:
@@ -200,7 +200,7 @@ def _end_wait(connection: Connection, ids: Collection[tuple[str, str]]) -> set[t
 
 
 def _settled_row(wire: bytes, retracted_at: float | None) -> dict[str, Any]:
-    record = decode(Signal, wire)
+    record = decode_shape(Signal, wire)
     if retracted_at is not None:
         return signal_row(HeldSignal(record, "retracted"))
     return signal_row(HeldSignal(record, "rejected", "never_logged"))

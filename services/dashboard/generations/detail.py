@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from contracts.errors import InvalidRecord
-from contracts.records import Signal, decode
+from contracts.records import Signal, decode_shape
 from services.dashboard.generations.queries import Whole
 
 EDITED = 200
@@ -88,7 +88,7 @@ def _signal(row: Any) -> Event:
 
 def _said(wire: bytes) -> tuple[str, str]:
     try:
-        record = decode(Signal, wire)
+        record = decode_shape(Signal, wire)
     except InvalidRecord as error:
         return error.message, ""
     value = record.value if isinstance(record.value, str) else _json(record.value)

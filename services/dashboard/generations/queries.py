@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, select, tuple_
 from contracts.errors import InvalidRecord
 from contracts.ids import sample_key
 from contracts.ledger import effective_state
-from contracts.records import Generation, GenerationBody, decode
+from contracts.records import Generation, GenerationBody, decode_shape
 from contracts.tables import generation, outcome, score, signal
 
 PAGE = 40
@@ -210,14 +210,14 @@ def _bodies(connection: Connection, heads: list[Row[Any]]) -> dict[tuple[str, in
 
 def _decoded(wire: bytes) -> tuple[Generation | None, str]:
     try:
-        return decode(Generation, wire), ""
+        return decode_shape(Generation, wire), ""
     except InvalidRecord as error:
         return None, error.message
 
 
 def _body(wire: bytes) -> GenerationBody | None:
     try:
-        return decode(Generation, wire).open()
+        return decode_shape(Generation, wire).open()
     except InvalidRecord:
         return None
 

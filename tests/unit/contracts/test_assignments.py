@@ -3,15 +3,17 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import func, select
+from sqlalchemy import func, insert, select
 
 from contracts import assignments
 from contracts.database import Database
-from contracts.errors import StaleWrite
-from contracts.tables import assignment_change
+from contracts.errors import Conflict, NotFound, StaleWrite
+from contracts.tables import assignment_change, doomed, version_claim
 
 
-def move(database: Database, version: int | None, expected_epoch: int) -> assignments.Assignment:
+def move(
+    database: Database, version: int | None, expected_epoch: int, root: str | None = None
+) -> assignments.Assignment:
     with database.transaction() as connection:
         return assignments.move(
             connection,
@@ -22,6 +24,7 @@ def move(database: Database, version: int | None, expected_epoch: int) -> assign
             writer="test",
             reason="",
             share=1.0,
+            root=root,
         )
 
 
@@ -54,3 +57,30 @@ def test_the_epoch_counts_the_moves_and_the_history_holds_each(
     with database.snapshot() as connection:
         moves = connection.execute(select(func.count()).select_from(assignment_change)).scalar_one()
     assert moves == epoch
+
+
+def test_an_arm_names_the_root_and_so_does_whoever_goes_back_to_it(database: Database) -> None:
+    assert move(database, 4, 0, root="a" * 64).root == "a" * 64
+    assert move(database, 0, 1).root is None
+    assert move(database, None, 2).root is None
+    assert move(database, 4, 3).root == "a" * 64
+    with database.snapshot() as connection:
+        assert assignments.read(connection, "p")["live"].root == "a" * 64
+
+
+def test_other_weights_under_a_known_number_are_refused(database: Database) -> None:
+    row = {"policy": "p", "version": 4, "parent": 0, "epoch": 1, "root": "a" * 64, "claimed_at": 0.0}
+    with database.transaction() as connection:
+        connection.execute(insert(version_claim).values(**row))
+    with pytest.raises(Conflict, match="version 4 was published as aaa"):
+        move(database, 4, 0, root="b" * 64)
+    assert move(database, 4, 0).root == "a" * 64
+
+
+def test_a_version_whose_bytes_go_is_assigned_no_more(database: Database) -> None:
+    row = {"policy": "p", "kind": "version", "name": "4", "epoch": 1, "going": True, "at": 0.0}
+    with database.transaction() as connection:
+        connection.execute(insert(doomed).values(**row))
+    with pytest.raises(NotFound, match="removed from the weight store"):
+        move(database, 4, 0)
+    assert move(database, 5, 0).version == 5

@@ -1,16 +1,27 @@
 import time
+from collections.abc import Collection
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, insert
 
-from contracts import assignments
+from contracts import assignments, revocations
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.database import Database
-from contracts.errors import InvalidRequest, InvalidValue, StaleWrite
-from contracts.rollback import read_target, revoked_versions, roll_back, rollback_target
-from contracts.tables import verdict
+from contracts.errors import InvalidRequest, InvalidValue, NotFound, StaleWrite, VersionRevoked
+from contracts.revocations import Treatment
+from contracts.rollback import (
+    left_behind,
+    promote,
+    read_plan,
+    read_target,
+    roll_back,
+    rollback_target,
+    versions_to_revoke,
+)
+from contracts.tables import verdict, version_claim
+from contracts.version_parents import Parents
 
 POLICY = "reservations"
 
@@ -49,8 +60,64 @@ def test_rolling_back_again_and_again_visits_every_accepted_version_once_and_end
 
 
 @given(st.lists(st.integers(0, 20), min_size=1))
-def test_what_serves_is_never_revoked(history: list[int | None]) -> None:
-    assert history[-1] not in revoked_versions(history)
+def test_what_serves_was_not_left_behind(history: list[int | None]) -> None:
+    assert history[-1] not in left_behind(history)
+
+
+@given(st.sets(st.integers(1, 30), min_size=1), st.sets(st.integers(1, 30)))
+def test_a_revoked_version_is_never_a_target(accepted: set[int], revoked: set[int]) -> None:
+    live = max(accepted)
+    assert rollback_target(live, accepted, [live], revoked) not in revoked
+
+
+TREE = Parents([], {1: 0, 2: 1, 3: 2, 4: 3, 5: 4, 6: 2, 7: 6, 8: 5})
+"""0-1-2-3-4-5-8, and the honest branch 2-6-7."""
+
+
+@pytest.mark.parametrize(
+    ("live", "target", "named", "expected"),
+    [
+        (5, 2, None, (3, 4, 5, 8)),
+        (5, 4, None, (5, 8)),
+        (7, 2, None, (3, 4, 5, 6, 7, 8)),
+        (7, 6, None, (7,)),
+        (7, 5, None, (6, 7)),
+        (5, 2, {5}, (5, 8)),
+        (5, 2, {3}, (3, 4, 5, 8)),
+        (5, 2, {3, 5}, (3, 4, 5, 8)),
+        (7, 2, {7}, (7,)),
+        (5, 2, set(), ()),
+    ],
+)
+def test_revoked_is_the_line_left_or_what_is_named_and_what_grew_from_it(
+    live: int, target: int, named: Collection[int] | None, expected: tuple[int, ...]
+) -> None:
+    assert versions_to_revoke(TREE, live=live, target=target, named=named) == expected
+
+
+@pytest.mark.parametrize(
+    ("named", "says"), [({9}, "no such version"), ({2}, "to go back to"), ({3, 1}, "an ancestor"), ({0}, "an ancestor")]
+)
+def test_what_would_serve_and_what_never_was_is_not_revoked(named: set[int], says: str) -> None:
+    with pytest.raises(InvalidValue, match=says):
+        versions_to_revoke(TREE, live=5, target=2, named=named)
+
+
+@given(st.dictionaries(st.integers(1, 25), st.integers(0, 24), min_size=1), st.data())
+def test_nothing_that_serves_is_revoked_and_everything_that_grew_on_the_revoked_is(
+    drawn: dict[int, int], data: st.DataObject
+) -> None:
+    tree = Parents([], {version: min(parent, version - 1) for version, parent in drawn.items()})
+    live = data.draw(st.sampled_from(tree.versions[1:]))
+    target = data.draw(st.sampled_from([version for version in tree.versions if version < live]))
+    revoked = set(versions_to_revoke(tree, live=live, target=target))
+    assert live in revoked
+    assert not revoked & set(tree.lineage(target))
+    assert tree.descendants(revoked) == revoked
+
+
+def test_who_has_no_known_parent_counts_as_child_of_the_version_before() -> None:
+    assert Parents([1, 2, 4, 5], {4: 1}).lineage(5) == [5, 4, 1, 0]
 
 
 def judge(connection: Connection, version: int, *, accepted: bool) -> None:
@@ -81,7 +148,8 @@ def test_a_rollback_moves_live_and_training_and_drops_the_candidate(database: Da
     with database.transaction() as connection:
         learn(connection)
         assert read_target(connection, POLICY) == 2
-        assert roll_back(connection, policy=POLICY, writer="ann", reason="complaints") == 2
+        plan = roll_back(connection, policy=POLICY, writer="ann", reason="complaints")
+        assert (plan.live, plan.target, plan.revoked, plan.kept) == (4, 2, (3, 4, 5), (2, 1, 0))
         arms = assignments.read(connection, POLICY)
     assert {arm: held.version for arm, held in arms.items()} == {LIVE: 2, TRAINING: 2, CANDIDATE: None}
     assert arms[LIVE].share == 1.0
@@ -104,7 +172,7 @@ def test_training_hears_of_a_second_rollback_to_the_same_version(database: Datab
     with database.transaction() as connection:
         learn(connection)
         roll_back(connection, policy=POLICY, writer="ann", reason="one", to=1)
-        point(connection, LIVE, 4)
+        point(connection, LIVE, 6)
         before = assignments.read(connection, POLICY)[TRAINING].epoch
         roll_back(connection, policy=POLICY, writer="ann", reason="two", to=1)
         assert assignments.read(connection, POLICY)[TRAINING].epoch == before + 1
@@ -126,3 +194,108 @@ def test_there_is_nothing_below_the_base_and_nothing_before_the_first(database: 
         point(connection, LIVE, 0)
         with pytest.raises(InvalidRequest, match="nothing lies below"):
             roll_back(connection, policy=POLICY, writer="ann", reason="r")
+
+
+def claim(connection: Connection, parents: dict[int, int]) -> None:
+    for version, parent in parents.items():
+        connection.execute(
+            insert(version_claim).values(policy=POLICY, version=version, parent=parent, epoch=1, claimed_at=0.0)
+        )
+
+
+def test_revocations_are_written_with_the_moves_and_keep_their_first_reason(database: Database) -> None:
+    with database.transaction() as connection:
+        learn(connection)
+        roll_back(connection, policy=POLICY, writer="ann", reason="bought votes", treatment="poison", to=1)
+        point(connection, LIVE, 6)
+        judge(connection, 6, accepted=True)
+        plan = roll_back(connection, policy=POLICY, writer="bob", reason="worse", to=0)
+        found = revocations.read(connection, POLICY)
+    assert plan.revoked == (1, 6)
+    assert {version: (row.treatment, row.writer) for version, row in found.items()} == {
+        **dict.fromkeys((2, 3, 4, 5), ("poison", "ann")),
+        **dict.fromkeys((1, 6), ("evidence", "bob")),
+    }
+
+
+def test_what_is_cut_from_a_revoked_version_later_is_revoked_too(database: Database) -> None:
+    with database.transaction() as connection:
+        learn(connection)
+        claim(connection, {3: 2, 4: 3, 5: 4})
+        roll_back(connection, policy=POLICY, writer="ann", reason="r", treatment="poison")
+        claim(connection, {6: 5, 7: 2, 8: 6})
+        found = revocations.read(connection, POLICY)
+        assert set(found) == {3, 4, 5, 6, 8}
+        assert found[8].treatment == "poison"
+        with pytest.raises(VersionRevoked, match=r"v8 .* revoked by ann"):
+            promote(connection, policy=POLICY, to=8, writer="ann", reason="r")
+        point(connection, CANDIDATE, 7)
+
+
+@pytest.mark.parametrize("arm", [LIVE, CANDIDATE, TRAINING])
+def test_no_arm_ever_points_at_a_revoked_version(database: Database, arm: str) -> None:
+    with database.transaction() as connection:
+        learn(connection)
+        roll_back(connection, policy=POLICY, writer="ann", reason="complaints")
+        with pytest.raises(VersionRevoked, match=r"v4 .*complaints"):
+            point(connection, arm, 4)
+
+
+def test_a_revoked_version_is_neither_promoted_nor_gone_back_to(database: Database) -> None:
+    with database.transaction() as connection:
+        learn(connection)
+        roll_back(connection, policy=POLICY, writer="ann", reason="complaints")
+        with pytest.raises(VersionRevoked, match="v4"):
+            promote(connection, policy=POLICY, to=4, writer="ann", reason="r")
+        judge(connection, 6, accepted=True)
+        promote(connection, policy=POLICY, to=6, writer="ann", reason="r")
+        with pytest.raises(VersionRevoked, match="v4"):
+            roll_back(connection, policy=POLICY, writer="ann", reason="r", to=4)
+        assert read_target(connection, POLICY) == 2
+        assert assignments.read(connection, POLICY)[LIVE].version == 6
+
+
+def test_promoting_does_not_go_back(database: Database) -> None:
+    with database.transaction() as connection:
+        with pytest.raises(NotFound):
+            promote(connection, policy=POLICY, to=1, writer="ann", reason="r")
+        learn(connection)
+        with pytest.raises(InvalidValue, match="roll back instead, with `millrace policy rollback --to 2`"):
+            promote(connection, policy=POLICY, to=2, writer="ann", reason="r")
+        assert assignments.read(connection, POLICY)[LIVE].version == 4
+
+
+def test_only_what_is_named_is_revoked(database: Database) -> None:
+    with database.transaction() as connection:
+        learn(connection)
+        plan = roll_back(connection, policy=POLICY, writer="ann", reason="r", to=1, revoke={4})
+        assert plan.revoked == (4, 5)
+        assert set(revocations.read(connection, POLICY)) == {4, 5}
+        with pytest.raises(InvalidValue, match="v9 cannot be revoked"):
+            roll_back(connection, policy=POLICY, writer="ann", reason="r", to=0, revoke={9})
+
+
+def test_manifests_say_who_grew_from_whom_where_no_claim_does(database: Database) -> None:
+    with database.transaction() as connection:
+        learn(connection)
+        plan = roll_back(connection, policy=POLICY, writer="ann", reason="r", parents={3: 1, 4: 2, 5: 1})
+        assert plan.revoked == (4,)
+
+
+def test_of_two_operators_at_once_one_is_told_to_look_again(database: Database) -> None:
+    with database.transaction() as connection:
+        learn(connection)
+    treatments: list[Treatment] = ["poison", "evidence"]
+    with database.snapshot() as connection:
+        plan = read_plan(connection, POLICY)
+    told = []
+    for treatment in treatments:
+        try:
+            with database.transaction() as connection:
+                roll_back(connection, policy=POLICY, writer="ann", reason="r", treatment=treatment, seen_live=plan.live)
+        except StaleWrite as error:
+            told.append(error.message)
+    assert told == ["v4 is no longer live, v2 is; look again"]
+    with database.snapshot() as connection:
+        found = revocations.read(connection, POLICY)
+    assert {version: row.treatment for version, row in found.items()} == dict.fromkeys((3, 4, 5), "poison")

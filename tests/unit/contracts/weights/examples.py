@@ -52,11 +52,11 @@ def same(left: Tensors, right: Tensors) -> bool:
 
 def publish(
     store: WeightStore, version: int, target: Tensors, *, parent: int | None = None, base: Tensors | None = None,
-    created_at: float = 1000.0, history: History | None = None, signer: ManifestSigner | None = None,
+    created_at: float = 1000.0, history: History | None = None, signer: ManifestSigner | None = None, epoch: int = 0,
 ) -> Manifest:  # fmt: skip
     return publish_version(
         store, policy=POLICY, run="run-1", version=version, parent=parent, base=base, target=target, step=version,
-        epoch=0, num_samples=32, created_at=created_at, history=history, signer=signer,
+        epoch=epoch, num_samples=32, created_at=created_at, history=history, signer=signer,
     )  # fmt: skip
 
 
@@ -92,4 +92,4 @@ def edge(
 
 
 def chunks_of(manifests: Iterable[Manifest]) -> Iterator[str]:
-    return (chunk.blake3 for manifest in manifests for chunk in manifest.chunks)
+    return (chunk.name for manifest in manifests for chunk in manifest.chunks)

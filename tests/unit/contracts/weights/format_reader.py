@@ -44,7 +44,7 @@ def read_version(
 ) -> Read:
     """Decode one edge. Raises WeightsRefused."""
     manifest = json.loads(manifest_text)
-    check(manifest["schema"] == 2, "schema")
+    check(manifest["schema"] in {2, 3}, "schema")
     check(manifest["codec"] == "context-rans/1", "unknown_codec")
     known = {} if manifest["base_root"] is None else base or {}
     check(manifest["base_root"] in {None, root(known)}, "wrong_base")

@@ -15,7 +15,7 @@ from contracts.weights.codec import CHUNK_BYTES, Encoded, Staged, apply_staged, 
 from contracts.weights.container import DENSE, RAW, SPARSE, UNCHANGED, TensorHead
 from contracts.weights.format import Tensor, Tensors, root_of, words_of
 from contracts.weights.history import History
-from contracts.weights.manifest import NO_HISTORY
+from contracts.weights.manifest import NO_HISTORY, SCHEMA
 from tests.unit.contracts.weights.bits import SPECIALS, WIDTHS, moved, pairs_of_versions, tensor_like
 from tests.unit.contracts.weights.examples import bf16_policy, same, stepped, tensor_of
 from tests.unit.contracts.weights.sealed import manifest_of, open_payload
@@ -248,7 +248,7 @@ def test_undo_restores_every_bit_and_redo_sets_it_again(versions: tuple[Tensors,
 def faults_of(base: Tensors, encoded: Encoded) -> list[tuple[str, dict[str, Any]]]:
     chunk = encoded.chunks[0]
     return [
-        ("newer_schema", {"schema": 3}),
+        ("newer_schema", {"schema": SCHEMA + 1}),
         ("unknown_codec", {"codec": "other/9"}),
         ("wrong_base", {"base_root": "0" * 64}),
         ("wrong_history", {"history": "0" * 32}),

@@ -17,7 +17,7 @@ from contracts.weights.format import (
     words_of,
     write_safetensors,
 )
-from contracts.weights.manifest import SCHEMA, parse_manifest
+from contracts.weights.manifest import OLDEST_SCHEMA, parse_manifest
 from tests.unit.contracts.weights.examples import bf16_policy, edge, same, tensor_of
 
 
@@ -174,7 +174,7 @@ def test_manifests_that_cannot_be_read_are_refused_by_name() -> None:
         (b'{"schema": 2, "policy": "\xff"}', "corrupt_manifest"),
         (b'{"schema": 2, "policy": ' + b"[" * 100_000, "corrupt_manifest"),
         (b'{"schema": 1, "tensors": []}', "older_schema"),
-        (b'{"schema": 3, "chunks": "elsewhere"}', "newer_schema"),
+        (b'{"schema": 4, "chunks": "elsewhere"}', "newer_schema"),
     ):
         with pytest.raises(WeightsRefused) as refused:
             parse_manifest(text)
@@ -184,7 +184,7 @@ def test_manifests_that_cannot_be_read_are_refused_by_name() -> None:
 def test_a_written_manifest_reads_back() -> None:
     manifest = edge(7, 4, parent=6)
     assert parse_manifest(msgspec.json.encode(manifest)) == manifest
-    assert (manifest.schema, manifest.kind, manifest.payload_bytes) == (SCHEMA, "fold", 10)
+    assert (manifest.schema, manifest.kind, manifest.payload_bytes) == (OLDEST_SCHEMA, "fold", 10)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import obstore
@@ -17,9 +17,24 @@ from contracts.weights.history import History
 from contracts.weights.manifest import NO_HISTORY, Chunk, Manifest
 from contracts.weights.object_store import ObjectWeightStore
 from contracts.weights.publish import ANCHOR_EVERY
-from contracts.weights.retention import YOUNGEST_SECONDS, Pruned, prune
+from contracts.weights.retention import YOUNGEST_SECONDS, Plan, plan_pruning
 from contracts.weights.route import route_from
+from contracts.weights.store import WeightStore
 from tests.unit.contracts.weights.examples import POLICY, chunks_of, edge, fold, publish, publish_chain, same, stepped
+
+
+class Pruned(NamedTuple):
+    num_chunks: int
+    num_bytes: int
+    lost: tuple[int, ...]
+
+
+def prune(store: WeightStore, policy: str, needed: Iterable[int], **bounds: Any) -> Pruned:
+    """Plan, and remove all of it at once."""
+    plan = plan_pruning(store, policy, needed, **bounds)
+    removed = store.remove_chunks(policy, plan.unused, plan.before)
+    return Pruned(len(removed), sum(plan.unused[name] for name in removed), plan.lost)
+
 
 LATER = 2 * YOUNGEST_SECONDS
 
@@ -50,12 +65,12 @@ def copy_chain(chain: Chain, store: ObjectWeightStore, length: int) -> list[Tens
 
 
 def pruned(store: ObjectWeightStore, needed: Iterable[int], **bounds: float) -> Pruned:
-    return prune(store, POLICY, needed, now=time.time() + LATER, **bounds)  # type: ignore[arg-type]  # one is an int
+    return prune(store, POLICY, needed, now=time.time() + LATER, **bounds)
 
 
 def present(store: ObjectWeightStore) -> Callable[[int], list[Manifest]]:
     """Edges whose chunks are there."""
-    chunks = {chunk.blake3 for chunk in store.chunks(POLICY)}
+    chunks = {chunk.name for chunk in store.chunks(POLICY)}
     return lambda version: [each for each in store.edges(POLICY, version) if chunks.issuperset(chunks_of([each]))]
 
 
@@ -65,9 +80,9 @@ def is_loadable(store: ObjectWeightStore, version: int) -> bool:
 
 def test_old_versions_go_and_the_newest_stay(store: ObjectWeightStore, long_chain: Chain) -> None:
     weights = copy_chain(long_chain, store, 3 * ANCHOR_EVERY + 3)
-    chunks = {chunk.blake3: chunk.num_bytes for chunk in store.chunks(POLICY)}
+    chunks = {chunk.name: chunk.num_bytes for chunk in store.chunks(POLICY)}
     outcome = pruned(store, [76])
-    kept = {chunk.blake3 for chunk in store.chunks(POLICY)}
+    kept = {chunk.name for chunk in store.chunks(POLICY)}
     # Full copies of 50 and 75 and everything from there on.
     assert kept == set(chunks_of(each for version in range(50, 78) for each in store.edges(POLICY, version)))
     gone = chunks.keys() - kept
@@ -102,6 +117,31 @@ def test_a_fold_spares_the_steps_it_covers(store: ObjectWeightStore, long_chain:
     assert [hop.manifest.kind for hop in store.stage_onto(POLICY, 50, 10, weights[10], history)] == ["fold"]
     assert same(store.load(POLICY, 10), weights[10])
     assert not is_loadable(store, 11)
+
+
+def test_what_nobody_can_load_any_more_is_named(store: ObjectWeightStore, long_chain: Chain) -> None:
+    copy_chain(long_chain, store, 3 * ANCHOR_EVERY + 3)
+
+    def plan(*needed: int, loadable: Iterable[int] = ()) -> Plan:
+        return plan_pruning(store, POLICY, needed, now=time.time() + LATER, loadable=loadable)
+
+    assert plan().unloadable == tuple(range(50))
+    assert plan(loadable=[3]).unloadable == tuple(range(4, 50))
+    kept = set(range(50)) - set(plan(30).unloadable)
+    for version in range(50):
+        assert (version in kept) == (version >= 25), "from the anchor below it, and the way up"
+    pruned(store, [30])
+    for version in range(78):
+        assert is_loadable(store, version) == (version not in plan(30).unloadable)
+
+
+def test_no_way_leads_over_what_is_about_to_disappear(store: ObjectWeightStore, long_chain: Chain) -> None:
+    copy_chain(long_chain, store, 2 * ANCHOR_EVERY + 1)
+    (full,) = (each for each in store.edges(POLICY, 25) if each.kind == "full")
+    gone = list(chunks_of([full]))
+    plan = plan_pruning(store, POLICY, [30], now=time.time() + LATER, keep_anchors=1, gone=gone)
+    assert set(gone) <= plan.unused.keys()
+    assert not set(chunks_of(store.edges(POLICY, 0))) & plan.unused.keys(), "so it begins one anchor further down"
 
 
 def test_too_few_anchors_keep_everything(store: ObjectWeightStore) -> None:

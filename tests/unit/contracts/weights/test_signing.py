@@ -230,3 +230,22 @@ def test_any_changed_character_of_the_text_is_refused_or_says_the_same(data: st.
     except WeightsRefused:
         return
     assert read == signed
+
+
+def test_what_was_signed_before_chunks_had_epochs_is_signed_still() -> None:
+    """Written out, because no signature of an old home can be made again."""
+    text = signed_bytes(msgspec.structs.replace(STEP, key="k"))
+    assert b'"schema":2,' in text
+    assert (
+        b'"chunks":[{"blake3":"' + b"c" * 64 + b'","num_bytes":100},{"blake3":"' + b"d" * 64 + b'","num_bytes":20}],'
+        in text
+    )
+    assert parse_manifest(text.removeprefix(b"millrace-manifest\n")).chunks == STEP.chunks
+
+
+def test_the_epoch_of_a_chunk_is_signed() -> None:
+    here = OLD.sign(msgspec.structs.replace(STEP, chunks=(Chunk("c" * 64, 100, 7), Chunk("d" * 64, 20, 7))))
+    assert b'"num_bytes":100,"epoch":7}' in signed_bytes(here)
+    trusting(OLD).verify(parse_manifest(msgspec.json.encode(here)))
+    moved = msgspec.structs.replace(here, chunks=(Chunk("c" * 64, 100, 8), *here.chunks[1:]))
+    assert refusal(trusting(OLD), moved).code == "bad_signature"

@@ -129,7 +129,7 @@ def test_a_chunk_that_is_needed_again_counts_as_young(store: FolderWeightStore, 
     publish(store, 1, weights[0])
     (chunk,) = store.chunks(POLICY)
     assert chunk.written_at > time.time() - 60
-    assert store.remove_chunks(POLICY, [chunk.blake3], time.time() - 3600) == []
+    assert store.remove_chunks(POLICY, [chunk.name], time.time() - 3600) == []
 
 
 def test_leftovers_go_with_what_is_removed(store: FolderWeightStore, folder: Path) -> None:
@@ -145,7 +145,7 @@ def test_who_prunes_waits_for_who_publishes(store: FolderWeightStore) -> None:
     weights = publish_chain(store, 1)
     (chunk,) = store.chunks(POLICY)
     with store._turn(POLICY):
-        pruner = threading.Thread(target=store.remove_chunks, args=(POLICY, [chunk.blake3], time.time() + 3600))
+        pruner = threading.Thread(target=store.remove_chunks, args=(POLICY, [chunk.name], time.time() + 3600))
         pruner.start()
         assert same(store.load(POLICY, 0), weights[0])
     pruner.join()

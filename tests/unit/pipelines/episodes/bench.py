@@ -31,6 +31,7 @@ class Join:
         self.sent: list[Record] = []
         self.tasks = tasks
         self._handler = EpisodesHandler({task.name: task for task in tasks}, lambda: self.now)
+        self._is_at_end = False
 
     def hear(self, *records: Record) -> list[Episode]:
         """The episodes that a batch makes."""
@@ -39,6 +40,7 @@ class Join:
             wires = [LogRecord(TOPICS[type(record)], 0, 0, "", encode(record), 0.0) for record in records]
             with self.database.transaction() as connection:
                 messages = self._handler.handle(connection, self._handler.prepare([*map(self._handler.read, wires)]))
+            self._is_at_end = len(wires) < self._handler.batch_size
             records = self._keep(messages)
         return self._episodes(before)
 
@@ -46,7 +48,7 @@ class Join:
         """The episodes that the passing of time makes."""
         self.now, before = until, len(self.sent)
         with self.database.transaction() as connection:
-            messages = self._handler.tick(connection, until, frozenset({0}))
+            messages = self._handler.tick(connection, until, frozenset({0}), is_at_end=self._is_at_end)
         self.hear(*self._keep(messages))
         return self._episodes(before)
 

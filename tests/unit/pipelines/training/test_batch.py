@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import msgspec
@@ -5,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from contracts.records import Experience, Sampling, Span, pack_floats, pack_ids
+from contracts.records import Experience, Sampling, Score, Span, pack_floats, pack_ids
 from pipelines.training.batch import (
     Limits,
     Refusal,
@@ -16,14 +17,15 @@ from pipelines.training.batch import (
     single_version,
     version_lag,
 )
+from pipelines.training.versions import VersionTree
 from tests.unit.pipelines.training.builders import experience, random_experience, segment
 
-LIMITS = Limits(max_version_lag=2, max_age_seconds=100.0, max_length=8, vocabulary_size=48)
+LIMITS = Limits(max_version_lag=2, max_age_seconds=100.0, max_length=8, vocabulary_size=48, policy="tiny")
 GOOD = segment([5, 6, 7], [8, 9], [-0.5, -1.5])
 
 
-def refused(item: Experience, lineage: tuple[int, ...] = (0,), now: float = 1000.0) -> Refusal | None:
-    return refuse(item, lineage, LIMITS, now)
+def refused(item: Experience, lineage: tuple[int, ...] = (0,), now: float = 1000.0, **tree: Any) -> Refusal | None:
+    return refuse(item, VersionTree(lineage, **tree), LIMITS, now)
 
 
 def with_segment(**changes: Any) -> Experience:
@@ -42,8 +44,8 @@ def test_a_sampled_completion_with_provenance_is_trained() -> None:
         (experience(), "filtered", "no_provenance"),
         (with_segment(logprobs=b""), "filtered", "no_provenance"),
         (with_segment(logprobs=pack_floats([0, 0, 0, -0.5])), "filtered", "no_provenance"),
-        (with_segment(logprobs=pack_floats([0, 0, 0, -0.5, float("nan")])), "filtered", "no_provenance"),
-        (with_segment(logprobs=pack_floats([0, 0, 0, -0.5, 0.7])), "filtered", "no_provenance"),
+        (with_segment(logprobs=pack_floats([0, 0, 0, -0.5, float("nan")])), "filtered", "impossible_log_prob"),
+        (with_segment(logprobs=pack_floats([0, 0, 0, -0.5, 0.7])), "filtered", "impossible_log_prob"),
         (with_segment(loss_mask=bytes([0, 0, 1, 1])), "filtered", "no_provenance"),
         (with_segment(spans=()), "filtered", "no_provenance"),
         (with_segment(spans=(Span(1, 0),)), "filtered", "no_provenance"),
@@ -53,6 +55,33 @@ def test_a_sampled_completion_with_provenance_is_trained() -> None:
         (with_segment(token_ids=pack_ids([5, -6, 7, 8, 9])), "filtered", "unknown_token"),
         (experience(segment([1] * 7, [2, 3], [-1.0, -1.0])), "filtered", "beyond_context"),
         (experience(GOOD, reward=float("inf")), "filtered", "non_finite_reward"),
+        (experience(GOOD, policy="other"), "filtered", "other_policy"),
+        (with_segment(spans=(Span(0, 7),)), "filtered", "unknown_version"),
+        (with_segment(spans=(Span(0, 0), Span(2, 0), Span(1, 0))), "filtered", "malformed_segment"),
+        (with_segment(spans=(Span(0, 0), Span(3, 0))), "filtered", "malformed_segment"),
+        (with_segment(loss_mask=bytes([0, 0, 0, 1, 2])), "filtered", "malformed_segment"),
+        (with_segment(token_ids=GOOD.token_ids + b"\0"), "filtered", "no_provenance"),
+        (with_segment(logprobs=GOOD.logprobs[:-1]), "filtered", "no_provenance"),
+        *[
+            (with_segment(logprobs=pack_floats([0, 0, 0, value, -0.5])), "filtered", "impossible_log_prob")
+            for value in (-100.1, -3e38, 3e38, -math.inf, math.inf, 0.0011)
+        ],
+        *[(experience(GOOD, reward=value), "filtered", "non_finite_reward") for value in (math.nan, -math.inf)],
+        *[(experience(GOOD, reward=value), "filtered", "impossible_reward") for value in (3e38, -3e38, 1e300)],
+        *[(experience(GOOD, weight=value), "filtered", "impossible_weight") for value in (-0.5, 3e38)],
+        *[
+            (experience(GOOD, scores=(Score(name="a", grader="a/1#h", **score),)), "filtered", "impossible_score")
+            for score in ({"value": math.nan}, {"value": 3e38}, {"value": 1.0, "weight": math.inf})
+        ],
+        *[
+            (experience(GOOD, generated_at=at), "filtered", "impossible_time")
+            for at in (math.nan, math.inf, 1e300, -1e300)
+        ],
+        *[
+            (with_segment(sampling=Sampling(temperature=value, max_tokens=9)), "filtered", "impossible_temperature")
+            for value in (math.nan, math.inf, -math.inf, 3e38)
+        ],
+        (with_segment(sampling=Sampling(temperature=1e-30, max_tokens=9)), "off_support", "greedy"),
         (with_segment(sampling=Sampling(temperature=0.0, max_tokens=9)), "off_support", "greedy"),
         (with_segment(sampling=Sampling(temperature=1.0, top_p=0.9, max_tokens=9)), "off_support", "truncated"),
         (with_segment(sampling=Sampling(temperature=1.0, top_k=5, max_tokens=9)), "off_support", "truncated"),
@@ -63,14 +92,43 @@ def test_what_must_not_be_trained_is_refused_by_name(item: Experience, state: st
 
 
 def test_age_counts_versions_from_the_oldest_token() -> None:
-    item = with_segment(spans=(Span(0, 1), Span(1, 4)))
+    item = with_segment(spans=(Span(0, 1), Span(1, 3)))
     assert refused(item, lineage=(3, 2, 1, 0)) is None
     assert refused(item, lineage=(4, 3, 2, 1, 0)) == Refusal("stale", "version_lag")
 
 
-def test_age_counts_along_the_lineage_so_that_a_rollback_does_not_age_fresh_samples() -> None:
-    assert version_lag((19, 6, 5, 0), 6) == 1
-    assert version_lag((6, 5, 0), 9) == 0
+PARENTS = {1: 0, 2: 1, 3: 2, 4: 3, 5: 4, 6: 2}
+
+
+def of_version(*versions: int) -> Experience:
+    return with_segment(spans=tuple(Span(start, version) for start, version in enumerate(versions)))
+
+
+def test_age_counts_along_the_tree_so_that_a_rollback_ages_what_it_left_and_not_what_it_kept() -> None:
+    after_a_rollback = VersionTree((6, 2, 1, 0), PARENTS)
+    assert [version_lag(of_version(version), after_a_rollback) for version in (6, 2, 1, 0)] == [0, 1, 2, 3]
+    # 3, 4 and 5 were left: down one branch and up the other, whatever their numbers.
+    assert [version_lag(of_version(version), after_a_rollback) for version in (3, 4, 5)] == [2, 3, 4]
+    assert version_lag(of_version(6, 5), after_a_rollback) == 4
+    assert refused(of_version(4), (2, 1, 0), parents=PARENTS) is None
+    assert refused(of_version(5), (2, 1, 0), parents=PARENTS) == Refusal("stale", "version_lag")
+
+
+def test_what_a_revoked_version_said_is_poison_or_evidence() -> None:
+    tree: dict[str, Any] = {"parents": PARENTS, "revoked": {3: "poison", 4: "evidence"}}
+    assert refused(of_version(3), (2, 1, 0), **tree) == Refusal("quarantined", "rollback")
+    assert refused(of_version(2, 3), (2, 1, 0), **tree) == Refusal("quarantined", "rollback")
+    assert refused(of_version(4), (2, 1, 0), **tree) is None
+
+
+def test_several_segments_are_refused_for_any_of_them() -> None:
+    bad = msgspec.structs.replace(GOOD, logprobs=pack_floats([0, 0, 0, -0.5, -3e38]))
+    assert refused(experience(GOOD, bad)) == Refusal("filtered", "impossible_log_prob")
+    assert refused(experience(GOOD, GOOD)) is None
+
+
+def test_log_probs_at_the_limits_are_trained() -> None:
+    assert refused(with_segment(logprobs=pack_floats([0, 0, 0, -100.0, 0.0009]))) is None
 
 
 def test_age_counts_seconds_since_the_generation() -> None:

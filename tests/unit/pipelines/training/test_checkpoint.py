@@ -5,6 +5,7 @@ import torch
 
 from contracts.errors import Unavailable, WeightsRefused
 from pipelines.training.checkpoint import Checkpoint, CheckpointStore
+from pipelines.training.checkpoint_names import highest_epoch
 from pipelines.training.state import Fate, TrainerState
 
 
@@ -44,14 +45,14 @@ def test_a_full_disk_leaves_nothing_behind_and_the_older_ones_alone(tmp_path: Pa
     store = CheckpointStore(tmp_path, 2, full)
     with pytest.raises(Unavailable):
         store.save(checkpoint(2))
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-00000001"]
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001-00000001"]
     assert step_of(store) == 1
 
 
 def test_an_empty_folder_has_none(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "new", keep=1)
     assert store.load_newest() == (None, [])
-    assert store.highest_epoch() == 0
+    assert highest_epoch(tmp_path / "new") == 0
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"])
@@ -73,10 +74,10 @@ def test_any_damage_is_refused_by_name_and_the_previous_one_is_used(tmp_path: Pa
 
     assert found is not None
     assert found.state.step == 1
-    assert [item.name for item in refused] == ["checkpoint-00000002"]
+    assert [item.name for item in refused] == ["checkpoint-000002-00000002"]
     assert file in refused[0].reason
-    assert store.highest_epoch() >= 2, "the lost checkpoint's epoch is never used again"
-    assert store.save(checkpoint(3)) == "checkpoint-00000003"
+    assert highest_epoch(tmp_path) >= 2, "the lost checkpoint's epoch is never used again"
+    assert store.save(checkpoint(3, epoch=3)) == "checkpoint-000003-00000003"
 
 
 def test_every_byte_of_the_manifest_counts(tmp_path: Path) -> None:

@@ -12,11 +12,14 @@ from sqlalchemy import select
 
 from contracts.records import Experience
 from contracts.tables import training_step
+from pipelines.training.batch import num_tokens
+from pipelines.training.guard import Norms
 from pipelines.training.learner import Learner
-from pipelines.training.lessons import Lesson
+from pipelines.training.lessons import Lesson, pull_of, sample_fate
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Correction, Fate, TrainerState
 from pipelines.training.worker import Trainer
+from tests.unit.pipelines.training.breaking import answer
 from tests.unit.pipelines.training.builders import random_experience, tiny_model
 from tests.unit.pipelines.training.test_learner import on_policy
 from tests.unit.pipelines.training.world import World, weights_of
@@ -67,12 +70,12 @@ def test_a_corrected_sample_pulls_in_all_as_its_last_revision_would_have() -> No
     items = batch()
     learner = Learner(tiny_model(), SETTINGS)
     first = learner.step(items, [0.5] * 8, {})
-    lessons = [Lesson(item, 1.0 - 2.0 * (item.reward or 0.0), 0.5 * first.scale) for item in items]
+    lessons = [Lesson(item, 1.0 - 2.0 * (item.reward or 0.0), 0.5 * first.pull) for item in items]
     second = learner.step([], [], {}, lessons)
     # Half of them are right: with every reward turned round, so is every advantage.
-    before, change = (
-        np.array([row["advantage"] * row["weight"] for row in result.samples]) for result in (first, second)
-    )
+    count = first.metrics["num_tokens"]
+    before = np.array([row["advantage"] * row["weight"] / count for row in first.samples])
+    change = np.array([row["advantage"] * row["weight"] for row in second.samples])
     assert before + change == pytest.approx(-before)
 
 
@@ -90,11 +93,65 @@ def test_no_baseline_and_no_other_advantage_hears_of_a_correction() -> None:
     plain, mixed = (Learner(tiny_model(), SETTINGS) for _ in range(2))
     alone, together = plain.step(items, [1.0] * 8, {}), mixed.step(items, [1.0] * 8, {}, lessons)
     assert mixed.tracker == plain.tracker
-    assert together.scale == alone.scale
+    assert together.pull == alone.pull
     assert together.samples[:8] == alone.samples
     assert [row["advantage"] for row in together.samples[8:]] == [0.7] * 3
     assert (together.metrics["num_samples"], together.metrics["num_corrections"]) == (8, 3)
     assert together.metrics["reward_mean"] == alone.metrics["reward_mean"]
+
+
+def gradient_of(learner: Learner) -> torch.Tensor:
+    """All gradients in one vector."""
+    return torch.cat(
+        [parameter.grad.flatten() for parameter in learner._model.parameters() if parameter.grad is not None]
+    )
+
+
+def pulled(items: list[Experience], lessons: list[Lesson]) -> torch.Tensor:
+    """What a step over these adds to the gradient, at the same weights every time."""
+    learner = Learner(tiny_model(), SETTINGS.model_copy(update={"max_gradient_norm": 1e9}))
+    found: list[torch.Tensor] = []
+    learner._optimizer.optimizer.register_step_pre_hook(lambda *_: found.append(gradient_of(learner)))
+    learner.step(items, [1.0] * len(items), {}, lessons)
+    return found[0]
+
+
+@pytest.mark.parametrize(("first_batch", "companions"), [(1, 0), (1, 63), (8, 0), (8, 7), (64, 0), (64, 63)])
+def test_a_correction_pulls_exactly_what_was_missing_whatever_batch_it_comes_in(
+    first_batch: int, companions: int
+) -> None:
+    """Of answers of one to three segments and 1 to 30 tokens: first pull and correction are the last revision's pull."""
+    random = np.random.default_rng(first_batch)
+    items = [answer(random, segments=1 + number % 3, reward=float(number % 2)) for number in range(first_batch)]
+    others = [answer(random, segments=1 + number % 2) for number in range(companions)]
+    corrected = items[0]
+    learner = Learner(tiny_model(), SETTINGS)
+    result = learner.step(items, [1.0] * first_batch, {})
+    fate = sample_fate(corrected, "", result.pull)
+    lesson = Lesson(corrected, 0.75, pull_of(fate, corrected, 64))
+
+    # What 0.75 more of reward would have pulled at each token: the same advantage over all tokens of the first batch.
+    whole = num_tokens(items)
+    unit = result.pull * whole
+    alone = Learner(tiny_model(), SETTINGS.model_copy(update={"max_gradient_norm": 1e9, "whiten": False}))
+    expect = alone.tracker.expect(corrected.baseline_key)
+    found: list[torch.Tensor] = []
+    alone._optimizer.optimizer.register_step_pre_hook(lambda *_: found.append(gradient_of(alone)))
+    once = msgspec.structs.replace(corrected, reward=expect + 0.75 * unit)
+    alone.step([once], [1.0], {})
+    wanted = found[0] * (num_tokens([corrected]) / whole)
+
+    correction = pulled(others, [lesson]) - (pulled(others, []) if others else 0.0)
+    # float32 sums over a batch: rounding is relative to the largest of the terms that cancel.
+    scale = max(float(wanted.abs().max()), float(pulled(others, []).abs().max()) if others else 0.0)
+    torch.testing.assert_close(correction, wanted, rtol=1e-4, atol=2e-5 * scale)
+
+
+def test_an_older_checkpoint_corrects_as_hard_as_in_a_full_batch_of_such_answers() -> None:
+    (item,) = batch(1)
+    old = msgspec.json.decode(b'{"revision":0,"state":"trained","applied":1.0,"scale":2.0}', type=Fate)
+    assert pull_of(old, item, 64) == 2.0 / (64 * num_tokens([item]))
+    assert pull_of(sample_fate(item, "", 0.0625), item, 64) == 0.0625
 
 
 # What the trainer does about it.
@@ -168,7 +225,7 @@ def test_what_the_guard_skips_is_not_applied_and_a_later_revision_starts_from_wh
     trainer = world.start()
     first, *_ = world.add_random(4, reward=1.0)
     world.turns(trainer, 2)
-    trainer._learner._gradient_norms = [1e-9] * 20
+    trainer._learner._gradient_norms = [Norms(1e-9, 1e-9)] * 20
     learn(world, trainer, later(first, 0.0))
     trainer._checkpoint(None)
     assert fate_of(trainer, first).applied_now == 1.0
@@ -191,11 +248,11 @@ def test_a_rollback_takes_back_what_was_corrected_since(tmp_path: Path) -> None:
     assert fate_of(trainer, first).corrections == (Correction(0.5, 2), Correction(0.0, 3))
     assert late(world) == [(1, "corrected", 2), (2, "corrected", 3)]
 
-    world.roll_back_to(2)
+    world.revoke_down_to(2)
     trainer.turn()
     assert fate_of(trainer, first).corrections == (Correction(0.5, 2),)
     assert late(world) == [(2, "correction_rolled_back", None)]
-    world.roll_back_to(1)
+    world.revoke_down_to(1)
     trainer.turn()
     assert fate_of(trainer, first).applied_now == 1.0
     assert all(torch.equal(value, at_version_1[name]) for name, value in weights_of(trainer).items())

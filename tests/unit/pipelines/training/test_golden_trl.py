@@ -18,10 +18,27 @@ from pipelines.training.loss import Objective, policy_loss
 from policy.logprobs import TokenScorer
 from tests.unit.pipelines.training.builders import VOCABULARY, random_experience, tiny_model
 
-BOUND = 3.0
+BOUND, FAR = 3.0, 1e6
 
 
-def trainer_of_trl(model: Any, folder: Path, beta: float, temperature: float) -> Any:
+class DetachedRatioTrainer(GRPOTrainer):
+    """trl's, with the ratio that multiplies the leash a constant under differentiation.
+
+    trl differentiates through it. Its logged log-probs are made to move with the current ones, so that their difference
+    has the right value and no slope; `cispo` detaches the ratio of the policy term by itself.
+    """
+
+    def _get_per_token_logps_and_entropies(self, *arguments: Any, **options: Any) -> Any:
+        found = super()._get_per_token_logps_and_entropies(*arguments, **options)
+        self.inputs["old_per_token_logps"] = self.inputs["old_per_token_logps"] + found[0] - found[0].detach()
+        return found
+
+    def _compute_loss(self, model: Any, inputs: Any) -> Any:
+        self.inputs = inputs
+        return super()._compute_loss(model, inputs)
+
+
+def trainer_of_trl(model: Any, folder: Path, beta: float, temperature: float, bound: float) -> Any:
     vocabulary = {f"t{index}": index for index in range(VOCABULARY)}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="t0")),  # noqa: S106 a token of text
@@ -30,10 +47,10 @@ def trainer_of_trl(model: Any, folder: Path, beta: float, temperature: float) ->
     )
     arguments = GRPOConfig(
         output_dir=str(folder), use_cpu=True, bf16=False, report_to=[], per_device_train_batch_size=2, beta=beta,
-        num_generations=2, loss_type="cispo", epsilon_high=BOUND, use_bias_correction_kl=False, temperature=temperature,
+        num_generations=2, loss_type="cispo", epsilon_high=bound, use_bias_correction_kl=True, temperature=temperature,
         activation_checkpointing=False, disable_dropout=True,
     )  # fmt: skip
-    return GRPOTrainer(
+    return DetachedRatioTrainer(
         model=model,
         args=arguments,
         reward_funcs=lambda completions, **_: [0.0] * len(completions),
@@ -70,8 +87,11 @@ def inputs_of_trl(batch: list[Experience], advantages: torch.Tensor) -> dict[str
     return inputs
 
 
-@pytest.mark.parametrize(("beta", "temperature"), [(0.0, 1.0), (0.02, 1.0), (0.02, 0.8)])
-def test_loss_and_gradient_equal_trl(tmp_path: Path, beta: float, temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("beta", "temperature", "bound"), [(0.0, 1.0, BOUND), (0.0, 0.8, BOUND), (0.02, 1.0, FAR), (0.02, 0.8, FAR)]
+)
+def test_loss_and_gradient_equal_trl(tmp_path: Path, beta: float, temperature: float, bound: float) -> None:
+    """With a leash trl leaves its ratio unbounded, so there ours is too."""
     random = np.random.default_rng(7)
     batch = [random_experience(random, temperature=temperature) for _ in range(6)]
     advantages = torch.tensor(random.normal(size=6), dtype=torch.float32)
@@ -82,7 +102,7 @@ def test_loss_and_gradient_equal_trl(tmp_path: Path, beta: float, temperature: f
         model.requires_grad_(requires_grad=True)
 
     inputs = inputs_of_trl(batch, advantages)
-    trl_trainer = trainer_of_trl(theirs, tmp_path, beta, temperature)
+    trl_trainer = trainer_of_trl(theirs, tmp_path, beta, temperature, bound)
     trl_trainer.current_gradient_accumulation_steps = 1
     if beta:
         scorer = TokenScorer(anchor)
@@ -105,13 +125,13 @@ def test_loss_and_gradient_equal_trl(tmp_path: Path, beta: float, temperature: f
             advantages[micro.sample_B],
             micro.mask_BT,
             num_tokens=num_tokens(batch),
-            objective=Objective(ratio_bound=BOUND, kl_coefficient=beta),
+            objective=Objective(ratio_bound=bound, kl_coefficient=beta),
         )
         torch.autograd.backward(loss)
         total += sums.loss
         clipped += sums.clipped
 
-    assert clipped > 0, "the batch must exercise the bound"
+    assert (clipped > 0) == (bound == BOUND), "the batch must exercise the bound"
     assert total == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     for name, parameter in mine.named_parameters():

@@ -6,6 +6,7 @@ import torch
 
 from contracts.records import Experience, Span
 from pipelines.training.batch import micro_batches
+from pipelines.training.guard import Norms
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
@@ -143,7 +144,7 @@ def test_what_was_captured_is_restored_to_the_bit() -> None:
 def test_a_spike_changes_neither_weights_nor_moments_nor_baselines() -> None:
     learner = Learner(tiny_model(), SETTINGS.model_copy(update={"max_gradient_norm": 1e-3}))
     step(learner, batch(seed=1))
-    learner._gradient_norms = [1e-9] * 20
+    learner._gradient_norms = [Norms(1e-9, 1e-9)] * 20
     before = learner.capture(TrainerState(), None)
     result = learner.step(batch(seed=2), [1.0] * 8, {})
     after = learner.capture(TrainerState(), None)
@@ -152,7 +153,7 @@ def test_a_spike_changes_neither_weights_nor_moments_nor_baselines() -> None:
     assert after.state.tracker == before.state.tracker
     for one, other in ((before.weights, after.weights), (before.optimizer, after.optimizer)):
         assert all(torch.equal(value, other[name]) for name, value in one.items())
-    assert len(after.state.gradient_norms) == 21
+    assert len(after.state.comparable_norms) == 21
 
 
 def test_utilisation_needs_a_peak() -> None:

@@ -12,15 +12,18 @@ from sqlalchemy import select
 
 from contracts.assignments import CANDIDATE
 from contracts.errors import TooManyDeadLetters
-from contracts.event_log import Message
-from contracts.records import Span
+from contracts.event_log import LogRecord, Message
+from contracts.records import Experience, Span
 from contracts.rollback import roll_back
 from contracts.settings import write_settings
 from contracts.tables import dead_letter, training_step
 from contracts.topics import EXPERIENCES
 from pipelines.training.__main__ import main
 from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.guard import Norms
+from pipelines.training.intake import Intake
 from pipelines.training.settings import TrainingSettings
+from pipelines.training.state import Fate
 from tests.unit.pipelines.training.builders import experience, random_experience, segment, tiny_model
 from tests.unit.pipelines.training.world import World, weights_of
 
@@ -81,15 +84,17 @@ def test_nothing_is_told_that_the_newest_checkpoint_does_not_hold(world: World) 
             checkpoint, _ = CheckpointStore(world.settings.checkpoints, keep=3).load_newest()
             assert checkpoint is not None
             held = {(key, fate.state) for key, fate in checkpoint.state.fates.items()}
-            told = {(key, state) for key, (state, _, _) in world.ledger().items()}
+            newest = max(outcome.epoch for outcome in world.outcomes())
+            told = {(item.key, item.state) for item in world.outcomes() if item.epoch == newest and item.key}
             assert told <= held
-            assert max(outcome.epoch for outcome in world.outcomes()) <= checkpoint.state.epoch
+            assert newest <= checkpoint.state.epoch
+            assert max(item.sequence for item in world.outcomes()) <= checkpoint.state.sequence
             seen.update(told)
 
     trainer = world.start(look)
     world.add_random(20)
     world.turns(trainer, 8)
-    world.roll_back_to(1)
+    world.revoke_down_to(1)
     world.turns(trainer, 1)
     assert {state for _, state in seen} == {"trained", "quarantined"}
 
@@ -163,26 +168,34 @@ def test_duplicates_and_revisions(world: World) -> None:
     assert [o.key for o in world.outcomes() if o.state == "late" and o.epoch == 2] == [first.key]
 
 
-def test_every_start_begins_an_epoch_and_repeats_every_fate(world: World) -> None:
+def test_every_start_begins_an_epoch_and_repeats_nothing_that_was_told(world: World) -> None:
     trainer = world.start()
     world.add_random(8)
     world.turns(trainer, 3)
     ledger = world.ledger()
+    trainer._checkpoint(None)
+    num_told = len(told(world))
     world.start()
     restarted = world.start()
     assert restarted.state.epoch == 3
     assert world.ledger() == ledger
-    assert [outcome.epoch for outcome in world.outcomes() if outcome.state == "epoch_started"] == [1, 2, 3]
+    assert len(told(world)) == num_told == 8
+    started = {item.epoch: (item.previous, item.kept_sequence) for item in world.outcomes() if not item.key}
+    assert started == {1: (None, -1), 2: (1, 8), 3: (2, 8)}
 
 
-def test_a_rollback_restores_the_version_and_quarantines_what_came_after(world: World) -> None:
+def told(world: World) -> list[str]:
+    return [outcome.key for outcome in world.outcomes() if outcome.key]
+
+
+def test_a_rollback_restores_the_version_and_quarantines_the_poison_that_came_after(world: World) -> None:
     trainer = world.start()
     samples = world.add_random(20)
     world.turns(trainer, 2)
     at_version_1, tracker = weights_of(trainer), trainer._learner.tracker.to_json()
     world.turns(trainer, 6)
     assert Counter(fate.version for fate in trainer.state.fates.values()) == {1: 8, 2: 8, None: 4}
-    world.roll_back_to(1)
+    world.revoke_down_to(1)
     trainer.turn()
 
     assert all(torch.equal(value, at_version_1[name]) for name, value in weights_of(trainer).items())
@@ -208,7 +221,7 @@ def test_what_was_cut_while_an_operator_rolled_back_is_never_offered(world: Worl
         published += place == "training: bytes published"
         if published == 2 and place == "training: bytes published":
             with world.database.transaction() as connection:
-                roll_back(connection, policy="tiny", writer="ann", reason="complaints")
+                roll_back(connection, policy="tiny", writer="ann", reason="complaints", treatment="poison")
 
     trainer = world.start(roll_back_at_the_second_version)
     world.add_random(16)
@@ -229,7 +242,7 @@ def test_a_version_whose_checkpoint_was_forgotten_is_taken_from_the_store(world:
     world.turns(trainer, 11)
     assert trainer.state.lineage == [6, 5, 4, 3, 2, 1, 0]
     assert 1 not in trainer._checkpoints.versions()
-    world.roll_back_to(1)
+    world.revoke_down_to(1)
     trainer.turn()
 
     mine = trainer._learner.tensors()
@@ -263,7 +276,7 @@ def test_a_sample_counts_less_by_versions_and_by_time(tmp_path: Path) -> None:
     world.add_random(4)
     world.turns(trainer, 2)
     assert trainer.state.version == 1
-    trainer._learner._gradient_norms = [1e-9] * 20
+    trainer._learner._gradient_norms = [Norms(1e-9, 1e-9)] * 20
     world.add_random(2, seed=1, generated_at=world.now, spans=(Span(0, 1),))
     world.add_random(1, seed=2, generated_at=world.now, spans=(Span(0, 0),))
     world.add_random(1, seed=3, generated_at=world.now - 100.0, spans=(Span(0, 0),))
@@ -277,7 +290,7 @@ def test_a_sample_counts_less_by_versions_and_by_time(tmp_path: Path) -> None:
 def test_a_skipped_step_quarantines_its_samples_and_leaves_a_bundle(tmp_path: Path) -> None:
     world = World.new(tmp_path / "home", max_gradient_norm=1e-3)
     trainer = world.start()
-    trainer._learner._gradient_norms = [1e-9] * 20
+    trainer._learner._gradient_norms = [Norms(1e-9, 1e-9)] * 20
     keys = {item.key for item in world.add_random(4)}
     world.turns(trainer, 2)
     trainer._checkpoint(None)
@@ -343,4 +356,32 @@ def test_the_process_starts_from_a_home_and_stops(tmp_path: Path) -> None:
     assert checkpoint is not None
     tracker = checkpoint.state.tracker
     assert (tracker["low"], tracker["high"]) == (-1.0, 1.0), "the range of rewards is that of the task files"
+    world.close()
+
+
+def test_what_the_intake_cannot_hear_is_buried_with_its_traceback_and_the_rest_is_trained(world: World) -> None:
+    trainer = world.start()
+    broken = ZeroDivisionError("a fault of the intake")
+
+    class Deaf(Intake):
+        """Cannot hear the second record."""
+
+        num_heard = 0
+
+        def offer(self, record: LogRecord, experience: Experience, now: float) -> Fate | None:
+            self.num_heard += 1
+            if self.num_heard == 2:
+                raise broken
+            return super().offer(record, experience, now)
+
+    trainer._intake = trainer._steps._intake = Deaf(trainer.state)
+    world.add_random(5)
+    world.turns(trainer, 3)
+    trainer._checkpoint(None)
+    assert states(world)["trained", ""] + len(trainer._intake) == 4
+    assert states(world)["trained", ""] >= 3
+    with world.database.snapshot() as connection:
+        row = connection.execute(select(dead_letter)).one()
+    assert (row.consumer_group, row.reason) == ("training", "ZeroDivisionError: a fault of the intake")
+    assert "in offer" in row.traceback
     world.close()

@@ -9,19 +9,28 @@ import torch
 
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
+from contracts.database import insert_new
 from contracts.errors import Unavailable
 from contracts.faults import FaultPoint, no_fault
+from contracts.lease import Lease
 from contracts.outbox import message
 from contracts.records import Experience, Outcome, decode
+from contracts.revocations import Treatment
+from contracts.rollback import roll_back
 from contracts.settings import Settings
+from contracts.tables import verdict
 from contracts.topics import EXPERIENCES, OUTCOMES
+from contracts.version_parents import stored_parents
 from contracts.weights.manifest import Manifest
 from contracts.weights.publish import publish_version
 from contracts.weights.store import FolderWeightStore
+from pipelines.episodes.epochs.chain import Epoch, Epochs, best, valid_through
+from pipelines.training.checkpoint_names import highest_epoch
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.worker import Trainer
 from policy.weights import tensors_of
+from tests.leases import a_lease
 from tests.unit.pipelines.training.builders import random_experience, tiny_model
 
 NOW = 2000.0
@@ -47,6 +56,9 @@ class CrashAt:
 
 
 class World:
+    make_model: Callable[[], Any] = staticmethod(tiny_model)
+    """What a trainer starts from."""
+
     def __init__(self, home: Path, **training: Any) -> None:
         torch.set_num_threads(1)
         self.settings = Settings(home=home, run="test", policy=POLICY, base="none", tasks=(Path("none"),))
@@ -61,6 +73,8 @@ class World:
         }
         self.training = TrainingSettings(**(defaults | training))
         self.now = NOW
+        self.wall_jump = 0.0
+        """Seconds by which somebody set the machine's clock while time went on as always."""
         self.database = self.settings.database()
         self.log = self.settings.event_log()
         self.store = FolderWeightStore(self.settings.weights)
@@ -81,16 +95,28 @@ class World:
         self.log.close()
 
     def start(self, fault: FaultPoint = no_fault) -> Trainer:
+        trainer = self.make(fault)
+        trainer.begin()
+        return trainer
+
+    def make(self, fault: FaultPoint = no_fault) -> Trainer:
+        """One that has restored what it goes on from, and begun nothing."""
         return Trainer(
-            Learner(tiny_model(), self.training),
+            Learner(self.make_model(), self.training),
             settings=self.settings,
             training=self.training,
             database=self.database,
+            lease=self.lease(),
             event_log=self.log,
             store=self.store,
-            clock=lambda: self.now,
+            clock=lambda: self.now + self.wall_jump,
+            monotonic=lambda: self.now,
             fault=fault,
         )
+
+    def lease(self) -> Lease:
+        """Of whoever starts next: the one before is dead, whether it says so or not."""
+        return a_lease(self.database, POLICY, highest_epoch(self.settings.checkpoints))
 
     def add(self, *experiences: Experience) -> None:
         self.log.append([message(EXPERIENCES, item.key, item) for item in experiences])
@@ -121,7 +147,20 @@ class World:
             self.point(LIVE, version)
 
     def roll_back_to(self, version: int) -> None:
+        """What release does after refusals in a row: nothing is revoked."""
         self.point(TRAINING, version)
+
+    def revoke_down_to(self, version: int, treatment: Treatment = "poison", **options: Any) -> None:
+        """What an operator does."""
+        with self.database.transaction() as connection:
+            accepted = [{"policy": POLICY, "version": number, "accepted": True, "reason": "", "details": {}, "at": 0.0}
+                        for number in self.store.versions(POLICY)]  # fmt: skip
+            for row in accepted:
+                insert_new(connection, verdict, row)
+            roll_back(
+                connection, policy=POLICY, writer="ann", reason="complaints", to=version, treatment=treatment,
+                parents=stored_parents(self.store, POLICY, 0), **options,
+            )  # fmt: skip
 
     def turns(self, trainer: Trainer, count: int) -> None:
         for _ in range(count):
@@ -136,13 +175,19 @@ class World:
         ]
 
     def ledger(self) -> dict[str, tuple[str, str, int | None]]:
-        """Rule 2 of decision 0001: what the newest epoch does not repeat is void."""
-        outcomes = self.outcomes()
-        newest = max(outcome.epoch for outcome in outcomes)
+        """Rule 2 of decision 0001: of the trainer's words that hold, the one said last; nothing of what was taken back."""
+        outcomes = [each for outcome in self.outcomes() for each in outcome.each()]
+        started = [outcome for outcome in outcomes if outcome.state == "epoch_started"]
+        epochs = Epochs(valid_through(Epoch(item.epoch, item.previous, item.kept_sequence) for item in started))
+        told: dict[str, list[Outcome]] = {}
+        for outcome in outcomes:
+            if outcome.key:
+                told.setdefault(outcome.key, []).append(outcome)
+        found = {key: best(items, epochs, 0) for key, items in told.items()}
         return {
-            outcome.key: (outcome.state, outcome.reason, outcome.version)
-            for outcome in sorted(outcomes, key=lambda outcome: outcome.revision)
-            if outcome.epoch == newest and outcome.state not in {"late", "epoch_started"}
+            key: (item.state, item.reason, item.version)
+            for key, item in found.items()
+            if item is not None and item.state != "pending"
         }
 
 

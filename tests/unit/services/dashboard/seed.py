@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from contracts import assignments, tables
 from contracts.assignments import CANDIDATE, LIVE
 from contracts.event_log import Message
+from contracts.ledger import NO_END
 from contracts.records import (
     Generation,
     GenerationBody,
@@ -121,6 +122,10 @@ def _samples(connection: Connection, dice: random.Random, num_generations: int, 
         (tables.outcome, outcomes), (tables.score, scores),
     ):  # fmt: skip
         connection.execute(insert(table), rows)
+    connection.execute(
+        insert(tables.ledger_epoch),
+        [{"epoch": EPOCH, "previous": None, "kept_sequence": -1, "valid_through": NO_END, "at": now}],
+    )
     connection.execute(
         insert(tables.received_signal),
         [{"id": f"waiting{number}", "tenant": "default", "body_hash": "", "received_at": now, "record": b""}

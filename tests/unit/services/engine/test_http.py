@@ -16,12 +16,12 @@ import uvicorn
 
 from services.engine.app import make_app
 from services.engine.engine import ENGINE, Engine
-from services.engine.follower import Follower
+from services.engine.follower import Follower, Wanted
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
 from tests.unit.services.engine.world import logprobs_of, make_engine, reference, until
 
 PROMPT = [5, 9, 33, 12]
-ASSIGNED: dict[str, int | None] = {"live": 1, "candidate": None, "training": 3}
+ASSIGNED: dict[str, Wanted] = {"live": Wanted(1), "candidate": Wanted(None), "training": Wanted(3)}
 
 
 class Served:
@@ -159,12 +159,12 @@ def test_the_follower_follows_while_it_serves(served: Served) -> None:
     def health() -> Any:
         return httpx.get(f"{served.url}/health").json()
 
-    ASSIGNED["live"] = 9
+    ASSIGNED["live"] = Wanted(9)
     while not health()["problems"]:
         time.sleep(0.05)
     assert health()["problems"]["live"]["code"] == "not_found"
     assert health()["versions"]["live"] == 1
-    ASSIGNED["live"] = 2
+    ASSIGNED["live"] = Wanted(2)
     while health()["versions"]["live"] != 2:
         time.sleep(0.05)
     assert health()["problems"] == {}

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "8d41c6e0b2f5"
-down_revision = "5f0c8a1d7e42"
+down_revision = "a4d19c7be035"
 branch_labels = None
 depends_on = None
 

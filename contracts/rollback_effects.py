@@ -1,0 +1,96 @@
+"""What a rollback would do to samples, in numbers and in words: shown before anybody confirms it.
+
+In: a plan and the ledger's rows. Out: counts, and the lines that command line and dashboard show alike. Changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, Connection, and_, func, literal, or_, select
+
+from contracts.ledger import PENDING, effective_state
+from contracts.revocations import Treatment
+from contracts.rollback import Plan
+from contracts.tables import generation
+
+
+class Effects(NamedTuple):
+    """Counts of users' samples, as the ledger knows them now."""
+
+    num_learned: int
+    """Learned in all."""
+    num_undone: int
+    """Of these, learned after the version that is gone back to: no longer in the weights."""
+    num_undone_revoked: int
+    """Of these, learned in a version that is revoked, or in none yet."""
+    num_said: int
+    """What the revoked versions answered."""
+    num_said_waiting: int
+    """Of these, not decided yet."""
+
+
+def read_effects(connection: Connection, plan: Plan) -> Effects:
+    """Count what a plan would change. Reads every learned row: for a dialog, not for every second."""
+    learned_in, said_by = generation.c.state_version, generation.c.version
+    users = generation.c.purpose == "user"
+    learned = _count(connection, generation.c.state == "trained", effective_state() == "trained")
+    after = (generation.c.state == "trained", effective_state() == "trained", learned_in.not_in(plan.kept))
+    highest = max(plan.live, *plan.revoked, plan.target)
+    # What is in no version yet is told as of the next one, which would descend from what is revoked.
+    in_revoked = or_(learned_in.in_(plan.revoked), and_(learned_in > highest, literal(bool(plan.revoked))))
+    said = (users, said_by.in_(plan.revoked))
+    return Effects(
+        num_learned=learned,
+        num_undone=_count(connection, *after),
+        num_undone_revoked=_count(connection, *after, in_revoked),
+        num_said=_count(connection, *said),
+        num_said_waiting=_count(connection, *said, effective_state() == PENDING),
+    )
+
+
+def describe(plan: Plan, effects: Effects) -> list[str]:
+    """What happens whatever the treatment, one sentence a line."""
+    revoked = _names(plan.revoked)
+    lines = [f"Users get v{plan.target} instead of v{plan.live}, and training goes on from v{plan.target}."]
+    if revoked:
+        lines.append(
+            f"Revoked for good: {revoked}. A revoked version never serves again and is compared with no other."
+        )
+    else:
+        lines.append("No further version is revoked.")
+    lines.append(
+        f"{effects.num_undone:,} of {effects.num_learned:,} learned samples are undone: the weights no longer contain them."
+    )
+    if revoked:
+        lines.append(
+            f"Users' samples that the revoked versions answered: {effects.num_said:,}, "
+            f"of which {effects.num_said_waiting:,} wait to be decided."
+        )
+    lines.append("Nothing else is deleted: every answer, signal and version stays readable. Requests in flight finish.")
+    return lines
+
+
+def describe_treatment(treatment: Treatment, effects: Effects) -> str:
+    """What becomes of samples by the choice that the operator makes."""
+    others = effects.num_undone - effects.num_undone_revoked
+    if treatment == "poison":
+        text = (
+            f"{effects.num_undone_revoked:,} undone samples are quarantined(rollback) and never learned again, and so is "
+            "what the revoked versions said and was not decided, or comes later."
+        )
+        more = f" {others:,} undone samples of versions that are not revoked are pending and learned again."
+        return text + (more if others else "")
+    return (
+        f"{effects.num_undone:,} undone samples are pending and learned again from the log, those of revoked versions as "
+        "off-policy data; what the log no longer holds is quarantined(rollback)."
+    )
+
+
+def _names(versions: Sequence[int]) -> str:
+    return ", ".join(f"v{version}" for version in versions)
+
+
+def _count(connection: Connection, *conditions: ColumnElement[bool]) -> int:
+    return connection.execute(select(func.count()).select_from(generation).where(*conditions)).scalar_one()

@@ -1,0 +1,131 @@
+"""Names of checkpoints: who wrote them, in what order, and which of them are believed. Without torch.
+
+    checkpoint-000007-00000042   the 42nd, written under epoch 7 of the lease
+    checkpoint-00000041          the same, of before there was a lease
+
+The newest is the highest (epoch, serial): what a trainer writes that was stopped and wakes never wins over its successor's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+from contracts.errors import WeightsRefused
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from contracts.lease import Epoch
+
+SCHEMA = 1
+MANIFEST = "MANIFEST.json"
+NOTHING = ""
+"""What an epoch started from that found no checkpoint."""
+_NAME = re.compile(r"checkpoint-(?:(\d{6,})-)?(\d{8,})")
+
+
+class Name(NamedTuple):
+    """Of a checkpoint, in their order. `epoch` is 0 for those of before there was a lease."""
+
+    epoch: int
+    serial: int
+
+    @property
+    def text(self) -> str:
+        """The name of its folder."""
+        return f"checkpoint-{self.epoch:06d}-{self.serial:08d}" if self.epoch else f"checkpoint-{self.serial:08d}"
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint contains."""
+
+    schema: int = SCHEMA
+    epoch: int
+    step: int
+    version: int | None
+    files: dict[str, tuple[int, str]]
+    """Name to size in bytes and blake3."""
+
+
+def parse_name(text: str) -> Name | None:
+    """None if no checkpoint is called so."""
+    found = _NAME.fullmatch(text)
+    return Name(int(found[1] or 0), int(found[2])) if found else None
+
+
+def names_in(folder: Path) -> list[str]:
+    """All checkpoints of a folder, the newest last."""
+    names = (parse_name(path.name) for path in folder.glob("checkpoint-*"))
+    return [name.text for name in sorted(name for name in names if name is not None)]
+
+
+def highest_epoch(folder: Path) -> int:
+    """No checkpoint here, readable or not, has a higher epoch; 0 if there is none.
+
+    Before there was a lease each raised it by one at most, so as many as cannot be read may have added one each.
+    """
+    highest, unreadable = 0, 0
+    for text in names_in(folder):
+        name = parse_name(text)
+        if name is not None and name.epoch:
+            highest = max(highest, name.epoch)
+            continue
+        try:
+            highest = max(highest, read_manifest(folder, text).epoch)
+        except WeightsRefused:
+            unreadable += 1
+    return highest + unreadable
+
+
+def void_names(names: Iterable[str], epochs: Mapping[int, Epoch]) -> set[str]:
+    """Checkpoints that no epoch descends from: of epochs that were never issued, or later than what a successor started from.
+
+    Epochs below the first that the database issued are of before it.
+    """
+    first = min(epochs, default=0)
+    starts = [(epoch.epoch, parse_name(epoch.start)) for epoch in epochs.values() if epoch.start is not None]
+    void = set()
+    for text in names:
+        name = parse_name(text)
+        if name is None:
+            continue
+        stranger = name.epoch > first and name.epoch not in epochs
+        passed_over = any(name.epoch < epoch and (start is None or name > start) for epoch, start in starts)
+        if stranger or passed_over:
+            void.add(text)
+    return void
+
+
+def read_manifest(folder: Path, name: str) -> Manifest:
+    """What a checkpoint says of itself.
+
+    Raises:
+        WeightsRefused: `unfinished`, `newer_schema` or `damaged_manifest`.
+    """
+    try:
+        sealed = (folder / name / MANIFEST).read_bytes()
+    except FileNotFoundError:
+        raise WeightsRefused("unfinished", f"{name} has no {MANIFEST}: its writing was cut short") from None
+    try:
+        document: dict[str, Any] = json.loads(sealed)
+        digest = document.pop("blake3")
+        if document["schema"] > SCHEMA:
+            raise WeightsRefused("newer_schema", f"{name} was written by a newer Millrace: upgrade this process")
+        manifest = msgspec.convert(document, Manifest)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsRefused("damaged_manifest", f"{MANIFEST} of {name} is damaged: {error}") from error
+    if seal(manifest) != sealed:
+        raise WeightsRefused("damaged_manifest", f"{MANIFEST} of {name} is not what was written ({digest})")
+    return manifest
+
+
+def seal(manifest: Manifest) -> bytes:
+    """The bytes of a manifest, with a hash of itself."""
+    digest = blake3(msgspec.json.encode(manifest)).hexdigest()
+    return json.dumps({**msgspec.to_builtins(manifest), "blake3": digest}, indent=1).encode()

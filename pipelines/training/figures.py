@@ -1,0 +1,82 @@
+"""What is said about a step besides its loss. Pure."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from trl.trainer.utils import compute_flops_per_token
+
+from pipelines.training.batch import num_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from contracts.records import Experience
+    from pipelines.training.lessons import Lesson
+
+
+def reward_figures(experiences: Sequence[Experience]) -> dict[str, float | None]:
+    """Mean reward of samples, and of each component that was graded."""
+    rewards = [item.reward for item in experiences if item.reward is not None]
+    parts: dict[str, list[float]] = {}
+    for item in experiences:
+        for score in item.scores:
+            if score.value is not None:
+                parts.setdefault(f"reward/{score.name}", []).append(score.value)
+    means = {name: sum(values) / len(values) for name, values in parts.items()}
+    mean = sum(rewards) / len(rewards) if rewards else None
+    return {"num_samples": len(rewards), "reward_mean": mean, **means}
+
+
+def correction_figures(corrections: Sequence[Lesson]) -> dict[str, float | None]:
+    """How many corrections, and by how much in the mean."""
+    num, total = len(corrections), sum(item.difference for item in corrections)
+    return {"num_corrections": num, "correction_mean": total / num if num else None}
+
+
+def sample_rows(
+    experiences: Sequence[Experience],
+    advantages: Sequence[float],
+    weights: Sequence[float],
+    current_N: Sequence[float],
+) -> list[dict[str, Any]]:
+    """One row of figures per sample, for a bundle: no content."""
+    return [
+        {
+            "key": item.key,
+            "revision": item.revision,
+            "reward": item.reward,
+            "advantage": advantage,
+            "weight": weight,
+            "num_tokens": num_tokens([item]),
+            "log_prob_sum": current,
+        }
+        for item, advantage, weight, current in zip(experiences, advantages, weights, current_N, strict=True)
+    ]
+
+
+class Speed:
+    """Tokens per second and utilisation, over forward and backward alone and over all time since the last step."""
+
+    def __init__(self, config: Any, peak_flops: float | None) -> None:
+        """`config` is the model's; without `peak_flops` utilisation is unknown."""
+        self._config = config
+        self._peak = peak_flops
+        self._last_ended: float | None = None
+
+    def figures(self, experiences: Sequence[Experience], started: float) -> dict[str, float | None]:
+        """Of a step that began at `started`, monotonic seconds, and ends now."""
+        ended = time.monotonic()
+        busy = ended - started
+        wall = ended - (self._last_ended or started)
+        self._last_ended = ended
+        lengths = [len(segment.token_ids) // 4 for item in experiences for segment in item.segments]
+        flops = sum(length * compute_flops_per_token(self._config, length) for length in lengths)
+        return {
+            "step_seconds": busy,
+            "tokens_per_second_forward_backward": sum(lengths) / busy,
+            "tokens_per_second_wall_clock": sum(lengths) / wall,
+            "mfu_forward_backward": flops / busy / self._peak if self._peak else None,
+            "mfu_wall_clock": flops / wall / self._peak if self._peak else None,
+        }

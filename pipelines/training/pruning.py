@@ -1,0 +1,103 @@
+"""Old versions leave the weight store, in steps, each taken later than the one before and under the lease.
+
+In: the versions that arms and replicas name. Out: chunks are removed. Waits for: the next version that is published.
+
+    a version is noted   nothing names it, and nobody could load it without what is unused
+    it goes              still nothing names it: from now on no arm can be moved to it
+    a chunk is noted     no version that is left needs it
+    it goes, is removed  still none does
+
+A trainer that is stopped between looking and removing removes, when it wakes, only what counts as gone for everybody; its
+successor counts on none of it (`contracts.deletions`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import structlog
+
+from contracts import assignments
+from contracts.deletions import Deletions, going
+from contracts.weights.retention import Plan, plan_pruning
+from pipelines.training.state import BASE_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from sqlalchemy import Connection
+
+    from contracts.database import Database
+    from contracts.faults import FaultPoint
+    from contracts.lease import Lease
+    from contracts.weights.store import WeightStore
+
+log = structlog.get_logger()
+
+
+class Pruning:
+    """Of one policy's versions. `is_under_way`: the next version should advance it too, not only the next anchor."""
+
+    def __init__(
+        self,
+        policy: str,
+        database: Database,
+        store: WeightStore,
+        lease: Lease,
+        fault: FaultPoint,
+        *,
+        keep_anchors: int,
+    ) -> None:
+        self._policy = policy
+        self._database = database
+        self._store = store
+        self._fault = fault
+        self._keep_anchors = keep_anchors
+        self._versions = Deletions(lease, policy, "version")
+        self._chunks = Deletions(lease, policy, "chunk")
+        self.is_under_way = False
+
+    def advance(self, replicas: Collection[int], now: float) -> None:
+        """One step for whatever nobody needs. `replicas`: versions that some hold; `now`: UTC epoch seconds.
+
+        Raises:
+            LeaseLost: another trainer took over.
+            NotFound, WeightsRefused, Unavailable, InvalidSettings: the store cannot say what it has; nothing was removed.
+        """
+        plan = self._plan(replicas, (), now)
+        gone = {int(name) for name in self._versions.advance(lambda it: _unnamed(plan.unloadable, self._arms(it)))}
+        self._fault("pruning: versions gone")
+        # Versions that are only noted may be named again: they keep what they need until they have gone.
+        noted = set(plan.unloadable) - gone
+        rest = self._plan(replicas, noted, now)
+        ready = self._chunks.advance(lambda _: rest.unused)
+        self._fault("pruning: before chunks are removed")
+        removed = self._store.remove_chunks(self._policy, ready, plan.before)
+        self._chunks.done([name for name in ready if name in removed or name not in rest.stored])
+        self.is_under_way = bool(noted or rest.unused.keys() - set(removed))
+        num_bytes = sum(rest.unused.get(name, 0) for name in removed)
+        log.info("old versions pruned", num_chunks=len(removed), num_bytes=num_bytes, num_versions=len(gone))
+
+    def _plan(self, replicas: Collection[int], noted: Collection[int], now: float) -> Plan:
+        with self._database.snapshot() as connection:
+            arms, gone = self._arms(connection), going(connection, self._policy, "chunk")
+            gone_versions = {int(name) for name in going(connection, self._policy, "version")}
+        loadable = {BASE_VERSION, *noted}
+        return plan_pruning(
+            self._store,
+            self._policy,
+            arms | set(replicas),
+            now=now,
+            loadable=loadable,
+            keep_anchors=self._keep_anchors,
+            gone=gone,
+            gone_versions=gone_versions,
+        )
+
+    def _arms(self, connection: Connection) -> set[int]:
+        arms = assignments.read(connection, self._policy).values()
+        return {arm.version for arm in arms if arm.version is not None}
+
+
+def _unnamed(versions: Collection[int], arms: Collection[int]) -> set[str]:
+    return {str(version) for version in versions if version not in arms}

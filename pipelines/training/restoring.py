@@ -1,0 +1,154 @@
+"""Where the trainer goes on from: its newest checkpoint; the published bits of what is live, if all checkpoints are lost.
+
+In: checkpoints; if there is none that can be believed, the database, the weight store and the ends of the log. Out: a state,
+and a learner that has its weights. Waits: for nothing; while a server is away, nothing was changed and it is asked again.
+
+A home whose database knows earlier epochs never starts from the base again just because its checkpoints are gone: what is
+live contains what users are served by, and the ledger knows which samples are in it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+
+from contracts import assignments
+from contracts.assignments import CANDIDATE, LIVE, TRAINING
+from contracts.errors import WeightsRefused
+from contracts.operations import step_done
+from contracts.topics import EXPERIENCES
+from pipelines.training import repository
+from pipelines.training.checkpoint_names import NOTHING
+from pipelines.training.lost_positions import first_offsets, write_off
+from pipelines.training.state import BASE_VERSION, Fate, TrainerState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from contracts.assignments import Assignment
+    from contracts.database import Database
+    from contracts.event_log import EventLog
+    from contracts.lease import Lease
+    from pipelines.training.checkpoint import CheckpointStore
+    from pipelines.training.learner import Learner
+    from pipelines.training.publisher import Publisher
+
+log = structlog.get_logger()
+
+
+class Restored(NamedTuple):
+    """What there is to go on from. `version`: the weights are that version; `told_ordinal`: see `Trainer`."""
+
+    state: TrainerState
+    version: int | None
+    told_ordinal: int
+
+
+class Restoring(NamedTuple):
+    """What it takes. `learner` holds the base policy."""
+
+    learner: Learner
+    checkpoints: CheckpointStore
+    publisher: Publisher
+    database: Database
+    event_log: EventLog
+    lease: Lease
+    policy: str
+    now: float
+
+    def restore(self) -> Restored:
+        """Go on from the newest checkpoint that verifies.
+
+        Raises:
+            WeightsRefused: the checkpoints are lost, and nothing is live or the store lacks it.
+            Unavailable: a server is away; the learner is as it was.
+        """
+        # Servers first: while one is away, no checkpoint is loaded in vain.
+        with self.database.snapshot() as connection:
+            arms = assignments.read(connection, self.policy)
+            earlier = repository.highest_epoch(connection, self.policy, before=self.lease.epoch)
+            claimed = repository.parents(connection, self.policy)
+        taken = [*self.publisher.versions(), *claimed]
+        checkpoint, refused = self.checkpoints.load_newest()
+        for item in refused:
+            log.error("checkpoint refused", checkpoint=item.name, reason=item.reason)
+        if checkpoint is not None:
+            self.lease.note_start(checkpoint.name)
+            self.learner.restore(checkpoint)
+            state, version = checkpoint.state, checkpoint.version
+        else:
+            state = self._recover(arms) if earlier else self._begin(arms)
+            self.lease.note_start(NOTHING)
+            version = state.version
+        told_ordinal = state.ordinal
+        # A refused checkpoint may have cut versions: their numbers are taken.
+        state.ordinal = max([state.ordinal, *taken])
+        return Restored(state, version, told_ordinal)
+
+    def _begin(self, arms: Mapping[str, Assignment]) -> TrainerState:
+        return TrainerState(cut_at=self.now, obeyed_rollback=_epoch_of(arms))
+
+    def _recover(self, arms: Mapping[str, Assignment]) -> TrainerState:
+        """Every checkpoint is lost: become what is live, and know what the ledger knows about it."""
+        live = arms.get(LIVE)
+        if live is None or live.version is None:
+            raise WeightsRefused(
+                "checkpoints_lost",
+                "there is no checkpoint to go on from, and nothing is live; say from which version the trainer goes on: "
+                "millrace policy promote VERSION",
+            )
+        lineage, tensors = self.publisher.lineage(live.version), self.publisher.load(live.version)
+        state = TrainerState(cut_at=self.now, obeyed_rollback=_epoch_of(arms), lineage=lineage)
+        state.ordinal = live.version
+        state.positions = {EXPERIENCES: first_offsets(self.event_log)}
+        state.fates = dict(self._decided(set(lineage)))
+        num_known = len(state.fates)
+        num_lost = write_off(state, self.database, self.event_log, dict(state.positions[EXPERIENCES]), self.now)
+        self._drop_candidate(arms.get(CANDIDATE))
+        self.learner.restart(tensors)
+        log.error(
+            "checkpoints lost: going on from what is live, without moments and baselines",
+            version=live.version,
+            num_known=num_known,
+            num_position_lost=num_lost,
+            positions=state.positions[EXPERIENCES],
+        )
+        return state
+
+    def _decided(self, lineage: set[int]) -> Iterator[tuple[str, Fate]]:
+        """What the ledger says that a trainer decided; but what was trained into other versions waits again."""
+        after = ("", -1)
+        while True:
+            with self.database.snapshot() as connection:
+                rows = repository.decided(connection, after)
+            for row in rows:
+                if row.state != "trained":
+                    yield row.key, Fate(row.revision, row.state, row.reason)
+                elif row.version in lineage:
+                    # What was applied is not known any more: later revisions are `unknown_reward`.
+                    yield row.key, Fate(row.revision, "trained", version=row.version)
+            if len(rows) < repository.PAGE:
+                return
+            after = rows[-1].place
+            step_done()
+
+    def _drop_candidate(self, arm: Assignment | None) -> None:
+        """What was waiting for its verdict grew on what is lost, and nothing goes on from it."""
+        if arm is None or arm.version in {None, BASE_VERSION}:
+            return
+        with self.lease.transaction() as connection:
+            assignments.move(
+                connection,
+                policy=self.policy,
+                arm=CANDIDATE,
+                version=None,
+                expected_epoch=arm.epoch,
+                writer="training",
+                reason=f"checkpoints lost at {time.strftime('%Y-%m-%d %H:%M', time.gmtime(self.now))}",
+            )
+
+
+def _epoch_of(arms: Mapping[str, Assignment]) -> int:
+    return arms[TRAINING].epoch if TRAINING in arms else 0
