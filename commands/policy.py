@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -47,19 +47,13 @@ def print_versions(home: Path) -> None:
             f"{manifest.density:.3f}",
             f"{manifest.payload_bytes / 1000:.0f} kB",
             _verdict_text(verdicts.get(version)),
-            "revoked" if version in revoked else _serves(version, serving, anchors),
+            _serves(version, serving, anchors, is_revoked=version in revoked),
         )
     Console().print(table)
-    for gate in gates_of_home(settings):
-        print(f"task {gate.task}: {gate.says}")
     for line in _revoked_lines(revoked.values()):
         print(line)
-
-
-def _serves(version: int, serving: Mapping[int, str], anchors: Mapping[int, Sequence[str]]) -> str:
-    """The arm that a version serves, and the tasks whose anchor it is."""
-    names = [serving.get(version, ""), *(f"anchor of {task}" for task in anchors.get(version, ()))]
-    return ", ".join(filter(None, names))
+    for gate in gates_of_home(settings):
+        print(f"task {gate.task}: {gate.says}")
 
 
 def promote(home: Path, version: int, reason: str) -> None:
@@ -142,6 +136,15 @@ def _verdict_text(verdict: queries.Verdict | None) -> str:
     if verdict is None:
         return "not judged"
     return f"{'accepted' if verdict.accepted else 'refused'}: {verdict.reason}"
+
+
+def _serves(version: int, serving: Mapping[int, str], anchors: Mapping[int, list[str]], *, is_revoked: bool) -> str:
+    """Which arm a version serves, and the tasks on which candidates are compared with it."""
+    if is_revoked:
+        return "revoked"
+    return ", ".join(
+        filter(None, [serving.get(version, ""), *(f"anchor of {task}" for task in anchors.get(version, ()))])
+    )
 
 
 def _revoked_lines(found: Iterable[Revocation]) -> list[str]:
