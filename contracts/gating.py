@@ -18,7 +18,6 @@ from contracts.tasks import Task
 
 _SEED_BYTES = 4
 _MAX_SEED = 2**31 - 1
-_OTHER_DRAW = 1 << 30
 _FIELDS = frozenset(("messages", "reference", "metadata", "task"))
 
 
@@ -48,7 +47,7 @@ class Grade(Protocol):
 
 
 class Sentinel(NamedTuple):
-    """One question. `seed`: of its sampling, the same for every candidate."""
+    """One question. `seed`: of its sampling, together with a draw."""
 
     task: str
     messages: list[dict[str, Any]]
@@ -57,10 +56,10 @@ class Sentinel(NamedTuple):
     where: str = ""
     """`file:line`."""
 
-    @property
-    def other_seed(self) -> int:
-        """For what later versions are compared with: an answer that nobody chose for its luck."""
-        return self.seed ^ _OTHER_DRAW
+    def seed_of(self, draw: int) -> int:
+        """The seed of one draw: whoever is compared shares the luck of the same one."""
+        digest = hashlib.blake2b(f"{self.seed}:{draw}".encode(), digest_size=_SEED_BYTES).digest()
+        return int.from_bytes(digest, "big") & _MAX_SEED
 
     def answered(self, text: str, finish_reason: str = "stop") -> GateAnswer:
         """An answer to it."""

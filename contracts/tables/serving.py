@@ -36,6 +36,7 @@ sentinel_answer = Table(
     Column("policy", String(64), nullable=False),
     Column("version", Integer, nullable=False),
     Column("sentinels_hash", String(16), nullable=False),
+    Column("draw", Integer, nullable=False),
     Column("position", Integer, nullable=False),
     Column("answer", JSON, nullable=False),
     Column("at", Float, nullable=False),

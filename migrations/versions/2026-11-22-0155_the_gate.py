@@ -17,6 +17,7 @@ def upgrade() -> None:
         sa.Column("policy", sa.String(length=64), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("sentinels_hash", sa.String(length=16), nullable=False),
+        sa.Column("draw", sa.Integer(), nullable=False),
         sa.Column("position", sa.Integer(), nullable=False),
         sa.Column("answer", sa.JSON(), nullable=False),
         sa.Column("at", sa.Float(), nullable=False),

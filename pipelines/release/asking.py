@@ -62,11 +62,11 @@ class Asker:
         self._engine_url = engine_url
 
     def ask(
-        self, sentinels: SentinelFile, version: int, stop: threading.Event, *, is_reference: bool = False
+        self, sentinels: SentinelFile, version: int, stop: threading.Event, draws: Mapping[str, int]
     ) -> tuple[Answer, ...]:
         """The answers, in the order of the sentinels; none without any, once the engine holds the version.
 
-        `is_reference`: later versions will be compared with these, so they are drawn by other seeds than a candidate's.
+        `draws`: by task, which seeds its sentinels are sampled with.
 
         Raises:
             BadVersion: the engine refuses its bytes.
@@ -79,7 +79,10 @@ class Asker:
             self._wait_resident(version, deadline, stop)
             return ()
         with ThreadPoolExecutor(self._concurrency, thread_name_prefix="sentinel") as pool:
-            asked = [pool.submit(self._ask, item, version, deadline, stop, is_reference) for item in sentinels.items]
+            asked = [
+                pool.submit(self._ask, item, version, deadline, stop, item.seed_of(draws[item.task]))
+                for item in sentinels.items
+            ]
             try:
                 return tuple(future.result() for future in asked)
             except MillraceError:
@@ -105,13 +108,13 @@ class Asker:
             raise Unavailable("stopped")
         raise VersionNotResident(f"the engine did not take v{version} in {self._patience:.0f} s: {reason}")
 
-    def _ask(self, item: Sentinel, version: int, deadline: float, stop: threading.Event, is_reference: bool) -> Answer:
+    def _ask(self, item: Sentinel, version: int, deadline: float, stop: threading.Event, seed: int) -> Answer:
         # Neither temperature nor length: what is left out is as the task serves its users.
         body = {
             "model": f"{self._policy}@v{version}",
             "messages": item.messages,
             "metadata": {"task": item.task},
-            "seed": item.other_seed if is_reference else item.seed,
+            "seed": seed,
             "logprobs": True,
         }
         reason, absent = "no time was left", False

@@ -7,7 +7,7 @@ where they are alike.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from contracts.errors import Unavailable
@@ -25,7 +25,7 @@ def grade_together(
     grade: Grade,
     sentinels: SentinelFile,
     task: str,
-    answers: Mapping[int, Sequence[Answer]],
+    answers: Mapping[int, Mapping[int, Answer]],
     shuffler: random.Random,
 ) -> dict[int, tuple[float, ...]]:
     """By version: the values of its answers to the sentinels of one task, in order.
@@ -34,7 +34,7 @@ def grade_together(
         grade: the port; called once.
         sentinels: all of them.
         task: whose sentinels are meant.
-        answers: by version, each in the order of all sentinels.
+        answers: by version, by the place of the sentinel among all of them.
         shuffler: orders the batch.
 
     Raises:

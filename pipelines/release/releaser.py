@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -101,7 +101,8 @@ class Releaser:
             if live is None or live.version is None:
                 return False
             is_judged = repository.is_judged(connection, self._policy, self._sentinels.hash, live.version)
-            is_known = not self._sentinels.items or self._kept(connection, live.version)
+            draws = self._draws(connection, live.version)
+            is_known = self._is_kept(connection, live.version, draws)
         LIVE_VERSION.set(live.version)
         if candidate is not None and candidate.version in revoked:
             why = revoked[candidate.version].reason
@@ -111,7 +112,7 @@ class Releaser:
             return True
         else:
             if not is_known:  # it is resident now, and may not be once a candidate asks for the comparison
-                self._answers_of(live.version, stop, is_reference=True)
+                self._answers_of(live.version, stop, draws)
             if candidate is None or candidate.version is None:
                 return False
             self._judge(candidate, live, stop, is_live_revoked=live.version in revoked)
@@ -120,7 +121,9 @@ class Releaser:
 
     def _judge_live(self, version: int, stop: threading.Event) -> None:
         """What the live version is worth: it is nobody's candidate, and the first one is the first anchor."""
-        answers = self._answers_of(version, stop, is_reference=True)
+        with self._database.snapshot() as connection:
+            draws = self._draws(connection, version)
+        answers = self._answers_of(version, stop, draws)
         graded = self._graded({task: {version: answers} for task in self._sentinels.tasks})
         values = {task: found[version] for task, found in graded.items()}
         says = [f"{task} {rules.mean(found):.3f}" for task, found in values.items()]
@@ -137,18 +140,23 @@ class Releaser:
 
     def _judge(self, candidate: Assignment, live: Assignment, stop: threading.Event, *, is_live_revoked: bool) -> None:
         version = _version_of(candidate)
+        references, notes = self._references(None if is_live_revoked else _version_of(live))
+        with self._database.snapshot() as connection:
+            draws = self._draws(connection, _version_of(live))
         try:
-            mine = self._answers_of(version, stop)
+            mine = self._answers_of(version, stop, draws)
         except BadVersion as error:
             self._refuse(candidate, live, error.message)
             return
-        if not all(answer.finite for answer in mine):
+        if not all(answer.finite for answer in mine.values()):
             self._refuse(candidate, live, "log-probs are not finite", finite=False)
             return
-        references, notes = self._references(None if is_live_revoked else _version_of(live))
         said = {version: mine}
-        for number in {number for roles in references.values() for number in roles.values()}:
-            said[number] = self._answers_of(number, stop, is_reference=True)
+        for task, roles in references.items():
+            for number in roles.values():
+                said.setdefault(number, {})
+                if not said[number].keys() >= set(self._sentinels.places_of(task)):
+                    said[number] = {**said[number], **self._answers_of(number, stop, draws, (task,))}
         values = self._graded(
             {
                 task: {number: said[number] for number in (version, *roles.values())}
@@ -193,7 +201,11 @@ class Releaser:
             anchors = repository.anchors(connection, self._policy)
             for task in self._sentinels.tasks:
                 anchor = next(iter(anchors.get(task, ())), None)
-                if anchor is not None and anchor != live and not self._kept(connection, anchor):
+                if (
+                    anchor is not None
+                    and anchor != live
+                    and not self._is_kept(connection, anchor, {task: anchor}, (task,))
+                ):
                     note = f"v{anchor} was the anchor of {task}; it is not resident and never answered these sentinels"
                     log.warning("anchor replaced", task=task, version=anchor, by=live, reason=note)
                     notes.append(note if live is None else f"{note}: v{live} is from now on")
@@ -208,21 +220,47 @@ class Releaser:
                     )
         return found, notes
 
-    def _kept(self, connection: Connection, version: int) -> bool:
-        return repository.has_answers(connection, self._policy, self._sentinels.hash, version)
+    def _draws(self, connection: Connection, live: int) -> dict[str, int]:
+        """By task: whose seeds everybody answers with. A new anchor begins a new draw, so that its luck is not held against others."""
+        held = repository.anchors(connection, self._policy)
+        return {task: next(iter(held.get(task, ())), live) for task in self._sentinels.tasks}
 
-    def _answers_of(self, version: int, stop: threading.Event, *, is_reference: bool = False) -> tuple[Answer, ...]:
-        """As they are kept; else the version is asked, which has to be resident, and they are kept."""
+    def _kept(
+        self, connection: Connection, version: int, draws: Mapping[str, int], tasks: Collection[str]
+    ) -> dict[int, Answer]:
+        """By place: what is kept of a version's answers to these tasks, in these draws."""
+        wanted = [draws.get(item.task, -1) if item.task in tasks else -1 for item in self._sentinels.items]
+        return repository.read_answers(connection, self._policy, self._sentinels.hash, version, wanted)
+
+    def _is_kept(
+        self, connection: Connection, version: int, draws: Mapping[str, int], tasks: Collection[str] | None = None
+    ) -> bool:
+        tasks = self._sentinels.tasks if tasks is None else tasks
+        wanted = {place for task in tasks for place in self._sentinels.places_of(task)}
+        return self._kept(connection, version, draws, tasks).keys() >= wanted
+
+    def _answers_of(
+        self, version: int, stop: threading.Event, draws: Mapping[str, int], tasks: Collection[str] | None = None
+    ) -> dict[int, Answer]:
+        """By place, for all tasks or some. As they are kept; else the version is asked everything, and it is kept.
+
+        A version that has to be asked has to be resident.
+        """
+        tasks = self._sentinels.tasks if tasks is None else tasks
+        wanted = {place for task in tasks for place in self._sentinels.places_of(task)}
         with self._database.snapshot() as connection:
-            held = repository.read_answers(connection, self._policy, self._sentinels.hash, version)
-        if held and len(held) == len(self._sentinels.items):
+            held = self._kept(connection, version, draws, tasks)
+        if wanted and held.keys() >= wanted:
             return held
-        answers = self._asker.ask(self._sentinels, version, stop, is_reference=is_reference)
+        answers = self._asker.ask(self._sentinels, version, stop, draws)
+        of_items = [draws[item.task] for item in self._sentinels.items]
         with self._database.transaction() as connection:
-            repository.keep_answers(connection, self._policy, self._sentinels.hash, version, answers)
-        return answers
+            repository.keep_answers(connection, self._policy, self._sentinels.hash, version, answers, draws=of_items)
+        return dict(enumerate(answers))
 
-    def _graded(self, said: Mapping[str, Mapping[int, Sequence[Answer]]]) -> dict[str, dict[int, tuple[float, ...]]]:
+    def _graded(
+        self, said: Mapping[str, Mapping[int, Mapping[int, Answer]]]
+    ) -> dict[str, dict[int, tuple[float, ...]]]:
         """By task and version."""
         shuffler = random.Random()  # noqa: S311 an order that graders cannot know, not a secret
         return {

@@ -48,35 +48,39 @@ def candidate_since(connection: Connection, policy: str) -> float | None:
     return connection.execute(statement).scalar_one_or_none()
 
 
-def read_answers(connection: Connection, policy: str, sentinels_hash: str, version: int) -> tuple[Answer, ...]:
-    """What a version said, in the order of the sentinels; empty if nothing is kept."""
+def read_answers(
+    connection: Connection, policy: str, sentinels_hash: str, version: int, draws: Sequence[int]
+) -> dict[int, Answer]:
+    """By place: what a version said there in the draw that is asked for. `draws`: one for each sentinel, in order."""
     columns = sentinel_answer.c
-    statement = (
-        select(columns.answer)
-        .where(columns.policy == policy, columns.version == version, columns.sentinels_hash == sentinels_hash)
-        .order_by(columns.position)
-    )
-    return tuple(Answer(**found) for found in connection.execute(statement).scalars())
-
-
-def has_answers(connection: Connection, policy: str, sentinels_hash: str, version: int) -> bool:
-    """Whether what a version said is kept."""
-    columns = sentinel_answer.c
-    statement = select(columns.position).where(
+    statement = select(columns.position, columns.draw, columns.answer).where(
         columns.policy == policy, columns.version == version, columns.sentinels_hash == sentinels_hash
     )
-    return connection.execute(statement.limit(1)).first() is not None
+    return {
+        row.position: Answer(**row.answer)
+        for row in connection.execute(statement)
+        if row.position < len(draws) and row.draw == draws[row.position]
+    }
 
 
 def keep_answers(
-    connection: Connection, policy: str, sentinels_hash: str, version: int, answers: Sequence[Answer]
+    connection: Connection,
+    policy: str,
+    sentinels_hash: str,
+    version: int,
+    answers: Sequence[Answer],
+    *,
+    draws: Sequence[int],
 ) -> None:
-    """Keep all answers of a version, in the place of earlier ones."""
+    """Keep all answers of a version, in the place of earlier ones; `draws` as of `read_answers`."""
     now = time.time()
     columns = sentinel_answer.c
     connection.execute(delete(sentinel_answer).where(columns.policy == policy, columns.version == version))
     head = {"policy": policy, "version": version, "sentinels_hash": sentinels_hash, "at": now}
-    rows = [{**head, "position": place, "answer": answer._asdict()} for place, answer in enumerate(answers)]
+    rows = [
+        {**head, "position": place, "draw": draw, "answer": answer._asdict()}
+        for place, (answer, draw) in enumerate(zip(answers, draws, strict=True))
+    ]
     if rows:
         connection.execute(insert(sentinel_answer), rows)
 
@@ -164,10 +168,6 @@ def store(
     )
     if judged.accepted:
         forget(connection, policy, judged.details["sentinels"], {judged.version})
-    if judged.proven:
-        # With these answers it won: those of its luck would be held against whoever comes. It is asked anew, as what is live.
-        columns = sentinel_answer.c
-        connection.execute(delete(sentinel_answer).where(columns.policy == policy, columns.version == judged.version))
 
 
 def forget(connection: Connection, policy: str, sentinels_hash: str, keep: Collection[int]) -> None:

@@ -25,13 +25,13 @@ def test_candidates_are_judged_against_live_and_the_anchor(any_database: Databas
 def test_answers_come_back_as_they_were_said_and_only_those_of_their_set(any_database: Database) -> None:
     said = (Answer("half a ü, a \0 and \N{GRINNING FACE}", "length", finite=True), Answer("", "stop", finite=False))
     with any_database.transaction() as connection:
-        repository.keep_answers(connection, "p", "set", 7, said)
-        repository.keep_answers(connection, "p", "set", 7, said)
-        assert repository.read_answers(connection, "p", "set", 7) == said
-        assert repository.read_answers(connection, "p", "other", 7) == ()
-        assert repository.has_answers(connection, "p", "set", 7)
+        repository.keep_answers(connection, "p", "set", 7, said, draws=[1, 3])
+        repository.keep_answers(connection, "p", "set", 7, said, draws=[1, 3])
+        assert repository.read_answers(connection, "p", "set", 7, [1, 3]) == dict(enumerate(said))
+        assert repository.read_answers(connection, "p", "set", 7, [2, 3]) == {1: said[1]}, "another draw of one task"
+        assert repository.read_answers(connection, "p", "other", 7, [1, 3]) == {}
         repository.forget(connection, "p", "set", {8})
-        assert not repository.has_answers(connection, "p", "set", 7)
+        assert repository.read_answers(connection, "p", "set", 7, [1, 3]) == {}
 
 
 def test_a_version_that_does_not_come_leaves_nothing_behind(any_database: Database) -> None:

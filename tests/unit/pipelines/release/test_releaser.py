@@ -47,9 +47,9 @@ def test_a_better_candidate_goes_live_and_is_the_next_anchor(world: GateWorld) -
 def test_a_version_that_won_is_asked_anew_before_others_are_held_against_it(world: GateWorld) -> None:
     world.begin(70)
     world.offer(1, 90)
-    assert world.asked == [(0, True), (1, False), (1, True)]
+    assert world.asked == [(0, 0), (1, 0), (1, 1)]
     world.offer(2, 88)
-    assert world.asked[3:] == [(2, False)], "whom it is compared with is not asked again"
+    assert world.asked[3:] == [(2, 1)], "in the draw of whom it is compared with, who is not asked again"
 
 
 def test_a_version_that_lost_everything_is_refused(world: GateWorld) -> None:
@@ -102,7 +102,7 @@ def test_a_grader_that_is_away_is_no_verdict_and_it_is_judged_when_it_is_back(wo
     world.grader_is_away = lambda: False
     assert world.releaser.look(STOP)
     assert world.arms()[LIVE] == 1
-    assert world.asked == [(0, True), (1, False)], "its answers were kept"
+    assert world.asked == [(0, 0), (1, 0)], "its answers were kept"
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_revoked_candidate_is_refused_unasked_and_never_accepted_again(world: 
     world.point(CANDIDATE, 1)
     revoke(world, 1)
     assert world.releaser.look(STOP)
-    assert world.asked == [(0, True), (1, False), (1, True)], "nobody is asked for that"
+    assert world.asked == [(0, 0), (1, 0), (1, 1)], "nobody is asked for that"
     assert world.arms()[LIVE] == 0
     row = world.verdict(1)
     assert (row.accepted, row.reason) == (False, "v1 was revoked and never comes back: it swore")

@@ -64,7 +64,8 @@ class GateWorld:
         self.fault: Callable[[int], MillraceError | None] = lambda _: None
         self.grader_is_away: Callable[[], bool] = lambda: False
         self.not_finite: set[int] = set()
-        self.asked: list[tuple[int, bool]] = []
+        self.asked: list[tuple[int, int]] = []
+        """Version and newest draw, in order."""
         self.graded: list[list[str]] = []
         self.now = 1000.0
         self.releaser = self.restarted()
@@ -77,10 +78,10 @@ class GateWorld:
                 pass
 
             def ask(
-                self, sentinels: SentinelFile, version: int, stop: threading.Event, *, is_reference: bool = False
+                self, sentinels: SentinelFile, version: int, stop: threading.Event, draws: Mapping[str, int]
             ) -> tuple[Answer, ...]:
                 del stop
-                world.asked.append((version, is_reference))
+                world.asked.append((version, max(draws.values(), default=-1)))
                 if version not in {world.arms().get(LIVE), world.arms().get(CANDIDATE)}:
                     raise VersionNotResident(f"the engine did not take v{version}")
                 if error := world.fault(version):
