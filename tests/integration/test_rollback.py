@@ -60,7 +60,9 @@ class Loop:
         version = self.world.arm(LIVE) or 0
         keys = set()
         for number in range(count):
-            about = a_generation(spans=(Span(0, version),), created_at=self.world.now, finished_at=self.world.now)
+            about = a_generation(
+                policy=POLICY, spans=(Span(0, version),), created_at=self.world.now, finished_at=self.world.now
+            )
             said = a_signal(about, value=number % 2 == 0, received_at=self.world.now, submitter=Submitter(id=about.key))
             self.world.log.append([message(GENERATIONS, about.key, about), message(SIGNALS, said.key, said)])
             keys.add(about.key)
