@@ -5,8 +5,12 @@ PROFILE ?= embedded
 SERVICES := $(or $(MILLRACE_SERVICES),runs/services)
 # With PROFILE=services the servers are started if need be, and their addresses read.
 ENVIRONMENT = $(if $(filter services,$(PROFILE)),deploy/services start && . $(SERVICES)/env &&)
+# What torch and the libraries below it may use of this CPU. On ARM only torch's own variable says anything.
+CPU ?= native
+AS_avx2 := ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
+AS_default := ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2
 
-.PHONY: help setup demo demo-seeds smoke bench test test-slow test-services services services-stop check browser clean
+.PHONY: help setup demo demo-seeds smoke bench test test-slow test-torch test-services services services-stop check browser clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -31,6 +35,10 @@ demo-seeds: setup  ## Run the demo for seeds 1 to 5 and report the worst
 test: setup  ## Run the tests that need no server, no GPU, no browser and no patience
 	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal -m "not services and not gpu and not browser and not slow"
 	@echo "not run here: tests marked services, gpu, browser, slow"
+
+test-torch: setup  ## Run those that touch torch as another CPU would (CPU=native, avx2 or default)
+	@$(AS_$(CPU)) $(BIN)/python -c 'import torch; print("torch computes with", torch.backends.cpu.get_cpu_capability())'
+	$(AS_$(CPU)) $(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal -m "torch and not services and not gpu and not browser and not slow"
 
 test-slow: setup  ## Run those that take longer and need no server: every process killed, under load
 	$(BIN)/pytest -m "slow and not services and not gpu and not browser"

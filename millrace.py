@@ -336,6 +336,17 @@ def log_tail(
     tail(home, topic, count, follow=follow)
 
 
+@log_app.command("accept-loss")
+def log_accept_loss(
+    home: HomeOption = DEFAULT_HOME,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only say what it would do.")] = False,
+) -> None:
+    """Go on with a log that is not the one of the database, or less of it: what is lost, and what becomes of it."""
+    from commands.log_loss import run_accept_loss  # noqa: PLC0415
+
+    run_accept_loss(home, yes=yes)
+
+
 @database_app.command("drop-days")
 def database_drop_days(
     before: Annotated[str, typer.Option(help="YYYY-MM-DD, UTC: the first day that stays.")],

@@ -11,7 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from contracts.errors import InvalidSettings, Unavailable
+from commands.gate_home import gates_of_home
+from contracts.clocks import MOST_SECONDS, database_time, offset_seconds
+from contracts.database import Database
+from contracts.errors import ClockOff, InvalidSettings, MillraceError, Unavailable
+from contracts.event_log import EventLog
+from contracts.integrity import damaged_files, damaged_records
+from contracts.log_memory import losses, read_positions, refusal
 from contracts.settings import Settings, load_settings
 from contracts.weights.key_files import keyring_of, signer_of, signing_key
 from rewards.sandbox.choose import MAKERS, Maker, tried
@@ -32,6 +38,7 @@ _PYTHON = (3, 11)
 _SQLITE = (3, 35)
 _FREE_GIB = 2
 _GIB = 2**30
+_EVERY_RECORD, _MOST_NAMED = 2**62, 10
 _A_SANDBOX = "get Linux 6.12 or newer, or `apt install bubblewrap` where user namespaces are allowed"
 
 
@@ -64,6 +71,10 @@ def examine(home: Path) -> Iterator[Finding]:
     if (home / "millrace.toml").exists():
         settings = load_settings(home)
         yield _keys(settings)
+        for gate in gates_of_home(settings):
+            yield Finding("gate", gate.is_gated, False, f"{gate.task}: {gate.says}")
+        yield _files(settings)
+        yield from _log_and_clock(settings)
         if settings.weights_url:
             yield _bucket(settings.weights_url)
     gpu = shutil.which("nvidia-smi") is not None
@@ -109,6 +120,52 @@ def _keys(settings: Settings) -> Finding:
         return Finding("keys", False, True, error.message)
     signs = "none signs: versions are only read here" if signer is None else f"{signer.key_id} signs"
     return Finding("keys", True, True, f"{', '.join(keyring.key_ids)} trusted; {signs}")
+
+
+def _files(settings: Settings) -> Finding:
+    found = list(damaged_files(settings.home, everything=True))
+    if found:
+        says = "; ".join(f"{item.path} is damaged ({item.says})" for item in found)
+        return Finding("files", False, True, f"{says}: see docs/operating.md, When bits flip")
+    return Finding("files", True, True, "millrace.db and log/ are what was written, as far as their pages say")
+
+
+def _log_and_clock(settings: Settings) -> Iterator[Finding]:
+    database, event_log = settings.database(), settings.event_log()
+    try:
+        yield _log(settings, database, event_log)
+        yield _clock(database)
+    finally:
+        event_log.close()
+        database.close()
+
+
+def _log(settings: Settings, database: Database, event_log: EventLog) -> Finding:
+    try:
+        if lost := losses(database, event_log):
+            return Finding("log", False, True, refusal(lost, settings.home).message)
+        with database.snapshot() as connection:
+            positions = read_positions(connection)
+        damaged = [] if settings.kafka else list(damaged_records(event_log, positions, newest=_EVERY_RECORD))
+    except MillraceError as error:
+        return Finding("log", False, True, error.message)
+    if damaged:
+        places = ", ".join(f"{item.topic}/{item.partition} {item.offset}" for item in damaged[:_MOST_NAMED])
+        return Finding(
+            "log", False, False, f"{len(damaged)} records are not what was appended: {places}; check the disk"
+        )
+    return Finding("log", True, True, "it is the one that the database was written with")
+
+
+def _clock(database: Database) -> Finding:
+    try:
+        offset = offset_seconds(database)
+        database_time(database)
+    except ClockOff as error:
+        return Finding("clock", False, True, error.message)
+    except MillraceError as error:
+        return Finding("clock", False, False, f"not compared: {error.message}")
+    return Finding("clock", True, True, f"{abs(offset):.1f} s from the database's; {MOST_SECONDS:.0f} are allowed")
 
 
 def _bucket(url: str) -> Finding:

@@ -15,14 +15,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from sqlalchemy import Connection
 
 from commands.keys import make_first_keys
 from commands.queries import has_keys
 from contracts import assignments
 from contracts.assignments import LIVE
 from contracts.database import Database
-from contracts.errors import InvalidSettings
-from contracts.keys import create_key
+from contracts.errors import Forbidden, InvalidSettings, Unauthorized
+from contracts.event_log import EventLog
+from contracts.integrity import check_files, damaged_records
+from contracts.keys import check_key, create_key
+from contracts.log_memory import note, read_positions, require_same_log
 from contracts.settings import Section, Settings, load_settings, write_settings
 from contracts.weights.format import Tensor, Tensors, read_safetensors, root_of
 from contracts.weights.key_files import signer_of
@@ -85,6 +89,8 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
 
     Raises:
         InvalidTask, InvalidSettings: before anything is written.
+        LogLost, PositionLost: the log is not the one of the database, or less of it; nothing was written.
+        Damaged: a file of the home is not what was written.
         Unavailable: the log or the database cannot be used.
     """
     check_tasks(settings.tasks, settings.web_url, print)
@@ -105,11 +111,16 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
         raise InvalidSettings(
             f"the weights in {base} are not those that {settings.home} began with; restore them, or choose another --home"
         )
-    log = settings.event_log()
-    log.create_topics()
-    log.close()
+    check_files(settings)
     database = settings.database()
     database.migrate()
+    log = settings.event_log()
+    require_same_log(database, log, settings.home)
+    log.create_topics()
+    note(database, log.describe(), time.time())
+    if settings.kafka is None:
+        _name_damaged(database, log)
+    log.close()
     operator_file = settings.home / "operator.key"
     _check_database(database, settings, store.versions(settings.policy), operator_file)
     write_settings(settings, sections)
@@ -157,6 +168,8 @@ def _check_database(database: Database, settings: Settings, versions: list[int],
     """Raises InvalidSettings if database, home and weight store are not of one run."""
     with database.snapshot() as connection:
         known, arms = has_keys(connection), assignments.read(connection, settings.policy)
+        if known and operator_file.exists():
+            _check_operator(connection, operator_file)
     if known and not operator_file.exists():
         raise InvalidSettings(
             f"the database holds the keys of another home, and {operator_file} does not exist: restore millrace.toml and "
@@ -168,6 +181,28 @@ def _check_database(database: Database, settings: Settings, versions: list[int],
             f"{settings.policy} serves version {live}, and the weight store ({settings.weights_url or settings.weights}) has "
             f"{versions or 'none'}: restore it, or begin anew with another database and --home"
         )
+
+
+def _name_damaged(database: Database, log: EventLog) -> None:
+    """One bad record costs one record: it is said at the start, and buried when its turn comes."""
+    with database.snapshot() as connection:
+        positions = read_positions(connection)
+    for record in damaged_records(log, positions):
+        print(
+            f"{record.topic}/{record.partition} {record.offset} is not what was appended: the disk changed its bits. Who reads "
+            "it buries it (dead_letter); check the disk",
+            flush=True,
+        )
+
+
+def _check_operator(connection: Connection, file: Path) -> None:
+    try:
+        check_key(connection, f"Bearer {file.read_text().strip()}").require_operator()
+    except (Forbidden, Unauthorized, ValueError) as error:  # ValueError: it is no text
+        raise InvalidSettings(
+            f"{file} does not hold an operator key that this database knows: it was changed, or is of another home. Restore it, "
+            f"or make one: millrace keys --role operator --home {file.parent} > {file}"
+        ) from error
 
 
 def _continued(settings: Settings, held: Settings) -> Settings:

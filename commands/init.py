@@ -11,13 +11,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from commands.gate_home import check_gate, print_gates
 from commands.home import claimed, prepare_home
 from commands.servers import Servers
 from commands.up import name_of, new_run, resolve_policy
 from contracts.errors import InvalidSettings
 from contracts.settings import Settings, make_section
-from pipelines.release.sentinels import read_sentinels
-from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 
 console = Console(highlight=False, soft_wrap=True)
@@ -59,13 +58,13 @@ def run_init(
             engine_host=places["engine"][0],
             engine_port=places["engine"][1],
         )
-        release = ReleaseSettings() if sentinels is None else ReleaseSettings(sentinels=sentinels.resolve())
-        read_sentinels(release.sentinels)
+        release = check_gate(tasks, home, sentinels)
         ready = prepare_home(settings, {"training": TrainingSettings(), "release": release})
     console.print(f"{ready.settings.home} is ready: policy {settings.policy}, run {ready.settings.run}")
     if ready.app_key:
         console.print(f"  app key       {ready.app_key}   (printed once; `millrace keys` makes more)")
     console.print(f"  operator key  in {ready.settings.home / 'operator.key'}")
+    print_gates(console, ready.settings)
 
 
 def _address(process: str, text: str) -> tuple[str, int]:

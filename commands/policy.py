@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from commands import queries
+from commands.gate_home import gates_of_home
 from contracts import assignments, revocations
 from contracts import rollback as rollback_plan
 from contracts.assignments import MOVED
@@ -32,6 +33,7 @@ def print_versions(home: Path) -> None:
     with settings.database().snapshot() as connection:
         arms = assignments.read(connection, settings.policy)
         verdicts = queries.verdicts(connection, settings.policy)
+        anchors = queries.anchors(connection, settings.policy)
         revoked = revocations.read(connection, settings.policy)
     serving = {arm.version: name for name, arm in arms.items() if arm.version is not None and name != "training"}
     table = Table("version", "parent", "made", "samples", "density", "delta", "verdict", "serves")
@@ -45,11 +47,19 @@ def print_versions(home: Path) -> None:
             f"{manifest.density:.3f}",
             f"{manifest.payload_bytes / 1000:.0f} kB",
             _verdict_text(verdicts.get(version)),
-            "revoked" if version in revoked else serving.get(version, ""),
+            "revoked" if version in revoked else _serves(version, serving, anchors),
         )
     Console().print(table)
+    for gate in gates_of_home(settings):
+        print(f"task {gate.task}: {gate.says}")
     for line in _revoked_lines(revoked.values()):
         print(line)
+
+
+def _serves(version: int, serving: Mapping[int, str], anchors: Mapping[int, Sequence[str]]) -> str:
+    """The arm that a version serves, and the tasks whose anchor it is."""
+    names = [serving.get(version, ""), *(f"anchor of {task}" for task in anchors.get(version, ()))]
+    return ", ".join(filter(None, names))
 
 
 def promote(home: Path, version: int, reason: str) -> None:

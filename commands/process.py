@@ -1,6 +1,7 @@
 """Runs one process in this interpreter: the other end of the supervisor.
 
-Status 0: told to stop. Status 2: settings or task file are wrong. Anything else: a fault, worth another start.
+Status 0: told to stop. Status 2: settings or a task file are wrong, or files and log are not what they were: a person has to
+look. Anything else: a fault, worth another start.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ import threading
 import time
 from pathlib import Path
 
+import structlog
+
 from commands.supervisor import WRONG_SETTINGS
-from contracts.errors import InvalidSettings, InvalidTask
+from contracts.clocks import ClockWatch
+from contracts.errors import Damaged, InvalidSettings, InvalidTask, LogLost, PositionLost, Unavailable
+from contracts.log_memory import require_same_log
 from contracts.logs import set_up_logs
 from contracts.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS, Check, Operations
 from contracts.settings import load_settings
@@ -23,6 +28,9 @@ _SERVERS = {"engine", "web", "inference", "feedback", "dashboard"}  # uvicorn ha
 # One turn takes a training step, puts all sentinels to a candidate, or waits for judges and sandboxes.
 _LONG_WORKERS = {"training", "release", "rewards"}
 _LONGEST_END_SECONDS = 30.0
+# Nobody adds to a log, or reads on in one, that is not the log of the database. The engine knows neither; the dashboard shows it.
+_ON_THE_LOG = {"web", "inference", "feedback", "episodes", "rewards", "training"}
+log = structlog.get_logger()
 PROCESSES = {
     "engine": "services.engine.__main__",
     "web": "services.web",
@@ -32,7 +40,7 @@ PROCESSES = {
     "episodes": "pipelines.episodes.__main__",
     "rewards": "rewards.__main__",
     "training": "pipelines.training.__main__",
-    "release": "pipelines.release.__main__",
+    "release": "commands.release",
 }
 
 
@@ -45,18 +53,37 @@ def run_process(name: str, home: Path, *, supervised: bool) -> None:
     try:
         # A process that is still importing has nothing to finish: a signal ends it at once.
         module = importlib.import_module(PROCESSES[name])
+        if name in _ON_THE_LOG:
+            _check_log(home)
         if name in _SERVERS:
             module.main(home)
         else:
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: stop.set())
             longest = LONGEST_WORK_SECONDS if name in _LONG_WORKERS else LONGEST_STEP_SECONDS
-            operations = Operations({"database": _database_check(home)}, longest_step_seconds=longest)
+            clock = ClockWatch(load_settings(home).database())
+            checks = {"database": _database_check(home), "clock": clock.check}
+            operations = Operations(checks, longest_step_seconds=longest)
             module.main(home, stop)
             operations.close()
-    except (InvalidSettings, InvalidTask) as error:
+    except (InvalidSettings, InvalidTask, LogLost, PositionLost, Damaged) as error:
         print(error.message, flush=True)
         sys.exit(WRONG_SETTINGS)
+
+
+def _check_log(home: Path) -> None:
+    """Raises LogLost, PositionLost or Damaged. What is away now is no worker's fault, and cannot be compared."""
+    settings = load_settings(home)
+    database, event_log = settings.database(), settings.event_log()
+    try:
+        require_same_log(database, event_log, home)
+    except Damaged:
+        raise
+    except Unavailable as error:
+        log.warning("log not compared with the database", reason=error.message)
+    finally:
+        event_log.close()
+        database.close()
 
 
 def _database_check(home: Path) -> Check:

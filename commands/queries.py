@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select
 
-from contracts.tables import api_key, swap, verdict
+from contracts import revocations
+from contracts.tables import api_key, gate_anchor, swap, verdict
 
 
 class Verdict(NamedTuple):
@@ -27,6 +28,20 @@ def verdicts(connection: Connection, policy: str) -> dict[int, Verdict]:
     """Every verdict, by version."""
     rows = connection.execute(select(verdict).where(verdict.c.policy == policy))
     return {row.version: Verdict(row.version, row.accepted, row.accuracy, row.reason) for row in rows}
+
+
+def anchors(connection: Connection, policy: str) -> dict[int, list[str]]:
+    """By version: the tasks whose newest anchor it is, with which the gate compares candidates."""
+    revoked = revocations.read(connection, policy)
+    columns = gate_anchor.c
+    rows = connection.execute(
+        select(columns.task, columns.version).where(columns.policy == policy).order_by(columns.at)
+    )
+    newest = {row.task: row.version for row in rows if row.version not in revoked}
+    found: dict[int, list[str]] = {}
+    for task, version in newest.items():
+        found.setdefault(version, []).append(task)
+    return found
 
 
 def swap_gaps(connection: Connection, policy: str, arm: str) -> list[float]:

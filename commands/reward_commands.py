@@ -70,6 +70,19 @@ def bursts(
     run_bursts(home, task, clear)
 
 
+@reward_app.command()
+def gate(
+    task: Annotated[Path, typer.Option(help="The task file.")],
+    sentinels: Annotated[Path, typer.Option(help="JSON lines of messages and reference, all of this task.")],
+    answers: Annotated[Path, typer.Option(help='Of the new version: {"completion": ...} a line, in their order.')],
+    against: Annotated[Path, typer.Option(help="Of the old version, likewise.")],
+) -> None:
+    """Judge answers as the gate does, and print why. Status 0: accepted; 1: refused; 2: no verdict, by a fault or a mistake."""
+    from commands.gate import run_gate  # noqa: PLC0415
+
+    sys.exit(run_gate(task, sentinels, answers, against))
+
+
 @judge_app.command("admit")
 def judge_admit(
     task: Annotated[Path, typer.Option(help="The task file that declares the judge.")],

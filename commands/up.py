@@ -15,13 +15,12 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
+from commands.gate_home import check_gate, print_gates
 from commands.home import Home, claimed, prepare_home
 from commands.servers import EMBEDDED, Servers
 from commands.supervisor import Supervisor
 from contracts.errors import InvalidSettings, Unavailable
 from contracts.settings import Settings, make_section
-from pipelines.release.sentinels import read_sentinels
-from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 
 _START_SECONDS = 120.0
@@ -48,8 +47,7 @@ def run_up(
         sockets = listen(port, split=servers.is_shared)
         settings = new_settings(home, sockets, name=chosen, base=folder, tasks=tasks, device=device, servers=servers)
         training = training_settings(learning_rate)
-        release = ReleaseSettings() if sentinels is None else ReleaseSettings(sentinels=sentinels.resolve())
-        read_sentinels(release.sentinels)
+        release = check_gate(tasks, home, sentinels)
         ready = prepare_home(settings, {"training": training, "release": release})
         with running(ready, sockets, servers.replicas) as supervisor:
             greet(ready)
@@ -179,6 +177,7 @@ def greet(home: Home) -> None:
         console.print(f"  app key       {home.app_key}   (printed once; `millrace keys` makes more)")
     console.print(f"  operator key  in {settings.home / 'operator.key'}")
     console.print(f"  home          {settings.home}")
+    print_gates(console, settings)
 
 
 def _wait_ready(settings: Settings, supervisor: Supervisor) -> None:

@@ -20,10 +20,10 @@ from alembic.config import Config
 from alembic.util import CommandError
 from sqlalchemy import Connection, Table, event
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import InternalError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DatabaseError, InternalError, OperationalError, SQLAlchemyError
 
-from contracts.errors import InvalidSettings, Unavailable
-from contracts.partitions import make_days
+from contracts.errors import Damaged, InvalidSettings, Unavailable
+from contracts.partitions import make_days_now
 
 LONGEST_PAUSE_SECONDS = 20.0
 """Between two statements of a transaction, on PostgreSQL; a relay waits that long for Kafka while it holds its turn."""
@@ -61,12 +61,17 @@ class Database:
 
         Raises:
             Unavailable: the database cannot be written (full disk, server gone); nothing was changed.
+            Damaged: its file is not what was written.
         """
         try:
             with self._engine.begin() as connection:
                 yield connection
         except _AWAY as error:
             raise Unavailable(f"the database cannot be used ({error.orig}); free disk space or start it") from error
+        except (DatabaseError, sqlite3.DatabaseError) as error:
+            if (damaged := self._damaged(error)) is None:
+                raise
+            raise damaged from error
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
@@ -76,12 +81,29 @@ class Database:
                 yield connection
         except _AWAY as error:
             raise Unavailable(f"the database cannot be read ({error.orig})") from error
+        except (DatabaseError, sqlite3.DatabaseError) as error:
+            if (damaged := self._damaged(error)) is None:
+                raise
+            raise damaged from error
+
+    def _damaged(self, error: DatabaseError | sqlite3.DatabaseError) -> Damaged | None:
+        """As an expected failure, if SQLite says that the file is not what it wrote."""
+        told = error.orig if isinstance(error, DatabaseError) else error
+        if getattr(told, "sqlite_errorcode", 0) & 0xFF not in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
+            return None
+        path = sqlalchemy.make_url(self.url).database
+        return Damaged(
+            f"{path} is damaged ({told}): end Millrace and restore it from a copy; `millrace doctor` says which files are "
+            "damaged",
+            path=path,
+        )
 
     def migrate(self) -> None:
         """Bring the schema to the newest migration, and make the days to come.
 
         Raises:
             InvalidSettings: the database was made by a Millrace that knows migrations which this one lacks.
+            ClockOff: this machine's clock is not the database's, so that nobody knows which days come.
             Unavailable: it cannot be written.
         """
         config = Config()
@@ -95,7 +117,7 @@ class Database:
                     f"{self.url} was made by another version of Millrace ({error}); start that one, or choose another "
                     "--home"
                 ) from error
-        make_days(self, time.time())
+        make_days_now(self)
 
     def close(self) -> None:
         """Close every connection."""

@@ -18,7 +18,9 @@ MillraceError
 ├── Forbidden (403)
 ├── RateLimited (429)            more than the operator allows one key in a minute
 ├── Unavailable (503)            try again: storage full, engine restarting
-│   └── EngineRestarted          the generation loop died under the request: nothing of it was kept
+│   ├── EngineRestarted          the generation loop died under the request: nothing of it was kept
+│   ├── ClockOff                 this machine's clock is too far from the database's
+│   └── Damaged                  a file is not what was written: bits changed, or it was cut off
 ├── VersionNotResident (404)     the engine does not hold the version asked for
 ├── InvalidRecord                a log record we cannot read; goes to the dead letters
 │   └── NewerSchema              written by a newer Millrace: upgrade this process
@@ -27,6 +29,7 @@ MillraceError
 ├── WeightsRefused               a delta or checkpoint that fails a check; nothing was changed
 ├── RecordTooLarge (413)         the log takes no record of this size, now or later
 ├── PositionLost                 a stored position is outside of the log: records were lost, or deleted unread
+├── LogLost                      the log is not the one that the database was written with, or less of it
 ├── StaleWrite                   somebody else moved the position, pointer or epoch first
 │   └── LeaseLost                another trainer of this policy took over: this one may write nothing any more
 ├── StepsBroken                  training steps fail whoever is in them: the device, or the installation
@@ -141,6 +144,10 @@ class EngineRestarted(Unavailable):
     code = "engine_restarted"
 
 
+class Damaged(Unavailable):
+    code = "damaged"
+
+
 class VersionNotResident(MillraceError):
     status = 404
     code = "version_not_resident"
@@ -178,6 +185,14 @@ class RecordTooLarge(MillraceError):
 
 class PositionLost(MillraceError):
     code = "position_lost"
+
+
+class LogLost(MillraceError):
+    code = "log_lost"
+
+
+class ClockOff(Unavailable):
+    code = "clock_off"
 
 
 class StaleWrite(MillraceError):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+from contracts.errors import PositionLost
+
 MAX_RECORD_BYTES = 1_000_000
 """Key and value; with its envelope it fits a Kafka broker's default of 1 MiB."""
 
@@ -40,11 +42,37 @@ class LogRecord(NamedTuple):
     appended_at: float
 
 
+class TopicState(NamedTuple):
+    """What a log holds of a topic: which topic it is, and per partition its first offset and the next one."""
+
+    identity: str
+    """A topic that was deleted and made again has another."""
+    beginnings: dict[int, int]
+    ends: dict[int, int]
+
+
+_DAMAGED = b"\xc1millrace: damaged\n"  # no record begins with this byte: msgpack does not use it
+
+
+def as_damaged(value: bytes) -> bytes:
+    """The value of a record that is not what was appended: no reader can take it for a record, and its bytes are kept."""
+    return _DAMAGED + value
+
+
+def is_damaged(value: bytes) -> bool:
+    """True for what `as_damaged` made."""
+    return value.startswith(_DAMAGED)
+
+
 class Consumer(Protocol):
     """One member of a consumer group, reading the partitions it was given."""
 
     def poll(self, timeout: float, limit: int) -> list[LogRecord]:
-        """Up to `limit` records; waits at most `timeout` seconds for the first. Order holds within a partition."""
+        """Up to `limit` records; waits at most `timeout` seconds for the first. Order holds within a partition.
+
+        Raises:
+            PositionLost: the log does not hold what comes next; nothing was skipped.
+        """
 
     def partitions(self) -> frozenset[int]:
         """The partitions it reads now, the same of every topic; nobody else of the group reads them."""
@@ -77,8 +105,30 @@ class EventLog(Protocol):
     def ends(self, topic: str) -> dict[int, int]:
         """For each partition, the offset the next record will get."""
 
+    def describe(self) -> dict[str, TopicState]:
+        """What there is of each topic now; one that is missing is missing here too. Makes nothing.
+
+        Raises:
+            Unavailable: the log cannot be asked.
+            Damaged: a file of it cannot be read.
+        """
+
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
         """Look at a stretch of the log without a group (command line, dashboard, tests)."""
 
     def close(self) -> None:
         """Release what is held."""
+
+
+def position_lost(topic: str, partition: int, stored: int, first: int, end: int) -> PositionLost:
+    """The same words for every log."""
+    return PositionLost(
+        f"the stored position {stored} of {topic}/{partition} is outside of the log, which holds {first} to {end}. Nothing "
+        "was skipped. Restore the log; or see what is missing with `millrace log accept-loss --home HOME`, and go on with "
+        "the same and --yes (the trainer: `millrace training --from earliest` or `now`)",
+        topic=topic,
+        partition=partition,
+        stored=stored,
+        first=first,
+        end=end,
+    )

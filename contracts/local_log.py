@@ -13,22 +13,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from contracts.database import prepare_sqlite
-from contracts.errors import Unavailable
-from contracts.event_log import LoadPosition, LogRecord, Message
+from contracts.errors import Damaged, Unavailable
+from contracts.event_log import LoadPosition, LogRecord, Message, TopicState, as_damaged, position_lost
+from contracts.log_file import checksum, open_topic, state_of
+from contracts.topics import TOPICS
 
 NUM_PARTITIONS = 4
-_POLL_SECONDS = 0.02
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS record (
-    partition INTEGER NOT NULL,
-    offset INTEGER NOT NULL,
-    key TEXT NOT NULL,
-    value BLOB NOT NULL,
-    appended_at REAL NOT NULL,
-    PRIMARY KEY (partition, offset)
-) WITHOUT ROWID
-"""
+_Row = tuple[int, int, str, bytes, float, int]
+_INSERT = "INSERT INTO record (partition, offset, key, value, appended_at, crc) VALUES (?, ?, ?, ?, ?, ?)"
+_END = "SELECT COALESCE(MAX(offset) + 1, 0) FROM record WHERE partition = ?"
+_OF_THE_FILE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_POLL_SECONDS, _LOOK_SECONDS = 0.02, 1.0
 
 
 class LocalLog:
@@ -42,7 +37,10 @@ class LocalLog:
         folder.mkdir(parents=True, exist_ok=True)
 
     def create_topics(self) -> None:
-        """See `EventLog.create_topics`: a topic is a file, made when it is first used."""
+        """See `EventLog.create_topics`: a topic is a file, with its identity from the start."""
+        for topic in TOPICS:
+            with self._explained("written", topic):
+                self._connection(topic)
 
     def append(self, messages: Sequence[Message]) -> None:
         """See `EventLog.append`."""
@@ -60,23 +58,31 @@ class LocalLog:
     def ends(self, topic: str) -> dict[int, int]:
         """See `EventLog.ends`."""
         # One look-up for each partition; a GROUP BY would read the whole topic.
-        statement = "SELECT COALESCE(MAX(offset) + 1, 0) FROM record WHERE partition = ?"
-        with self._explained("read"):
+        with self._explained("read", topic):
             connection = self._connection(topic)
             return {
-                partition: connection.execute(statement, (partition,)).fetchone()[0]
+                partition: connection.execute(_END, (partition,)).fetchone()[0]
                 for partition in range(self.num_partitions)
             }
 
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
         """See `EventLog.read`."""
-        with self._explained("read"):
+        with self._explained("read", topic):
             rows = self._connection(topic).execute(
-                "SELECT partition, offset, key, value, appended_at FROM record"
+                "SELECT partition, offset, key, value, appended_at, crc FROM record"
                 " WHERE partition = ? AND offset >= ? ORDER BY offset LIMIT ?",
                 (partition, offset, limit),
             )
-            return [LogRecord(topic, *row) for row in rows]
+            return [_checked(topic, *row) for row in rows]
+
+    def describe(self) -> dict[str, TopicState]:
+        """See `EventLog.describe`."""
+        found = {}
+        for topic in TOPICS:
+            with self._explained("read", topic):
+                if (state := state_of(self._folder / f"{topic}.db", self.num_partitions)) is not None:
+                    found[topic] = state
+        return found
 
     def close(self) -> None:
         """Close the connections of every thread."""
@@ -87,39 +93,52 @@ class LocalLog:
 
     def _append_topic(self, topic: str, batch: list[Message]) -> None:
         now = time.time()
-        with self._explained("written"):
+        with self._explained("written", topic):
             connection = self._connection(topic)
             try:
                 connection.execute("BEGIN IMMEDIATE")
-                for message in batch:
-                    partition = message.route % self.num_partitions
-                    connection.execute(
-                        "INSERT INTO record SELECT ?1, COALESCE(MAX(offset) + 1, 0), ?2, ?3, ?4"
-                        " FROM record WHERE partition = ?1",
-                        (partition, message.key, message.value, now),
-                    )
+                connection.executemany(_INSERT, list(self._placed(connection, batch, now)))
                 connection.execute("COMMIT")
-            except sqlite3.OperationalError:
+            except sqlite3.DatabaseError:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
 
+    def _placed(self, connection: sqlite3.Connection, batch: list[Message], now: float) -> Iterator[_Row]:
+        ends: dict[int, int] = {}
+        for message in batch:
+            partition = message.route % self.num_partitions
+            if partition not in ends:
+                ends[partition] = connection.execute(_END, (partition,)).fetchone()[0]
+            offset = ends[partition]
+            ends[partition] += 1
+            crc = checksum(partition, offset, message.key, message.value, now)
+            yield partition, offset, message.key, message.value, now, crc
+
     @contextmanager
-    def _explained(self, verb: str) -> Iterator[None]:
+    def _explained(self, verb: str, topic: str) -> Iterator[None]:
         try:
             yield
-        except sqlite3.OperationalError as error:
-            raise Unavailable(f"the log cannot be {verb} ({error}); free disk space under {self._folder}") from error
+        except sqlite3.DatabaseError as error:
+            # Our statements are right: what SQLite cannot make of them, is the file's.
+            is_damaged = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _OF_THE_FILE
+            if isinstance(error, sqlite3.OperationalError) and not is_damaged:
+                raise Unavailable(
+                    f"the log cannot be {verb} ({error}); free disk space under {self._folder}"
+                ) from error
+            path = self._folder / f"{topic}.db"
+            raise Damaged(
+                f"{path} is damaged ({error}): restore it from a copy; or move it away, see what is lost with `millrace log "
+                f"accept-loss --home {self._folder.parent}`, and go on with the same and --yes",
+                path=str(path),
+            ) from error
 
     def _connection(self, topic: str) -> sqlite3.Connection:
         held: dict[str, sqlite3.Connection] | None = getattr(self._local, "connections", None)
         if held is None:
             held = self._local.connections = {}
         if topic not in held:
-            # Threads own their connections; close() may come from another.
-            connection = sqlite3.connect(self._folder / f"{topic}.db", timeout=10.0, check_same_thread=False)
-            prepare_sqlite(connection)
-            connection.execute(_SCHEMA)
+            connection = open_topic(self._folder / f"{topic}.db")
             held[topic] = connection
             self._opened.append(connection)
         return held[topic]
@@ -134,15 +153,19 @@ class LocalConsumer:
         self._load_position = load_position
         self._next: dict[tuple[str, int], int] = {}
         self._polls = 0
+        self._look_at = 0.0
 
     def poll(self, timeout: float, limit: int) -> list[LogRecord]:
         """See `Consumer.poll`."""
         if not self._next:
+            self._look_at = 0.0
             self._next = {
                 (topic, partition): self._load_position(topic, partition)
                 for topic in self._topics
                 for partition in range(self._log.num_partitions)
             }
+        if time.monotonic() >= self._look_at:
+            self._refuse_lost_positions()
         deadline = time.monotonic() + timeout
         while not (records := self._take(limit)) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -174,3 +197,23 @@ class LocalConsumer:
             if len(records) == limit:
                 break
         return records
+
+    def _refuse_lost_positions(self) -> None:
+        """At the first poll and once a second: one beyond the end would read nothing, then skip what comes."""
+        for topic in self._topics:
+            for partition, end in self._log.ends(topic).items():
+                if (stored := self._next[topic, partition]) > end:
+                    raise position_lost(topic, partition, stored, 0, end)
+        self._look_at = time.monotonic() + _LOOK_SECONDS
+
+
+def _checked(  # noqa: PLR0917 the columns of a record
+    topic: str, partition: int, offset: int, key: object, value: object, appended_at: object, crc: int | None
+) -> LogRecord:
+    """A record; one that is not what was appended says so in its value, and costs nobody else anything."""
+    # Bits that change in a row's head make other types of its values.
+    if not (isinstance(key, str) and isinstance(value, bytes) and isinstance(appended_at, float)):
+        return LogRecord(topic, partition, offset, str(key), as_damaged(repr(value).encode()), 0.0)
+    if crc is not None and crc != checksum(partition, offset, key, value, appended_at):
+        value = as_damaged(value)
+    return LogRecord(topic, partition, offset, key, value, appended_at)

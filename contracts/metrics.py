@@ -47,6 +47,12 @@ DEAD_LETTERS = Counter("millrace_dead_letters_total", "Records that could not be
 HALTED = Gauge("millrace_halted", "1: so many records cannot be processed that the worker stopped.", ["group"])
 TICK_FAILURES = Counter("millrace_tick_failures_total", "Times the passing of time could not be applied.", ["group"])
 
+# Every process that may mint ids, or relies on a log.
+CLOCK_OFFSET_SECONDS = Gauge(
+    "millrace_clock_offset_seconds", "This machine's clock less the database's; 0 where they are one machine."
+)
+LOG_LOST_RECORDS = Gauge("millrace_log_lost_records", "Records that the database relies on and the log lacks.")
+
 # Episodes.
 LEDGER_IGNORED = Counter(
     "millrace_ledger_ignored_total", "Outcomes of a trainer's epoch that the database never issued.", ["state"]
@@ -97,6 +103,12 @@ SWAP_PAUSE_SECONDS = Histogram("millrace_swap_pause_seconds", "Generation paused
 
 # Release.
 VERDICTS = Counter("millrace_verdicts_total", "Candidates judged.", ["accepted"])
+NO_VERDICTS = Counter(
+    "millrace_no_verdicts_total", "Looks of the gate that a fault of ours ended: nothing was decided, it looks again."
+)
+CANDIDATE_AGE_SECONDS = Gauge(
+    "millrace_candidate_age_seconds", "For how long the candidate has waited for its verdict; 0 while there is none."
+)
 LIVE_VERSION = Gauge("millrace_live_version", "The version that users meet.")
 
 # Dashboard.

@@ -83,6 +83,7 @@ class Operations:
 
     def _problems(self) -> dict[str, str]:
         problems = {"draining": "told to stop"} if self._draining.is_set() else {}
+        problems |= _troubles
         for name, check in self._checks.items():
             try:
                 check()
@@ -115,6 +116,18 @@ class Operations:
 def step_done() -> None:
     """The process got round its loop."""
     LAST_STEP.set(time.time())
+
+
+def trouble(name: str, reason: str | None) -> None:
+    """This process is not ready from now on, and why; None: that is over."""
+    if reason is None:
+        _troubles.pop(name, None)
+    else:
+        _troubles[name] = reason
+
+
+_troubles: dict[str, str] = {}
+"""What keeps this process from its work, by name; `/ready` says it."""
 
 
 def _json(status: int, content: object) -> Answer:

@@ -1,6 +1,6 @@
 """Days of the large tables on PostgreSQL: a partition each, made ahead and dropped whole.
 
-In: the clock, or an operator's date. Out: partitions. Waits for: locks, two seconds at most.
+In: the database's clock, or an operator's date. Out: partitions. Waits for: locks, two seconds at most.
 
 Completion ids begin with their time, so a day is a range of their text (collation C). What belongs to no day that was
 made, such as the id of a clock that runs wrong, lands in the default partition. SQLite has none of this.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,6 +20,7 @@ from sqlalchemy import ColumnElement, Connection, Table, func, select, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 
+from contracts.clocks import database_time
 from contracts.errors import Conflict, Unavailable
 from contracts.ledger import PENDING, effective_state
 from contracts.tables import generation, generation_count, outcome, received_signal, score, signal, vote
@@ -83,11 +84,21 @@ def make_days(database: Database, now: float, ahead: int = AHEAD) -> list[str]:
     return [_name(table, day) for table, day in missing if _make_logged(database, table, day)]
 
 
+def make_days_now(database: Database, wall: Callable[[], float] = time.time) -> list[str]:
+    """As `make_days`, today being what the database's clock says.
+
+    Raises:
+        ClockOff: this machine's clock says something else; nothing was made.
+        Unavailable: the database cannot be used.
+    """
+    return make_days(database, database_time(database, wall))
+
+
 def keep_days_ahead(database: Database, stop: threading.Event) -> None:
     """Make days once an hour until `stop` is set; a database that is away is asked again then."""
     while not stop.is_set():
         try:
-            make_days(database, time.time())
+            make_days_now(database)
         except (DBAPIError, Unavailable) as error:
             log.warning("days not made", reason=str(error))
         stop.wait(_HOUR_SECONDS)

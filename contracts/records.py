@@ -17,6 +17,7 @@ import numpy as np
 import zstandard
 
 from contracts.errors import InvalidRecord, NewerSchema
+from contracts.event_log import is_damaged
 from contracts.ids import sample_key
 from contracts.soundness import packed_problem, problem_of
 
@@ -53,6 +54,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     top_k: int = 0
     max_tokens: int
+    seed: int | None = None
+    """Of the request; its choices each had one made of it. Answers with one seed are one draw, not several."""
 
     @property
     def on_support(self) -> bool:
@@ -254,6 +257,8 @@ MAX_BODY_BYTES = 64 * 2**20
 """Of an opened body: eight times what a service reads, so that nothing which was logged is refused."""
 _OUR_SCHEMA = b"\xa6schema" + bytes([SCHEMA])
 """With which all records of today's schema begin, behind the one or three bytes that count their fields."""
+_LAST_SCHEMA = 1000
+"""What claims a newer one stops a worker until it is upgraded, and nobody can upgrade to a number made up."""
 
 
 class _Head(msgspec.Struct):
@@ -285,10 +290,16 @@ def decode_shape(kind: type[RecordType], wire: bytes) -> RecordType:
         NewerSchema: written by a newer Millrace than this one.
         InvalidRecord: not such a record; the message says which field.
     """
+    if is_damaged(wire):
+        raise InvalidRecord(
+            f"not the {kind.__name__} that was appended: its checksum differs; the disk changed its bits"
+        )
     try:
         # Else the head alone, before fields that a newer schema may have changed.
         if not (wire.startswith(_OUR_SCHEMA, 1) or wire.startswith(_OUR_SCHEMA, 3)):
             schema = msgspec.msgpack.decode(wire, type=_Head).schema
+            if not 1 <= schema <= _LAST_SCHEMA:
+                raise InvalidRecord(f"not a {kind.__name__}: no Millrace ever wrote schema {schema}")
             if schema > SCHEMA:
                 raise NewerSchema(
                     f"{kind.__name__} has schema {schema}, this process reads up to {SCHEMA}: upgrade it",
@@ -300,8 +311,8 @@ def decode_shape(kind: type[RecordType], wire: bytes) -> RecordType:
 
 
 def seal_body(body: msgspec.Struct) -> bytes:
-    """Compress a body."""
-    return zstandard.compress(msgspec.msgpack.encode(body), 3)
+    """Compress a body, with a checksum: bits that flip on a disk are noticed wherever it is stored."""
+    return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(msgspec.msgpack.encode(body))
 
 
 def open_body(kind: type[BodyType], sealed: bytes) -> BodyType:

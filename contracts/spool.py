@@ -17,7 +17,7 @@ from pathlib import Path
 import structlog
 
 from contracts.errors import RecordTooLarge, Unavailable
-from contracts.event_log import MAX_RECORD_BYTES, Consumer, EventLog, LoadPosition, LogRecord, Message
+from contracts.event_log import MAX_RECORD_BYTES, Consumer, EventLog, LoadPosition, LogRecord, Message, TopicState
 from contracts.spool_slot import Slot, left_behind
 
 MAX_SPOOL_BYTES = 2 * 2**30
@@ -122,6 +122,10 @@ class Spool:
     def ends(self, topic: str) -> dict[int, int]:
         """See `EventLog.ends`: without what waits on disk."""
         return self._log.ends(topic)
+
+    def describe(self) -> dict[str, TopicState]:
+        """See `EventLog.describe`: without what waits on disk."""
+        return self._log.describe()
 
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
         """See `EventLog.read`: without what waits on disk."""

@@ -22,6 +22,7 @@ from fastapi import FastAPI, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from contracts.clocks import ClockWatch
 from contracts.errors import Unavailable
 from contracts.listening import listening_socket
 from contracts.logs import set_up_logs
@@ -159,6 +160,11 @@ def engine_check(settings: Settings) -> Ready:
             raise Unavailable(f"the engine at {settings.engine_url} says {answer.status_code}: {answer.text}")
 
     return check
+
+
+def clock_check(settings: Settings) -> Ready:
+    """Unready while this machine's clock is off: ids of completions begin with its time."""
+    return ClockWatch(settings.database()).check
 
 
 def run_services(

@@ -9,22 +9,29 @@ import pytest
 
 from contracts.database import Database
 from contracts.local_log import LocalLog
+from tests.databases import write_migrated
+from tests.torch_marker import touches_torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what touches torch: `make test-torch` runs it as other CPUs would."""
+    for item in items:
+        if touches_torch(item.path):
+            item.add_marker("torch")
 
 
 @pytest.fixture(scope="session")
 def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database file built by the real migrations, once."""
+    """A database file built by the real migrations, to be copied."""
     path = tmp_path_factory.mktemp("migrated") / "millrace.db"
-    database = Database(f"sqlite:///{path}")
-    database.migrate()
-    database.close()
+    write_migrated(path)
     return path
 
 
 @pytest.fixture
-def database(migrated: Path, tmp_path: Path) -> Iterator[Database]:
+def database(tmp_path: Path) -> Iterator[Database]:
     path = tmp_path / "millrace.db"
-    path.write_bytes(migrated.read_bytes())
+    write_migrated(path)
     opened = Database(f"sqlite:///{path}")
     yield opened
     opened.close()

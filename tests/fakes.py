@@ -8,7 +8,7 @@ from typing import Any
 
 from contracts import outbox
 from contracts.errors import Unavailable
-from contracts.event_log import EventLog, LoadPosition, LogRecord, Message
+from contracts.event_log import EventLog, LoadPosition, LogRecord, Message, TopicState
 from contracts.ids import new_completion_id
 from contracts.local_log import LocalConsumer
 from contracts.records import (
@@ -66,6 +66,9 @@ class FullLog:
 
     def ends(self, topic: str) -> dict[int, int]:
         return dict.fromkeys(range(self.num_partitions), 0)
+
+    def describe(self) -> dict[str, TopicState]:
+        return {}
 
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
         return []

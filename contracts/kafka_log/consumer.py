@@ -14,7 +14,7 @@ from kafka import ConsumerRebalanceListener, KafkaConsumer, TopicPartition
 from kafka.errors import LogTruncationError, OffsetOutOfRangeError
 
 from contracts.errors import MillraceError, PositionLost
-from contracts.event_log import LoadPosition, LogRecord
+from contracts.event_log import LoadPosition, LogRecord, position_lost
 from contracts.kafka_log.clients import Cluster, close_consumer
 
 _SLICE_SECONDS = 0.1
@@ -99,13 +99,8 @@ class KafkaLogConsumer:
         place = min(places)
         first = self._consumer.beginning_offsets([place], timeout_ms=self._cluster.timeout_ms)[place]
         end = self._consumer.end_offsets([place], timeout_ms=self._cluster.timeout_ms)[place]
-        return PositionLost(
-            f"the stored position {self._consumer.position(place)} of {place.topic}/{place.partition} is outside of the log, "
-            f"which holds {first} to {end}. Nothing was skipped. Restore the log; or write off what is missing, and set "
-            "next_offset in the table position to an offset that it holds",
-            topic=place.topic,
-            partition=place.partition,
-        )
+        stored = self._consumer.position(place)
+        return position_lost(place.topic, place.partition, stored, first, end)
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc] # kafka-python has no types

@@ -11,7 +11,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaTimeoutError, TopicAlreadyExistsError
 
 from contracts.errors import InvalidSettings
-from contracts.event_log import LoadPosition, LogRecord, Message
+from contracts.event_log import LoadPosition, LogRecord, Message, TopicState
 from contracts.kafka_log.appender import Appender
 from contracts.kafka_log.clients import Cluster, close_consumer
 from contracts.kafka_log.consumer import KafkaLogConsumer, record_of
@@ -102,6 +102,29 @@ class KafkaLog:
         with self._look() as reader:
             ends = reader.end_offsets(places, timeout_ms=self._cluster.timeout_ms)
         return {place.partition: ends[place] for place in places}
+
+    def describe(self) -> dict[str, TopicState]:
+        """See `EventLog.describe`: the identities are the broker's."""
+        names = {self._prefix + topic: topic for topic in TOPICS}
+        with self._cluster.explained("looked at"):
+            admin = self._cluster.admin()
+            try:
+                found = admin.describe_topics(list(names))
+            finally:
+                admin.close()
+        identities = {names[item["name"]]: str(item["topic_id"]) for item in found if not item["error_code"]}
+        states = {}
+        for topic, identity in identities.items():
+            places = [TopicPartition(self._prefix + topic, partition) for partition in range(self.num_partitions)]
+            with self._look() as reader:
+                beginnings = reader.beginning_offsets(places, timeout_ms=self._cluster.timeout_ms)
+                ends = reader.end_offsets(places, timeout_ms=self._cluster.timeout_ms)
+            states[topic] = TopicState(
+                identity,
+                {place.partition: beginnings[place] for place in places},
+                {place.partition: ends[place] for place in places},
+            )
+        return states
 
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
         """See `EventLog.read`. Begins with the oldest record that is left, if `offset` is older."""

@@ -1,6 +1,8 @@
 """Every table. Owners: one process writes a table's rows, others only read them (docs/decisions/0001).
 
 position, outbox, dead_letter   every worker, its own rows
+log_topic                       every process at its start, episodes once a minute: which log this is, and how far it went;
+                                the command line, where a loss was accepted: how many records nobody had read
 received_signal, signal_count   feedback; of received_signal episodes writes two things, so that the count stays exact: rows
                                 of signals that it makes itself (follow-ups), and in a row of a signal that waited for its
                                 key, whom it is about
@@ -22,6 +24,7 @@ doomed                          training: what it is about to delete, or has del
                                 arm to a version takes its row away, if it is not too late
 revocation                      release and operators: versions that are never served, compared with or accepted again
 verdict                         release
+sentinel_answer, gate_anchor    release: what versions said to the gate, and whom later ones are compared with
 swap                            engine
 assignment, assignment_change   training (candidate), release and operators, by compare-and-set
 api_key                         the command line
@@ -48,7 +51,9 @@ from contracts.tables.serving import (
     assignment_change,
     dashboard_session,
     doomed,
+    gate_anchor,
     revocation,
+    sentinel_answer,
     swap,
     training_epoch,
     training_lease,
@@ -63,6 +68,7 @@ from contracts.tables.stream import (
     join_key,
     ledger_change,
     ledger_epoch,
+    log_topic,
     outbox,
     outcome,
     position,
@@ -82,6 +88,7 @@ __all__ = [
     "dashboard_session",
     "dead_letter",
     "doomed",
+    "gate_anchor",
     "generation",
     "generation_count",
     "join_key",
@@ -89,6 +96,7 @@ __all__ = [
     "judge_verdict",
     "ledger_change",
     "ledger_epoch",
+    "log_topic",
     "metadata",
     "outbox",
     "outcome",
@@ -96,6 +104,7 @@ __all__ = [
     "received_signal",
     "revocation",
     "score",
+    "sentinel_answer",
     "signal",
     "signal_count",
     "signal_delay",

@@ -30,6 +30,29 @@ verdict = Table(
     PrimaryKeyConstraint("policy", "version"),
 )
 
+sentinel_answer = Table(
+    "sentinel_answer",
+    metadata,
+    Column("policy", String(64), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("sentinels_hash", String(16), nullable=False),
+    Column("position", Integer, nullable=False),
+    Column("answer", JSON, nullable=False),
+    Column("at", Float, nullable=False),
+    PrimaryKeyConstraint("policy", "version", "sentinels_hash", "position"),
+)
+
+gate_anchor = Table(
+    "gate_anchor",
+    metadata,
+    Column("policy", String(64), nullable=False),
+    Column("task", String(64), nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("at", Float, nullable=False),
+    Column("reason", Text, nullable=False),
+    PrimaryKeyConstraint("policy", "task", "version"),
+)
+
 swap = Table(
     "swap",
     metadata,

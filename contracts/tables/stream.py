@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, PrimaryKeyConstraint, String, Table, Text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+)
 
 from contracts.tables.base import BIG_SERIAL, MAX_KEY, SORTED_ID, SORTED_KEY, metadata
 
@@ -14,6 +26,17 @@ position = Table(
     Column("partition", Integer, nullable=False),
     Column("next_offset", BigInteger, nullable=False),
     PrimaryKeyConstraint("consumer_group", "topic", "partition"),
+)
+
+log_topic = Table(
+    "log_topic",
+    metadata,
+    Column("topic", String(64), primary_key=True),
+    Column("identity", String(64), nullable=False),
+    Column("ends", JSON, nullable=False),
+    Column("seen_at", Float, nullable=False),
+    Column("num_lost", BigInteger, nullable=False, server_default="0"),
+    Column("lost_at", Float),
 )
 
 outbox = Table(

@@ -14,7 +14,9 @@ from typing import Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from contracts.errors import InvalidValue
+from contracts.soundness import MAX_NAME
 from contracts.tasks.curation import CurationRule
+from contracts.tasks.gate import GateRule, default_graders, proves, why_no_gate
 from contracts.tasks.judges import JudgeRule
 from contracts.tasks.part import Misplaced, Part
 from contracts.tasks.people import AskingRule, AuditRule, TrustRule
@@ -42,7 +44,7 @@ class SamplingRule(Part):
 class Task(Part):
     """A whole task file."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=MAX_NAME)
     """How a request names it in `metadata.task`."""
     window_seconds: float = Field(default=600.0, gt=0)
     """How long signals are waited for, counted from the end of the answer."""
@@ -61,6 +63,7 @@ class Task(Part):
     audit: AuditRule | None = None
     trust: TrustRule = TrustRule()
     curation: CurationRule = CurationRule()
+    gate: GateRule = GateRule()
 
     _source: Source = PrivateAttr(default=NOWHERE)
 
@@ -74,6 +77,8 @@ class Task(Part):
                 raise Misplaced(f"{name!r} names two parts of the reward; a name stands for one", table, index, "name")
             seen.add(name)
         for name, signal in self.signals.items():
+            if not 1 <= len(name) <= MAX_NAME or "\0" in name:
+                raise Misplaced(f"a signal's name has 1 to {MAX_NAME} characters and no NUL", "signals", name)
             if any(not self.reward.low <= worth <= self.reward.high for worth in signal.worths):
                 worths = ", ".join(f"{worth:g}" for worth in signal.worths)
                 raise Misplaced(
@@ -83,7 +88,29 @@ class Task(Part):
                 )
         self._check_weights()
         self._check_audit()
+        self._check_gate()
         return self
+
+    def _check_gate(self) -> None:
+        named = self.gate.graders
+        if named is None:
+            return
+        rules = {rule.name: rule for rule in self.grader_rules}
+        for name in named:
+            if name not in rules:
+                raise Misplaced(
+                    f"no verifier or judge is called {name!r}; there are {', '.join(sorted(rules)) or 'none'}",
+                    *("gate", "graders"),
+                )
+            rule = rules[name]
+            if isinstance(rule, JudgeRule) and (reason := why_no_gate(rule)):
+                raise Misplaced(f"judge {name!r} cannot gate: {reason}; name another", "gate", "graders")
+        if not any(proves(rules[name]) for name in named):
+            raise Misplaced(
+                f"{', '.join(named) or 'nobody'}: only the form of an answer is looked at, so a wrong answer would pass; name "
+                "a grader that knows what is right, or take [gate] out and this task is ungated",
+                *("gate", "graders"),
+            )
 
     def _check_audit(self) -> None:
         if self.audit is None:
@@ -116,6 +143,11 @@ class Task(Part):
         return (*self.verifiers, *self.judges)
 
     @cached_property
+    def gate_graders(self) -> tuple[str, ...]:
+        """The graders that a candidate has to convince; none: this task is ungated."""
+        return default_graders(self.grader_rules) if self.gate.graders is None else self.gate.graders
+
+    @cached_property
     def components_weight(self) -> float:
         """Weight of what verifiers and judges say."""
         return sum(rule.weight for rule in self.grader_rules if rule.role == "component")
@@ -144,8 +176,8 @@ class Task(Part):
 
     @cached_property
     def hash(self) -> str:
-        """Twelve hex digits over the whole content; it stands in every score."""
-        content = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        """Twelve hex digits over all that makes a score, that is everything but [gate]; it stands in every score."""
+        content = json.dumps(self.model_dump(mode="json", exclude={"gate"}), sort_keys=True)
         return hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
 
     @property

@@ -26,7 +26,7 @@ class Plan(NamedTuple):
     unused: dict[str, int]
     """Names of chunks to their bytes."""
     unloadable: tuple[int, ...]
-    """Versions that nobody can load from nothing once these are gone, those of earlier runs included."""
+    """Versions that nobody can load from nothing once these are gone, less `gone_versions`."""
     lost: tuple[int, ...]
     """Needed versions that nobody can load any more already: an earlier run was not told that they are needed."""
     before: float
@@ -45,6 +45,7 @@ def plan_pruning(
     keep_anchors: int = 2,
     older_than: float = YOUNGEST_SECONDS,
     gone: Collection[str] = (),
+    gone_versions: Collection[int] = (),
 ) -> Plan:
     """Which chunks nobody will ask for.
 
@@ -61,6 +62,7 @@ def plan_pruning(
         keep_anchors: full copies for newcomers, at least 1.
         older_than: seconds; what was written since is left, at least `YOUNGEST_SECONDS`.
         gone: chunks that may disappear at any moment: no way leads over them.
+        gone_versions: versions that are known to be unloadable, and are not looked at.
 
     Raises:
         InvalidValue: a bound above is not kept.
@@ -96,7 +98,15 @@ def plan_pruning(
     before = now - older_than
     unused = [chunk.name for chunk in stored if chunk.name not in used and chunk.written_at < before]
     reached = {edge.version for edge in kept}
-    unloadable = tuple(version for version in versions if version < floor and version not in reached)
+
+    def left(version: int) -> list[Manifest]:
+        return [edge for edge in edges_of(version) if not any(chunk.name in lost_chunks for chunk in edge.chunks)]
+
+    lost_chunks = frozenset(unused)
+    doubtful = (version for version in versions if version < floor and version not in reached)
+    unloadable = tuple(
+        version for version in doubtful if version not in gone_versions and route_from(left, version, {}) is None
+    )
     return Plan({name: sizes[name] for name in unused}, unloadable, lost, before, sizes.keys())
 
 

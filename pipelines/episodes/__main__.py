@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from contracts.clocks import ClockWatch
+from contracts.log_memory import keep_noting
 from contracts.partitions import keep_days_ahead
 from contracts.settings import load_settings
 from contracts.tasks.loading import load_tasks
@@ -15,6 +17,11 @@ from pipelines.episodes.handler import EpisodesHandler
 def main(home: Path, stop: threading.Event) -> None:
     """Join until `stop` is set."""
     settings = load_settings(home)
-    handler = EpisodesHandler(load_tasks(settings.tasks))
+    # Windows end by the time that all replicas share.
+    clock = ClockWatch(settings.database())
+    handler = EpisodesHandler(load_tasks(settings.tasks), clock.now)
     threading.Thread(target=keep_days_ahead, args=(settings.database(), stop), daemon=True).start()
-    Worker(handler, settings.database(), settings.event_log()).run(stop)
+    noting = (settings.database(), settings.event_log(), stop, home)
+    threading.Thread(target=keep_noting, args=noting, daemon=True).start()
+    Worker(handler, settings.database(), settings.event_log(), clock=clock.now).run(stop)
+    clock.close()

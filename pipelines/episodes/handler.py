@@ -169,8 +169,9 @@ class EpisodesHandler:
             self._settle(samples, early, record, task)
         if fate is not None:
             messages = [self._fated(record, *fate)]
-            # Sentinels and rollouts are scored like everything else; what curation refused is nobody's to judge.
-            is_scored = task is not None and fate[0] == "filtered" and record.purpose != "user"
+            # Rollouts are scored like users' answers; the gate grades its sentinels itself, and what curation refused is
+            # nobody's to judge.
+            is_scored = task is not None and fate[0] == "filtered" and record.purpose in {"rollout", "shadow"}
             return messages + (self._emit(samples, key, held, "window", self._clock()) if is_scored else [])
         return self._emit_if_decided(samples, key, held)
 

@@ -1,36 +1,52 @@
-"""The process `release`."""
+"""The process `release`. Its graders are those of `rewards`, which it does not know: `commands` brings them."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import httpx
 
+from contracts.gating import Grade, read_sentinels
 from contracts.settings import load_section, load_settings
+from contracts.tasks import Task
+from contracts.tasks.loading import load_tasks
+from pipelines.release.asking import Asker
 from pipelines.release.releaser import Releaser
-from pipelines.release.sentinels import SentinelRunner, read_sentinels
 from pipelines.release.settings import ReleaseSettings
 
+_ANSWER_SECONDS = 60.0
 
-def main(home: Path, stop: threading.Event) -> None:
-    """Judge candidates until `stop` is set."""
+
+def main(home: Path, stop: threading.Event, make_grade: Callable[[Mapping[str, Task]], Grade]) -> None:
+    """Judge candidates until `stop` is set. `make_grade`: the graders of the gated tasks."""
     settings = load_settings(home)
     own = load_section(home, "release", ReleaseSettings)
-    sentinels = read_sentinels(own.sentinels)
+    tasks = load_tasks(settings.tasks)
+    sentinels = read_sentinels(own.sentinels, tasks)
+    grade = make_grade({name: tasks[name] for name in sentinels.tasks})
     headers = {
         "Authorization": f"Bearer {(home / 'operator.key').read_text().strip()}",
         "x-millrace-purpose": "sentinel",
     }
-    with httpx.Client(base_url=settings.web_url, headers=headers, timeout=60.0) as client:
-        runner = SentinelRunner(
+    with httpx.Client(base_url=settings.web_url, headers=headers, timeout=_ANSWER_SECONDS) as client:
+        asker = Asker(
             client,
-            settings.event_log(),
             policy=settings.policy,
             concurrency=own.concurrency,
-            max_tokens=own.max_tokens,
             patience_seconds=own.patience_seconds,
+            engine_url=settings.engine_url,
         )
         bell = settings.passing().bell
-        Releaser(settings.database(), runner, sentinels, policy=settings.policy, settings=own, bell=bell).run(stop)
+        Releaser(
+            settings.database(),
+            asker,
+            sentinels,
+            grade,
+            tasks=tasks,
+            policy=settings.policy,
+            settings=own,
+            bell=bell,
+        ).run(stop)
         bell.close()

@@ -2,105 +2,289 @@
 
 In: the arm `candidate` of the assignments. Out: a stored verdict, and `live` moved to what was accepted; after several
 refusals in a row the arm `training` sends the trainer back. Waits: for a candidate that has no verdict.
+
+A fault of ours (a grader, the engine, the database, a mistake of this code) is no verdict: nothing is stored, the process is not
+ready and says why, the candidate's age rises in the metrics, and it is judged again, ever less often.
 """
 
 from __future__ import annotations
 
+import random
 import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import structlog
+from sqlalchemy import Connection
 
 from contracts import assignments, revocations
 from contracts.assignments import CANDIDATE, LIVE, MOVED, Assignment
 from contracts.database import Database
-from contracts.errors import StaleWrite, Unavailable, VersionNotResident
-from contracts.metrics import LIVE_VERSION, VERDICTS
-from contracts.operations import step_done
+from contracts.errors import InvalidSettings, MillraceError, Unavailable
+from contracts.gating import Grade, SentinelFile
+from contracts.metrics import CANDIDATE_AGE_SECONDS, LIVE_VERSION, NO_VERDICTS, VERDICTS
+from contracts.operations import step_done, trouble
 from contracts.passing import Bell
-from pipelines.release import repository
-from pipelines.release.rules import Decision, Sentinels, judge
-from pipelines.release.sentinels import SentinelFile, SentinelRunner
+from contracts.tasks import Task
+from pipelines.release import repository, rules
+from pipelines.release.asking import Answer, Asker, BadVersion
+from pipelines.release.grading import grade_together
+from pipelines.release.repository import Judged
+from pipelines.release.rules import ANCHOR, Decision, Question
 from pipelines.release.settings import ReleaseSettings
 
-_LOOK_SECONDS, _RETRY_SECONDS = 0.2, 1.0
+_LOOK_SECONDS, _RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 1.0, 30.0
 
 log = structlog.get_logger()
 
 
 class Releaser:
-    """One per policy."""
+    """One per policy. `tasks`: of the home; `grade`: their graders; `clock`: UTC epoch seconds."""
 
     def __init__(
         self,
         database: Database,
-        runner: SentinelRunner,
+        asker: Asker,
         sentinels: SentinelFile,
+        grade: Grade,
         *,
+        tasks: Mapping[str, Task],
         policy: str,
         settings: ReleaseSettings,
         bell: Bell,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._database = database
-        self._runner = runner
+        self._asker = asker
         self._sentinels = sentinels
+        self._grade = grade
+        self._tasks = tasks
         self._policy = policy
         self._settings = settings
         self._bell = bell
+        self._since: float | None = None
+        # Asked for at each scrape: it rises also while a look hangs.
+        CANDIDATE_AGE_SECONDS.set_function(lambda: max(0.0, clock() - self._since) if self._since is not None else 0.0)
 
     def run(self, stop: threading.Event) -> None:
-        """Judge until `stop` is set."""
+        """Judge until `stop` is set.
+
+        Raises:
+            InvalidSettings: the endpoint refuses a sentinel for what it says.
+        """
+        num_failures = 0
         while not stop.is_set():
             try:
                 self.look(stop)
-            except (StaleWrite, Unavailable) as error:
-                # Nothing was stored: the candidate changed or could not answer. Look again.
-                log.warning("not judged", reason=error.message)
-                stop.wait(_RETRY_SECONDS)
-            step_done()
+            except InvalidSettings:
+                raise
+            except Exception as error:  # noqa: BLE001 whatever broke here is ours: it must not become a verdict, nor end the gate
+                if stop.is_set():
+                    return
+                num_failures += 1
+                self._failed(error, num_failures)
+                stop.wait(min(_LONGEST_RETRY_SECONDS, _RETRY_SECONDS * 2.0 ** min(num_failures - 1, 10)))
+                continue
+            num_failures = 0
+            trouble("gate", None)
+            step_done()  # not after a failure: a gate that fails in a loop is not healthy
             stop.wait(_LOOK_SECONDS)
 
     def look(self, stop: threading.Event) -> bool:
-        """Judge what waits: the base policy first, then the candidate; False if nothing waits."""
+        """Judge what waits: the live version first if nobody did, then the candidate; False if nothing waits."""
         with self._database.snapshot() as connection:
             arms = assignments.read(connection, self._policy)
-            known = repository.verdicts(connection, self._policy, self._sentinels.hash)
+            self._since = repository.candidate_since(connection, self._policy)
             revoked = revocations.read(connection, self._policy)
-        judged = {verdict.version for verdict in known}
-        live, candidate = arms.get(LIVE), arms.get(CANDIDATE)
-        if live is not None and live.version is not None:
-            LIVE_VERSION.set(live.version)
-        if live is not None and live.version is not None and live.version not in judged:
-            # The first live version is nobody's candidate: its accuracy is what later ones are compared with.
-            self._judge(live._replace(version=None), live.version, None, stop)
+            live, candidate = arms.get(LIVE), arms.get(CANDIDATE)
+            if live is None or live.version is None:
+                return False
+            is_judged = repository.is_judged(connection, self._policy, self._sentinels.hash, live.version)
+            is_known = not self._sentinels.items or self._kept(connection, live.version)
+        LIVE_VERSION.set(live.version)
+        if candidate is not None and candidate.version in revoked:
+            why = revoked[candidate.version].reason
+            self._refuse(candidate, live, f"v{candidate.version} was revoked and never comes back: {why}", revoked=True)
+        elif not is_judged:
+            self._judge_live(live.version, stop)
             return True
-        if candidate is None or candidate.version is None:
-            return False
-        accepted = [
-            verdict.sentinels
-            for verdict in known
-            if verdict.accepted and verdict.sentinels.values and verdict.version not in revoked
-        ]
-        best = max(accepted, key=lambda sentinels: sentinels.accuracy, default=None)
-        self._judge(candidate, candidate.version, best, stop)
+        else:
+            if not is_known:  # it is resident now, and may not be once a candidate asks for the comparison
+                self._answers_of(live.version, stop, is_reference=True)
+            if candidate is None or candidate.version is None:
+                return False
+            self._judge(candidate, live, stop, is_live_revoked=live.version in revoked)
+        self._since = None
         return True
 
-    def _judge(self, arm: Assignment, version: int, best: Sentinels | None, stop: threading.Event) -> None:
+    def _judge_live(self, version: int, stop: threading.Event) -> None:
+        """What the live version is worth: it is nobody's candidate, and the first one is the first anchor."""
+        answers = self._answers_of(version, stop, is_reference=True)
+        graded = self._graded({task: {version: answers} for task in self._sentinels.tasks})
+        values = {task: found[version] for task, found in graded.items()}
+        says = [f"{task} {rules.mean(found):.3f}" for task, found in values.items()]
+        reason = "; ".join(says) or rules.decide((), version, self._sentinels.ungated).reason
+        judged = Judged(version, True, reason, _accuracy(values), None, self._details(version, values, ()), {})
+        with self._database.transaction() as connection:
+            repository.store_live(connection, self._policy, judged)
+            held = repository.anchors(connection, self._policy)
+            if version not in revocations.read(connection, self._policy):
+                for task in self._sentinels.tasks:
+                    if task not in held:
+                        repository.set_anchor(connection, self._policy, task, version, "the first judged version")
+        log.info("measured", version=version, reason=reason)
+
+    def _judge(self, candidate: Assignment, live: Assignment, stop: threading.Event, *, is_live_revoked: bool) -> None:
+        version = _version_of(candidate)
         try:
-            found = self._runner.run(self._sentinels, version, stop)
-            decision = judge(found, best, self._settings.tolerance)
-        except VersionNotResident as error:
-            found, decision = Sentinels(version, ()), Decision(False, error.message)
+            mine = self._answers_of(version, stop)
+        except BadVersion as error:
+            self._refuse(candidate, live, error.message)
+            return
+        if not all(answer.finite for answer in mine):
+            self._refuse(candidate, live, "log-probs are not finite", finite=False)
+            return
+        references, notes = self._references(None if is_live_revoked else _version_of(live))
+        said = {version: mine}
+        for number in {number for roles in references.values() for number in roles.values()}:
+            said[number] = self._answers_of(number, stop, is_reference=True)
+        values = self._graded(
+            {
+                task: {number: said[number] for number in (version, *roles.values())}
+                for task, roles in references.items()
+            }
+        )
+        questions = [
+            Question(task, self._tasks[task].gate_graders, self._tasks[task].gate.margin, roles, values[task])
+            for task, roles in references.items()
+        ]
+        decision = rules.decide(questions, version, self._sentinels.ungated)
+        self._store(
+            candidate, live, _judged(version, decision, notes, self._details_of(version, values, decision), values)
+        )
+
+    def _refuse(self, candidate: Assignment, live: Assignment, reason: str, **facts: object) -> None:
+        """By name, without a comparison."""
+        version = _version_of(candidate)
+        details = {**self._details(version, {}, ()), **facts}
+        self._store(candidate, live, Judged(version, False, reason, None, None, details, {}))
+
+    def _store(self, candidate: Assignment, live: Assignment, judged: Judged) -> None:
+        compared = [item["version"] for task in judged.details["tasks"].values() for item in task["comparisons"]]
         with self._database.transaction() as connection:
             repository.store(
                 connection,
                 self._policy,
-                arm,
-                found=found,
-                decision=decision,
-                best=best,
-                sentinels_hash=self._sentinels.hash,
+                candidate,
+                judged,
+                live=live,
+                references=compared,
                 refusals_before_rollback=self._settings.refusals_before_rollback,
             )
         self._bell.ring(MOVED)
-        VERDICTS.labels(str(decision.accepted).lower()).inc()
-        log.info("judged", version=version, accepted=decision.accepted, reason=decision.reason)
+        VERDICTS.labels(str(judged.accepted).lower()).inc()
+        log.info("judged", version=judged.version, accepted=judged.accepted, reason=judged.reason)
+
+    def _references(self, live: int | None) -> tuple[dict[str, dict[str, int]], list[str]]:
+        """By task: whom the candidate is compared with, and what there is to say about it. `live`: None if revoked."""
+        found, notes = dict[str, dict[str, int]](), list[str]()
+        with self._database.transaction() as connection:
+            anchors = repository.anchors(connection, self._policy)
+            for task in self._sentinels.tasks:
+                anchor = next(iter(anchors.get(task, ())), None)
+                if anchor is not None and anchor != live and not self._kept(connection, anchor):
+                    note = f"v{anchor} was the anchor of {task}; it is not resident and never answered these sentinels"
+                    log.warning("anchor replaced", task=task, version=anchor, by=live, reason=note)
+                    notes.append(note if live is None else f"{note}: v{live} is from now on")
+                    anchor = None
+                if anchor is None and live is not None:
+                    repository.set_anchor(connection, self._policy, task, live, "; ".join(notes) or "no other was left")
+                roles = {rules.LIVE: live} if live is not None else {}
+                found[task] = roles if anchor is None else {**roles, ANCHOR: anchor}
+                if not found[task]:
+                    raise Unavailable(
+                        f"the live version was revoked, and {task} has no anchor that was not: roll back or promote another"
+                    )
+        return found, notes
+
+    def _kept(self, connection: Connection, version: int) -> bool:
+        return repository.has_answers(connection, self._policy, self._sentinels.hash, version)
+
+    def _answers_of(self, version: int, stop: threading.Event, *, is_reference: bool = False) -> tuple[Answer, ...]:
+        """As they are kept; else the version is asked, which has to be resident, and they are kept."""
+        with self._database.snapshot() as connection:
+            held = repository.read_answers(connection, self._policy, self._sentinels.hash, version)
+        if held and len(held) == len(self._sentinels.items):
+            return held
+        answers = self._asker.ask(self._sentinels, version, stop, is_reference=is_reference)
+        with self._database.transaction() as connection:
+            repository.keep_answers(connection, self._policy, self._sentinels.hash, version, answers)
+        return answers
+
+    def _graded(self, said: Mapping[str, Mapping[int, Sequence[Answer]]]) -> dict[str, dict[int, tuple[float, ...]]]:
+        """By task and version."""
+        shuffler = random.Random()  # noqa: S311 an order that graders cannot know, not a secret
+        return {
+            task: grade_together(self._grade, self._sentinels, task, answers, shuffler)
+            for task, answers in said.items()
+        }
+
+    def _details_of(
+        self, version: int, values: Mapping[str, Mapping[int, Sequence[float]]], decision: Decision
+    ) -> dict[str, Any]:
+        return self._details(version, {task: found[version] for task, found in values.items()}, decision.comparisons)
+
+    def _details(
+        self, version: int, values: Mapping[str, Sequence[float]], comparisons: Sequence[rules.Comparison]
+    ) -> dict[str, Any]:
+        """What the verdict rests on, by task."""
+        tasks = {
+            task: {
+                "graders": list(self._tasks[task].gate_graders),
+                "num": len(found),
+                "value": rules.mean(found),
+                "comparisons": [item.facts for item in comparisons if item.task == task],
+            }
+            for task, found in values.items()
+        }
+        return {
+            "version": version,
+            "sentinels": self._sentinels.hash,
+            "tasks": tasks,
+            "ungated": dict(self._sentinels.ungated),
+        }
+
+    def _failed(self, error: Exception, num_failures: int) -> None:
+        NO_VERDICTS.inc()
+        reason = error.message if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
+        trouble("gate", f"no verdict, {num_failures} times in a row: {reason}")
+        # With a traceback where nobody expected it.
+        log.warning("no verdict", reason=reason, times=num_failures, exc_info=not isinstance(error, MillraceError))
+
+
+def _judged(
+    version: int,
+    decision: Decision,
+    notes: Sequence[str],
+    details: dict[str, Any],
+    values: Mapping[str, Mapping[int, Sequence[float]]],
+) -> Judged:
+    mine = {task: found[version] for task, found in values.items()}
+    first = {item.task: item for item in reversed(decision.comparisons)}
+    against = {task: values[task][item.version] for task, item in first.items()}
+    proven = dict.fromkeys(decision.proven_on, f"proven better than the anchor before it; {decision.reason}")
+    reason = "; ".join([decision.reason, *notes])
+    return Judged(version, decision.accepted, reason, _accuracy(mine), _accuracy(against), details, proven)
+
+
+def _accuracy(values: Mapping[str, Sequence[float]]) -> float | None:
+    """Mean over all sentinels of all tasks."""
+    every = [value for found in values.values() for value in found]
+    return rules.mean(every) if every else None
+
+
+def _version_of(arm: Assignment) -> int:
+    if arm.version is None:
+        raise Unavailable(f"the arm {arm.arm} was cleared meanwhile")
+    return arm.version

@@ -1,67 +1,138 @@
-"""SQL of release: verdicts, and the moves that follow from them in the same transaction."""
+"""SQL of release: answers, anchors, verdicts, and the moves that follow from them in the same transaction."""
 
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, delete, insert, or_, select
 
-from contracts import assignments
+from contracts import assignments, revocations
 from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
 from contracts.database import insert_or_update
-from contracts.tables import verdict
-from pipelines.release.rules import Decision, Sentinels, refused_in_a_row
+from contracts.errors import StaleWrite
+from contracts.tables import assignment, gate_anchor, sentinel_answer, verdict
+from pipelines.release.asking import Answer
+from pipelines.release.rules import refused_in_a_row
+
+ANCHORS_KEPT = 4
+"""Of a task: where the newest are revoked, the one before is there."""
 
 
-class Verdict(NamedTuple):
-    """A stored verdict."""
+class Judged(NamedTuple):
+    """A verdict, ready to be stored. `proven`: tasks whose next anchor this version is, and why."""
 
     version: int
     accepted: bool
-    sentinels: Sentinels
+    reason: str
+    accuracy: float | None
+    against: float | None
+    details: dict[str, Any]
+    proven: dict[str, str]
 
 
-def verdicts(connection: Connection, policy: str, sentinels_hash: str) -> list[Verdict]:
-    """All verdicts on these sentinels, oldest first."""
-    rows = connection.execute(select(verdict).where(verdict.c.policy == policy).order_by(verdict.c.at))
-    return [
-        Verdict(row.version, row.accepted, Sentinels(row.version, tuple(row.details["values"]), row.details["finite"]))
-        for row in rows
-        if row.details["sentinels"] == sentinels_hash
-    ]
+def is_judged(connection: Connection, policy: str, sentinels_hash: str, version: int) -> bool:
+    """Whether there is a verdict on a version that comes from these sentinels."""
+    statement = select(verdict.c.details).where(verdict.c.policy == policy, verdict.c.version == version)
+    details = connection.execute(statement).scalar_one_or_none()
+    return details is not None and details.get("sentinels") == sentinels_hash
+
+
+def candidate_since(connection: Connection, policy: str) -> float | None:
+    """When the waiting candidate was offered, UTC epoch seconds; None if none waits."""
+    columns = assignment.c
+    statement = select(columns.at).where(
+        columns.policy == policy, columns.arm == CANDIDATE, columns.version.is_not(None)
+    )
+    return connection.execute(statement).scalar_one_or_none()
+
+
+def read_answers(connection: Connection, policy: str, sentinels_hash: str, version: int) -> tuple[Answer, ...]:
+    """What a version said, in the order of the sentinels; empty if nothing is kept."""
+    columns = sentinel_answer.c
+    statement = (
+        select(columns.answer)
+        .where(columns.policy == policy, columns.version == version, columns.sentinels_hash == sentinels_hash)
+        .order_by(columns.position)
+    )
+    return tuple(Answer(**found) for found in connection.execute(statement).scalars())
+
+
+def has_answers(connection: Connection, policy: str, sentinels_hash: str, version: int) -> bool:
+    """Whether what a version said is kept."""
+    columns = sentinel_answer.c
+    statement = select(columns.position).where(
+        columns.policy == policy, columns.version == version, columns.sentinels_hash == sentinels_hash
+    )
+    return connection.execute(statement.limit(1)).first() is not None
+
+
+def keep_answers(
+    connection: Connection, policy: str, sentinels_hash: str, version: int, answers: Sequence[Answer]
+) -> None:
+    """Keep all answers of a version, in the place of earlier ones."""
+    now = time.time()
+    columns = sentinel_answer.c
+    connection.execute(delete(sentinel_answer).where(columns.policy == policy, columns.version == version))
+    head = {"policy": policy, "version": version, "sentinels_hash": sentinels_hash, "at": now}
+    rows = [{**head, "position": place, "answer": answer._asdict()} for place, answer in enumerate(answers)]
+    if rows:
+        connection.execute(insert(sentinel_answer), rows)
+
+
+def anchors(connection: Connection, policy: str) -> dict[str, list[int]]:
+    """By task: its anchors that were not revoked, the newest first."""
+    revoked = revocations.read(connection, policy)
+    rows = connection.execute(
+        select(gate_anchor).where(gate_anchor.c.policy == policy).order_by(gate_anchor.c.at.desc())
+    )
+    found: dict[str, list[int]] = {}
+    for row in rows:
+        if row.version not in revoked:
+            found.setdefault(row.task, []).append(row.version)
+    return found
+
+
+def set_anchor(connection: Connection, policy: str, task: str, version: int, reason: str) -> None:
+    """The newest anchor of a task from now on."""
+    row = {"policy": policy, "task": task, "version": version, "at": time.time(), "reason": reason}
+    insert_or_update(connection, gate_anchor, row, ["at", "reason"])
+
+
+def store_live(connection: Connection, policy: str, judged: Judged) -> None:
+    """Write down what the live version is worth, which is nobody's candidate; an earlier verdict on it stays as it was."""
+    held = connection.execute(
+        select(verdict.c.accepted, verdict.c.reason).where(
+            verdict.c.policy == policy, verdict.c.version == judged.version
+        )
+    ).one_or_none()
+    if held is not None:
+        judged = judged._replace(accepted=held.accepted, reason=held.reason)
+    _write(connection, policy, judged)
 
 
 def store(
     connection: Connection,
     policy: str,
     candidate: Assignment,
+    judged: Judged,
     *,
-    found: Sentinels,
-    decision: Decision,
-    best: Sentinels | None,
-    sentinels_hash: str,
+    live: Assignment,
+    references: Collection[int],
     refusals_before_rollback: int,
 ) -> None:
-    """Write the verdict and move the arms: all or nothing.
+    """Write the verdict and move the arms: all or nothing. `live`, `references`: what it was compared with.
 
     Raises:
-        StaleWrite: the candidate changed meanwhile; the verdict is not stored.
+        StaleWrite: an arm was moved meanwhile, or a version of the comparison was revoked; nothing is stored.
     """
-    details = {"values": list(found.values), "finite": found.finite, "sentinels": sentinels_hash}
-    row = {
-        "policy": policy,
-        "version": found.version,
-        "accepted": decision.accepted,
-        "accuracy": found.accuracy if found.values else None,
-        "best_accuracy": best.accuracy if best else None,
-        "reason": decision.reason,
-        "details": details,
-        "at": time.time(),
-    }
-    insert_or_update(connection, verdict, row, ["accepted", "accuracy", "best_accuracy", "reason", "details", "at"])
-    if candidate.version is None:
-        return
+    revoked = revocations.read(connection, policy)
+    if gone := sorted(revoked.keys() & {*references, *([judged.version] if judged.accepted else [])}):
+        raise StaleWrite(f"v{gone[0]} was revoked while v{judged.version} was judged; it is judged anew")
+    if assignments.read(connection, policy)[LIVE].epoch != live.epoch:
+        raise StaleWrite(f"another version became live while v{judged.version} was judged; it is judged anew")
+    _write(connection, policy, judged)
     assignments.move(
         connection,
         policy=policy,
@@ -69,22 +140,67 @@ def store(
         version=None,
         expected_epoch=candidate.epoch,
         writer="release",
-        reason=f"v{found.version} judged",
+        reason=f"v{judged.version} judged",
     )
+    for task, reason in judged.proven.items():
+        set_anchor(connection, policy, task, judged.version, reason)
     arms = assignments.read(connection, policy)
-    target, reason = LIVE, decision.reason
-    if not decision.accepted:
-        history = [held.accepted for held in verdicts(connection, policy, sentinels_hash)]
-        if refused_in_a_row(history) % refusals_before_rollback != 0:
+    target, reason = LIVE, judged.reason
+    if not judged.accepted:
+        if refused_in_a_row(_history(connection, policy, judged.details["sentinels"])) % refusals_before_rollback != 0:
+            return
+        if judged.details.get("revoked"):
             return
         target, reason = TRAINING, f"{refusals_before_rollback} refusals in a row"
     assignments.move(
         connection,
         policy=policy,
         arm=target,
-        version=found.version if decision.accepted else arms[LIVE].version,
+        version=judged.version if judged.accepted else arms[LIVE].version,
         expected_epoch=arms[target].epoch if target in arms else 0,
         writer="release",
         reason=reason,
         share=1.0 if target == LIVE else 0.0,
     )
+    if judged.accepted:
+        forget(connection, policy, judged.details["sentinels"], {judged.version})
+    if judged.proven:
+        # With these answers it won: those of its luck would be held against whoever comes. It is asked anew, as what is live.
+        columns = sentinel_answer.c
+        connection.execute(delete(sentinel_answer).where(columns.policy == policy, columns.version == judged.version))
+
+
+def forget(connection: Connection, policy: str, sentinels_hash: str, keep: Collection[int]) -> None:
+    """Drop answers that nobody will be compared with: all but those of `keep` and of the anchors."""
+    anchored = {version for versions in anchors(connection, policy).values() for version in versions[:ANCHORS_KEPT]}
+    columns = sentinel_answer.c
+    connection.execute(
+        delete(sentinel_answer).where(
+            columns.policy == policy,
+            or_(columns.version.not_in({*keep, *anchored}), columns.sentinels_hash != sentinels_hash),
+        )
+    )
+
+
+def _history(connection: Connection, policy: str, sentinels_hash: str) -> list[bool]:
+    """Verdicts on these sentinels, oldest first; what was revoked was never weighed."""
+    rows = connection.execute(select(verdict).where(verdict.c.policy == policy).order_by(verdict.c.at))
+    return [
+        row.accepted
+        for row in rows
+        if row.details.get("sentinels") == sentinels_hash and not row.details.get("revoked")
+    ]
+
+
+def _write(connection: Connection, policy: str, judged: Judged) -> None:
+    row = {
+        "policy": policy,
+        "version": judged.version,
+        "accepted": judged.accepted,
+        "accuracy": judged.accuracy,
+        "best_accuracy": judged.against,
+        "reason": judged.reason,
+        "details": judged.details,
+        "at": time.time(),
+    }
+    insert_or_update(connection, verdict, row, ["accepted", "accuracy", "best_accuracy", "reason", "details", "at"])

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from contracts.settings import Section
+
+_RETIRED = frozenset(("tolerance", "max_tokens"))
+"""Stand in homes of before the sign test: how far below the best is a matter of chance now, and tasks have lengths."""
 
 
 class ReleaseSettings(Section):
     """How a candidate is judged."""
 
     sentinels: Path | None = None
-    """JSON lines of {"messages": [...], "reference": "..."}; without it a candidate needs only finite log-probs of
-    nothing, that is, it is accepted unseen."""
-    tolerance: float = Field(default=0.03, ge=0)
-    """How far below the best accepted version a candidate's accuracy may be."""
+    """JSON lines of {"messages": [...], "reference": ..., "task": ...}; a task without any is ungated, and so is a home
+    without this file."""
     refusals_before_rollback: int = Field(default=3, ge=1)
     """After so many refusals in a row the trainer goes back to the live version."""
     concurrency: int = Field(default=32, ge=1)
     """Sentinel requests in flight."""
-    max_tokens: int = Field(default=32, ge=1)
-    """Longest sentinel answer, in tokens."""
     patience_seconds: float = Field(default=60.0, gt=0)
-    """How long to wait until the engine holds a candidate, and then for its scores."""
+    """How long to wait until the engine holds a version and has answered, before that is no verdict and tried again."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_retired(cls, given: Any) -> Any:
+        return (
+            {name: value for name, value in given.items() if name not in _RETIRED} if isinstance(given, dict) else given
+        )

@@ -24,7 +24,7 @@ import structlog
 from blake3 import blake3
 from safetensors import SafetensorError
 
-from contracts.errors import Unavailable, WeightsRefused
+from contracts.errors import StaleWrite, Unavailable, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
 from contracts.weights.files import make_folder_durably, write_durably
 from pipelines.training.checkpoint_names import (
@@ -121,6 +121,8 @@ class CheckpointStore:
             # What is left of it would keep the disk full, and users' signals out.
             shutil.rmtree(self._folder / name, ignore_errors=True)
             raise
+        except FileNotFoundError as error:
+            raise StaleWrite(f"{name} was removed while it was written: another trainer uses this folder") from error
         self._prune(keep_versions)
         return name
 

@@ -81,6 +81,7 @@ class Pruning:
     def _plan(self, replicas: Collection[int], noted: Collection[int], now: float) -> Plan:
         with self._database.snapshot() as connection:
             arms, gone = self._arms(connection), going(connection, self._policy, "chunk")
+            gone_versions = {int(name) for name in going(connection, self._policy, "version")}
         loadable = {BASE_VERSION, *noted}
         return plan_pruning(
             self._store,
@@ -90,6 +91,7 @@ class Pruning:
             loadable=loadable,
             keep_anchors=self._keep_anchors,
             gone=gone,
+            gone_versions=gone_versions,
         )
 
     def _arms(self, connection: Connection) -> set[int]:

@@ -95,20 +95,24 @@ class Publisher:
         """What the store has."""
         return self._store.versions(self._settings.policy)
 
-    def adopt(self) -> None:
-        """Claim what this home published before there were claims; what the store cannot say now is claimed at the next start."""
+    def adopt(self) -> list[int]:
+        """Every version that is claimed, also those that this home published before there were claims.
+
+        What the store cannot say now is claimed at the next start.
+        """
         policy = self._settings.policy
+        with self._database.snapshot() as connection:
+            claimed = repository.parents(connection, policy)
         try:
-            with self._database.snapshot() as connection:
-                claimed = repository.parents(connection, policy)
             strangers = [version for version in self.versions() if version not in claimed and version != BASE_VERSION]
             manifests = [self._store.manifest(policy, version) for version in strangers]
         except (Unavailable, InvalidRequest, InvalidSettings, WeightsRefused) as error:
             log.warning("versions not claimed", reason=error.message)
-            return
+            return [*claimed]
         if manifests:
             with self._lease.transaction() as connection:
                 repository.adopt_versions(connection, policy, manifests)
+        return [*claimed, *strangers]
 
     def load(self, version: int) -> Tensors:
         """The bits of a version."""

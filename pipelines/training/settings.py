@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field
 
 from contracts.errors import InvalidSettings
+from contracts.lease import LIFETIME_SECONDS
 from contracts.settings import Section
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ class TrainingSettings(Section):
     """Of the device at the precision used; without it utilisation is not reported."""
     num_threads: int = Field(default=1, ge=1)
     """CPU threads of the trainer."""
+    lease_seconds: float = Field(default=LIFETIME_SECONDS, ge=1)
+    """A trainer that says nothing for so long is gone, and another may take its place. One that died on this machine is
+    noticed at once."""
 
     @property
     def reward_range(self) -> tuple[float, float]:

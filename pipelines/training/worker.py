@@ -25,6 +25,7 @@ from contracts.bisection import is_of_a_record
 from contracts.dead_letters import bury
 from contracts.errors import Unavailable
 from contracts.faults import FaultPoint, no_fault
+from contracts.log_loss import begin_no_later, forget_training_positions
 from contracts.metrics import (
     PUBLISHED_VERSION,
     TRAINING_CORRECTIONS,
@@ -133,6 +134,8 @@ class Trainer:
             learner, self._checkpoints, self._publisher, database, event_log, lease, settings.policy, clock()
         )
         self.state, self._restored, self._told_ordinal = restoring.restore()
+        with database.snapshot() as connection:
+            begin_no_later(connection, self.state.positions)
         self._publisher.adopt()
         passed = clock() - self.state.cut_at
         self._cut_at = began_before(monotonic(), passed, training.publish_seconds)
@@ -219,7 +222,10 @@ class Trainer:
         if self.state.epoch != self._lease.epoch and self._due is None:
             self._begin_epoch(self._restored)
         self._settle()
+        self._steps.record()
         if self._consumer is None:
+            with self._lease.transaction() as connection:
+                forget_training_positions(connection)
             consume = self._event_log.consumer
             self._consumer = consume(repository.CONSUMER_GROUP, (EXPERIENCES,), self._intake.position)
         return self._consumer
@@ -234,7 +240,7 @@ class Trainer:
         consumer = self.begin()
         arms = self._arms()
         self._publisher.mirror(arms.get(LIVE), self._monotonic())
-        self._obey_rollback(arms.get(TRAINING), consumer)
+        self._obey_rollback(arms.get(TRAINING))
         self._read(consumer, timeout)
         self._refuse()
         if self._is_ready():
@@ -259,11 +265,11 @@ class Trainer:
             # What is in no version yet was told to be in the next one, and that has another number now.
             self.state.note_all([key for key, fate in self.state.fates.items() if fate.is_uncut])
             self._told_ordinal = self.state.ordinal
-        is_published = version not in {None, BASE_VERSION} and self._publisher.is_stored(self.state.version)
-        self._due = Due(version, cuts=version not in {None, BASE_VERSION} and not is_published)
+        is_cut = version not in {None, BASE_VERSION}
+        self._due = Due(version, cuts=is_cut and not self._publisher.is_stored(self.state.version))
         log.info("epoch begins", epoch=self.state.epoch, version=self.state.version, samples=len(self.state.fates))
 
-    def _obey_rollback(self, arm: Assignment | None, consumer: Consumer) -> None:
+    def _obey_rollback(self, arm: Assignment | None) -> None:
         if arm is None or arm.epoch <= self.state.obeyed_rollback:
             return
         self._parents.update(pairwise(self.state.lineage))  # what is left behind was cut, and may still be heard of
@@ -273,7 +279,8 @@ class Trainer:
         if version is not None:
             self.state.note_changes(before)
             self._publisher.forget_unsent()
-            consumer.seek_to_stored()
+            if self._consumer is not None:
+                self._consumer.seek_to_stored()
             self._lease.next_epoch()
         self.state.obeyed_rollback = arm.epoch
         self._dirty = True
@@ -350,6 +357,7 @@ class Trainer:
             if self._due.cuts:
                 self._publisher.cut(self.state, self._learner.tensors(), self._clock())
             self._due = None
+            self._fault("training: before outcomes")
         self._teller.tell()
         self._send_bytes()
 

@@ -71,6 +71,20 @@ def make_judge(
     return Judge(task, rule, clients, fallback, store=store, clocks=clocks)
 
 
+def gate_judge(task: Task, name: str, http: httpx.Client, environ: Mapping[str, str] = os.environ) -> Judge:
+    """A judge for the gate, of whatever role: it sees every answer, by itself, and remembers nothing from before.
+
+    Raises:
+        InvalidTask: its key is missing, or it was not admitted; with file, line and what to do.
+    """
+    index = next(place for place, rule in enumerate(task.judges) if rule.name == name)
+    _check_keys(task, index, environ)
+    _check_admission(task, index)
+    # A budget that sheds, or a fallback that steps in, would compare what two different graders said.
+    alone = {"sample_share": 1.0, "tokens_per_minute": None, "money_per_day": None, "fallback": None}
+    return trial_judge(task, task.judges[index].model_copy(update=alone), http, environ)
+
+
 def trial_judge(task: Task, rule: JudgeRule, http: httpx.Client, environ: Mapping[str, str] = os.environ) -> Judge:
     """A judge that remembers nothing afterwards: to measure it."""
     return make_judge(task.name, rule, MemoryStore(), http, environ=environ)
@@ -138,8 +152,8 @@ def _check_admission(task: Task, index: int) -> None:
     place = task.where("judges", index, "admission")
     if rule.admission is None:
         raise InvalidTask(
-            f"{place}: judge {rule.name!r} was not admitted, so its role can only be `watch`; measure it with: {command}; "
-            f'then write admission = "{path}"'
+            f"{place}: judge {rule.name!r} was not admitted, so its role can only be `watch`, and it cannot gate; measure it "
+            f'with: {command}; then write admission = "{path}"'
         )
     try:
         found = shortfalls(rule, read_report(Path(task.folder) / path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from contracts.errors import InvalidTask
@@ -12,7 +13,7 @@ from rewards.verifiers.check import BatchVerifier, Builder, Context, Verifier
 
 
 class Kind(NamedTuple):
-    """One kind of verifier. `is_slow`: it runs beside others, and after the gates."""
+    """One kind of verifier. `is_slow`: it runs beside others, and after the gates. contracts/tasks/gate.py has what it proves."""
 
     purpose: str
     is_slow: bool = False
@@ -37,8 +38,8 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def graders_of(task: Task) -> list[Grader]:
-    """The verifiers of a task, ready to run.
+def graders_of(task: Task, names: Collection[str] | None = None) -> list[Grader]:
+    """The verifiers of a task, ready to run; only those of `names`, if it is given.
 
     Raises:
         InvalidTask: an unknown kind, or a config that it does not take; with file, line and what to do.
@@ -51,6 +52,8 @@ def graders_of(task: Task) -> list[Grader]:
                 f"{place}: verifier {rule.name!r} kind: there is no verifier {rule.kind!r}; "
                 f"there are {', '.join(sorted(KINDS))}"
             )
+        if names is not None and rule.name not in names:
+            continue
         module: Any = importlib.import_module(f"rewards.verifiers.{rule.kind}")
         built = built_by(module.build, task, index)
         graders.append(

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Row, Table, desc, func, select
 
 from contracts import assignments, ledger, revocations, rollback
+from contracts.dead_letters import OPEN
+from contracts.log_loss import num_written_off
 from contracts.tables import (
     assignment_change,
     dead_letter,
@@ -59,12 +61,14 @@ class Totals(NamedTuple):
     """Acknowledged signals that episodes has not seen, except those that wait for the answer of their key."""
     positions: dict[tuple[str, str, int], int]
     """(consumer group, topic, partition) to the next offset."""
-    dead_letters: dict[tuple[str, str], int]
-    """(consumer group, topic) to how many."""
+    dead_letters: dict[tuple[str, str, str], int]
+    """(consumer group, topic, state) to how many."""
     outboxes: dict[str, int]
     """Process to how many messages wait for the log."""
     without_row: int = 0
     """Records of generations that were read and have no row: sent twice, or of a day that was dropped."""
+    num_lost: int = 0
+    """Generations that only a log had that was lost."""
 
 
 class Snapshot(NamedTuple):
@@ -77,7 +81,7 @@ class Snapshot(NamedTuple):
     positions: dict[tuple[str, str, int], int]
     """(consumer group, topic, partition) to the next offset."""
     dead_letters: Rows
-    """consumer_group, topic, partition, offset, reason, num_bytes, at; newest first."""
+    """Open ones. consumer_group, topic, partition, offset, reason, num_bytes, at; newest first."""
     outboxes: dict[str, int]
     """Process to how many messages wait for the log."""
     scores: list[Score]
@@ -122,6 +126,7 @@ def read_totals(connection: Connection) -> Totals:
         dead_letters=_num_dead_letters(connection),
         outboxes=_counts(connection, outbox.c.process),
         without_row=sum(connection.execute(select(generation_count.c["count"])).scalars()),
+        num_lost=num_written_off(connection),
     )
 
 
@@ -156,16 +161,17 @@ def _dead_letters(connection: Connection) -> Rows:
             func.length(columns.value).label("num_bytes"),
             columns.at,
         )
+        .where(columns.state == OPEN)
         .order_by(columns.at.desc(), desc(columns.offset))
         .limit(MAX_DEAD_LETTERS)
     )
     return list(connection.execute(statement))
 
 
-def _num_dead_letters(connection: Connection) -> dict[tuple[str, str], int]:
-    columns = (dead_letter.c.consumer_group, dead_letter.c.topic)
+def _num_dead_letters(connection: Connection) -> dict[tuple[str, str, str], int]:
+    columns = (dead_letter.c.consumer_group, dead_letter.c.topic, dead_letter.c.state)
     statement = select(*columns, func.count()).group_by(*columns)
-    return {(group, topic): count for group, topic, count in connection.execute(statement)}
+    return {(group, topic, state): count for group, topic, state, count in connection.execute(statement)}
 
 
 def _scores(connection: Connection) -> list[Score]:

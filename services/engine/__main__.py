@@ -22,7 +22,7 @@ from services.engine.app import make_app
 from services.engine.engine import Engine
 from services.engine.follower import Follower
 from services.engine.local_copy import LocalCopy
-from services.engine.repository import keep_swap, read_versions
+from services.engine.repository import keep_swap, read_wanted
 from services.engine.settings import EngineSettings
 from services.engine.swap import SwapRecord
 
@@ -63,7 +63,7 @@ def main(home: Path) -> None:
         on_swap=swapped,
         on_gave_up=end,
     )
-    follower = Follower(engine, lambda: read_versions(database, settings.policy), on_exit=end)
+    follower = Follower(engine, lambda: read_wanted(database, settings.policy), on_exit=end)
     config = uvicorn.Config(
         make_app(engine, follower),
         log_level="warning",

@@ -96,10 +96,11 @@ class Engine:
         """The version that each arm holds."""
         return {name: self.arms[name].version for name in ARMS if name in self.arms}
 
-    def update(self, arm: str, version: int) -> SwapRecord | None:
+    def update(self, arm: str, version: int, root: str | None = None) -> SwapRecord | None:
         """Bring an arm to a version, newer or older; the record, or None if nothing was interrupted.
 
-        It is decoded and verified while the arm serves what it served; the pause only writes what differs.
+        It is decoded and verified while the arm serves what it served; the pause only writes what differs. `root` is what
+        its weights must add up to, as whoever assigned it says; None: what its manifest says.
 
         Raises:
             NotFound, WeightsRefused: the version cannot be had; the arm serves what it served.
@@ -107,7 +108,7 @@ class Engine:
         """
         if arm not in ARMS:
             raise InvalidRequest(f"arm must be one of {', '.join(ARMS)}, not {arm!r}", param="arm")
-        return self._control.submit(self._update, arm, version).result()
+        return self._control.submit(self._update, arm, version, root).result()
 
     def pause(self) -> None:
         """Stop every arm between two steps, keeping requests in flight, until `resume`."""
@@ -150,15 +151,15 @@ class Engine:
         for arm in self.arms.values():
             arm.stop()
 
-    def _update(self, name: str, version: int) -> SwapRecord | None:
+    def _update(self, name: str, version: int, root: str | None) -> SwapRecord | None:
         arm = self.arms.get(name)
         if arm is None:
-            self._load(name, version)
+            self._load(name, version, root)
             return None
         if arm.version == version and not arm.gave_up:
             return None
         started = perf_counter()
-        step = self._stager.stage(name, arm.model, version)
+        step = self._stager.stage(name, arm.model, version, root)
         stage_seconds = perf_counter() - started
         if arm.gave_up:
             arm.replace(step.patches, version)
@@ -184,10 +185,10 @@ class Engine:
         self._on_swap(record)
         return record
 
-    def _load(self, name: str, version: int) -> None:
+    def _load(self, name: str, version: int, root: str | None) -> None:
         started = perf_counter()
         model = self._make_model()
-        step = self._stager.stage(name, model, version)
+        step = self._stager.stage(name, model, version, root)
         apply_patches(step.patches)
         arm = Arm(name, model, version, self._settings, self._on_gave_up if name == "live" else _ignore)
         self._stager.made(name, model, step)

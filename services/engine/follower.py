@@ -1,6 +1,6 @@
 """Follows the assignments: whatever version an arm is pointed at, the engine comes to hold.
 
-Flows in: arm → version, read every tenth of a second, and at once when woken. Flows out: updates of the engine. Waits
+Flows in: arm → version and its root, read every tenth of a second, and at once when woken. Flows out: updates of the engine. Waits
 for: nothing; a version that cannot be staged leaves the old one serving, is named in /health, and is tried again, ever less often.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from time import monotonic
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -22,6 +23,13 @@ _FIRST_RETRY_SECONDS = 0.5
 _LAST_RETRY_SECONDS = 30.0
 _ASSIGNMENTS = "assignments"
 _log = structlog.get_logger(__name__)
+
+
+class Wanted(NamedTuple):
+    """What an arm is pointed at. `version` None: leave it as it is; `root` None: whatever the version's weights add up to."""
+
+    version: int | None
+    root: str | None = None
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +62,7 @@ class Follower:
 
     Args:
         engine: what is brought along.
-        read_assignments: arm → version now; arms other than the engine's are ignored, None means leave as it is.
+        read_assignments: arm → what it is pointed at now; arms other than the engine's are ignored.
         on_exit: called if the thread ends by an error; the process should end too.
         poll_seconds: the longest pause between two looks.
 
@@ -65,7 +73,7 @@ class Follower:
     def __init__(
         self,
         engine: Engine,
-        read_assignments: Callable[[], Mapping[str, int | None]],
+        read_assignments: Callable[[], Mapping[str, Wanted]],
         on_exit: Callable[[], None],
         *,
         poll_seconds: float = _POLL_SECONDS,
@@ -110,15 +118,15 @@ class Follower:
             return
         self._problems.pop(_ASSIGNMENTS, None)
         for arm in ARMS:
-            version, held = wanted.get(arm), self._engine.versions().get(arm)
+            (version, root), held = wanted.get(arm, Wanted(None)), self._engine.versions().get(arm)
             if version is not None and due(version, held, self._problems.get(arm), now):
-                self._bring(arm, version, now)
+                self._bring(arm, version, root, now)
             elif version == held:
                 self._problems.pop(arm, None)
 
-    def _bring(self, arm: str, version: int, now: float) -> None:
+    def _bring(self, arm: str, version: int, root: str | None, now: float) -> None:
         try:
-            self._engine.update(arm, version)
+            self._engine.update(arm, version, root)
         except MillraceError as error:
             if isinstance(error, InvalidSettings) and not self._engine.versions():
                 raise  # nothing serves yet, and starting again would not help

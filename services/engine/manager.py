@@ -11,6 +11,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 from transformers.generation.continuous_batching.continuous_api import OutputRouter
 
 from services.engine.sampling import Limits
+from services.engine.seeded import SeededSampling
 from services.engine.settings import EngineSettings
 
 logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
@@ -80,7 +81,20 @@ def build_manager(model: Any, settings: EngineSettings, receive: Callable[[list[
     filters = manager.logit_processor.logits_processor
     filters[:] = [IdleFilter(wrapped, off) for wrapped in filters]
     manager.output_router = Router(receive)
+    manager.logit_processor.supported_keys["seed"] = int
+    _sample_with_seeds(manager)
     return manager
+
+
+def _sample_with_seeds(manager: Any) -> None:
+    create = manager._create_batch_processor  # noqa: SLF001 the runner exists only once the generation thread has begun
+
+    def create_with_seeds() -> Any:
+        processor = create()
+        processor.model_runner._sample = SeededSampling(processor.model_runner)  # noqa: SLF001 there is no public hook
+        return processor
+
+    manager._create_batch_processor = create_with_seeds  # noqa: SLF001 as above
 
 
 def limits_of(model: Any, settings: EngineSettings) -> Limits:

@@ -7,13 +7,14 @@ from sqlalchemy import insert
 from contracts import assignments
 from contracts.database import Database
 from contracts.tables import swap
+from services.engine.follower import Wanted
 from services.engine.swap import SwapRecord
 
 
-def read_versions(database: Database, policy: str) -> dict[str, int | None]:
-    """Arm → version, as assigned now."""
+def read_wanted(database: Database, policy: str) -> dict[str, Wanted]:
+    """Arm → version and root, as assigned now."""
     with database.snapshot() as connection:
-        return {name: arm.version for name, arm in assignments.read(connection, policy).items()}
+        return {name: Wanted(arm.version, arm.root) for name, arm in assignments.read(connection, policy).items()}
 
 
 def keep_swap(database: Database, record: SwapRecord) -> None:

@@ -14,6 +14,7 @@ from contracts.errors import ContextLengthExceeded, InvalidRequest
 
 MIN_TEMPERATURE = 1e-3
 """Below this, logits divided by the temperature may overflow; 0 itself means greedy."""
+_SEEDS = range(-(2**63), 2**63)
 
 
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +41,8 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     stop: Any = None
     seed: int | None = None
+    """64 bits with sign. The same seed gives the same tokens for one version, prompt and sampling parameters, whatever is
+    served beside it, but for rounding: see services/engine/seeded.py."""
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -72,9 +75,8 @@ def check_request(request: CompletionRequest, limits: Limits) -> None:
     """
     _check_sampling(request)
     _check_tokens(request, limits)
-    for name, value in (("stop", request.stop), ("seed", request.seed)):
-        if value is not None:
-            raise InvalidRequest(f"`{name}` is not supported by this engine; the caller applies it", param=name)
+    if request.stop is not None:
+        raise InvalidRequest("`stop` is not supported by this engine; the caller applies it", param="stop")
     if request.n != 1:
         raise InvalidRequest("one choice per request: send `n` requests", param="n")
 
@@ -93,6 +95,8 @@ def _check_sampling(request: CompletionRequest) -> None:
         raise InvalidRequest(f"top_k must be 0 (off) or positive, not {request.top_k}", param="top_k")
     if request.max_tokens < 1:
         raise InvalidRequest(f"max_tokens must be at least 1, not {request.max_tokens}", param="max_tokens")
+    if request.seed is not None and request.seed not in _SEEDS:
+        raise InvalidRequest(f"seed must fit into 64 bits with sign, not {request.seed}", param="seed")
 
 
 def _check_tokens(request: CompletionRequest, limits: Limits) -> None:
@@ -111,15 +115,16 @@ def _check_tokens(request: CompletionRequest, limits: Limits) -> None:
 
 
 def processor_arguments(request: CompletionRequest, vocab_size: int) -> dict[str, float | int]:
-    """The manager's per-request processors for a checked request; every one is always given.
+    """The manager's per-request processors for a checked request; every one is always given, a seed only if there is one.
 
     Greedy is `top_k=1` at temperature 1, so its log-probs are those of a distribution with one token: 0.0. If two
     tokens tie for the largest logit exactly, one of them is drawn (log-prob -0.69); that can happen in bfloat16.
     """
+    seed = {} if request.seed is None else {"seed": request.seed}
     if request.temperature == 0:
-        return {"temperature": 1.0, "top_k": 1, "top_p": 1.0}
+        return {"temperature": 1.0, "top_k": 1, "top_p": 1.0, **seed}
     top_k = min(request.top_k, vocab_size) if request.top_k > 0 else vocab_size
-    return {"temperature": float(request.temperature), "top_k": top_k, "top_p": float(request.top_p)}
+    return {"temperature": float(request.temperature), "top_k": top_k, "top_p": float(request.top_p), **seed}
 
 
 def stop_ids(request: CompletionRequest, end_ids: frozenset[int]) -> frozenset[int]:

@@ -85,12 +85,24 @@ class Stager:
         self._held: dict[str, Held] = {}
         self._before: dict[str, tuple[Held, Changes]] = {}
 
-    def stage(self, arm: str, model: Any, version: int) -> Step:
+    def stage(self, arm: str, model: Any, version: int, root: str | None = None) -> Step:
         """What brings an arm's model to a version; the model is not changed.
 
         Raises:
+            WeightsRefused: `wrong_root`, the version is not the one that was assigned, which adds up to `root`.
             NotFound, WeightsRefused, Unavailable: the version cannot be had, or is not of this architecture.
         """
+        step = self._stage(arm, model, version)
+        if root is not None and step.after.root != root:
+            raise WeightsRefused(
+                "wrong_root",
+                f"version {version} in the store adds up to {step.after.root}, and the one that was assigned to {root}: "
+                "see who else writes to this store",
+                version=version,
+            )
+        return step
+
+    def _stage(self, arm: str, model: Any, version: int) -> Step:
         before = self._before.get(arm)
         if before is not None and before[0].version == version:
             held, undo = before

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from contracts.settings import Settings
 from services.feedback.app import create_app
-from services.serving import run_services, storage_check
+from services.serving import clock_check, run_services, storage_check
 
 
 def main(home: Path) -> None:
     """Serve until SIGTERM or SIGINT."""
-    checks = {"storage": storage_check}
+    checks = {"storage": storage_check, "clock": clock_check}
     run_services("feedback", home, lambda settings: {"/": create_app(settings)}, checks, _url)
 
 

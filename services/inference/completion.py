@@ -109,7 +109,7 @@ class Completion:
     async def _generate_choice(self, choice: Choice) -> None:
         plan = self.plan
         pieces = self._engine.generate(
-            plan.arm.model, plan.prompt_ids, plan.sampling, f"{plan.completion_id}:{choice.index}"
+            plan.arm.model, plan.prompt_ids, plan.sampling_of(choice.index), f"{plan.completion_id}:{choice.index}"
         )
         try:
             async with aclosing(pieces):

@@ -136,6 +136,7 @@ class EngineClient:
             "stream": True,
             "return_token_ids": True,
             "request_id": request_id,
+            **({} if sampling.seed is None else {"seed": sampling.seed}),
         }
         exchange = await self._begin(msgspec.json.encode(body))
         ended = False

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Any, NamedTuple, get_args
+
+import msgspec
 
 from contracts.asking import is_asked
 from contracts.errors import ContextLengthExceeded, InvalidRequest, VersionNotServed
@@ -46,6 +49,13 @@ class Plan(NamedTuple):
     def session_id(self) -> str | None:
         """The session that the caller named."""
         return self.metadata.get("session_id")
+
+    def sampling_of(self, choice: int) -> Sampling:
+        """How one choice is sampled: as the request says, with a seed of its own."""
+        seed = self.sampling.seed
+        if seed is None or choice == 0:
+            return self.sampling
+        return msgspec.structs.replace(self.sampling, seed=_seed_of(seed, choice))
 
     @property
     def ask_probability(self) -> float:
@@ -103,6 +113,9 @@ def decide_sampling(
 ) -> Sampling:
     """How answers are sampled: as the task says where it owns the rule and a user asks, else as the caller does.
 
+    A task that owns the rule owns the chance too: a user's seed is left out, or an app that always sends the same one
+    would get the same answer to a prompt again and again, and nothing would be explored.
+
     An answer may be cut to what the context leaves, unless the caller asked for a length: then it is refused.
 
     Raises:
@@ -124,9 +137,15 @@ def decide_sampling(
         temperature=rule.temperature if request.temperature is None else request.temperature,
         top_p=rule.top_p if request.top_p is None else request.top_p,
         max_tokens=request.longest or min(rule.max_tokens, room),
+        seed=request.seed,
     )
 
 
 def may_log(request: ChatRequest, task: Task, purpose: Purpose) -> bool:
     """Whether the generation may be kept: `store` decides; without it the task does, for users."""
     return request.store if request.store is not None else purpose != "user" or task.consent == "train"
+
+
+def _seed_of(seed: int, choice: int) -> int:
+    # Not a sum: choice 1 of seed 1 would be choice 0 of seed 2.
+    return int.from_bytes(blake2b(f"{seed}:{choice}".encode(), digest_size=8).digest(), "little", signed=True)

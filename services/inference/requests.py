@@ -1,7 +1,6 @@
 """The body of `POST /v1/chat/completions`, read and checked. Pure.
 
-`seed` is accepted and not used: OpenAI promises no more than a best effort, and `system_fingerprint` tells which weights
-answered. Fields that we do not know are ignored; known ones that would change the answer are refused by name.
+Fields that we do not know are ignored; known ones that would change the answer are refused by name.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from services.http import read_json
 MAX_CHOICES = 8
 _MAX_STOPS = 4
 _MAX_TEMPERATURE = 2.0
+_SEEDS = range(-(2**63), 2**63)
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 _MAX_REFERENCE = 50_000
 """The suite of a program is longer than any label."""
@@ -41,6 +41,9 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
+    seed: int | None = None
+    """64 bits with sign; each choice has a seed of its own, made of it. `system_fingerprint` tells which weights answered.
+    Left out where the task owns the sampling and a user asks."""
     stop: str | list[str] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -119,6 +122,8 @@ def _check_numbers(request: ChatRequest) -> None:
         )
     if request.top_p is not None and not 0 < request.top_p <= 1:
         raise InvalidRequest(f"top_p must lie in (0, 1], not {request.top_p:g}", param="top_p")
+    if request.seed is not None and request.seed not in _SEEDS:
+        raise InvalidRequest(f"seed must fit into 64 bits with sign, not {request.seed}", param="seed")
     for name, value in (
         ("max_tokens", request.max_tokens),
         ("max_completion_tokens", request.max_completion_tokens),
@@ -138,6 +143,8 @@ def _check_metadata(pairs: dict[str, str]) -> None:
                 f"{_MAX_REFERENCE:,}; {key[:_MAX_KEY]!r} has {len(value):,}",
                 param="metadata",
             )
+        if "\0" in key or "\0" in value:
+            raise InvalidRequest(f"metadata: {key!r} has a NUL character, which no table keeps", param="metadata")
     join_key = pairs.get("join_key")
     if join_key is not None and (not 1 <= len(join_key) <= MAX_KEY or "\0" in join_key):
         raise InvalidRequest(

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from contracts.database import Database, create_database
+from tests.databases import write_migrated
 
 SERVER = os.environ.get("MILLRACE_DATABASE")
 
@@ -29,7 +30,10 @@ def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[D
 def any_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     """With the tables of the newest migration."""
     opened = a_database(request.param, tmp_path)
-    opened.migrate()
+    if request.param == "sqlite":
+        write_migrated(tmp_path / "m.db")
+    else:
+        opened.migrate()
     yield opened
     opened.close()
 

@@ -18,7 +18,6 @@ from contracts.errors import VersionRevoked
 from contracts.event_log import Message
 from contracts.ledger import generation_counts, generation_states, trained_versions
 from contracts.outbox import message
-from contracts.passing.in_process import LocalBell
 from contracts.records import Span, Submitter
 from contracts.revocations import Treatment
 from contracts.rollback import promote, roll_back
@@ -27,12 +26,10 @@ from contracts.topics import EXPERIENCES, GENERATIONS, SIGNALS, route_of_key
 from contracts.version_parents import stored_parents
 from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
-from pipelines.release.releaser import Releaser
-from pipelines.release.settings import ReleaseSettings
 from pipelines.training.worker import Trainer
 from rewards.worker import RewardsHandler
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, everything
-from tests.unit.pipelines.release.test_releaser import FILE, FakeRunner, right
+from tests.unit.pipelines.release.worlds import GateWorld
 from tests.unit.pipelines.training.world import POLICY, World
 
 TASKS = {"booking": BOOKING_TASK}
@@ -49,10 +46,9 @@ class Loop:
             Worker(handler, self.world.database, self.world.log, clock=self._clock)
             for handler in (EpisodesHandler(TASKS, self._clock), RewardsHandler(TASKS, self._clock))
         ]
-        runner = FakeRunner(right(right_of_ten))
-        self._releaser = Releaser(
-            self.world.database, runner, FILE, policy=POLICY, settings=ReleaseSettings(), bell=LocalBell()
-        )
+        self._gate = GateWorld(self.world.database, policy=POLICY)
+        self._gate.right = {version: 10 * right for version, right in right_of_ten.items()}
+        self._releaser = self._gate.releaser
         self.trainer: Trainer = self.world.start()
 
     def say(self, count: int) -> set[str]:

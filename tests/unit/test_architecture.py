@@ -23,7 +23,7 @@ def sources() -> Iterator[Path]:
 @pytest.mark.parametrize(
     "module",
     ["millrace", "commands.process", "commands.up", "commands.demo", "services.web", "pipelines.episodes.__main__",
-     "pipelines.release.__main__", "rewards.__main__", "examples.reservations.users"],
+     "commands.release", "rewards.__main__", "examples.reservations.users"],
 )  # fmt: skip
 def test_only_engine_and_training_load_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit(bool({{'torch', 'transformers'}} & sys.modules.keys()))"

@@ -23,7 +23,7 @@ class Facts(NamedTuple):
     """What the database knows of a version."""
 
     verdict: Any
-    """A row: accepted, accuracy, best_accuracy, reason, at; or None."""
+    """A row: accepted, accuracy, best_accuracy (of what was live), reason, details, at; or None."""
     moves: list[Row[Any]]
     """arm, share, writer, reason, at; newest first."""
     swaps: list[Row[Any]]
@@ -59,7 +59,10 @@ class Sample(NamedTuple):
 
 def read_facts(connection: Connection, policy: str, version: int) -> Facts:
     """Verdict, moves, swaps, revocation and alarms of a version."""
-    judged = select(verdict.c.accepted, verdict.c.accuracy, verdict.c.best_accuracy, verdict.c.reason, verdict.c.at)
+    columns = verdict.c
+    judged = select(
+        columns.accepted, columns.accuracy, columns.best_accuracy, columns.reason, columns.details, columns.at
+    )
     change = assignment_change.c
     moves = select(change.arm, change.share, change.writer, change.reason, change.at).where(
         change.policy == policy, change.version == version
@@ -75,6 +78,17 @@ def read_facts(connection: Connection, policy: str, version: int) -> Facts:
         revocations.read(connection, policy).get(version),
         list(connection.execute(alarms.where(alarm.c.version == version).order_by(alarm.c.at).limit(MAX_MOVES))),
     )
+
+
+def newest_details(connection: Connection, policy: str) -> dict[str, Any] | None:
+    """What the newest verdict that compared anything rests on."""
+    statement = (
+        select(verdict.c.details).where(verdict.c.policy == policy).order_by(verdict.c.at.desc()).limit(MAX_MOVES)
+    )
+    for details in connection.execute(statement).scalars():
+        if any(task.get("comparisons") for task in details.get("tasks", {}).values()):
+            return dict(details)
+    return None
 
 
 def count_learned(connection: Connection, version: int) -> Learned:

@@ -11,7 +11,8 @@ from contracts.errors import InvalidValue, NotFound, WeightsRefused
 from contracts.weights.manifest import Manifest
 from contracts.weights.store import WeightStore
 from services.dashboard.access import PageRoute, SignedIn, WordsReader, render
-from services.dashboard.policies.queries import Key, count_learned, list_learned, read_facts
+from services.dashboard.policies.gates import read_gates
+from services.dashboard.policies.queries import Key, count_learned, list_learned, newest_details, read_facts
 
 MAX_ANCESTORS = 24
 router = APIRouter(prefix="/policies", route_class=PageRoute)
@@ -22,7 +23,10 @@ Number = Annotated[int, Path(ge=0, le=2**31 - 1)]
 @router.get("")
 def tree(request: Request, session: SignedIn) -> Response:
     """All versions; the page follows the loop."""
-    return render(request, "policies.html", session)
+    settings = request.app.state.settings
+    with request.app.state.database.snapshot() as connection:
+        newest = newest_details(connection, settings.policy)
+    return render(request, "policies.html", session, gates=read_gates(settings, newest))
 
 
 @router.get("/{version}")

@@ -33,7 +33,7 @@ const charts = {
     series: [
       { name: "accepted", column: "accepted", colour: "--good", points: true },
       { name: "refused", column: "refused", colour: "--bad", points: true },
-      { name: "best before", column: "best", colour: "--quiet", dash: [5, 4] },
+      { name: "live then", column: "best", colour: "--quiet", dash: [5, 4] },
     ],
   }),
 };

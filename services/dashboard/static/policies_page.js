@@ -73,7 +73,7 @@ function verdict(row) {
 const COLUMNS = [
   { name: "version", cell: (row) => element("span", {}, link(row.version), element("small", {}, row.parent == null ? "" : ` from ${version(row.parent)}`)) },
   { name: "status", cell: (row) => element("span", { className: `status ${row.status.replace(" ", "-")}` }, row.status) },
-  { name: "accuracy vs best", number: true, cell: accuracy },
+  { name: "accuracy vs live", number: true, cell: accuracy },
   { name: "users accept", number: true, cell: (row) => (row.num_labelled ? element("span", {}, percent(row.num_accepted / row.num_labelled, 0), element("small", {}, ` of ${count(row.num_labelled)}`)) : "–") },
   { name: "payload", number: true, cell: size },
   { name: "density", number: true, cell: (row) => (row.kind !== "full" ? percent(row.density) : "–") },

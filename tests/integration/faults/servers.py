@@ -17,9 +17,10 @@ from benchmarks.feedback_world import free_port
 from tests.slow_proxy import SlowProxy
 
 Name = Literal["kafka", "postgres"]
+_NAMES: tuple[Name, ...] = ("kafka", "postgres")
 _ROOT = Path(__file__).parent.parent.parent.parent
 _SCRIPT = _ROOT / "deploy" / "services"
-_JARS = _ROOT / "runs" / "services" / "kafka" / "lib"
+_JARS = Path(os.environ.get("MILLRACE_SERVICES", _ROOT / "runs" / "services")).resolve() / "kafka" / "lib"
 # Whoever comes in by the second listener is told to stay with the proxy before it.
 _MORE = """
 listeners=PLAINTEXT://127.0.0.1:{port},SLOW://127.0.0.1:{behind},CONTROLLER://127.0.0.1:{controller}
@@ -83,16 +84,16 @@ class Servers:
 
 
 @contextmanager
-def own_servers() -> Iterator[Servers]:
-    """Started servers, which are stopped and forgotten at the end of the block."""
+def own_servers(*names: Name) -> Iterator[Servers]:
+    """Started servers, both if none is named, which are stopped and forgotten at the end of the block."""
     folder = Path(tempfile.mkdtemp(prefix="millrace-faults-"))
     folder.chmod(0o755)
     behind = free_port()
     with SlowProxy("127.0.0.1", behind) as proxy:
         servers = Servers(folder, proxy, behind)
         try:
-            servers.start("kafka", "postgres")
+            servers.start(*(names or _NAMES))
             yield servers
         finally:
-            servers.stop("kafka", "postgres")
+            servers.stop(*(names or _NAMES))
             shutil.rmtree(folder)

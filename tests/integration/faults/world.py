@@ -97,10 +97,15 @@ class World:
         return [name for name, process in self.processes.items() if process.poll() is not None]
 
     def num_members(self, group: str) -> int:
-        """How many members of a group have partitions, and 0 while it is being formed."""
+        """How many members of a group have partitions, and 0 while it is being formed.
+
+        Raises:
+            Unavailable: no broker coordinates the group yet, as in the first seconds of its life.
+        """
         admin = self.log._cluster.admin()
         try:
-            found = admin.describe_groups([self.prefix + group])[self.prefix + group]
+            with self.log._cluster.explained("asked for its groups"):
+                found = admin.describe_groups([self.prefix + group])[self.prefix + group]
         finally:
             admin.close()
         if found["group_state"] != "Stable":

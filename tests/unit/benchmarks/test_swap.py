@@ -12,7 +12,7 @@ from benchmarks.swap_labels import Answer, Labels, check_labels, pieces
 from benchmarks.swap_world import moved, way
 from contracts.records import Span
 from contracts.weights.format import Tensor
-from tests.unit.services.engine.world import tiny_model
+from tests.unit.services.engine.world import rounding, tiny_model
 
 PROMPT = [5, 9, 33, 12]
 MODELS = {number: tiny_model(number) for number in range(3)}
@@ -74,7 +74,7 @@ def test_true_labels_are_confirmed() -> None:
     labels = judged(made([0] * 5 + [1] * 4 + [2] * 6))
     assert (labels.checked, labels.mislabelled, labels.unexplained) == (15, 0, 0)
     assert labels.told_apart == 15
-    assert labels.largest_error < 1e-5
+    assert labels.largest_error < rounding()
 
 
 @pytest.mark.parametrize("boundary", [4, 6])

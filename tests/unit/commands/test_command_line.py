@@ -140,6 +140,7 @@ def test_the_command_line_works_on_a_home(settings: Settings) -> None:
     home = ["--home", str(settings.home)]
     listed = millrace("policy", "list", *home)
     assert "v0" in listed.stdout, listed.stderr
+    assert "task reservations: UNGATED: no sentinel is of this task" in listed.stdout
     assert millrace("audit", *home).returncode == 0
     assert millrace("log", "tail", "generations", *home).returncode == 0
     assert millrace("keys", *home, "--role", "operator").stdout.startswith("mr-operator-")

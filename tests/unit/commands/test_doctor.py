@@ -4,6 +4,8 @@ from pathlib import Path
 
 from commands.doctor import examine, sandbox_of
 from contracts.errors import Unavailable
+from contracts.settings import Settings, write_settings
+from pipelines.release.settings import ReleaseSettings
 from rewards.sandbox.choose import sandbox_named
 from rewards.sandbox.port import Sandbox
 from tests.unit.rewards.sandbox.worlds import NoSandbox
@@ -17,6 +19,22 @@ def test_the_sandboxes_that_hold_here_are_named(tmp_path: Path) -> None:
     [found] = [found for found in examine(tmp_path) if found.name == "sandbox"]
     assert (found.good, found.needed) == (True, False)
     assert found.says.startswith(sandbox_named("auto").name)
+
+
+def test_each_task_is_gated_or_said_not_to_be(tmp_path: Path) -> None:
+    product = Path("examples/reservations").resolve()
+    (tmp_path / "chat.toml").write_text('name = "chat"\n[signals.ok]\ntype = "bool"\nlabels = { true = 1.0 }\n')
+    tasks = (product / "task.toml", tmp_path / "chat.toml")
+    settings = Settings(home=tmp_path, run="r", policy="p", base="b", tasks=tasks, weights_unsigned=True)
+    write_settings(settings, {"release": ReleaseSettings(sentinels=product / "sentinels.jsonl")})
+    gated, ungated = [found for found in examine(tmp_path) if found.name == "gate"]
+    assert (gated.good, gated.needed) == (True, False)
+    assert gated.says == (
+        "reservations: gated by exact on 200 sentinels; sees losses of 7.0 / 9.9 / 14.2 points where versions differ on "
+        "8% / 15% / 30% of them"
+    )
+    assert (ungated.good, ungated.needed) == (False, False)
+    assert ungated.says.startswith("chat: UNGATED: none of its graders says whether an answer is right")
 
 
 def test_of_those_that_do_not_hold_it_is_said_why() -> None:

@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY
 
 from contracts import metrics
 from contracts.errors import Unavailable
-from contracts.operations import LONGEST_STEP_SECONDS, OPERATIONS_FD, Operations, step_done
+from contracts.operations import LONGEST_STEP_SECONDS, OPERATIONS_FD, Operations, step_done, trouble
 
 
 def broken() -> None:
@@ -89,3 +89,12 @@ def test_an_inherited_socket_is_served_from_the_first_moment() -> None:
                 urllib.request.urlopen(f"{url}/nowhere", timeout=20)  # noqa: S310 loopback
             process.communicate(b"\n", timeout=20)
         assert process.returncode == 0
+
+
+def test_a_trouble_of_the_process_keeps_it_unready_until_it_is_over() -> None:
+    operations = Operations({})
+    trouble("gate", "no verdict: the judge is away")
+    answer = operations.answer("/ready")
+    assert (answer.status, json.loads(answer.body)["problems"]) == (503, {"gate": "no verdict: the judge is away"})
+    trouble("gate", None)
+    assert operations.answer("/ready").status == 200

@@ -170,7 +170,13 @@ def test_a_quarantine_may_be_longer_than_the_window(database: Database) -> None:
     assert told(join.wait(201.0)) == [(2, "window", False)] * 2
 
 
-def test_sentinels_wait_for_nothing(database: Database) -> None:
+def test_rollouts_wait_for_nothing(database: Database) -> None:
     join = Join(database, a_task({"accepted": ACCEPTED, "kept": SLOW}, **QUARANTINE))
-    assert told(join.hear(a_generation(purpose="sentinel"))) == [(1, "window", False)]
+    assert told(join.hear(a_generation(purpose="rollout"))) == [(1, "window", False)]
+    assert join.wait(1e6) == []
+
+
+def test_sentinels_become_no_episode_for_the_gate_grades_them_itself(database: Database) -> None:
+    join = Join(database, a_task({"accepted": ACCEPTED, "kept": SLOW}, **QUARANTINE))
+    assert told(join.hear(a_generation(purpose="sentinel"))) == []
     assert join.wait(1e6) == []

@@ -11,9 +11,13 @@ from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
 from policy.logprobs import TokenScorer
+from tests.tolerances import network_tolerance, tolerance
 from tests.unit.pipelines.training.builders import experience, random_experience, segment, tiny_model
 
 SETTINGS = TrainingSettings(learning_rate=1e-2)
+CONFIG = tiny_model().config
+# k3 is exp(d) - d - 1: what is left of numbers near 1 that cancel, and the square of an error d.
+K3_ROUNDING = tolerance(torch.float32, num_terms=3, depth=2)
 
 
 def batch(count: int = 8, seed: int = 0, *, temperature: float = 1.0) -> list[Experience]:
@@ -74,14 +78,14 @@ def test_a_sample_pulls_by_its_weight() -> None:
         return found
 
     assert norm(1.0) > 0.0
-    assert norm(0.25) == pytest.approx(norm(1.0) / 4, rel=1e-4)
+    assert norm(0.25) == pytest.approx(norm(1.0) / 4, rel=network_tolerance(CONFIG, backward=True))
     assert norm(0.0) == 0.0
 
 
 def test_the_leash_is_held_by_the_base_policy_however_far_the_policy_went() -> None:
     learner, items = Learner(tiny_model(), SETTINGS), on_policy(6, 1.0)
     leash = [step(learner, items)["anchor_kl"] for _ in range(3)]
-    assert leash[0] == pytest.approx(0.0, abs=1e-6)
+    assert leash[0] == pytest.approx(0.0, abs=K3_ROUNDING)
     assert leash[1] is not None
     assert leash[2] is not None
     assert 1e-4 < leash[1] < leash[2]
@@ -90,11 +94,12 @@ def test_the_leash_is_held_by_the_base_policy_however_far_the_policy_went() -> N
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_on_policy_samples_show_no_mismatch_and_full_ess(temperature: float) -> None:
     metrics = step(Learner(tiny_model(), SETTINGS), on_policy(6, temperature))
+    rounding = network_tolerance(CONFIG, temperature)
     assert metrics["mismatch_tokens"] == metrics["num_tokens"]
-    assert metrics["mismatch_k1"] == pytest.approx(0, abs=1e-6)
-    assert metrics["mismatch_k3"] == pytest.approx(0, abs=1e-6)
-    assert metrics["ess"] == pytest.approx(1, abs=1e-5)
-    assert metrics["ratio_max"] == pytest.approx(1, abs=1e-4)
+    assert metrics["mismatch_k1"] == pytest.approx(0, abs=rounding)
+    assert metrics["mismatch_k3"] == pytest.approx(0, abs=K3_ROUNDING)
+    assert metrics["ess"] == pytest.approx(1, abs=rounding)
+    assert metrics["ratio_max"] == pytest.approx(1, abs=rounding)
 
 
 def test_mismatch_stays_zero_while_the_policy_moves_on() -> None:
@@ -103,7 +108,7 @@ def test_mismatch_stays_zero_while_the_policy_moves_on() -> None:
     metrics = step(learner, items)
     assert metrics["k3"] is not None
     assert metrics["k3"] > 1e-4
-    assert metrics["mismatch_k3"] == pytest.approx(0, abs=1e-6)
+    assert metrics["mismatch_k3"] == pytest.approx(0, abs=K3_ROUNDING)
 
 
 def test_samples_of_mixed_or_unknown_versions_stay_out_of_the_mismatch() -> None:
@@ -121,9 +126,13 @@ def test_the_step_does_not_depend_on_micro_batches() -> None:
     large = Learner(tiny_model(), SETTINGS)
     small_metrics, large_metrics = step(small, items), step(large, items)
     for name in ("loss", "gradient_norm", "ess", "k3", "entropy", "anchor_kl"):
-        assert small_metrics[name] == pytest.approx(large_metrics[name], rel=1e-4), name
+        assert small_metrics[name] == pytest.approx(
+            large_metrics[name], rel=network_tolerance(CONFIG, 0.5, backward=True)
+        ), name
+    # Adam divides a gradient by its own size: one that is a hundredth of the others has a hundred times their error.
+    rounding = SETTINGS.learning_rate * network_tolerance(CONFIG, 0.5, backward=True) * 100
     for name, value in weights(small).items():
-        torch.testing.assert_close(value, weights(large)[name], atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(value, weights(large)[name], atol=rounding, rtol=0)
 
 
 def test_what_was_captured_is_restored_to_the_bit() -> None:

@@ -30,6 +30,7 @@ from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.worker import Trainer
 from policy.weights import tensors_of
+from tests.databases import write_migrated
 from tests.leases import a_lease
 from tests.unit.pipelines.training.builders import random_experience, tiny_model
 
@@ -56,6 +57,9 @@ class CrashAt:
 
 
 class World:
+    make_model: Callable[[], Any] = staticmethod(tiny_model)
+    """What a trainer starts from."""
+
     def __init__(self, home: Path, **training: Any) -> None:
         torch.set_num_threads(1)
         self.settings = Settings(home=home, run="test", policy=POLICY, base="none", tasks=(Path("none"),))
@@ -79,7 +83,7 @@ class World:
     @classmethod
     def new(cls, home: Path, **training: Any) -> "World":
         world = cls(home, **training)
-        world.database.migrate()
+        write_migrated(home / "millrace.db")
         publish_version(
             world.store, policy=POLICY, run="test", version=0, parent=None, base=None, target=tensors_of(tiny_model()),
             step=0, epoch=0, num_samples=0, created_at=0.0,
@@ -99,7 +103,7 @@ class World:
     def make(self, fault: FaultPoint = no_fault) -> Trainer:
         """One that has restored what it goes on from, and begun nothing."""
         return Trainer(
-            Learner(tiny_model(), self.training),
+            Learner(self.make_model(), self.training),
             settings=self.settings,
             training=self.training,
             database=self.database,

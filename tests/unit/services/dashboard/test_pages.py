@@ -4,6 +4,7 @@ import html
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -164,6 +165,38 @@ def test_a_version_shows_what_it_learned_page_by_page(client: TestClient) -> Non
     assert len(seen) == len(set(seen)) > 20
     assert f"{len(seen)} samples" in first
     assert [links(first, f"v{number}") for number in (1, 0)] == [["/policies/1"], ["/policies/0"]]
+
+
+def test_a_version_shows_what_the_gate_saw(client: TestClient) -> None:
+    page = client.get("/policies/2").text
+    assert "What the gate saw" in page
+    assert '<td>reservations</td><td>exact</td><td><a href="/policies/1">v1</a> <small>live</small></td>' in page
+    assert "<td>4 <small>of 200</small></td>" in page
+    assert "<td>6.6 points</td>" in page
+
+
+def gates_on_the_page(open_client: Any, settings: Settings, *tasks: Path) -> list[str]:
+    changed = settings.model_copy(update={"tasks": tasks})
+    page = signed_in(open_client(changed), changed).get("/policies").text
+    [section] = re.findall(r'id="gates-title".*?</section>', page, re.DOTALL)
+    return [" ".join(re.sub(r"<[^>]+>", " ", line).split()) for line in re.findall(r"<li>(.*?)</li>", section)]
+
+
+def test_the_policies_page_says_what_gates_each_task(open_client: Any, small: Settings, tmp_path: Path) -> None:
+    product = Path("examples/reservations")
+    chat, sentinels = tmp_path / "chat.toml", product / "sentinels.jsonl"
+    chat.write_text('name = "chat"\n[signals.ok]\ntype = "bool"\nlabels = { true = 1.0 }\n')
+    nothing = "none of its graders says whether an answer is right: versions ship however bad they are at it"
+    (small.home / "millrace.toml").write_text(f'[release]\nsentinels = "{sentinels}"\n')
+    assert gates_on_the_page(open_client, small, product / "task.toml", chat) == [
+        "reservations exact on 200 sentinels the newest verdict could see 6.6 points",
+        f"chat ungated {nothing}",
+    ]
+
+
+def test_the_policies_page_stands_though_no_task_can_be_read(open_client: Any, small: Settings) -> None:
+    [line] = gates_on_the_page(open_client, small, Path("nosuch.toml"))
+    assert line == "this home unreadable nosuch.toml: No such file or directory"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.event_log import Consumer, LoadPosition, LogRecord, Message
+from contracts.event_log import Consumer, LoadPosition, LogRecord, Message, TopicState
 from services.dashboard.traffic import RATE_SECONDS, Lookout, PartitionLag, Positions, Traffic
 
 TOPIC = "signals"
@@ -29,6 +29,9 @@ class ListLog:
     def ends(self, topic: str) -> dict[int, int]:
         assert topic == TOPIC
         return {part: len(times) for part, times in enumerate(self._times)}
+
+    def describe(self) -> dict[str, TopicState]:
+        raise AssertionError
 
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
         self.num_reads += 1

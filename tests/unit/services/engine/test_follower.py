@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from contracts.errors import InvalidSettings, Unavailable, WeightsRefused
-from services.engine.follower import Follower, Problem, due, next_problem
+from contracts.weights.format import root_of
+from services.engine.follower import Follower, Problem, Wanted, due, next_problem
 from tests.unit.services.engine.world import make_engine, make_store, tiny_model
 
 
@@ -43,11 +44,11 @@ def test_waits_double_up_to_half_a_minute_and_start_anew_for_another_version() -
 
 def test_steps_bring_the_engine_along_and_keep_what_serves() -> None:
     store = make_store(2)
-    wanted: dict[str, int | None] = {"live": 1}
+    wanted: dict[str, Wanted] = {"live": Wanted(1)}
     engine = make_engine(store)
     follower = Follower(engine, lambda: wanted, on_exit=lambda: None)
     follower.step(now=0)
-    wanted["live"] = 5
+    wanted["live"] = Wanted(5)
     follower.step(now=0)
     follower.step(now=0.1)
     assert engine.versions() == {"live": 1}
@@ -60,11 +61,30 @@ def test_steps_bring_the_engine_along_and_keep_what_serves() -> None:
     engine.close()
 
 
+def test_other_weights_than_those_that_were_assigned_are_refused_by_name() -> None:
+    store = make_store(3)
+    engine = make_engine(store)
+    wanted = {"live": Wanted(1, root_of(store.weights[1]))}
+    follower = Follower(engine, lambda: wanted, on_exit=lambda: None)
+    follower.step(now=0)
+    assert engine.versions() == {"live": 1}
+    wanted["live"] = Wanted(2, root_of(store.weights[3]))
+    follower.step(now=0)
+    assert engine.versions() == {"live": 1}
+    assert follower.problems()["live"].code == "wrong_root"
+    wanted["live"] = Wanted(2, root_of(store.weights[2]))
+    follower.step(now=100)
+    wanted["live"] = Wanted(1, root_of(store.weights[3]))
+    follower.step(now=200)
+    assert engine.versions() == {"live": 2}, "nor on the way back, which asks no store"
+    engine.close()
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_broken_reader_ends_the_process() -> None:
     ended: list[bool] = []
 
-    def broken() -> dict[str, int | None]:
+    def broken() -> dict[str, Wanted]:
         raise OSError("the disk is gone")
 
     engine = make_engine(make_store(1))
@@ -81,7 +101,7 @@ def test_a_broken_reader_ends_the_process() -> None:
 def test_a_woken_follower_reads_at_once() -> None:
     reads = threading.Semaphore(0)
 
-    def read() -> dict[str, int | None]:
+    def read() -> dict[str, Wanted]:
         reads.release()
         return {}
 
@@ -96,10 +116,10 @@ def test_a_woken_follower_reads_at_once() -> None:
 
 
 def test_a_lost_wake_up_costs_no_more_than_a_poll() -> None:
-    wanted: dict[str, int | None] = {"live": 1}
+    wanted: dict[str, Wanted] = {"live": Wanted(1)}
     reads, swapped = threading.Semaphore(0), threading.Event()
 
-    def read() -> dict[str, int | None]:
+    def read() -> dict[str, Wanted]:
         reads.release()
         return dict(wanted)
 
@@ -107,7 +127,7 @@ def test_a_lost_wake_up_costs_no_more_than_a_poll() -> None:
     follower = Follower(engine, read, on_exit=lambda: None, poll_seconds=0.01)
     follower.start()
     assert all(reads.acquire(timeout=5) for _ in range(2)), "the second look is after version 1 was loaded"
-    wanted["live"] = 2  # and nobody rings
+    wanted["live"] = Wanted(2)  # and nobody rings
     assert swapped.wait(timeout=5)
     follower.stop()
     assert engine.versions() == {"live": 2}
@@ -118,11 +138,11 @@ def test_assignments_that_cannot_be_read_leave_everything_as_it_is() -> None:
     reads: list[float] = []
     failing = True
 
-    def read() -> dict[str, int | None]:
+    def read() -> dict[str, Wanted]:
         reads.append(0.0)
         if failing:
             raise Unavailable("the database is locked")
-        return {"live": 1}
+        return {"live": Wanted(1)}
 
     engine = make_engine(make_store(1))
     follower = Follower(engine, read, on_exit=lambda: None)
@@ -142,7 +162,7 @@ def test_a_swap_that_could_not_be_recorded_is_done_all_the_same() -> None:
         raise Unavailable("the disk is full")
 
     engine = make_engine(make_store(2), on_swap=full)
-    follower = Follower(engine, lambda: {"live": 2}, on_exit=lambda: None)
+    follower = Follower(engine, lambda: {"live": Wanted(2)}, on_exit=lambda: None)
     engine.update("live", 1)
     follower.step(now=0)
     assert engine.versions() == {"live": 2}
@@ -155,7 +175,7 @@ def test_a_swap_that_could_not_be_recorded_is_done_all_the_same() -> None:
 def test_a_base_that_cannot_be_loaded_ends_the_process() -> None:
     ended: list[bool] = []
     engine = make_engine(make_store(1), make_model=unloadable)
-    follower = Follower(engine, lambda: {"live": 1}, on_exit=lambda: ended.append(True))
+    follower = Follower(engine, lambda: {"live": Wanted(1)}, on_exit=lambda: ended.append(True))
     follower.start()
     deadline = time.monotonic() + 5
     while not ended and time.monotonic() < deadline:
@@ -170,7 +190,7 @@ def test_a_base_that_cannot_be_loaded_ends_the_process() -> None:
 def test_a_second_model_that_cannot_be_loaded_leaves_what_serves() -> None:
     models = [tiny_model()]
     engine = make_engine(make_store(2), make_model=lambda: models.pop() if models else unloadable())
-    follower = Follower(engine, lambda: {"live": 1, "candidate": 2}, on_exit=lambda: None)
+    follower = Follower(engine, lambda: {"live": Wanted(1), "candidate": Wanted(2)}, on_exit=lambda: None)
     follower.step(now=0)
     assert engine.versions() == {"live": 1}
     assert follower.problems()["candidate"].code == "invalid_settings"

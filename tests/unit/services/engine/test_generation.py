@@ -10,7 +10,7 @@ from contracts.errors import EngineRestarted, InvalidRequest, Unavailable, Unkno
 from contracts.records import Span
 from services.engine.engine import Engine
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
-from tests.unit.services.engine.world import ask, complete, logprobs_of, make_engine, reference, until
+from tests.unit.services.engine.world import ask, complete, logprobs_of, make_engine, reference, rounding, until
 
 PROMPT = [5, 9, 33, 12]
 
@@ -38,7 +38,7 @@ async def test_greedy_is_the_argmax_of_a_plain_forward(engine: Engine, store: Me
 async def test_logprobs_equal_a_recompute(engine: Engine, store: MemoryStore, temperature: float) -> None:
     answer = await complete(engine, ask(PROMPT, temperature=temperature, max_tokens=60))
     expected = logprobs_of(reference(store.weights[1]), PROMPT, answer.token_ids, temperature)
-    assert answer.logprobs == pytest.approx(expected, abs=1e-5)
+    assert answer.logprobs == pytest.approx(expected, abs=rounding(temperature))
     assert len(set(answer.token_ids)) > 5, "this was not sampled"
 
 
@@ -47,7 +47,7 @@ async def test_truncated_logprobs_are_of_the_truncated_distribution(engine: Engi
     logits = reference(store.weights[1])(torch.tensor([PROMPT])).logits[0, -1]
     best = logits.topk(2)
     expected = dict(zip(best.indices.tolist(), best.values.log_softmax(-1).tolist(), strict=True))
-    assert answer.logprobs == pytest.approx([expected[answer.token_ids[0]]], abs=1e-5)
+    assert answer.logprobs == pytest.approx([expected[answer.token_ids[0]]], abs=rounding())
 
 
 async def test_sixteen_at_once_do_not_mix(engine: Engine, store: MemoryStore) -> None:
@@ -57,7 +57,7 @@ async def test_sixteen_at_once_do_not_mix(engine: Engine, store: MemoryStore) ->
     model = reference(store.weights[1])
     for request, answer in zip(requests, answers, strict=True):
         expected = logprobs_of(model, request.prompt, answer.token_ids, request.temperature)
-        assert answer.logprobs == pytest.approx(expected, abs=1e-5)
+        assert answer.logprobs == pytest.approx(expected, abs=rounding(request.temperature))
         assert answer.finish_reason == "length"
         assert len(answer.token_ids) == 20
 
@@ -122,7 +122,7 @@ async def test_a_fatal_error_restarts_the_manager(engine: Engine, store: MemoryS
     await until(lambda: arm.restarts == restarts + 1 and arm.serving)
     answer = await complete(engine, ask(PROMPT))
     assert answer.logprobs == pytest.approx(
-        logprobs_of(reference(store.weights[1]), PROMPT, answer.token_ids), abs=1e-5
+        logprobs_of(reference(store.weights[1]), PROMPT, answer.token_ids), abs=rounding()
     )
     status, facts = engine.health()
     assert (status, facts["restarts"]) == ("serving", restarts + 1)

@@ -16,12 +16,12 @@ import uvicorn
 
 from services.engine.app import make_app
 from services.engine.engine import ENGINE, Engine
-from services.engine.follower import Follower
+from services.engine.follower import Follower, Wanted
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
-from tests.unit.services.engine.world import logprobs_of, make_engine, reference, until
+from tests.unit.services.engine.world import logprobs_of, make_engine, reference, rounding, until
 
 PROMPT = [5, 9, 33, 12]
-ASSIGNED: dict[str, int | None] = {"live": 1, "candidate": None, "training": 3}
+ASSIGNED: dict[str, Wanted] = {"live": Wanted(1), "candidate": Wanted(None), "training": Wanted(3)}
 
 
 class Served:
@@ -63,7 +63,7 @@ def test_a_completion_carries_its_provenance(served: Served, store: MemoryStore)
     answer = httpx.post(f"{served.url}/v1/completions", json=body(temperature=0.7, request_id="mine")).json()
     (choice,) = answer["choices"]
     logprobs = logprobs_of(reference(store.weights[1]), PROMPT, choice["token_ids"], 0.7)
-    assert choice["logprobs"]["token_logprobs"] == pytest.approx(logprobs, abs=1e-5)
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(logprobs, abs=rounding(0.7))
     assert choice["finish_reason"] == "length"
     assert answer["id"] == "mine"
     assert answer["spans"] == [{"start": 0, "version": 1}]
@@ -83,7 +83,7 @@ def test_a_stream_says_the_same_in_parts(served: Served, store: MemoryStore) -> 
     token_ids = [token for choice in choices for token in choice["token_ids"]]
     logprobs = [value for choice in choices for value in choice["logprobs"]["token_logprobs"]]
     assert len(chunks) == len(token_ids) == 10
-    assert logprobs == pytest.approx(logprobs_of(reference(store.weights[1]), PROMPT, token_ids), abs=1e-5)
+    assert logprobs == pytest.approx(logprobs_of(reference(store.weights[1]), PROMPT, token_ids), abs=rounding())
     assert [choice["finish_reason"] for choice in choices] == [None] * 9 + ["length"]
     assert [chunk["spans"] for chunk in chunks] == [[{"start": 0, "version": 1}]] + [[]] * 9
     assert chunks[-1]["system"]["engine"] == ENGINE
@@ -159,12 +159,12 @@ def test_the_follower_follows_while_it_serves(served: Served) -> None:
     def health() -> Any:
         return httpx.get(f"{served.url}/health").json()
 
-    ASSIGNED["live"] = 9
+    ASSIGNED["live"] = Wanted(9)
     while not health()["problems"]:
         time.sleep(0.05)
     assert health()["problems"]["live"]["code"] == "not_found"
     assert health()["versions"]["live"] == 1
-    ASSIGNED["live"] = 2
+    ASSIGNED["live"] = Wanted(2)
     while health()["versions"]["live"] != 2:
         time.sleep(0.05)
     assert health()["problems"] == {}

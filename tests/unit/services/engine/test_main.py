@@ -7,20 +7,28 @@ from sqlalchemy import select
 from contracts import assignments
 from contracts.database import Database
 from contracts.tables import swap
-from services.engine.repository import keep_swap, read_versions
+from services.engine.follower import Wanted
+from services.engine.repository import keep_swap, read_wanted
 from services.engine.swap import SwapRecord
 
 
 def test_assignments_in_and_swaps_out(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path / 'millrace.db'}")
     database.migrate()
-    assert read_versions(database, "demo") == {}
+    assert read_wanted(database, "demo") == {}
     with database.transaction() as connection:
         for arm, version in (("live", 4), ("candidate", None)):
             assignments.move(
-                connection, policy="demo", arm=arm, version=version, expected_epoch=0, writer="test", reason="test"
+                connection,
+                policy="demo",
+                arm=arm,
+                version=version,
+                expected_epoch=0,
+                writer="test",
+                reason="test",
+                root="r" * 64 if version else None,
             )
-    assert read_versions(database, "demo") == {"live": 4, "candidate": None}
+    assert read_wanted(database, "demo") == {"live": Wanted(4, "r" * 64), "candidate": Wanted(None)}
     record = SwapRecord(
         policy="demo", arm="live", version=4, at=1.5, stage_seconds=0.2, pause_seconds=0.001, gap_seconds=None,
         num_changed=10, density=0.01, payload_bytes=25,

@@ -37,7 +37,11 @@ def body(**fields: Any) -> bytes:
         ({"stop_token_ids": [70]}, "stop_token_ids"),
         ({"n": 2}, "n"),
         ({"stop": ["}"]}, "stop"),
-        ({"seed": 1}, "seed"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": -(2**63) - 1}, "seed"),
+        ({"seed": 10**30}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"seed": True}, "seed"),
         ({"prompt": "hello"}, "prompt"),
         ({"prompt": [1, True]}, "prompt"),
         ({"temperature": "hot"}, "temperature"),
@@ -79,6 +83,15 @@ def test_every_processor_is_always_given() -> None:
     assert arguments == {"temperature": 2.0, "top_k": 64, "top_p": 1.0}
     assert [type(value) for value in arguments.values()] == [float, int, float], "the manager checks types"
     assert processor_arguments(parse_request(body(top_k=9000)), 64)["top_k"] == 64
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_seed_is_given_only_if_there_is_one(seed: int, temperature: float) -> None:
+    request = parse_request(body(seed=seed, temperature=temperature))
+    check_request(request, LIMITS)
+    assert processor_arguments(request, 64)["seed"] == seed
+    assert "seed" not in processor_arguments(parse_request(body(temperature=temperature)), 64)
 
 
 def test_stop_tokens_come_beside_the_models_own() -> None:

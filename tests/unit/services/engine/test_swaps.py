@@ -13,7 +13,16 @@ from services.engine.engine import Engine
 from services.engine.swap import SwapRecord, added_gap
 from services.engine.tickets import Ticket
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
-from tests.unit.services.engine.world import ask, complete, logprobs_of, make_engine, make_store, reference, until
+from tests.unit.services.engine.world import (
+    ask,
+    complete,
+    logprobs_of,
+    make_engine,
+    make_store,
+    reference,
+    rounding,
+    until,
+)
 
 PROMPT = [5, 9, 33, 12]
 
@@ -37,11 +46,11 @@ async def test_tokens_name_the_version_that_made_them(store: MemoryStore) -> Non
         boundary = chunk.spans[1].start
         assert 20 <= boundary < 300
         expected = logprobs_of(old, [number, 7], chunk.token_ids)
-        assert chunk.logprobs[:boundary] == pytest.approx(expected[:boundary], abs=1e-5)
+        assert chunk.logprobs[:boundary] == pytest.approx(expected[:boundary], abs=rounding())
         assert chunk.logprobs[boundary] != pytest.approx(expected[boundary], abs=1e-3), "the boundary is too early"
         assert len(chunk.token_ids) == 300
     assert after.spans == [Span(0, 2)]
-    assert after.logprobs == pytest.approx(logprobs_of(new, PROMPT, after.token_ids), abs=1e-5)
+    assert after.logprobs == pytest.approx(logprobs_of(new, PROMPT, after.token_ids), abs=rounding())
     assert record is not None
     assert told == [record] == list(engine.swaps)
     assert record.gap_seconds is not None
@@ -128,7 +137,7 @@ async def test_a_version_that_cannot_be_had_changes_nothing() -> None:
     answer = await complete(engine, ask(PROMPT))
     assert answer.spans == [Span(0, 1)]
     assert answer.logprobs == pytest.approx(
-        logprobs_of(reference(store.weights[1]), PROMPT, answer.token_ids), abs=1e-5
+        logprobs_of(reference(store.weights[1]), PROMPT, answer.token_ids), abs=rounding()
     )
     engine.close()
 

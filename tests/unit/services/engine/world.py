@@ -17,6 +17,7 @@ from services.engine.settings import EngineSettings
 from services.engine.staging import VersionSource
 from services.engine.swap import SwapRecord
 from services.engine.tickets import Chunk
+from tests.tolerances import network_tolerance
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
 
 VOCABULARY = 64
@@ -26,7 +27,11 @@ CONTEXT = 512
 def tiny_model(seed: int = 0) -> Any:
     """Random Llama, 2 layers of 32; weights large enough that versions disagree."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    return LlamaForCausalLM(tiny_config()).eval().requires_grad_(requires_grad=False)
+
+
+def tiny_config() -> LlamaConfig:
+    return LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
         intermediate_size=64,
@@ -37,7 +42,11 @@ def tiny_model(seed: int = 0) -> Any:
         initializer_range=0.3,
         tie_word_embeddings=True,
     )
-    return LlamaForCausalLM(config).eval().requires_grad_(requires_grad=False)
+
+
+def rounding(temperature: float = 1.0) -> float:
+    """How far the log-probs of a tiny model may lie apart when both are right."""
+    return network_tolerance(tiny_config(), temperature)
 
 
 def make_store(num_versions: int = 3) -> MemoryStore:

@@ -28,6 +28,8 @@ def parse(**changes: Any) -> ChatRequest:
         ("temperature", -1, "invalid_request"),
         ("temperature", 2.5, "invalid_request"),
         ("temperature", "hot", "invalid_request"),
+        ("seed", 2**63, "invalid_request"),
+        ("seed", 1.5, "invalid_request"),
         ("top_p", 0, "invalid_request"),
         ("top_p", 1.5, "invalid_request"),
         ("n", 0, "invalid_request"),
@@ -87,7 +89,7 @@ def test_a_body_that_is_nested_too_deep_is_refused() -> None:
 
 def test_neutral_and_unknown_fields_are_ignored() -> None:
     plain = parse()
-    assert parse(seed=7, service_tier="auto") == plain
+    assert parse(service_tier="auto") == plain
     neutral = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "frequency_penalty": 0}
     assert msgspec.structs.replace(parse(**neutral), **dict.fromkeys(neutral)) == plain
 
@@ -140,3 +142,10 @@ def test_other_paths_methods_and_sizes_are_refused(inference: Inference) -> None
     assert wrong.status_code == 405
     assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
     assert "8 MiB" in large.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("pair", [{"task": "boo\0king"}, {"session_id": "\0"}, {"a\0": "b"}, {"join_key": "\0"}])
+def test_a_nul_in_metadata_is_refused_before_anything_is_answered(pair: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest, match="NUL") as refused:
+        parse(metadata=pair)
+    assert (refused.value.status, refused.value.param) == (400, "metadata")

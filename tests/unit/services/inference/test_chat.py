@@ -133,6 +133,25 @@ def test_a_task_may_leave_sampling_to_the_caller(inference: Inference) -> None:
     assert (inference.engine.requests[1]["temperature"], inference.engine.requests[1]["max_tokens"]) == (0, 5)
 
 
+def test_a_seed_reaches_the_engine_and_each_choice_has_one_made_of_it(inference: Inference) -> None:
+    private = {"metadata": {"task": "private"}, "store": True}
+    for seed in (5, 5, 6, None):
+        inference.ask(**private, n=3, seed=seed)
+    inference.ask(seed=5)  # of a task that owns its sampling
+
+    asked = {}
+    for number, request in enumerate(inference.engine.requests):
+        asked[number // 3, int(request["request_id"].partition(":")[2])] = request.get("seed")
+    first, again, other, without = ([asked[number, choice] for choice in range(3)] for number in range(4))
+    assert first == again
+    assert (first[0], other[0]) == (5, 6)
+    assert len({*first, *other}) == 6
+    assert all(isinstance(seed, int) and -(2**63) <= seed < 2**63 for seed in first)
+    assert without == [None] * 3
+    assert "seed" not in inference.engine.requests[-1]
+    assert {record.sampling.seed for record in inference.logged()} == {5, 6, None}
+
+
 @pytest.mark.parametrize(
     ("task", "store", "num_logged"),
     [("booking", False, 0), ("private", None, 0), ("booking", None, 1), ("private", True, 1)],

@@ -87,6 +87,14 @@ def test_elsewhere_the_task_only_fills_in(rule: SamplingRule, purpose: str) -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("rule", "purpose", "used"),
+    [(CALLER_RULE, "user", 9), (TASK_RULE, "sentinel", 9), (TASK_RULE, "rollout", 9), (TASK_RULE, "user", None)],
+)
+def test_a_seed_is_used_unless_the_task_owns_the_chance(rule: SamplingRule, purpose: str, used: int | None) -> None:
+    assert decide_sampling(request(seed=9), rule, purpose, 10, 100).seed == used  # type: ignore[arg-type]
+
+
 def test_an_answer_nobody_sized_is_cut_to_the_context() -> None:
     assert decide_sampling(request(), TASK_RULE, "user", 95, 100).max_tokens == 5
     assert decide_sampling(request(), CALLER_RULE, "user", 95, 100).max_tokens == 5

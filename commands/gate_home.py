@@ -1,0 +1,89 @@
+"""What gates the tasks of a home: checked before a start, and said in one line a task wherever a person looks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.markup import escape
+
+from contracts.errors import InvalidSettings, InvalidTask
+from contracts.gating import SentinelFile, read_sentinels
+from contracts.settings import Settings, load_section
+from contracts.tasks import Task
+from contracts.tasks.loading import load_tasks
+from pipelines.release.rules import FALSE_REFUSALS
+from pipelines.release.settings import ReleaseSettings
+from pipelines.release.statistics import least_seen
+from rewards.gating import GateGraders
+
+DISCORDANCES = (0.08, 0.15, 0.30)
+"""Shares of the sentinels on which two versions may differ: what a set can see is said for these before there are data."""
+_REFERENCES = 2
+
+
+class Gate(NamedTuple):
+    """What gates one task, in words."""
+
+    task: str
+    is_gated: bool
+    says: str
+
+
+def check_gate(task_files: Sequence[Path], home: Path, sentinels: Path | None) -> ReleaseSettings:
+    """The section [release] of a start, once its sentinels can be graded. `sentinels`: by default those that the home has.
+
+    Raises:
+        InvalidTask, InvalidSettings: a mistake in a task or a sentinel, by file and line.
+    """
+    release = ReleaseSettings() if sentinels is None else ReleaseSettings(sentinels=sentinels.resolve())
+    held = load_section(home, "release", ReleaseSettings) if (home / "millrace.toml").exists() else release
+    tasks = load_tasks(tuple(task_files))
+    found = read_sentinels(release.sentinels or held.sentinels, tasks)
+    graders = GateGraders({name: task for name, task in tasks.items() if task.gate_graders})
+    try:
+        graders.check(found)
+    finally:
+        graders.close()
+    return release
+
+
+def gates_of(tasks: Mapping[str, Task], sentinels: SentinelFile) -> list[Gate]:
+    """A line for each task."""
+    return [_gate(task, sentinels) for task in tasks.values()]
+
+
+def gates_of_home(settings: Settings) -> list[Gate]:
+    """The same for a home; one line that says what is wrong with it, if something is."""
+    try:
+        tasks = load_tasks(settings.tasks)
+        own = load_section(settings.home, "release", ReleaseSettings)
+        return gates_of(tasks, read_sentinels(own.sentinels, tasks))
+    except (InvalidTask, InvalidSettings) as error:
+        return [Gate("gate", False, error.message)]
+
+
+def print_gates(console: Console, settings: Settings) -> None:
+    """A line for each task; what is ungated stands out."""
+    for gate in gates_of_home(settings):
+        line = escape(f"task {gate.task}: {gate.says}")
+        console.print(f"  {line}" if gate.is_gated else f"  [yellow]{line}[/]")
+
+
+def _gate(task: Task, sentinels: SentinelFile) -> Gate:
+    if task.name in sentinels.ungated:
+        why = sentinels.ungated[task.name]
+        return Gate(task.name, False, f"UNGATED: {why}; every candidate ships, however bad it is at {task.name}")
+    num = len(sentinels.places_of(task.name))
+    alpha = FALSE_REFUSALS / (len(sentinels.tasks) * _REFERENCES)
+    seen = [least_seen(num, discordance, alpha) for discordance in DISCORDANCES]
+    points = " / ".join("nothing" if least is None else f"{100 * least:.1f}" for least in seen)
+    shares = " / ".join(f"{discordance:.0%}" for discordance in DISCORDANCES)
+    return Gate(
+        task.name,
+        True,
+        f"gated by {', '.join(task.gate_graders)} on {num} sentinels; sees losses of {points} points where versions differ on "
+        f"{shares} of them",
+    )

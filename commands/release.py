@@ -1,0 +1,14 @@
+"""Puts the process `release` together: the gate, and the graders of rewards that it asks."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from pipelines.release import __main__ as release
+from rewards.gating import GateGraders
+
+
+def main(home: Path, stop: threading.Event) -> None:
+    """Judge candidates until `stop` is set."""
+    release.main(home, stop, GateGraders)

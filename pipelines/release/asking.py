@@ -1,0 +1,161 @@
+"""Asks a pinned version the sentinels, over HTTP like any user, sampled as the users of their tasks are served.
+
+In: sentinels. Out: an answer to each, in order. Waits: until the engine holds the version. Whatever goes wrong on the way says
+nothing about the version, unless the engine says that the version itself is damaged.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import httpx
+
+from contracts.assignments import CANDIDATE
+from contracts.errors import InvalidSettings, MillraceError, Unavailable, VersionNotResident
+from contracts.gating import Sentinel, SentinelFile
+
+_RETRY_SECONDS = 0.2
+_REFUSED = (400, 401, 403, 422)
+BAD_VERSION = frozenset(
+    (
+        "broken_chain", "corrupt_history", "corrupt_manifest", "corrupt_payload", "missing_tensor", "not_finite",
+        "not_safetensors", "payload_hash", "target_root", "truncated", "unknown_codec", "unknown_tensor", "wrong_base",
+        "wrong_dtype", "wrong_run", "wrong_shape",
+    )
+)  # fmt: skip
+"""What the engine says of a version whose bytes or manifest are wrong. Everything else may be over in a minute, or be a
+matter of our own keys and stores."""
+_TRIES = 2
+"""How often the engine has to have found it so: what it read may have been on its way."""
+
+
+class BadVersion(MillraceError):
+    """The engine refuses the version for what its bytes are: asking again cannot help."""
+
+    code = "bad_version"
+
+
+class Answer(NamedTuple):
+    """What a version said to one sentinel."""
+
+    text: str
+    finish_reason: str
+    finite: bool
+    """Every log-prob is a finite number."""
+
+
+class Asker:
+    """Puts the whole set to one version. `engine_url` is asked what is wrong with a version that does not come."""
+
+    def __init__(
+        self, client: httpx.Client, *, policy: str, concurrency: int, patience_seconds: float, engine_url: str
+    ) -> None:
+        self._client = client
+        self._policy = policy
+        self._concurrency = concurrency
+        self._patience = patience_seconds
+        self._engine_url = engine_url
+
+    def ask(
+        self, sentinels: SentinelFile, version: int, stop: threading.Event, *, is_reference: bool = False
+    ) -> tuple[Answer, ...]:
+        """The answers, in the order of the sentinels; none without any, once the engine holds the version.
+
+        `is_reference`: later versions will be compared with these, so they are drawn by other seeds than a candidate's.
+
+        Raises:
+            BadVersion: the engine refuses its bytes.
+            InvalidSettings: the endpoint refuses a sentinel for what it says; asking again cannot help.
+            VersionNotResident: the engine did not take the version within the patience.
+            Unavailable: no answers within the patience, or told to stop.
+        """
+        deadline = time.monotonic() + self._patience
+        if not sentinels.items:
+            self._wait_resident(version, deadline, stop)
+            return ()
+        with ThreadPoolExecutor(self._concurrency, thread_name_prefix="sentinel") as pool:
+            asked = [pool.submit(self._ask, item, version, deadline, stop, is_reference) for item in sentinels.items]
+            try:
+                return tuple(future.result() for future in asked)
+            except MillraceError:
+                for future in asked:
+                    future.cancel()
+                raise
+
+    def _wait_resident(self, version: int, deadline: float, stop: threading.Event) -> None:
+        """Without sentinels a version must at least be one that the engine took."""
+        reason = ""
+        while time.monotonic() < deadline and not stop.is_set():
+            try:
+                answer = self._client.get(f"/v1/models/{self._policy}@v{version}")
+            except httpx.TransportError as error:
+                reason = f"{type(error).__name__}: {error}"
+            else:
+                if answer.is_success:
+                    return
+                reason = answer.text[:200]
+                self._check_bad(version)
+            stop.wait(_RETRY_SECONDS)
+        if stop.is_set():
+            raise Unavailable("stopped")
+        raise VersionNotResident(f"the engine did not take v{version} in {self._patience:.0f} s: {reason}")
+
+    def _ask(self, item: Sentinel, version: int, deadline: float, stop: threading.Event, is_reference: bool) -> Answer:
+        # Neither temperature nor length: what is left out is as the task serves its users.
+        body = {
+            "model": f"{self._policy}@v{version}",
+            "messages": item.messages,
+            "metadata": {"task": item.task},
+            "seed": item.other_seed if is_reference else item.seed,
+            "logprobs": True,
+        }
+        reason, absent = "no time was left", False
+        while time.monotonic() < deadline and not stop.is_set():
+            try:
+                answer = self._client.post("/v1/chat/completions", json=body)
+            except httpx.TransportError as error:
+                reason, absent = f"{type(error).__name__}: {error}", False
+            else:
+                if answer.is_success:
+                    return _read(answer)
+                if answer.status_code in _REFUSED:
+                    raise InvalidSettings(f"{item.where}: the endpoint refuses this sentinel: {answer.text[:300]}")
+                reason, absent = answer.text[:200], VersionNotResident.code in answer.text
+                if absent:
+                    self._check_bad(version)
+            stop.wait(_RETRY_SECONDS)
+        if stop.is_set():
+            raise Unavailable("stopped")
+        if absent:
+            raise VersionNotResident(f"the engine did not take v{version} in {self._patience:.0f} s; its log says why")
+        raise Unavailable(f"v{version} did not answer its sentinels in {self._patience:.0f} s: {reason}")
+
+    def _check_bad(self, version: int) -> None:
+        """Raises BadVersion if the engine found the candidate's bytes wrong, more than once."""
+        try:
+            health = self._client.get(f"{self._engine_url}/health", headers={"Authorization": ""}).json()
+            problem = health.get("problems", {}).get(CANDIDATE, {})
+        except (httpx.HTTPError, ValueError, AttributeError):
+            return  # an engine that does not answer, or speaks otherwise, says nothing about the version
+        if not isinstance(problem, Mapping) or problem.get("version") != version:
+            return
+        if problem.get("code") in BAD_VERSION and problem.get("attempts", 0) >= _TRIES:
+            raise BadVersion(f"the engine refuses v{version}: {problem['code']}: {problem.get('message', '')}")
+
+
+def _read(response: httpx.Response) -> Answer:
+    """Raises Unavailable if it is no completion."""
+    try:
+        choice: Any = response.json()["choices"][0]
+        text, reason = choice["message"]["content"] or "", str(choice["finish_reason"])
+        tokens = (choice.get("logprobs") or {}).get("content") or []
+        # What is not finite is null on the wire.
+        finite = all(isinstance(token["logprob"], int | float) and math.isfinite(token["logprob"]) for token in tokens)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise Unavailable(f"the endpoint answered no completion ({error!r}): {response.text[:200]}") from error
+    return Answer(text, reason, finite)

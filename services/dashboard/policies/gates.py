@@ -1,0 +1,44 @@
+"""What gates each task of this home, and what the newest verdict could see: said on the Policies page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+from contracts.errors import InvalidSettings, InvalidTask
+from contracts.gating import read_sentinels, sentinels_of_home
+from contracts.settings import Settings
+from contracts.tasks.loading import load_tasks
+
+
+class Gate(NamedTuple):
+    """One task. `sees`: the least difference that the newest verdict could see, in points; None if it is not known."""
+
+    task: str
+    alarm: Literal["", "ungated", "unreadable"]
+    says: str
+    sees: float | None = None
+
+
+def read_gates(settings: Settings, newest: Mapping[str, Any] | None) -> list[Gate]:
+    """A row for each task; one that says what is wrong with the files, if something is. `newest`: details of a verdict."""
+    try:
+        tasks = load_tasks(settings.tasks)
+        sentinels = read_sentinels(sentinels_of_home(settings.home), tasks)
+    except (InvalidTask, InvalidSettings) as error:
+        return [Gate("this home", "unreadable", error.message)]
+    found = []
+    for name, task in tasks.items():
+        if name in sentinels.ungated:
+            found.append(Gate(name, "ungated", f"{sentinels.ungated[name]}: versions ship however bad they are at it"))
+            continue
+        says = f"{', '.join(task.gate_graders)} on {len(sentinels.places_of(name))} sentinels"
+        found.append(Gate(name, "", says, _sees(name, newest)))
+    return found
+
+
+def _sees(task: str, newest: Mapping[str, Any] | None) -> float | None:
+    """The largest over what it was compared with: the weaker of the two looks."""
+    comparisons = ((newest or {}).get("tasks", {}).get(task) or {}).get("comparisons", [])
+    least = [item["least_difference"] for item in comparisons]
+    return max((100 * value for value in least if value is not None), default=None)

@@ -1,0 +1,155 @@
+"""The asker against a made-up endpoint: how sentinels are put, and that trouble on the way says nothing about a version."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from contracts.errors import InvalidSettings, Unavailable, VersionNotResident
+from contracts.gating import Sentinel, SentinelFile
+from pipelines.release.asking import Answer, Asker, BadVersion
+
+SET = SentinelFile(
+    tuple(
+        Sentinel(task, [{"role": "user", "content": str(n)}], {"reference": str(n)}, 100 + n, f"s.jsonl:{n + 1}")
+        for n, task in enumerate(["math", "math", "code"])
+    ),
+    "h",
+    {},
+)
+NONE = SentinelFile((), "none", {})
+ABSENT = httpx.Response(404, json={"error": {"code": "version_not_resident"}})
+Answering = Callable[[httpx.Request], httpx.Response]
+
+
+def an_asker(answer: Answering, patience: float = 5.0) -> Asker:
+    client = httpx.Client(base_url="http://web", transport=httpx.MockTransport(answer))
+    return Asker(client, policy="p", concurrency=2, patience_seconds=patience, engine_url="http://engine")
+
+
+def completion(text: str, log_prob: float | None = -0.5, finish_reason: str = "stop") -> httpx.Response:
+    choice = {
+        "message": {"role": "assistant", "content": text},
+        "finish_reason": finish_reason,
+        "logprobs": {"content": [{"token": "x", "logprob": -0.1}, {"token": "y", "logprob": log_prob}]},
+    }
+    return httpx.Response(200, json={"id": "chatcmpl-1", "choices": [choice]})
+
+
+def echoing(asked: list[dict[str, Any]]) -> Answering:
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        asked.append(body)
+        return completion(f"answer to {body['messages'][0]['content']}")
+
+    return answer
+
+
+def test_each_sentinel_is_asked_of_the_pinned_version_as_its_task_serves_its_users() -> None:
+    asked: list[dict[str, Any]] = []
+    found = an_asker(echoing(asked)).ask(SET, 7, threading.Event())
+    assert found == tuple(Answer(f"answer to {n}", "stop", finite=True) for n in range(3))
+    assert {body["model"] for body in asked} == {"p@v7"}
+    assert [body["metadata"] for body in sorted(asked, key=lambda body: int(body["seed"]))] == [
+        {"task": "math"},
+        {"task": "math"},
+        {"task": "code"},
+    ]
+    assert not {"temperature", "top_p", "max_tokens"} & {key for body in asked for key in body}, "the task's own hold"
+    assert sorted(body["seed"] for body in asked) == [100, 101, 102]
+
+
+def test_a_reference_is_drawn_by_other_seeds_than_candidates_and_always_by_the_same() -> None:
+    asked: list[dict[str, Any]] = []
+    for is_reference in (False, True, True):
+        an_asker(echoing(asked)).ask(SET, 7, threading.Event(), is_reference=is_reference)
+    seeds = [sorted(body["seed"] for body in asked[start : start + 3]) for start in (0, 3, 6)]
+    assert seeds[1] == seeds[2]
+    assert not set(seeds[0]) & set(seeds[1])
+
+
+@pytest.mark.parametrize("log_prob", [None, "-Infinity"])
+def test_a_log_prob_that_is_not_finite_is_seen(log_prob: float | None) -> None:
+    found = an_asker(lambda _: completion("x", log_prob)).ask(SET, 7, threading.Event())
+    assert not any(answer.finite for answer in found)
+
+
+def test_a_version_that_the_engine_does_not_take_in_time_is_no_verdict() -> None:
+    with pytest.raises(VersionNotResident, match="did not take v7"):
+        an_asker(lambda _: ABSENT, patience=0.1).ask(SET, 7, threading.Event())
+
+
+def health_of(code: str, *, version: int = 7, attempts: int = 3) -> Answering:
+    problem = {"version": version, "code": code, "message": "the payload has another hash", "attempts": attempts}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.host != "engine":
+            return ABSENT
+        assert request.headers["authorization"] == "", "the operator's key is not the engine's to see"
+        return httpx.Response(200, json={"status": "serving", "problems": {"candidate": problem}})
+
+    return answer
+
+
+def test_a_version_whose_bytes_the_engine_refuses_is_refused_by_name() -> None:
+    with pytest.raises(BadVersion, match="the engine refuses v7: payload_hash: the payload has another hash"):
+        an_asker(health_of("payload_hash")).ask(SET, 7, threading.Event())
+    with pytest.raises(BadVersion):
+        an_asker(health_of("target_root")).ask(NONE, 7, threading.Event())
+
+
+@pytest.mark.parametrize(
+    "health",
+    [
+        health_of("unavailable"),
+        health_of("unsigned"),
+        health_of("payload_hash", version=6),
+        health_of("payload_hash", attempts=1),
+    ],
+)
+def test_what_may_be_our_own_fault_is_never_held_against_a_version(health: Answering) -> None:
+    with pytest.raises(VersionNotResident):
+        an_asker(health, patience=0.1).ask(SET, 7, threading.Event())
+
+
+def test_a_sentinel_that_the_endpoint_refuses_is_named_by_file_and_line() -> None:
+    refusing = httpx.Response(400, json={"error": {"message": "beyond the context"}})
+    with pytest.raises(InvalidSettings, match=r"s\.jsonl:\d: .*beyond the context"):
+        an_asker(lambda _: refusing).ask(SET, 7, threading.Event())
+
+
+def test_an_answer_that_is_no_completion_is_no_verdict() -> None:
+    with pytest.raises(Unavailable, match="no completion"):
+        an_asker(lambda _: httpx.Response(200, json={"choices": []})).ask(SET, 7, threading.Event())
+
+
+def test_to_be_stopped_while_the_engine_loads_is_no_verdict() -> None:
+    stop = threading.Event()
+
+    def absent_then_stop(request: httpx.Request) -> httpx.Response:
+        del request
+        stop.set()
+        return ABSENT
+
+    with pytest.raises(Unavailable, match="stopped"):
+        an_asker(absent_then_stop).ask(SET, 7, stop)
+
+
+def test_an_engine_that_is_away_is_no_verdict() -> None:
+    def gone(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused", request=request)
+
+    with pytest.raises(Unavailable, match="did not answer its sentinels"):
+        an_asker(gone, patience=0.1).ask(SET, 7, threading.Event())
+
+
+def test_without_sentinels_a_version_must_be_one_that_the_engine_took() -> None:
+    held = httpx.Response(200, json={"id": "p@v7"})
+    assert an_asker(lambda _: held).ask(NONE, 7, threading.Event()) == ()
+    with pytest.raises(VersionNotResident, match="did not take v7"):
+        an_asker(lambda _: ABSENT, patience=0.1).ask(NONE, 7, threading.Event())

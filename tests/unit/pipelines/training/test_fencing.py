@@ -1,0 +1,250 @@
+"""One trainer, whatever a second one does: stopped between check and write, and woken after its successor published."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from contracts import assignments
+from contracts.deletions import going
+from contracts.errors import StaleWrite
+from contracts.lease import read_epochs
+from contracts.tables import assignment_change, version_claim
+from contracts.weights.format import root_of
+from contracts.weights.publish import ANCHOR_EVERY
+from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.fence import CheckpointFence
+from pipelines.training.state import Fate, TrainerState
+from tests.unit.pipelines.training.actors import Actor
+from tests.unit.pipelines.training.world import POLICY, World
+
+RHYTHM: dict[str, Any] = {"batch_size": 3, "publish_samples": 6, "checkpoint_keep": 2, "keep_anchors": 1}
+PLACES = (
+    "checkpoint: before weights.safetensors", "checkpoint: before optimizer.safetensors",
+    "checkpoint: before state.json", "checkpoint: before MANIFEST.json", "checkpoint: durable",
+    "checkpoint: before forgetting", "training: before outcomes", "training: step taken", "training: outcomes told",
+    "training: version claimed", "publisher: before bytes", "training: bytes published", "publisher: before the offer",
+    "training: candidate assigned", "publisher: before the pointer",
+)  # fmt: skip
+QUICK = {"checkpoint: before forgetting", "publisher: before bytes", "publisher: before the offer"}
+"""Where it would hurt most; the other places are of the slow tests."""
+
+LATER = time.time() + 2 * 3600.0
+"""What is in the store is old enough to go by then."""
+
+
+def a_world(home: Path) -> World:
+    world = World(home, **RHYTHM)
+    world.now = LATER
+    return world
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("template") / "home"
+    world = World.new(home)
+    world.add_random(24, generated_at=LATER)
+    world.close()
+    return home
+
+
+@pytest.fixture(scope="module")
+def long_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One version before the second anchor, so that the next one begins to prune."""
+    home = tmp_path_factory.mktemp("long") / "home"
+    world = World.new(home, batch_size=1, publish_samples=1)
+    trainer = world.start()
+    while (newest := world.store.versions(POLICY)[-1]) < 2 * ANCHOR_EVERY - 1:
+        world.add_random(1, seed=newest)
+        world.turns(trainer, 1)
+    trainer._checkpoint(None)
+    world.add_random(48, seed=1000, generated_at=LATER)
+    world.close()
+    return home
+
+
+def live(actor: Actor) -> None:
+    """Learn and publish, go back once, and learn again."""
+    assert actor.trainer is not None
+    for _ in range(4):
+        actor.turn()
+    if not actor.is_zombie:
+        actor.world.roll_back_to(actor.trainer.state.lineage[1])
+    for _ in range(4):
+        actor.turn()
+    actor.trainer._checkpoint(None)
+
+
+def publish(actor: Actor) -> None:
+    """Learn and publish."""
+    assert actor.trainer is not None
+    for _ in range(5):
+        actor.turn()
+    actor.trainer._checkpoint(None)
+
+
+def take_over(home: Path, zombies: list[Actor], play: Any = publish, seed: int = 99) -> Actor:
+    for zombie in zombies:
+        zombie.is_zombie = True
+    successor = Actor(home, play, a_world)
+    successor.world.add_random(9, seed=seed, generated_at=LATER)
+    return successor
+
+
+def check(home: Path, winner: Actor) -> None:
+    """What must hold whatever the others did."""
+    assert winner.error is None
+    assert winner.trainer is not None
+    world, state = a_world(home), winner.trainer.state
+    with world.database.snapshot() as connection:
+        claims = {row.version: row for row in connection.execute(select(version_claim))}
+        changes = connection.execute(select(assignment_change).order_by(assignment_change.c.at)).all()
+        epochs = read_epochs(connection, POLICY)
+        arms = assignments.read(connection, POLICY)
+        gone = {int(name) for name in going(connection, POLICY, "version")}
+    # One lineage: what the winner stands on is what was claimed and published, and every arm points into it.
+    for version, parent in zip(state.lineage, state.lineage[1:], strict=False):
+        assert world.store.manifest(POLICY, version).parent == parent
+        assert claims[version].parent == parent
+    assert {arm.version for arm in arms.values()} - {None} <= set(state.lineage)
+    assert max(epochs) == state.epoch == winner.trainer._lease.epoch
+    # Bytes: what was ever assigned has the root that it was assigned with, and the winner's newest is its very weights.
+    for change in changes:
+        if change.version is not None and change.root is not None:
+            assert world.store.manifest(POLICY, change.version).target_root == change.root
+    if state.version not in gone and not winner.trainer._publisher.is_behind:
+        assert (
+            root_of(world.store.load(POLICY, state.version)) == world.store.manifest(POLICY, state.version).target_root
+        )
+    # Nothing that is needed is gone: all arms load, and so does the newest checkpoint, which is the winner's.
+    for arm in arms.values():
+        if arm.version is not None:
+            world.store.load(POLICY, arm.version)
+    for version in set(state.lineage[:3]) - gone:
+        world.store.load(POLICY, version)
+    fence = CheckpointFence(winner.trainer._lease, world.database, POLICY)
+    newest, refused = CheckpointStore(world.settings.checkpoints, 2, fence=fence).load_newest()
+    assert refused == []
+    assert newest is not None
+    assert newest.state.epoch == state.epoch
+    assert newest.state.fates.keys() == state.fates.keys()
+    # The ledger is what the winner decided, each sample once.
+    told = world.ledger()
+    decided = {key: (fate.state, fate.reason, version_of(fate, state)) for key, fate in state.fates.items()}
+    assert told == decided
+    assert {version for _, _, version in told.values()} <= {None, state.ordinal + 1, *state.lineage}
+    world.close()
+
+
+def version_of(fate: Fate, state: TrainerState) -> int | None:
+    """What is in no version yet is told as being in the next."""
+    if fate.state != "trained":
+        return None
+    return state.ordinal + 1 if fate.version is None else fate.version
+
+
+def wake(zombie: Actor) -> None:
+    zombie.run()
+    assert isinstance(zombie.error, StaleWrite), (zombie.place, zombie.error)
+    zombie.close()
+
+
+@pytest.mark.parametrize(
+    "place", [place if place in QUICK else pytest.param(place, marks=pytest.mark.slow) for place in PLACES]
+)
+def test_a_trainer_that_was_stopped_anywhere_changes_nothing_when_it_wakes(
+    template: Path, tmp_path: Path, place: str
+) -> None:
+    home = shutil.copytree(template, tmp_path / "home")
+    zombie = Actor(home, live, a_world)
+    assert zombie.run_to(place)
+    successor = take_over(home, [zombie])
+    successor.run()
+    assert successor.error is None
+    num_offers = len(offers(successor.world))
+    wake(zombie)
+    assert len(offers(successor.world)) == num_offers
+    check(home, successor)
+    successor.close()
+
+
+def test_every_place_is_stopped_at(template: Path, tmp_path: Path) -> None:
+    home = shutil.copytree(template, tmp_path / "home")
+    alone = Actor(home, live, a_world)
+    alone.run()
+    assert alone.error is None
+    assert set(alone.places) == set(PLACES)
+    check(home, alone)
+    alone.close()
+
+
+def offers(world: World) -> list[int]:
+    with world.database.snapshot() as connection:
+        moved = select(assignment_change.c.version).where(assignment_change.c.writer == "training")
+        return list(connection.execute(moved).scalars())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["pruning: versions gone", "pruning: before chunks are removed"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_what_a_stopped_trainer_was_about_to_delete_nobody_counts_on(
+    long_template: Path, tmp_path: Path, place: str, nth: int
+) -> None:
+    home = shutil.copytree(long_template, tmp_path / "home")
+    zombie = Actor(home, prune_on, a_world)
+    for _ in range(nth):
+        assert zombie.run_to(place)
+    successor = take_over(home, [zombie], play=prune_on)
+    successor.run()
+    wake(zombie)
+    check(home, successor)
+    chunks = {chunk.name for chunk in successor.world.store.chunks(POLICY)}
+    assert len(chunks) < 3 * ANCHOR_EVERY, "and the successor did prune"
+    successor.close()
+
+
+def prune_on(actor: Actor) -> None:
+    assert actor.trainer is not None
+    for _ in range(12):
+        actor.turn()
+    actor.trainer._checkpoint(None)
+
+
+def interleave(home: Path, seed: int) -> None:
+    """Up to three trainers, each taking over from the one before; any of them may run at any moment."""
+    dice = random.Random(seed)
+    actors = [Actor(home, dice.choice([live, publish]), a_world)]
+    takeovers = sorted(dice.sample(range(5, 90), dice.randint(1, 2)))
+    for number in range(100_000):
+        if takeovers and (number >= takeovers[0] or actors[-1].is_over):
+            takeovers.pop(0)
+            actors.append(take_over(home, actors, dice.choice([live, publish]), seed=1000 * seed + number))
+            actors[-1].step()
+        running = [actor for actor in actors if not actor.is_over]
+        if not running:
+            break
+        dice.choice(running).step()
+    *zombies, winner = actors
+    for zombie in zombies:
+        if zombie.error is not None:
+            assert isinstance(zombie.error, StaleWrite), (seed, zombie.place, zombie.error)
+    check(home, winner)
+    for actor in actors:
+        actor.close()
+
+
+@pytest.mark.parametrize("seed", range(1))
+def test_trainers_in_any_order(template: Path, tmp_path: Path, seed: int) -> None:
+    interleave(shutil.copytree(template, tmp_path / "home"), seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 50))
+def test_fifty_random_orders(template: Path, tmp_path: Path, seed: int) -> None:
+    interleave(shutil.copytree(template, tmp_path / "home"), seed)

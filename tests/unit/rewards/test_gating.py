@@ -1,0 +1,185 @@
+"""The graders behind the gate's port: every kind of task, the least of several, and faults that are nobody's value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts.errors import InvalidSettings, InvalidTask
+from contracts.gating import GateAnswer, read_sentinels
+from contracts.tasks import Task
+from contracts.tasks.loading import load_tasks
+from rewards.gating import GateGraders
+from rewards.judges.identity import identity_of
+from tests.judge_server import Asked, JudgeServer, judge_server, verdict
+from tests.unit.rewards.judges.figures import FIGURES
+from tests.unit.rewards.verifiers.tampers import HONEST, SUITE
+
+SIGNALS = '[signals.accepted]\ntype = "bool"\nlabels = { true = 1.0, false = 0.0 }\n'
+CALL = '{"name": "now", "arguments": {}}'
+ASK = [{"role": "user", "content": "?"}]
+
+
+def a_task(folder: Path, *parts: str) -> Task:
+    path = folder / "t.toml"
+    path.write_text("\n".join(['name = "t"', SIGNALS, *parts]))
+    (task,) = load_tasks((path,)).values()
+    return task
+
+
+def a_verifier(kind: str, *more: str, name: str = "v") -> str:
+    return "\n".join(["[[verifiers]]", f'name = "{name}"', f'kind = "{kind}"', 'role = "watch"', *more, ""])
+
+
+def answer(text: str, reference: object = None, **metadata: str) -> GateAnswer:
+    known = (
+        {} if reference is None else {"reference": reference if isinstance(reference, str) else json.dumps(reference)}
+    )
+    return GateAnswer(text, ASK, {**known, **metadata})
+
+
+def values(task: Task, *answers: GateAnswer) -> list[float | None]:
+    graders = GateGraders({task.name: task})
+    try:
+        return [score.value for score in graders(task.name, answers)]
+    finally:
+        graders.close()
+
+
+@pytest.mark.parametrize(
+    ("part", "reference", "right", "wrong"),
+    [
+        (a_verifier("math"), "\\frac{1}{2}", "It is \\boxed{0.5}", "It is \\boxed{2}"),
+        (a_verifier("code"), SUITE, f"```python\n{HONEST}\n```", "```python\npass\n```"),
+        (a_verifier("json_exact"), {"a": 1}, '{"a": 1}', '{"a": 2}'),
+        (a_verifier("choice"), "B", "The answer is B", "The answer is C"),
+        (a_verifier("numeric"), "42", "The answer is 42", "The answer is 43"),
+        (
+            a_verifier("tool_call", 'config.match = "exact"', 'config.tools = [{ name = "now" }]'),
+            f"[{CALL}]",
+            f"<tool_call>{CALL}</tool_call>",
+            "Noon, I think",
+        ),
+    ],
+)
+def test_tasks_of_every_sort_are_graded(tmp_path: Path, part: str, reference: object, right: str, wrong: str) -> None:
+    assert values(a_task(tmp_path, part), answer(right, reference), answer(wrong, reference)) == [1.0, 0.0]
+
+
+def test_of_several_graders_the_least_counts(tmp_path: Path) -> None:
+    task = a_task(tmp_path, a_verifier("token_f1", name="near"), a_verifier("exact", name="same"))
+    assert values(task, answer("a b", "a b"), answer("b a", "a b")) == [1.0, 0.0]
+
+
+def test_a_gate_of_the_training_reward_spares_nobody_here(tmp_path: Path) -> None:
+    refusing = '[[verifiers]]\nname = "shape"\nkind = "regex"\nrole = "gate"\nconfig.pattern = "nowhere to be found"\n'
+    assert values(a_task(tmp_path, refusing, a_verifier("exact")), answer("a", "a")) == [1.0]
+
+
+def test_what_an_app_or_we_did_wrong_is_no_value(tmp_path: Path) -> None:
+    assert values(a_task(tmp_path, a_verifier("json_exact")), answer("{}", "no json")) == [None]
+
+
+@pytest.fixture
+def server() -> Iterator[JudgeServer]:
+    def decide(asked: Asked) -> str:
+        return verdict("yes" if "good" in asked.answer else "no")
+
+    with judge_server(decide) as running:
+        yield running
+
+
+def a_judge(folder: Path, url: str, *more: str, admitted: bool = True) -> Task:
+    fields = ['name = "j"', 'role = "watch"', f'url = "{url}"', 'model = "m"', 'criteria = "It is right."', *more]
+    fields += ['admission = "j.json"'] if admitted else []
+    task = a_task(folder, "\n".join(["[[judges]]", *fields, ""]), '[gate]\ngraders = ["j"]')
+    identity = identity_of(task.judges[0])
+    head = {"task": "t", "judge": "j", "at": "", "labels_file": "", "labels_sha256": "", "identity": identity}
+    (folder / "j.json").write_text(json.dumps({**head, "figures": FIGURES}))
+    return task
+
+
+def test_a_judge_that_watches_may_gate_and_sees_every_answer(tmp_path: Path, server: JudgeServer) -> None:
+    task = a_judge(tmp_path, server.url, "sample_share = 0.01", "tokens_per_minute = 1")
+    told = [answer(f"a good answer, number {number}") for number in range(70)] + [answer("a poor one")]
+    assert values(task, *told) == [1.0] * 70 + [0.0]
+
+
+def test_a_judge_remembers_nothing_from_the_batch_before(tmp_path: Path, server: JudgeServer) -> None:
+    task = a_judge(tmp_path, server.url)
+    graders = GateGraders({"t": task})
+    for _ in range(2):
+        assert [score.value for score in graders("t", [answer("a good one")] * 100)] == [1.0] * 100
+    assert len(server.asked) == 2, "once in each batch"
+    graders.close()
+
+
+def test_a_judge_that_is_away_gives_no_value(tmp_path: Path) -> None:
+    task = a_judge(tmp_path, "http://127.0.0.1:9/v1", "retries = 0")
+    assert values(task, answer("a good answer, surely")) == [None]
+
+
+def test_a_judge_that_was_not_admitted_cannot_gate(tmp_path: Path, server: JudgeServer) -> None:
+    with pytest.raises(InvalidTask, match=r"t\.toml:\d+: judge 'j' was not admitted, so .* it cannot gate"):
+        GateGraders({"t": a_judge(tmp_path, server.url, admitted=False)})
+
+
+@pytest.mark.parametrize(
+    ("part", "item", "says"),
+    [
+        (a_verifier("math"), {}, "v cannot grade an answer to this sentinel: it has no `reference`"),
+        (a_verifier("math"), {"reference": "a long story in prose"}, "prose"),
+        (a_verifier("json_exact"), {"reference": "{"}, "metadata.reference is not JSON"),
+        (a_verifier("code"), {"reference": "print(1)"}, "v cannot grade an answer to this sentinel"),
+        (a_verifier("choice"), {"reference": "E"}, "is none of A, B, C, D"),
+        (a_verifier("numeric"), {"reference": "many"}, "is not a number"),
+        (
+            a_verifier("tool_call", 'config.match = "exact"', 'config.tools = [{ name = "now" }]'),
+            {"reference": "now()"},
+            "is no list of calls",
+        ),
+        (a_verifier("function", 'config.path = "mine.py:silent"'), {"reference": "1"}, "nothing to say"),
+        (a_verifier("function", 'config.path = "mine.py:by_tests"'), {"metadata": {"other": "x"}}, "nothing to say"),
+    ],
+)
+def test_a_sentinel_that_cannot_be_graded_is_refused_by_file_and_line(
+    tmp_path: Path, part: str, item: dict[str, Any], says: str
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def silent(completions, **columns):\n    return [None for _ in completions]\n"
+        "def by_tests(completions, tests=None, **columns):\n"
+        "    return [None if tests is None else 1.0 for _ in completions]\n"
+    )
+    task = a_task(tmp_path, part)
+    path = tmp_path / "s.jsonl"
+    path.write_text(json.dumps({"messages": ASK, **item}) + "\n")
+    graders = GateGraders({"t": task})
+    try:
+        with pytest.raises(InvalidSettings) as refused:
+            graders.check(read_sentinels(path, {"t": task}))
+    finally:
+        graders.close()
+    assert refused.value.message.startswith(f"{path}:1: v cannot grade an answer to this sentinel: ")
+    assert says in refused.value.message
+
+
+def test_sentinels_that_can_be_graded_pass_also_where_a_function_wants_other_metadata(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def by_tests(completions, tests=None, **columns):\n"
+        "    return [None if tests is None else float('1' in c[0]['content']) for c in completions]\n"
+    )
+    task = a_task(tmp_path, a_verifier("function", 'config.path = "mine.py:by_tests"'))
+    path = tmp_path / "s.jsonl"
+    path.write_text(json.dumps({"messages": ASK, "metadata": {"tests": ["assert f(1)"]}}) + "\n")
+    graders = GateGraders({"t": task})
+    found = read_sentinels(path, {"t": task})
+    graders.check(found)
+    assert [score.value for score in graders("t", [found.items[0].answered("1"), found.items[0].answered("2")])] == [
+        1,
+        0,
+    ]
+    graders.close()
