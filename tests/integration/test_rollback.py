@@ -6,7 +6,7 @@ Real join, ledger, rewards, trainer and release on one home; only the engine's a
 from __future__ import annotations
 
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,7 +56,9 @@ class Loop:
         version = self.world.arm(LIVE) or 0
         keys = set()
         for number in range(count):
-            about = a_generation(spans=(Span(0, version),), created_at=self.world.now, finished_at=self.world.now)
+            about = a_generation(
+                policy=POLICY, spans=(Span(0, version),), created_at=self.world.now, finished_at=self.world.now
+            )
             said = a_signal(about, value=number % 2 == 0, received_at=self.world.now, submitter=Submitter(id=about.key))
             self.world.log.append([message(GENERATIONS, about.key, about), message(SIGNALS, said.key, said)])
             keys.add(about.key)
@@ -150,7 +152,7 @@ def test_three_refusals_in_a_row_take_the_trainer_back_to_what_is_live(loop: Loo
 
 
 def test_what_is_refused_again_is_not_learned_a_third_time(tmp_path: Path) -> None:
-    loop = Loop(tmp_path / "home", defaultdict(int, {0: 5}))
+    loop = Loop(tmp_path / "home", {0: 5})
     loop.judge()
     said = set()
     for _ in range(15):
@@ -200,7 +202,7 @@ def test_poison_is_not_learned_though_all_is_delivered_again_to_a_trainer_that_s
 
 def test_honest_successors_ship_although_a_revoked_version_had_more(tmp_path: Path) -> None:
     """From v5 (10 of 10, its words bought) to v2 (7 of 10): what is as good as v2 ships, v5 does not come back."""
-    loop = Loop(tmp_path / "home", defaultdict(lambda: 7, {0: 5, 3: 8, 4: 9, 5: 10}))
+    loop = Loop(tmp_path / "home", {**dict.fromkeys(range(14), 7), 0: 5, 3: 8, 4: 9, 5: 10})
     loop.judge()
     for _ in range(5):
         loop.say(8)
@@ -224,7 +226,7 @@ def test_honest_successors_ship_although_a_revoked_version_had_more(tmp_path: Pa
 
 
 def test_evidence_is_learned_again_as_it_was_really_said(tmp_path: Path) -> None:
-    loop = Loop(tmp_path / "home", defaultdict(lambda: 7))
+    loop = Loop(tmp_path / "home", dict.fromkeys(range(20), 7))
     loop.judge()
     said = set()
     for _ in range(5):

@@ -125,6 +125,7 @@ def test_evidence_is_pending_and_learned_again_once(world: World) -> None:
     assert len(undone) == 28
 
     world.revoke_down_to(2, "evidence")
+    trainer.begin()
     trainer._obey_rollback(trainer._arms()[TRAINING])
     assert world.ledger().keys() == learned[1] | learned[2]
     assert trainer.state.learn_again.keys() == undone
@@ -147,6 +148,7 @@ def test_what_waits_and_was_said_by_revoked_versions_is_kept_and_never_fresh(tmp
     far, near = say(world, 5, 2, seed=50), say(world, 2, 1, seed=51)
     trainer.turn()
     world.revoke_down_to(2, "evidence")
+    trainer.begin()
     trainer._obey_rollback(trainer._arms()[TRAINING])
     assert {item.experience.key for item in trainer._intake.waiting} == {item.key for item in (*far, *near)}
     tree = trainer._tree()
