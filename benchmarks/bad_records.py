@@ -1,7 +1,7 @@
 """What records that cannot be processed cost the worker `episodes`.
 
-Three kinds are fed: none that is bad; 1% that `decode` refuses (a time of 1e300); 1% that decode well and for which the handler
-raises, so that they are found by halving. Each drains a backlog (the most that the worker does) and keeps pace with 500 records a
+Four kinds are fed: none that is bad; 1% that `decode` refuses (a time of 1e300); 1% that decode well and for which the handler
+raises while it has them in hand; 1% for which it raises late, with nothing that says for whom. Each drains a backlog (the most that the worker does) and keeps pace with 500 records a
 second. At 60% it tells how many records of one partition were looked at before the worker halted. Arms are interleaved.
 
     python -m benchmarks.bad_records [--services] [--records 4000] [--seconds 8] [--repeats 3]
@@ -41,20 +41,28 @@ from contracts.tables import dead_letter, generation
 from contracts.tasks.loading import load_tasks
 from contracts.topics import GENERATIONS
 from contracts.worker import Worker
-from pipelines.episodes.handler import EpisodesHandler
+from pipelines.episodes.handler import EpisodesHandler, Heard
+from pipelines.episodes.samples import Samples
 
 RATE = 500.0
-KINDS = ("none", "refused", "raising")
+KINDS = ("none", "refused", "raising", "late")
 _BAD = "bad"
 
 
 class Failing(EpisodesHandler):
     """Raises for answers of one dtype, which no rule looks at."""
 
+    is_late = False
+
+    def _apply(self, samples: Samples, item: Heard) -> list[Message]:
+        if not self.is_late and isinstance(item.record, Generation) and item.record.dtype == _BAD:
+            raise ZeroDivisionError("a fault of the handler")
+        return super()._apply(samples, item)
+
     def handle(self, connection: Connection, items: Any) -> list[Message]:
-        """As of the join; fails late, when all that it costs has been spent."""
+        """As of the join; may fail late, as a database does: all that it costs has been spent, and nobody was in hand."""
         messages = super().handle(connection, items)
-        if any(isinstance(item.record, Generation) and item.record.dtype == _BAD for item in items):
+        if self.is_late and any(isinstance(item.record, Generation) and item.record.dtype == _BAD for item in items):
             raise ZeroDivisionError("a fault of the handler")
         return messages
 
@@ -76,14 +84,14 @@ def feed(num: int, kind: str, share: float, seed: int) -> list[Message]:
             purpose="user", arm="live", arm_probability=1.0, spans=(Span(0, 1),), finish_reason="stop",
             sampling=Sampling(temperature=1.0, max_tokens=64), engine="e", body=body, finished_at=now,
             created_at=1e300 if is_bad and kind == "refused" else now,
-            dtype=_BAD if is_bad and kind == "raising" else "float32",
+            dtype=_BAD if is_bad and kind != "refused" else "float32",
         )  # fmt: skip
         messages.append(message(GENERATIONS, record.key, record))
     return messages
 
 
 @contextmanager
-def world(services: bool) -> Iterator[tuple[Database, EventLog, Worker[Any]]]:
+def world(services: bool, kind: str) -> Iterator[tuple[Database, EventLog, Worker[Any]]]:
     """A database, a log and the worker, all new."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
@@ -96,7 +104,9 @@ def world(services: bool) -> Iterator[tuple[Database, EventLog, Worker[Any]]]:
             database, event_log = Database(f"sqlite:///{home / 'm.db'}"), LocalLog(home / "log")
         database.migrate()
         event_log.create_topics()
-        worker = Worker(Failing(load_tasks((home / "task.toml",))), database, event_log)
+        handler = Failing(load_tasks((home / "task.toml",)))
+        handler.is_late = kind == "late"
+        worker = Worker(handler, database, event_log)
         yield database, event_log, worker
         event_log.close()
         database.close()
@@ -104,7 +114,7 @@ def world(services: bool) -> Iterator[tuple[Database, EventLog, Worker[Any]]]:
 
 def drain(services: bool, num: int, kind: str, seed: int) -> float:
     """Records a second from a backlog."""
-    with world(services) as (database, event_log, worker):
+    with world(services, kind) as (database, event_log, worker):
         messages = feed(num, kind, 0.01, seed)
         event_log.append(messages)
         while not worker.step(1.0):  # until the group has met
@@ -119,7 +129,7 @@ def drain(services: bool, num: int, kind: str, seed: int) -> float:
 def keep_pace(services: bool, seconds: float, kind: str, seed: int) -> float:
     """Share of what was appended at 500 a second that was handled when the feed ended, give or take one poll."""
     num = int(RATE * seconds)
-    with world(services) as (database, event_log, worker):
+    with world(services, kind) as (database, event_log, worker):
         messages = feed(num, kind, 0.01, seed)
         event_log.append(messages[:50])
         while _num_passed(database) < 50:  # noqa: PLR2004 a warm start
@@ -136,7 +146,7 @@ def keep_pace(services: bool, seconds: float, kind: str, seed: int) -> float:
 
 def halts_after(services: bool, kind: str, seed: int) -> int:
     """At 60%: the offset in its partition of the record that was one too many, plus one."""
-    with world(services) as (_, event_log, worker):
+    with world(services, kind) as (_, event_log, worker):
         event_log.append([item._replace(route=0) for item in feed(1000, kind, 0.6, seed)])
         try:
             for _ in range(50):

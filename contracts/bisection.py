@@ -3,8 +3,9 @@
 In: the parts of a batch in the order in which they were read, and what is to be done with them. Out: each was done with
 the others that are sound, or was given up alone. Waits for: nothing.
 
-Pieces are done one after the other, so that what comes later in a partition is never done before what comes earlier. There
-are eight of them, not two: what is sound in a batch of 500 with a few culprits is then handled about three times, not five.
+Pieces are done one after the other, so that what comes later in a partition is never done before what comes earlier. Where the
+traceback says which part was in hand, three pieces do: those before it, it, and those after. Else halves; where the first of them is
+sound the culprit is in the second, which is not tried as a whole.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import TypeVar
 
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError, StatementError
@@ -37,7 +39,6 @@ _SHORT_OF = frozenset((
     errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO, errno.EROFS,
 ))  # fmt: skip
 """What a machine runs out of."""
-NUM_PIECES = 8
 _DATA_CLASSES = ("22", "23", "54")
 """Of SQLSTATE: data exception, constraint, a value larger than the server can take."""
 
@@ -69,7 +70,11 @@ def is_of_a_record(error: Exception) -> bool:
 
 
 def bisect(
-    parts: Sequence[Part], act: Callable[[Sequence[Part]], None], give_up: Callable[[Part, BaseException], None]
+    parts: Sequence[Part],
+    act: Callable[[Sequence[Part]], None],
+    give_up: Callable[[Part, BaseException], None],
+    reason: BaseException,
+    in_hand: Callable[[BaseException, Sequence[Part]], int | None] = lambda _reason, _parts: None,
 ) -> None:
     """Do `act` with pieces of what failed as a whole, where that fails with pieces of those, and give up what fails alone.
 
@@ -77,19 +82,43 @@ def bisect(
         parts: in their order. One alone is tried once more.
         act: does all that it is given or nothing; raises `Blamed`.
         give_up: what is done with a part that fails alone.
+        reason: why they failed.
+        in_hand: the place of the part that seems to be the reason, if it can be told. It may err: that costs time.
     """
-    size = -(-len(parts) // NUM_PIECES)
-    for some in [parts[start : start + size] for start in range(0, len(parts), size)]:
-        try:
-            act(some)
-        except Blamed as blamed:
-            reason = blamed.__cause__ or blamed
-        else:
-            continue
-        if len(some) > 1:
-            bisect(some, act, give_up)
-        else:
-            give_up(some[0], reason)
+    place = in_hand(reason, parts) if len(parts) > 1 else 0
+    cuts = (len(parts) // 2,) if place is None else (place, place + 1)
+    pieces = [parts[start:end] for start, end in pairwise((0, *cuts, len(parts))) if end > start]
+    is_sound = True
+    for number, some in enumerate(pieces):
+        if place is None and is_sound and number == len(pieces) - 1:
+            bisect(some, act, give_up, reason, in_hand)  # the culprit is here
+            return
+        error = _failure(act, some)
+        is_sound = is_sound and error is None
+        if error is not None and len(some) == 1:
+            give_up(some[0], error)
+        elif error is not None:
+            bisect(some, act, give_up, error, in_hand)
+
+
+def in_hand_of(reason: BaseException, items: Sequence[object]) -> int | None:
+    """Which of these objects the innermost frame of a traceback holds that holds one of them; None if none does."""
+    places = {id(item): place for place, item in enumerate(items)}
+    found = None
+    step = reason.__traceback__
+    while step is not None:
+        held = {places[id(value)] for value in step.tb_frame.f_locals.values() if id(value) in places}
+        found = held.pop() if len(held) == 1 else found
+        step = step.tb_next
+    return found
+
+
+def _failure(act: Callable[[Sequence[Part]], None], parts: Sequence[Part]) -> BaseException | None:
+    try:
+        act(parts)
+    except Blamed as blamed:
+        return blamed.__cause__ or blamed
+    return None
 
 
 def _is_of_data(error: SQLAlchemyError) -> bool:

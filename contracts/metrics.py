@@ -113,7 +113,11 @@ LIVE_VERSION = Gauge("millrace_live_version", "The version that users meet.")
 
 # Dashboard.
 LEDGER_UNEXPLAINED = Gauge("millrace_ledger_unexplained", "Must be 0: kinds of trouble in an identity.", ["kind"])
-LEDGER_LOOK_AGE = Gauge("millrace_ledger_look_age_seconds", "Since the ledger was last looked at with success.")
+LEDGER_LOOK_AGE = Gauge(
+    "millrace_ledger_look_age_seconds",
+    "Since the ledger was last looked at with success; only of who looks.",
+    ["policy"],
+)
 DASHBOARD_FAULTS = Counter(
     "millrace_dashboard_faults_total", "What could not be shown: a record, or a whole look.", ["what"]
 )

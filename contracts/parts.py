@@ -49,10 +49,10 @@ def prepared(handler: Preparing[Item], records: Sequence[LogRecord]) -> list[Par
     sound = [place for place, part in enumerate(parts) if part.culprit is None]
     try:
         prepare(sound)
-    except Blamed:
+    except Blamed as blamed:
         if not sound:
             raise  # there is no record to blame
-        bisect(sound, prepare, give_up)
+        bisect(sound, prepare, give_up, blamed.__cause__ or blamed)
     return parts
 
 

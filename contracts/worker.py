@@ -14,12 +14,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Generic, Protocol
 
 import structlog
 from sqlalchemy import ColumnElement, Connection, select, update
 
-from contracts.bisection import Blamed, bisect, blaming_records
+from contracts.bisection import Blamed, bisect, blaming_records, in_hand_of
 from contracts.database import Database, insert_new
 from contracts.dead_letters import Culprit, bury_all, culprit_of, traceback_of
 from contracts.errors import StaleWrite, TooManyDeadLetters, Unavailable
@@ -152,12 +153,13 @@ class Worker(Generic[Item]):
         try:
             self._apply(parts, self._handle, is_at_end=is_at_end)
             self._limit = limit * 2
-        except Blamed:
+        except Blamed as blamed:
             if not parts:
                 raise  # there is no record to blame
+            apart = partial(self._handle_apart, reason=blamed.__cause__ or blamed)
             log.warning("a batch failed, looking for the culprit", process=self._handler.name, num=len(parts))
             self._limit = CAUTIOUS_BATCH
-            self._apply(parts, self._handle_apart, is_at_end=is_at_end)
+            self._apply(parts, apart, is_at_end=is_at_end)
         self._fault("worker: committed")
         self._relay.flush()
         self._note(records, time.perf_counter() - started)
@@ -180,7 +182,9 @@ class Worker(Generic[Item]):
             put(connection, self._handler.name, self._handler.handle(connection, items_of(parts)))
         return []
 
-    def _handle_apart(self, connection: Connection, parts: Sequence[Part[Item]]) -> list[Culprit]:
+    def _handle_apart(
+        self, connection: Connection, parts: Sequence[Part[Item]], reason: BaseException
+    ) -> list[Culprit]:
         """What can be handled; each piece is undone alone, so that a batch costs one commit, whoever is in it."""
         culprits = []
 
@@ -191,7 +195,10 @@ class Worker(Generic[Item]):
         def give_up(part: Part[Item], error: BaseException) -> None:
             culprits.append(culprit_of(part.record, error))
 
-        bisect(parts, handle, give_up)
+        def in_hand(error: BaseException, some: Sequence[Part[Item]]) -> int | None:
+            return in_hand_of(error, [part.item for part in some])
+
+        bisect(parts, handle, give_up, reason, in_hand)
         return culprits
 
     def _tick(self, connection: Connection, *, is_at_end: bool) -> None:

@@ -64,7 +64,7 @@ class Reader:
         self._flow: Occasional[Flow] = Occasional()
         self._listed: Occasional[dict[int, Published]] = Occasional()
         self._looked_at = time.monotonic()
-        LEDGER_LOOK_AGE.set_function(lambda: time.monotonic() - self._looked_at)
+        LEDGER_LOOK_AGE.labels(settings.policy).set_function(lambda: time.monotonic() - self._looked_at)
 
     def read(self, now: float) -> State:
         """The state of the whole loop.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 import time
+import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import Connection, func, select
 
 from contracts.database import Database
 from contracts.dead_letters import SKIPPED
@@ -60,6 +61,57 @@ def test_hostile_records_cost_themselves(any_database: Database, judge: str, tmp
     look(any_database, log, tmp_path)
     settle(any_database, log, declared)
     check(any_database, log, innocent)
+    log.close()
+
+
+class FaultyEpisodes(EpisodesHandler):
+    """Raises for one answer of ten, after it did all that the others need."""
+
+    def handle(self, connection: Connection, items: Sequence[Any]) -> list[Message]:
+        messages = super().handle(connection, items)
+        if any(isinstance(item.record, Generation) and is_faulty(item.record.key) for item in items):
+            raise ZeroDivisionError("a fault of ours")
+        return messages
+
+
+class FaultyRewards(RewardsHandler):
+    """The same, while graders are asked too."""
+
+    def prepare(self, items: Sequence[Any]) -> list[Any]:
+        if any(is_faulty(item.episode.key, 1) for item in items):
+            raise KeyError("a fault of ours")
+        return super().prepare(items)
+
+    def handle(self, connection: Connection, items: Sequence[Any]) -> list[Message]:
+        messages = super().handle(connection, items)
+        if any(is_faulty(item.episode.key, 2) for item in items):
+            raise RecursionError
+        return messages
+
+
+def is_faulty(key: str, salt: int = 0) -> bool:
+    return zlib.crc32(f"{salt}{key}".encode()) % 10 == 0
+
+
+def test_faults_of_the_handlers_cost_the_records_that_meet_them(
+    any_database: Database, judge: str, tmp_path: Path
+) -> None:
+    declared = tasks(judge)
+    names = list(declared)
+    answers = [a_generation(task=names[number % len(names)]) for number in range(NUM_INNOCENT)]
+    log = LocalLog(tmp_path / "log")
+    log.append([message(GENERATIONS, item.key, item) for item in answers])
+    log.append([message(SIGNALS, item.key, a_signal(item)) for item in answers])
+    drain(Worker(FaultyEpisodes(declared, lambda: 103.0), any_database, log, clock=lambda: 103.0))
+    with closing(FaultyRewards(declared, lambda: 104.0, any_database)) as rewards:
+        drain(Worker(rewards, any_database, log, clock=lambda: 104.0))
+    check(any_database, log, [item for item in answers if not any(is_faulty(item.key, salt) for salt in range(3))])
+    with any_database.snapshot() as connection:
+        letters = find(connection)
+    wanted = {item.key: ("episodes" if is_faulty(item.key) else "rewards") for item in answers}
+    wanted = {key: process for key, process in wanted.items() if any(is_faulty(key, salt) for salt in range(3))}
+    assert {letter.key: letter.process for letter in letters} == wanted
+    assert all(letter.traceback for letter in letters)
     log.close()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from contracts.errors import InvalidRecord
 from contracts.ids import sample_key, time_of
 from contracts.records import Generation, Signal, Submitter
 from contracts.tables import MAX_KEY
@@ -100,9 +101,12 @@ def follow_up(succession: Succession, before: Generation, task: Task) -> Signal 
     record, name = succession.record, follow_up_name(task)
     if name is None or before.task != record.task or before.tenant != record.tenant:
         return None
-    messages = record.open().messages
+    try:
+        messages, messages_before = record.open().messages, before.open().messages
+    except InvalidRecord:
+        return None  # nobody knows what was said; rewards refuses the damaged one by name
     text = _last_words(messages)
-    if not text or messages == before.open().messages:
+    if not text or messages == messages_before:
         return None
     return Signal(
         id=f"follow_up:{sample_key(before.completion_id, before.choice)}",

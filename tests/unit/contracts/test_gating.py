@@ -162,8 +162,8 @@ def test_each_sentinel_has_a_seed_of_its_own_that_stays(tmp_path: Path) -> None:
     first, again = (read_sentinels(path, tasks(tmp_path)).items for _ in range(2))
     seeds = [item.seed for item in first]
     assert seeds == [item.seed for item in again]
-    assert len({*seeds, *(item.other_seed for item in first)}) == 100
-    assert all(0 <= seed < 2**31 for item in first for seed in (item.seed, item.other_seed))
+    assert len({*seeds, *(item.seed_of(7) for item in first)}) == 100
+    assert all(0 <= seed < 2**31 for item in first for seed in (item.seed, item.seed_of(7)))
 
 
 def test_answers_sampled_in_another_way_are_answers_to_another_set(tmp_path: Path) -> None:

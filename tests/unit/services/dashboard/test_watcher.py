@@ -166,10 +166,11 @@ def test_a_chart_that_cannot_be_drawn_is_counted_and_the_ledger_is_told(small: S
 
 def test_how_long_ago_the_ledger_was_looked_at_is_a_figure(bare: Settings, reader_of: ReaderOf) -> None:
     reader = reader_of(bare)
+    labels = {"policy": bare.policy}
     reader._looked_at -= 100
-    assert (REGISTRY.get_sample_value("millrace_ledger_look_age_seconds") or 0) >= 100
+    assert (REGISTRY.get_sample_value("millrace_ledger_look_age_seconds", labels) or 0) >= 100
     reader.read(time.time())
-    assert (REGISTRY.get_sample_value("millrace_ledger_look_age_seconds") or 100) < 100
+    assert (REGISTRY.get_sample_value("millrace_ledger_look_age_seconds", labels) or 100) < 100
 
 
 async def test_a_woken_watcher_reads_and_sends_at_once(scripted: Scripted) -> None:

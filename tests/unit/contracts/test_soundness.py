@@ -1,0 +1,121 @@
+"""What `decode` refuses by name, because no process can store it or compute with it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+import zstandard
+
+from contracts.errors import InvalidRecord, NewerSchema
+from contracts.records import (
+    MAX_BODY_BYTES,
+    Episode,
+    Experience,
+    Generation,
+    GenerationBody,
+    Outcome,
+    Signal,
+    Span,
+    decode,
+    decode_shape,
+    encode,
+    open_body,
+)
+from tests.fakes import a_generation, a_signal
+from tests.hostile import BOMB, an_experience
+
+ABOUT = a_generation()
+SOUND: dict[type, Any] = {
+    Generation: ABOUT,
+    Signal: a_signal(ABOUT),
+    Episode: Episode(key=ABOUT.key, revision=1, reason="window", turns=(ABOUT,), signals=(), closed_at=1.0),
+    Experience: an_experience(),
+    Outcome: Outcome(key=ABOUT.key, revision=1, epoch=0, state="unlabelled", writer="rewards", at=1.0),
+}
+
+
+@pytest.mark.parametrize("kind", SOUND)
+def test_what_is_sound_is_read_as_it_was(kind: type[Any]) -> None:
+    assert decode(kind, encode(SOUND[kind])) == SOUND[kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "field"),
+    [
+        (Generation, {"task": "a\0"}, "task: .* NUL"),
+        (Generation, {"tenant": "x" * 65}, "tenant: 65 characters, up to 64"),
+        (Generation, {"arm": "x" * 17}, "arm"),
+        (Generation, {"completion_id": "chatcmpl-1"}, "completion_id"),
+        (Generation, {"choice": 2**31}, "choice"),
+        (Generation, {"choice": -1}, "choice"),
+        (Generation, {"created_at": 1e300}, "created_at"),
+        (Generation, {"finished_at": math.nan}, "finished_at"),
+        (Generation, {"arm_probability": math.inf}, "arm_probability"),
+        (Generation, {"ask_probability": -0.1}, "ask_probability"),
+        (Generation, {"spans": (Span(0, 2**31),)}, "spans"),
+        (Signal, {"id": "\0"}, "id"),
+        (Signal, {"id": "x" * 129}, "id"),
+        (Signal, {"at": -math.inf}, "at"),
+        (Signal, {"received_at": 1e12}, "received_at"),
+        (Signal, {"value": math.nan}, "value"),
+        (Signal, {"value": 2**64 - 1}, "value"),
+        (Signal, {"completion_id": ""}, "completion_id"),
+        (Episode, {"key": f"{ABOUT.completion_id}:1_0"}, "key"),
+        (Episode, {"key": f"{ABOUT.completion_id}:\u0663"}, "key"),
+        (Episode, {"turns": (a_generation(task="\0"),)}, r"turns\[0\].task"),
+        (Episode, {"signals": (a_signal(ABOUT, at=1e300),)}, r"signals\[0\].at"),
+        (Episode, {"closed_at": 1e300}, "closed_at"),
+        (Experience, {"key": "anything"}, "key"),
+        (Experience, {"revision": 2**40}, "revision"),
+        (Experience, {"scored_at": math.inf}, "scored_at"),
+        (Outcome, {"epoch": 2**31}, "epoch"),
+        (Outcome, {"reason": "x" * 129}, "reason"),
+        (Outcome, {"version": 2**31}, "version"),
+        (Outcome, {"key": ""}, "key"),
+    ],
+)
+def test_what_nobody_can_process_is_refused_by_field(kind: type[Any], changes: dict[str, Any], field: str) -> None:
+    wire = encode(msgspec.structs.replace(SOUND[kind], **changes))
+    with pytest.raises(InvalidRecord, match=f"not a {kind.__name__} that can be processed: {field}"):
+        decode(kind, wire)
+    assert decode_shape(kind, wire) is not None
+
+
+@pytest.mark.parametrize("at", [0.0, -1e9, 1_790_000_000.0 + 400 * 86_400])
+def test_a_clock_that_is_far_off_is_no_reason_to_lose_a_record(at: float) -> None:
+    assert decode(Signal, encode(a_signal(ABOUT, at=at))).at == at
+
+
+def test_a_reward_that_is_not_finite_has_a_name_already_and_is_read() -> None:
+    assert math.isnan(decode(Experience, encode(an_experience(reward=math.nan))).reward or 0.0)
+
+
+@pytest.mark.parametrize("packed", ["token_ids", "logprobs"])
+def test_bytes_that_are_no_array_are_refused(packed: str) -> None:
+    [segment] = an_experience().segments
+    broken = msgspec.structs.replace(segment, **{packed: b"12345"})
+    with pytest.raises(InvalidRecord, match=rf"segments\[0\].{packed}: 5 bytes"):
+        decode(Experience, encode(an_experience(segments=(broken,))))
+
+
+@pytest.mark.parametrize("wire", [b"\x91" * 100_000, encode(ABOUT).replace(b"default", b"def\xed\xa0\x80t", 1), b""])
+def test_bytes_that_no_decoder_takes_are_refused_and_nothing_else_is_raised(wire: bytes) -> None:
+    with pytest.raises(InvalidRecord):
+        decode(Generation, wire)
+
+
+def test_a_schema_that_nobody_ever_wrote_stops_no_worker() -> None:
+    for schema, error in ((2, NewerSchema), (2**40, InvalidRecord), (-1, InvalidRecord)):
+        with pytest.raises(error) as raised:
+            decode(Signal, encode(a_signal(ABOUT, schema=schema)))
+        assert type(raised.value) is error
+
+
+@pytest.mark.parametrize("sealed", [BOMB, zstandard.compress(b"\x91" * 100_000), b""])
+def test_a_body_that_would_fill_the_memory_is_refused_before_it_does(sealed: bytes) -> None:
+    assert len(BOMB) < MAX_BODY_BYTES / 1000
+    with pytest.raises(InvalidRecord, match="damaged GenerationBody"):
+        open_body(GenerationBody, sealed)
