@@ -372,10 +372,10 @@ for _name in ("engine", "web", "inference", "feedback", "dashboard", "episodes",
     _add_process(_name)
 
 
-def main() -> None:
-    """Entry point: expected failures are one line on standard error and status 1."""
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: expected failures are one line on standard error and status 1. `arguments`: those of the process."""
     try:
-        app()
+        app(arguments)
     except MillraceError as error:
         typer.echo(f"millrace: {error.message}", err=True)
         sys.exit(1)

@@ -18,6 +18,8 @@ from contracts.weights.replica import Replica
 from contracts.weights.slots import Held
 from contracts.weights.store import FolderWeightStore
 
+pytestmark = pytest.mark.slow  # seconds, for what changes rarely: CI runs it
+
 NUM_ATTACKS = 360
 
 
@@ -37,7 +39,6 @@ def numbers_of(layer: str, num: int) -> list[int]:
     return [number for number in range(num * len(kinds)) if kinds[number % len(kinds)].name.startswith(layer)]
 
 
-@pytest.mark.slow
 def test_nothing_is_applied_and_everything_is_refused_by_its_name(folder: Path) -> None:
     figures = run_attacks(folder, range(NUM_ATTACKS), seed=1, recover_every=7)
 

@@ -18,6 +18,8 @@ from benchmarks.weight_tools import TOOLS
 from benchmarks.weight_traces import Walk, bisect, joined, learning_rate_for, random_walk, read_trace, to_bf16
 from contracts.errors import InvalidValue
 
+pytestmark = pytest.mark.slow  # seconds, for what changes rarely: CI runs it
+
 SHAPES = {"embed": (64, 32), "layer/norm": (32,), "up": (32, 48)}
 NUM_STEPS = 17
 SMALL = ("--quick", "--rows", "8")

@@ -13,15 +13,19 @@ from contracts.errors import InvalidSettings, MillraceError
 from contracts.settings import Settings, load_settings
 from contracts.weights.format import Tensor, read_safetensors
 from contracts.weights.store import open_weight_store
+from tests.command_line import Ran
+from tests.command_line import run_here as millrace
 
 ROOT = Path(__file__).parent.parent.parent.parent
 PRODUCT = ROOT / "examples" / "reservations"
 UP = ["up", "--policy", str(PRODUCT / "base"), "--task", str(PRODUCT / "task.toml")]
 
 
-def millrace(*arguments: str) -> subprocess.CompletedProcess[str]:
+def process(*arguments: str) -> Ran:
+    """The same in a process of its own: `up` takes signals and ports, and leaves them to the end of its process."""
     command = [sys.executable, str(ROOT / "millrace.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 our own script
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 our own script
+    return Ran(ran.returncode, ran.stdout, ran.stderr)
 
 
 @pytest.fixture
@@ -159,10 +163,16 @@ def test_the_command_line_works_on_a_home(settings: Settings) -> None:
 )
 def test_mistakes_get_one_line_that_says_what_to_do(tmp_path: Path, arguments: list[str], says: str) -> None:
     extra = ["--home", str(tmp_path / "h")] if arguments[0] == "up" else []
-    ran = millrace(*arguments, *extra, *(["--port", "0"] if extra else []))
+    run = process if extra else millrace
+    ran = run(*arguments, *extra, *(["--port", "0"] if extra else []))
     assert ran.returncode == 1
     assert says in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_a_process_says_a_mistake_as_it_does_here() -> None:
+    arguments = ["audit", "--home", "/nonexistent"]
+    assert process(*arguments) == millrace(*arguments)
 
 
 def test_an_unknown_topic_and_a_foreign_version_are_refused(settings: Settings) -> None:

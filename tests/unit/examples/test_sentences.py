@@ -32,6 +32,7 @@ def test_equal_seeds_do_not_give_train_and_users_the_same_stream() -> None:
     assert take("train", 0) != take("users", 0)
 
 
+@pytest.mark.slow
 def test_sentinel_and_held_out_share_no_sentence_with_any_other_split() -> None:
     bulk, sentinel, held_out = (
         {request.sentence for split in splits for seed in (0, 1) for request in take(split, seed, 5000)}

@@ -26,6 +26,8 @@ from contracts.database import Database
 from tests.unit.rewards.incidents.ledger import CALLING, LEDGER, Incident, broken_call, call, dropping
 from tests.unit.rewards.incidents.world import SHARES, World
 
+pytestmark = pytest.mark.slow  # seconds, for what changes rarely: CI runs it
+
 BY_NAME = pytest.mark.parametrize("incident", LEDGER, ids=[incident.name for incident in LEDGER])
 
 

@@ -32,6 +32,8 @@ from rewards.signals.votes import Item
 from rewards.signals.weighing import Weighing
 from tests.unit.rewards.signals.crowds import NOW, a_task, an_item, weigh, weighted_mean
 
+pytestmark = pytest.mark.slow  # seconds, for what changes rarely: CI runs it
+
 GOOD, TIMES, ANSWERS_EACH = 0.6, 400, 20_000
 CONTENT_SPEAK_MORE, ANGRY_SPEAK_MORE = (0.02, 0.10), (0.10, 0.02)
 HOUR, DAY = 3600.0, 86_400.0
@@ -88,7 +90,6 @@ def test_asking_does_not_help_where_the_asked_stay_silent_but_an_audit_does() ->
     assert abs(bias_of(audited, GOOD)[0]) <= 0.01
 
 
-@pytest.mark.slow
 def test_volunteers_weigh_nothing_where_others_are_asked(database: Database) -> None:
     dice = np.random.default_rng(3)
     items = []
@@ -267,7 +268,6 @@ def test_twenty_attackers_do_not_move_what_ten_thousand_people_say(
     assert num_people == HONEST + ATTACKERS
 
 
-@pytest.mark.slow
 def test_with_the_default_cap_the_mean_of_people_holds_and_that_of_samples_moves_by_three_hundredths(
     database: Database,
 ) -> None:

@@ -21,7 +21,7 @@ from tests.unit.services.engine.memory_store import MemoryStore
 from tests.unit.services.engine.world import VOCABULARY, ask, complete, logprobs_of, make_engine, reference, rounding
 
 PROMPT = [5, 9, 33, 12]
-NUM_SEEDS = 2000
+NUM_SEEDS = 1000
 # Chi-square has mean k and variance 2k at k degrees of freedom; four deviations above is one in 30,000.
 WIDE = 4.0
 
