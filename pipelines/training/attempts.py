@@ -101,7 +101,7 @@ class Attempts:
     def saved(self, decided: Collection[str]) -> None:
         """A checkpoint holds the fates of these: nothing more has to be known of them."""
         known = self._now.condemned | self._now.suspects
-        if not (done := known.intersection(decided)):
+        if not (done := {key for key in known if key in decided}):
             return
         self._now.condemned -= done
         self._now.suspects -= done
