@@ -3,10 +3,11 @@
 In: keys of a step. Out: after a hard death (a segmentation fault, the system's out-of-memory killer) who has to be tried
 alone, and who never again. Waits: for the disk, twice per step.
 
-    died in a step of several     they are suspects: each is tried alone before any step has it again, and is named before
-    died with one alone           it ended the process twice: condemned, `quarantined(step_error)`
+    died in a step of several     they are suspects: each is tried alone before any step has it again, in a copy of the
+                                  process, or (on an accelerator) named before it is tried
+    died with one alone           it ended two processes: condemned, `quarantined(step_error)`
 
-So a sample ends the process twice at most. The batch as a whole may be what kills it (memory): `num_deaths` counts the
+So a sample ends the trainer twice at most, and on a CPU once, whatever the others of the next batches do. The batch as a whole may be what kills it (memory): `num_deaths` counts the
 deaths that no sample explains, and the token budget shrinks by it. What is known stays until a checkpoint holds it.
 """
 
@@ -48,6 +49,8 @@ class Attempts:
         """Read what a trainer left that died in a step."""
         self._path = path
         self._now = _read(path)
+        self.has_died = bool(self._now.keys)
+        """True if the process before this one died in a step."""
         if self._now.keys:
             self._learn_of_death()
             self._write()
@@ -75,6 +78,14 @@ class Attempts:
         self._now.keys, self._now.alone = [key], key
         self._write()
 
+    def condemn(self, key: str) -> None:
+        """It ended a copy of the process. Durable when this returns."""
+        log.error("a sample ends the process", key=key)
+        self._now.condemned.add(key)
+        self._now.suspects.discard(key)
+        self._now.num_deaths = 0
+        self._write()
+
     def survived(self, key: str) -> None:
         """A suspect was tried, and the process lives."""
         self._now.suspects.discard(key)
@@ -90,7 +101,7 @@ class Attempts:
     def saved(self, decided: Collection[str]) -> None:
         """A checkpoint holds the fates of these: nothing more has to be known of them."""
         known = self._now.condemned | self._now.suspects
-        if not (done := known.intersection(decided)):
+        if not (done := {key for key in known if key in decided}):
             return
         self._now.condemned -= done
         self._now.suspects -= done

@@ -165,16 +165,17 @@ def _refuse_segment(segment: Segment, limits: Limits) -> Refusal | None:
 def _why_untrainable(segment: Segment, limits: Limits) -> str:
     token_ids, mask = np.frombuffer(segment.token_ids, "<i4"), np.frombuffer(segment.loss_mask, np.uint8)
     sampled = np.frombuffer(segment.logprobs, "<f4")[mask == 1]
-    checks = (
-        ("empty_completion", lambda: not mask.any()),
-        ("malformed_segment", lambda: mask.max() > 1 or not _are_in_order(segment.spans, len(sampled))),
-        ("empty_prompt", lambda: mask[0]),
-        ("beyond_context", lambda: len(token_ids) > limits.max_length),
-        ("unknown_token", lambda: token_ids.min() < 0 or token_ids.max() >= limits.vocabulary_size),
-        # What is not a number compares false.
-        ("impossible_log_prob", lambda: not np.all((sampled >= MIN_LOG_PROB) & (sampled <= ROUNDING))),
-    )
-    return next((reason for reason, applies in checks if applies()), "")
+    if not mask.any():
+        return "empty_completion"
+    # What is not a number compares false.
+    checks = {
+        "malformed_segment": mask.max() <= 1 and _are_in_order(segment.spans, len(sampled)),
+        "empty_prompt": mask[0] == 0,
+        "beyond_context": len(token_ids) <= limits.max_length,
+        "unknown_token": token_ids.min() >= 0 and token_ids.max() < limits.vocabulary_size,
+        "impossible_log_prob": np.all((sampled >= MIN_LOG_PROB) & (sampled <= ROUNDING)),
+    }
+    return next((reason for reason, passes in checks.items() if not passes), "")
 
 
 def _are_in_order(spans: Sequence[Span], num_sampled: int) -> bool:

@@ -106,6 +106,11 @@ class Learner:
         self.identity = masters.identity_of(self.base, int(model.config.vocab_size))
 
     @property
+    def is_on_cpu(self) -> bool:
+        """True if no accelerator is in use."""
+        return bool(self._accelerator.device.type == "cpu")
+
+    @property
     def max_length(self) -> int:
         """The model's context in tokens."""
         return int(self._model.config.max_position_embeddings)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from contracts.errors import MillraceError, StepsBroken
-from pipelines.training.culprits import Failure, canary, find_culprits
+from pipelines.training.children import survives
+from pipelines.training.culprits import STEP_ERROR, Failure, canary, find_culprits
 from pipelines.training.guard import SPIKE
 from pipelines.training.lessons import Batch
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 MOST_CULPRITS = 20
 """So many culprits and not one innocent, batch after batch: rather the trainer than the samples."""
+
+CAREFUL_BATCHES = 50
+"""After a hard death so many batches are tried in a copy of the process first: the next of its kind ends only that."""
 
 log = structlog.get_logger()
 
@@ -53,6 +57,7 @@ class Trial:
         self._held = held
         self._canary = Batch([canary(policy)], [])
         self._num_in_a_row = 0
+        self._num_careful = CAREFUL_BATCHES if attempts.has_died else 0
         learner.budget.reduce(attempts.num_deaths)
 
     def step(self, batch: Batch, weights: Mapping[str, float], *, epoch: int, step: int) -> Tried:
@@ -100,21 +105,37 @@ class Trial:
     def _without_deadly(
         self, batch: Batch, weights: Mapping[str, float], culprits: list[tuple[Batch, Failure]], epoch: int, step: int
     ) -> Batch:
-        """Without those that must not be tried again, and those who do not survive being tried alone."""
-        for part in batch.parts():
+        """Without those that end the process: known ones, and those who turn out to be when they are tried."""
+        parts = batch.parts()
+        suspects = set(self._attempts.suspects_among(batch.keys))
+        if suspects:
+            self._see_canary()
+        elif self._num_careful > 0 and self._learner.is_on_cpu:
+            self._num_careful -= 1
+            if survives(lambda: self._fails(batch, weights)) is False:
+                suspects = set(batch.keys)
+        for part in parts:
             (key,) = part.keys
-            if self._attempts.is_condemned(key):
-                culprits.append((part, Failure("step_error", "the process died of it, twice")))
-            elif self._attempts.suspects_among([key]):
-                self._see_canary()
-                self._attempts.begin(epoch, step, [key])
-                self._attempts.try_alone(key)
-                failure = self._fails(part, weights)
-                self._attempts.survived(key)
-                self._attempts.end()
-                if failure is not None and failure.reason != SPIKE:
-                    culprits.append((part, failure))
+            if self._attempts.is_condemned(key) or (key in suspects and self._is_deadly(part, weights, epoch, step)):
+                culprits.append((part, Failure(STEP_ERROR, "the process died of it")))
         return batch.without(culprits)
+
+    def _is_deadly(self, part: Batch, weights: Mapping[str, float], epoch: int, step: int) -> bool:
+        """Try a suspect alone: in a copy of the process where that can be, else named before it is tried."""
+        (key,) = part.keys
+        lives = survives(lambda: self._fails(part, weights)) if self._learner.is_on_cpu else None
+        if lives is None:
+            self._attempts.begin(epoch, step, [key])
+            self._attempts.try_alone(key)
+            try:
+                self._fails(part, weights)
+            finally:
+                self._attempts.end()
+        if lives is False:
+            self._attempts.condemn(key)
+            return True
+        self._attempts.survived(key)
+        return False
 
     def _take(self, batch: Batch, weights: Mapping[str, float]) -> StepResult | Failure:
         try:

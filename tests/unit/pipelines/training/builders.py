@@ -15,6 +15,8 @@ VOCABULARY = 48
 
 def tiny_model(seed: int = 0, *, tied: bool = True) -> Any:
     """A random float32 Llama that holds bfloat16 values, as a policy loaded from its published bits does."""
+    # Threads that wait for each other are slower than one, on a model this small and a machine that is busy.
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY,

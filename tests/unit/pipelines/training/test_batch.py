@@ -28,6 +28,10 @@ def refused(item: Experience, lineage: tuple[int, ...] = (0,), now: float = 1000
     return refuse(item, VersionTree(lineage, **tree), LIMITS, now)
 
 
+def scored(value: float, weight: float = 1.0) -> Score:
+    return Score(name="a", grader="a/1#h", value=value, weight=weight)
+
+
 def with_segment(**changes: Any) -> Experience:
     return experience(msgspec.structs.replace(GOOD, **changes))
 
@@ -70,8 +74,8 @@ def test_a_sampled_completion_with_provenance_is_trained() -> None:
         *[(experience(GOOD, reward=value), "filtered", "impossible_reward") for value in (3e38, -3e38, 1e300)],
         *[(experience(GOOD, weight=value), "filtered", "impossible_weight") for value in (-0.5, 3e38)],
         *[
-            (experience(GOOD, scores=(Score(name="a", grader="a/1#h", **score),)), "filtered", "impossible_score")
-            for score in ({"value": math.nan}, {"value": 3e38}, {"value": 1.0, "weight": math.inf})
+            (experience(GOOD, scores=(score,)), "filtered", "impossible_score")
+            for score in (scored(math.nan), scored(3e38), scored(1.0, math.inf))
         ],
         *[
             (experience(GOOD, generated_at=at), "filtered", "impossible_time")

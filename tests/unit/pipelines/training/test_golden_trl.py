@@ -22,7 +22,7 @@ from tests.unit.pipelines.training.builders import VOCABULARY, random_experience
 BOUND, FAR = 3.0, 1e6
 
 
-class DetachedRatioTrainer(GRPOTrainer):
+class DetachedRatioTrainer(GRPOTrainer):  # type: ignore[misc]  # trl has no types
     """trl's, with the ratio that multiplies the leash a constant under differentiation.
 
     trl differentiates through it. Its logged log-probs are made to move with the current ones, so that their difference

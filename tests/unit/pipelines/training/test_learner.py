@@ -1,11 +1,16 @@
 # ruff: noqa: N806 - tensors carry the letters of their dimensions
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from contracts.errors import WeightsRefused
 from contracts.records import Experience, Span
 from pipelines.training.batch import micro_batches
+from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.guard import Norms
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
@@ -174,3 +179,41 @@ def test_utilisation_needs_a_peak() -> None:
     assert busy is not None
     assert wall is not None
     assert 0 < wall <= busy < 1
+
+
+def test_a_checkpoint_of_another_model_is_refused_before_a_tensor_is_touched() -> None:
+    learner = Learner(tiny_model(), SETTINGS)
+    step(learner, batch())
+    before = learner.capture(TrainerState(), None)
+
+    def changed(**changes: Any) -> Checkpoint:
+        return replace(learner.capture(TrainerState(), None), **changes)
+
+    name = next(iter(before.weights))
+    fewer = {key: value for key, value in before.weights.items() if key != name}
+    cut = {key: value for key, value in before.optimizer.items() if key != f"exp_avg/{name}"}
+    for checkpoint, code in [
+        (Learner(tiny_model(1), SETTINGS).capture(TrainerState(), None), "other_model"),
+        (changed(weights=fewer), "missing_tensor"),
+        (changed(weights={**before.weights, "further": torch.zeros(1)}), "unknown_tensor"),
+        (changed(weights={**before.weights, name: torch.zeros(3, 2)}), "wrong_shape"),
+        (changed(optimizer=cut), "missing_tensor"),
+        (changed(optimizer={**before.optimizer, f"exp_avg/{name}": torch.zeros(3, 2)}), "wrong_shape"),
+    ]:
+        with pytest.raises(WeightsRefused) as refused:
+            learner.restore(checkpoint)
+        assert refused.value.code == code
+        after = learner.capture(TrainerState(), None)
+        assert (after.state.tracker, after.state.comparable_norms) == (
+            before.state.tracker,
+            before.state.comparable_norms,
+        )
+        assert all(torch.equal(value, before.weights[key]) for key, value in after.weights.items())
+        assert all(torch.equal(value, before.optimizer[key]) for key, value in after.optimizer.items())
+
+
+def test_a_checkpoint_from_before_models_had_names_is_judged_by_its_tensors() -> None:
+    learner, state = Learner(tiny_model(), SETTINGS), TrainerState()
+    saved = learner.capture(state, None)
+    state.model = ""
+    learner.restore(saved)

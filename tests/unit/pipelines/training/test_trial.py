@@ -28,7 +28,7 @@ from tests.unit.pipelines.training.world import World, weights_of
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     world = World.new(tmp_path / "home", batch_size=8, publish_samples=10**6)
-    world.make_model = breaking_model  # type: ignore[method-assign]  # the model breaks, the trainer is the real one
+    world.make_model = breaking_model
     yield world
     world.close()
 
@@ -51,7 +51,7 @@ def test_whatever_the_corpus_innocents_are_trained_and_culprits_are_named_withou
     tmp_path_factory: pytest.TempPathFactory, kinds: list[str | None], seed: int
 ) -> None:
     world = World.new(tmp_path_factory.mktemp("corpus") / "home", batch_size=8, publish_samples=10**6)
-    world.make_model = breaking_model  # type: ignore[method-assign]  # as above
+    world.make_model = breaking_model
     random = np.random.default_rng(seed)
     items, expected = [], {}
     for kind in kinds:
@@ -139,7 +139,7 @@ def test_what_is_nobodys_fault_is_not_bisected(world: World) -> None:
 
 
 def test_a_spike_of_one_sample_costs_that_one(world: World) -> None:
-    world.make_model = tiny_model  # type: ignore[method-assign]  # as above
+    world.make_model = tiny_model
     trainer, good = world.start(), innocents(7)
     bad = answer(np.random.default_rng(4), token=RAISES)
 
@@ -174,7 +174,7 @@ def test_memory_that_runs_out_makes_the_pieces_smaller_and_the_step_is_the_same(
 
 
 def test_a_row_that_does_not_fit_alone_is_named_and_the_others_keep_their_budget(world: World) -> None:
-    world.make_model = lambda: breaking_model(20)  # type: ignore[method-assign]  # as above
+    world.make_model = lambda: breaking_model(20)
     random = np.random.default_rng(0)
     small = [item for item in (answer(random) for _ in range(40)) if len(item.segments[0].loss_mask) <= 10][:7]
     large = next(item for item in (answer(random) for _ in range(40)) if len(item.segments[0].loss_mask) > 20)
