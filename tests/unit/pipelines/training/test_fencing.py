@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from sqlalchemy import select
 
 from contracts import assignments
+from contracts.assignments import LIVE
 from contracts.deletions import going
 from contracts.errors import StaleWrite
 from contracts.lease import read_epochs
@@ -21,6 +23,7 @@ from contracts.weights.publish import ANCHOR_EVERY
 from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.fence import CheckpointFence
 from pipelines.training.state import Fate, TrainerState
+from tests.contract.conftest import a_database
 from tests.unit.pipelines.training.actors import Actor
 from tests.unit.pipelines.training.world import POLICY, World
 
@@ -34,6 +37,8 @@ PLACES = (
 )  # fmt: skip
 QUICK = {"checkpoint: before forgetting", "publisher: before bytes", "publisher: before the offer"}
 """Where it would hurt most; the other places are of the slow tests."""
+
+MakeWorld = Callable[[Path], World]
 
 LATER = time.time() + 2 * 3600.0
 """What is in the store is old enough to go by then."""
@@ -89,19 +94,21 @@ def publish(actor: Actor) -> None:
     actor.trainer._checkpoint(None)
 
 
-def take_over(home: Path, zombies: list[Actor], play: Any = publish, seed: int = 99) -> Actor:
+def take_over(
+    home: Path, zombies: list[Actor], play: Any = publish, *, seed: int = 99, make: MakeWorld = a_world
+) -> Actor:
     for zombie in zombies:
         zombie.is_zombie = True
-    successor = Actor(home, play, a_world)
+    successor = Actor(home, play, make)
     successor.world.add_random(9, seed=seed, generated_at=LATER)
     return successor
 
 
-def check(home: Path, winner: Actor) -> None:
+def check(home: Path, winner: Actor, make: MakeWorld = a_world) -> None:
     """What must hold whatever the others did."""
     assert winner.error is None
     assert winner.trainer is not None
-    world, state = a_world(home), winner.trainer.state
+    world, state = make(home), winner.trainer.state
     with world.database.snapshot() as connection:
         claims = {row.version: row for row in connection.execute(select(version_claim))}
         changes = connection.execute(select(assignment_change).order_by(assignment_change.c.at)).all()
@@ -161,16 +168,42 @@ def wake(zombie: Actor) -> None:
 def test_a_trainer_that_was_stopped_anywhere_changes_nothing_when_it_wakes(
     template: Path, tmp_path: Path, place: str
 ) -> None:
+    stop_and_wake(shutil.copytree(template, tmp_path / "home"), place, a_world)
+
+
+@pytest.mark.services
+@pytest.mark.parametrize("place", sorted(QUICK))
+def test_the_same_on_postgresql(template: Path, tmp_path: Path, place: str) -> None:
+    opened = a_database("postgresql", tmp_path)
+    opened.migrate()
+    url = opened.url
+    opened.close()
+
+    def make(home: Path) -> World:
+        world = a_world(home)
+        world.database.close()
+        world.settings = world.settings.model_copy(update={"database_url": url})
+        world.database = world.settings.database()
+        return world
+
     home = shutil.copytree(template, tmp_path / "home")
-    zombie = Actor(home, live, a_world)
+    world = make(home)
+    world.point(LIVE, 0)
+    world.close()
+    stop_and_wake(home, place, make)
+
+
+def stop_and_wake(home: Path, place: str, make: MakeWorld) -> None:
+    """The first is stopped, the second publishes, the first wakes."""
+    zombie = Actor(home, live, make)
     assert zombie.run_to(place)
-    successor = take_over(home, [zombie])
+    successor = take_over(home, [zombie], make=make)
     successor.run()
     assert successor.error is None
     num_offers = len(offers(successor.world))
     wake(zombie)
     assert len(offers(successor.world)) == num_offers
-    check(home, successor)
+    check(home, successor, make)
     successor.close()
 
 
