@@ -27,7 +27,13 @@ from tests.contract.conftest import a_database
 from tests.unit.pipelines.training.actors import Actor
 from tests.unit.pipelines.training.world import POLICY, World
 
-RHYTHM: dict[str, Any] = {"batch_size": 3, "publish_samples": 6, "checkpoint_keep": 2, "keep_anchors": 1}
+RHYTHM: dict[str, Any] = {
+    "batch_size": 3,
+    "publish_samples": 6,
+    "checkpoint_keep": 2,
+    "keep_anchors": 1,
+    "max_version_lag": 1000,
+}
 PLACES = (
     "checkpoint: before weights.safetensors", "checkpoint: before optimizer.safetensors",
     "checkpoint: before state.json", "checkpoint: before MANIFEST.json", "checkpoint: durable",
@@ -63,11 +69,12 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def long_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One version before the second anchor, so that the next one begins to prune."""
     home = tmp_path_factory.mktemp("long") / "home"
-    world = World.new(home, batch_size=1, publish_samples=1)
+    world = World.new(home, batch_size=1, publish_samples=1, learning_rate=1e-5, max_version_lag=1000)
     trainer = world.start()
-    while (newest := world.store.versions(POLICY)[-1]) < 2 * ANCHOR_EVERY - 1:
-        world.add_random(1, seed=newest)
+    for number in range(2 * ANCHOR_EVERY - 1):
+        world.add_random(1, seed=number)
         world.turns(trainer, 1)
+    assert world.store.versions(POLICY)[-1] == 2 * ANCHOR_EVERY - 1
     trainer._checkpoint(None)
     world.add_random(48, seed=1000, generated_at=LATER)
     world.close()
