@@ -281,7 +281,7 @@ def policy_promote(
     home: HomeOption = DEFAULT_HOME,
     reason: Annotated[str, typer.Option(help="Kept in the history.")] = "promoted by an operator",
 ) -> None:
-    """Make a version live, whatever its verdict."""
+    """Make a newer version live, whatever its verdict; not one that was revoked."""
     from commands.policy import promote  # noqa: PLC0415
 
     promote(home, version, reason)
@@ -292,11 +292,35 @@ def policy_rollback(
     home: HomeOption = DEFAULT_HOME,
     to: Annotated[int | None, typer.Option(help="A version; by default the accepted one before the live one.")] = None,
     reason: Annotated[str, typer.Option(help="Kept in the history.")] = "rolled back by an operator",
+    *,
+    treatment: Annotated[
+        str,
+        typer.Option(
+            help="What becomes of what the revoked versions learned and said: evidence (merely worse: learned again, as "
+            "off-policy) or poison (never learned again)."
+        ),
+    ] = "evidence",
+    revoke: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Revoke this version, and what grew from it, instead of all above the target; again for more."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what it would do, and do nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask. Without a terminal nobody is asked.")] = False,
 ) -> None:
-    """Take the live version back; the trainer goes on from there and quarantines what it learned since."""
+    """Take the live version back and revoke what lies above; the trainer goes on from the older one."""
     from commands.policy import rollback  # noqa: PLC0415
 
-    rollback(home, to, reason)
+    rollback(
+        home,
+        to,
+        reason,
+        treatment=treatment,
+        revoke=set(revoke) if revoke else None,
+        dry_run=dry_run,
+        ask=typer.confirm if sys.stdin.isatty() and not yes else None,
+    )
 
 
 @log_app.command("tail")
@@ -333,7 +357,23 @@ def _add_process(name: str) -> None:
         run_process(name, home, supervised=supervised)
 
 
-for _name in ("engine", "web", "inference", "feedback", "dashboard", "episodes", "rewards", "training", "release"):
+@app.command(hidden=True)
+def training(
+    home: HomeOption = DEFAULT_HOME,
+    supervised: Annotated[bool, typer.Option("--supervised")] = False,
+    start_from: Annotated[
+        str, typer.Option("--from", help="earliest or now: say where to read on when positions are lost, and end.")
+    ] = "",
+) -> None:
+    """Run the process training in the foreground."""
+    from commands.process import run_process  # noqa: PLC0415
+
+    if start_from not in {"", "earliest", "now"}:
+        raise InvalidSettings(f"--from {start_from}: it is earliest, the oldest record there is, or now, the log's end")
+    run_process("training", home, supervised=supervised, **({"start_from": start_from} if start_from else {}))
+
+
+for _name in ("engine", "web", "inference", "feedback", "dashboard", "episodes", "rewards", "release"):
     _add_process(_name)
 
 

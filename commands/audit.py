@@ -7,13 +7,17 @@ A clients' list is JSON lines: {"kind": "generation", "key": "..."} for every an
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from contracts.database import Database
+from contracts.dead_letters import OPEN, SKIPPED
 from contracts.errors import InvalidSettings
 from contracts.event_log import EventLog
 from contracts.ledger import PENDING, Counts, generation_counts, generation_states, signal_counts, signal_states
+from contracts.letters import DEAD_LETTER, Letter, find
 from contracts.topics import GENERATIONS
 
 _PAGE = 1000
@@ -43,13 +47,17 @@ def audit(
     with database.snapshot() as connection:
         joined, signals = generation_counts(connection), signal_counts(connection)
         states, signal_by_id = generation_states(connection), signal_states(connection)
+        letters = find(connection, states=(OPEN, SKIPPED))
     # After the snapshot: while Millrace runs, whatever the join held then is in the log by now.
     logged = logged_generations(log)
     # What the join has not read yet is pending; what it holds without a record in the log nobody can explain.
-    unread = len(logged - states.keys())
+    unjoined = logged - states.keys()
+    dead = unjoined & _dead_generations(log, letters)
+    unread = len(unjoined - dead)
     by_state = joined.states | {PENDING: joined.states.get(PENDING, 0) + unread}
+    by_state |= {DEAD_LETTER: len(dead)} if dead else {}
     generations = Counts(len(logged), by_state)
-    problems = [
+    problems = _open_letters(letters) + [
         f"{name}: {counts.unexplained} unexplained"
         for name, counts in (("generations", generations), ("signals", signals))
         if counts.unexplained
@@ -80,6 +88,24 @@ def logged_generations(log: EventLog) -> set[str]:
             keys.update(record.key for record in records)
             offset = records[-1].offset + 1
     return keys
+
+
+def _dead_generations(log: EventLog, letters: Iterable[Letter]) -> set[str]:
+    """The keys of those that the join could not process."""
+    buried = [letter for letter in letters if (letter.process, letter.place.topic) == ("episodes", GENERATIONS)]
+    keys = {letter.key for letter in buried if letter.key is not None}
+    # Those of before dead letters kept their keys.
+    places = [letter.place for letter in buried if letter.key is None]
+    return keys | {record.key for place in places for record in log.read(*place, 1) if record.offset == place.offset}
+
+
+def _open_letters(letters: Iterable[Letter]) -> list[str]:
+    """Each of them is a hole that somebody has to decide about."""
+    counts = Counter((letter.process, letter.place.topic) for letter in letters if letter.state == OPEN)
+    return [
+        f"{topic}: {num} could not be processed by {process} (millrace dead-letters list --process {process})"
+        for (process, topic), num in sorted(counts.items())
+    ]
 
 
 def read_clients(path: Path) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from contracts.errors import InvalidSettings
 from contracts.keys import Role, create_key
 from contracts.settings import load_settings
+from contracts.soundness import MAX_NAME
 from contracts.weights.key_files import (
     SIGNING_KEY,
     TRUSTED_KEYS,
@@ -33,6 +34,8 @@ def run_keys(home: Path, role: str, tenant: str) -> None:
     """Make an API key and print it."""
     if role not in {"app", "operator"}:
         raise InvalidSettings(f"--role is app or operator, not {role!r}")
+    if not 1 <= len(tenant) <= MAX_NAME or "\0" in tenant:
+        raise InvalidSettings(f"--tenant takes 1 to {MAX_NAME} characters, not {len(tenant)}: every record carries it")
     with load_settings(home).database().transaction() as connection:
         print(create_key(connection, cast("Role", role), tenant))
 

@@ -36,8 +36,11 @@ PROCESSES = {
 }
 
 
-def run_process(name: str, home: Path, *, supervised: bool) -> None:
-    """Import one process, and only that one, and run it until SIGTERM, SIGINT or the end of its supervisor."""
+def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> None:
+    """Import one process, and only that one, and run it until SIGTERM, SIGINT or the end of its supervisor.
+
+    `options`: what else its `main` takes.
+    """
     set_up_logs(name)
     stop = threading.Event()
     if supervised:
@@ -52,7 +55,7 @@ def run_process(name: str, home: Path, *, supervised: bool) -> None:
                 signal.signal(number, lambda *_: stop.set())
             longest = LONGEST_WORK_SECONDS if name in _LONG_WORKERS else LONGEST_STEP_SECONDS
             operations = Operations({"database": _database_check(home)}, longest_step_seconds=longest)
-            module.main(home, stop)
+            module.main(home, stop, **options)
             operations.close()
     except (InvalidSettings, InvalidTask) as error:
         print(error.message, flush=True)

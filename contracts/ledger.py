@@ -1,7 +1,7 @@
 """The two identities that must always hold, as the ledger sees them (docs/decisions/0001).
 
 generations: logged   = pending + trained + unlabelled + filtered + unscored + stale + off_support + quarantined
-                        + cancelled + erased
+                        + cancelled + erased + dead_letter
 signals:     received = joined + pending + late + duplicate + conflict + retracted + rejected
 
 What waits for the answer of its key, and what episodes says itself about an answer (a follow-up), was received like any other
@@ -32,8 +32,10 @@ GENERATION_STATES = frozenset(
         "quarantined",
         "cancelled",
         "erased",
+        "dead_letter",
     )
 )
+"""Of a dead letter there is no row: it is counted where the log is looked at."""
 SIGNAL_STATES = frozenset((PENDING, "joined", "late", "duplicate", "conflict", "retracted", "rejected"))
 
 

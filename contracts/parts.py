@@ -44,9 +44,15 @@ def prepared(handler: Preparing[Item], records: Sequence[LogRecord]) -> list[Par
             parts[place] = parts[place]._replace(item=item)
 
     def give_up(place: int, error: BaseException) -> None:
-        parts[place] = buried(parts[place].record, error)
+        parts[place] = _buried(parts[place].record, error)
 
-    bisect([place for place, part in enumerate(parts) if part.culprit is None], prepare, give_up)
+    sound = [place for place, part in enumerate(parts) if part.culprit is None]
+    try:
+        prepare(sound)
+    except Blamed:
+        if not sound:
+            raise  # there is no record to blame
+        bisect(sound, prepare, give_up)
     return parts
 
 
@@ -60,8 +66,7 @@ def culprits_of(parts: Sequence[Part[Item]]) -> list[Culprit]:
     return [part.culprit for part in parts if part.culprit is not None]
 
 
-def buried(record: LogRecord, error: BaseException) -> Part[Item]:
-    """A record that cannot be processed."""
+def _buried(record: LogRecord, error: BaseException) -> Part[Item]:
     return Part(record, culprit=culprit_of(record, error))
 
 
@@ -70,4 +75,4 @@ def _read(handler: Preparing[Item], record: LogRecord) -> Part[Item]:
         with blaming_records():
             return Part(record, handler.read(record))
     except Blamed as blamed:
-        return buried(record, blamed.__cause__ or blamed)
+        return _buried(record, blamed.__cause__ or blamed)

@@ -254,6 +254,8 @@ MAX_BODY_BYTES = 64 * 2**20
 """Of an opened body: eight times what a service reads, so that nothing which was logged is refused."""
 _OUR_SCHEMA = b"\xa6schema" + bytes([SCHEMA])
 """With which all records of today's schema begin, behind the one or three bytes that count their fields."""
+_LAST_SCHEMA = 1000
+"""What claims a newer one stops a worker until it is upgraded, and nobody can upgrade to a number made up."""
 
 
 class _Head(msgspec.Struct):
@@ -289,6 +291,8 @@ def decode_shape(kind: type[RecordType], wire: bytes) -> RecordType:
         # Else the head alone, before fields that a newer schema may have changed.
         if not (wire.startswith(_OUR_SCHEMA, 1) or wire.startswith(_OUR_SCHEMA, 3)):
             schema = msgspec.msgpack.decode(wire, type=_Head).schema
+            if not 1 <= schema <= _LAST_SCHEMA:
+                raise InvalidRecord(f"not a {kind.__name__}: no Millrace ever wrote schema {schema}")
             if schema > SCHEMA:
                 raise NewerSchema(
                     f"{kind.__name__} has schema {schema}, this process reads up to {SCHEMA}: upgrade it",

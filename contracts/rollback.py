@@ -157,7 +157,8 @@ def roll_back(
         raise StaleWrite(f"v{seen_live} is no longer live, v{live.version} is; look again", live=live.version)
     plan = read_plan(connection, policy, to=to, revoke=revoke, parents=parents)
     revocations.revoke(connection, policy, plan.revoked, treatment=treatment, writer=writer, reason=reason)
-    for arm, version in ((LIVE, plan.target), (TRAINING, plan.target), (CANDIDATE, None)):
+    # In the order in which release moves them after a verdict: two who meet wait for each other, and do not lock up.
+    for arm, version in ((CANDIDATE, None), (LIVE, plan.target), (TRAINING, plan.target)):
         held = arms.get(arm, Assignment(policy, arm, None, 0.0, 0))
         # All three move, also to what they hold: the epoch of `training` tells the trainer to start again from there, and
         # that of an empty `candidate` refuses what the trainer was about to offer before it had heard.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, func, literal, or_, select
 
 from contracts.ledger import PENDING, effective_state
 from contracts.revocations import Treatment
@@ -38,7 +38,8 @@ def read_effects(connection: Connection, plan: Plan) -> Effects:
     learned = _count(connection, generation.c.state == "trained", effective_state() == "trained")
     after = (generation.c.state == "trained", effective_state() == "trained", learned_in.not_in(plan.kept))
     highest = max(plan.live, *plan.revoked, plan.target)
-    in_revoked = or_(learned_in.in_(plan.revoked), learned_in > highest)
+    # What is in no version yet is told as of the next one, which would descend from what is revoked.
+    in_revoked = or_(learned_in.in_(plan.revoked), and_(learned_in > highest, literal(bool(plan.revoked))))
     said = (users, said_by.in_(plan.revoked))
     return Effects(
         num_learned=learned,

@@ -27,6 +27,7 @@ from contracts.event_log import EventLog
 from contracts.local_log import LocalLog
 from contracts.passing import Passing
 from contracts.passing.in_process import make_passing
+from contracts.soundness import MAX_NAME
 
 SectionType = TypeVar("SectionType", bound="Section")
 
@@ -44,7 +45,7 @@ class Settings(Section):
     """The folder that holds everything."""
     run: str
     """Name of this run; versions of different runs never mix."""
-    policy: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    policy: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=MAX_NAME)
     """Name under which apps ask for the policy: the `model` of a request."""
     base: str
     """Folder or hub id of the base policy."""

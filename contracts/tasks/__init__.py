@@ -14,6 +14,7 @@ from typing import Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from contracts.errors import InvalidValue
+from contracts.soundness import MAX_NAME
 from contracts.tasks.curation import CurationRule
 from contracts.tasks.judges import JudgeRule
 from contracts.tasks.part import Misplaced, Part
@@ -42,7 +43,7 @@ class SamplingRule(Part):
 class Task(Part):
     """A whole task file."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=MAX_NAME)
     """How a request names it in `metadata.task`."""
     window_seconds: float = Field(default=600.0, gt=0)
     """How long signals are waited for, counted from the end of the answer."""
@@ -74,6 +75,8 @@ class Task(Part):
                 raise Misplaced(f"{name!r} names two parts of the reward; a name stands for one", table, index, "name")
             seen.add(name)
         for name, signal in self.signals.items():
+            if not 1 <= len(name) <= MAX_NAME or "\0" in name:
+                raise Misplaced(f"a signal's name has 1 to {MAX_NAME} characters and no NUL", "signals", name)
             if any(not self.reward.low <= worth <= self.reward.high for worth in signal.worths):
                 worths = ", ".join(f"{worth:g}" for worth in signal.worths)
                 raise Misplaced(

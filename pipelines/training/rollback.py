@@ -15,14 +15,13 @@ import structlog
 from contracts import revocations
 from contracts.errors import NotFound, WeightsRefused
 from contracts.topics import EXPERIENCES
-from pipelines.training.state import Fate, TrainerState, finish_learning_again, roll_back
+from pipelines.training.state import TrainerState, finish_learning_again, roll_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from contracts.database import Database
     from contracts.event_log import EventLog
-    from contracts.records import Experience
     from contracts.revocations import Treatment
     from pipelines.training.checkpoint import CheckpointStore
     from pipelines.training.intake import Intake
@@ -116,23 +115,6 @@ class Rollback:
         log.info("read again what a rollback undid", num_lost=len(lost))
         return lost
 
-    def refuse(self) -> list[tuple[Experience, Fate]]:
-        """What waits and was said by a version whose words are poison, and what becomes of it."""
-        poison = {version for version, treatment in self._revoked.items() if treatment == "poison"}
-        if not poison:
-            return []
-        return [
-            (item.experience, self._refused(item.experience))
-            for item in self._intake.waiting
-            if versions_of(item.experience) & poison
-        ]
-
-    def _refused(self, experience: Experience) -> Fate:
-        corrected = self._intake.corrects(experience)
-        if corrected is not None:
-            return corrected.passed_over(experience.revision, "correction_quarantined")
-        return Fate(experience.revision, "quarantined", "rollback")
-
     def _find(self, version: int) -> Kept | None:
         """The version asked for; standing on a revoked one, else the newest ancestor that can be had."""
         wanted = [version]
@@ -181,11 +163,6 @@ def inherited(lineage: Sequence[int], revoked: Mapping[int, Treatment]) -> dict[
         if treatment is not None:
             found[version] = treatment
     return found
-
-
-def versions_of(experience: Experience) -> set[int]:
-    """The versions that made its tokens."""
-    return {span.version for segment in experience.segments for span in segment.spans}
 
 
 def _furthest(

@@ -88,6 +88,7 @@ class Steps:
         self._attempts = Attempts(settings.home / ATTEMPT)
         self._trial = Trial(learner, self._attempts, settings.policy, held)
         self._null_mass = NullMass()
+        self._unrecorded: list[tuple[int, int, float, dict[str, Any]]] = []
 
     def was_read(self, experience: Experience) -> None:
         """Count one record for the figures of the next step."""
@@ -100,6 +101,15 @@ class Steps:
         for item in waiting:
             if tree is not None and (refusal := self._refusal(item.experience, tree)) is not None:
                 self._give_up(item.experience, refusal)
+
+    def are_due(self, now: float) -> bool:
+        """True if a batch waits. `now`: on the clock by which samples arrive."""
+        return self._intake.is_ready(
+            now,
+            batch_size=self._training.batch_size,
+            min_batch_size=self._training.min_batch_size,
+            max_wait_seconds=self._training.max_wait_seconds,
+        )
 
     def saved(self) -> None:
         """A checkpoint holds every fate that was decided."""
@@ -199,13 +209,24 @@ class Steps:
             path = write_bundle(self._settings.home / "bundles", f"epoch-{epoch}-step-{step}", bundle)
             log.error("step skipped", reason=result.verdict.reason, bundle=str(path))
         figures = {name: _or_null(value) for name, value in figures.items()}
-        with self._lease.transaction() as connection:
-            repository.record_step(connection, epoch, step, now, figures)
         TRAINING_STEPS.inc()
         for name, value in figures.items():
             if isinstance(value, int | float):
                 TRAINING_FIGURE.labels(name).set(value)
         log.info("step", epoch=epoch, step=step, **figures)
+        self._unrecorded.append((epoch, step, now, figures))
+        self.record()
+
+    def record(self) -> None:
+        """Write the figures of steps to the database.
+
+        Raises:
+            Unavailable: it is away; they are kept for the next time.
+        """
+        while self._unrecorded:
+            with self._lease.transaction() as connection:
+                repository.record_step(connection, *self._unrecorded[0])
+            del self._unrecorded[0]
 
 
 def _or_null(value: Any) -> Any:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from contracts.records import Outcome
     from pipelines.training.state import Began, TrainerState
 
-PIECE = 5000
+PIECE = 10_000
 """Samples of one append."""
 TOLD_SINGLY = 500
 """More than so many at once share records: a rollback may be about half a million samples."""

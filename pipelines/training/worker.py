@@ -25,12 +25,7 @@ from contracts.bisection import is_of_a_record
 from contracts.dead_letters import bury
 from contracts.errors import Unavailable
 from contracts.faults import FaultPoint, no_fault
-from contracts.metrics import (
-    PUBLISHED_VERSION,
-    TRAINING_CORRECTIONS,
-    TRAINING_SAMPLES,
-    WAITS,
-)
+from contracts.metrics import PUBLISHED_VERSION, TRAINING_CORRECTIONS, TRAINING_SAMPLES, WAITS
 from contracts.operations import step_done
 from contracts.records import Experience, decode
 from contracts.topics import EXPERIENCES
@@ -219,6 +214,7 @@ class Trainer:
         if self.state.epoch != self._lease.epoch and self._due is None:
             self._begin_epoch(self._restored)
         self._settle()
+        self._steps.record()
         if self._consumer is None:
             consume = self._event_log.consumer
             self._consumer = consume(repository.CONSUMER_GROUP, (EXPERIENCES,), self._intake.position)
@@ -234,10 +230,10 @@ class Trainer:
         consumer = self.begin()
         arms = self._arms()
         self._publisher.mirror(arms.get(LIVE), self._monotonic())
-        self._obey_rollback(arms.get(TRAINING), consumer)
+        self._obey_rollback(arms.get(TRAINING))
         self._read(consumer, timeout)
         self._refuse()
-        if self._is_ready():
+        if self._steps.are_due(self._monotonic()):
             self._steps.learn()
         candidate = arms.get(CANDIDATE)
         # A version that the store lacks is offered to nobody, and the checkpoint that holds its bits stays the newest: a
@@ -259,20 +255,22 @@ class Trainer:
             # What is in no version yet was told to be in the next one, and that has another number now.
             self.state.note_all([key for key, fate in self.state.fates.items() if fate.is_uncut])
             self._told_ordinal = self.state.ordinal
-        is_published = version not in {None, BASE_VERSION} and self._publisher.is_stored(self.state.version)
-        self._due = Due(version, cuts=version not in {None, BASE_VERSION} and not is_published)
+        is_cut = version not in {None, BASE_VERSION}
+        self._due = Due(version, cuts=is_cut and not self._publisher.is_stored(self.state.version))
         log.info("epoch begins", epoch=self.state.epoch, version=self.state.version, samples=len(self.state.fates))
 
-    def _obey_rollback(self, arm: Assignment | None, consumer: Consumer) -> None:
+    def _obey_rollback(self, arm: Assignment | None) -> None:
         if arm is None or arm.epoch <= self.state.obeyed_rollback:
             return
+        self._parents.update(pairwise(self.state.lineage))  # what is left behind was cut, and may still be heard of
         # Whatever fails here is asked again next turn: doing all of it twice changes nothing.
         before = dict(self.state.fates)
         version = None if arm.version is None else self._rollback.obey(arm.version, self._clock())
         if version is not None:
             self.state.note_changes(before)
             self._publisher.forget_unsent()
-            consumer.seek_to_stored()
+            if self._consumer is not None:
+                self._consumer.seek_to_stored()
             self._lease.next_epoch()
         self.state.obeyed_rollback = arm.epoch
         self._dirty = True
@@ -287,8 +285,6 @@ class Trainer:
             TRAINING_SAMPLES.labels("quarantined").inc()
             self.state.note(key)
             self._dirty = True
-        for experience, fate in self._rollback.refuse():
-            self._decide(experience, fate)
         self._steps.refuse()
 
     def _read(self, consumer: Consumer, timeout: float) -> None:
@@ -331,14 +327,6 @@ class Trainer:
         self.state.fates[experience.key] = fate
         self._intake.remove(experience.key)
         self.state.note(experience.key)
-
-    def _is_ready(self) -> bool:
-        return self._intake.is_ready(
-            self._monotonic(),
-            batch_size=self._training.batch_size,
-            min_batch_size=self._training.min_batch_size,
-            max_wait_seconds=self._training.max_wait_seconds,
-        )
 
     def _checkpoint(self, version: int | None) -> None:
         self._due = Due(version)

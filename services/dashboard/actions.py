@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 import msgspec
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 
-from contracts import assignments, rollback
-from contracts.assignments import LIVE, MOVED
-from contracts.errors import InvalidValue, NotFound, StaleWrite
-from services.dashboard.access import Body, Operator, own_page
+from contracts import rollback
+from contracts.assignments import MOVED
+from contracts.errors import InvalidValue
+from contracts.revocations import Treatment, claimed_parents
+from contracts.rollback_effects import describe, describe_treatment, read_effects
+from contracts.version_parents import BASE, stored_parents
+from services.dashboard.access import Body, Operator, SignedIn, own_page
 from services.http import read_json, reply
 
 router = APIRouter(dependencies=[Depends(own_page)])
 
+Version = Annotated[int | None, Query(ge=0, le=2**31 - 1)]
 Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
 
 
 class RollbackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`live` is what the operator saw: if it moved meanwhile, nothing is done. `to` None: the last accepted version."""
+    """`live` is what the operator saw: if it moved meanwhile, nothing is done. `to` None: the last accepted version.
+
+    `revoke` None: everything between. `treatment`: see `contracts/revocations.py`.
+    """
 
     live: int
     reason: Reason
     to: int | None = None
+    treatment: Treatment = "evidence"
+    revoke: frozenset[int] | None = None
 
 
 class PromoteRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,16 +43,49 @@ class PromoteRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     to: int
 
 
+@router.get("/api/rollback")
+def preview(request: Request, session: SignedIn, to: Version = None) -> Response:
+    """What a rollback would do, in words and numbers; nothing is changed."""
+    del session
+    policy, store = request.app.state.settings.policy, request.app.state.store
+    with request.app.state.database.snapshot() as connection:
+        parents = stored_parents(store, policy, BASE, claimed_parents(connection, policy))
+        plan = rollback.read_plan(connection, policy, to=to, parents=parents)
+        effects = read_effects(connection, plan)
+    return reply(
+        {
+            "live": plan.live,
+            "to": plan.target,
+            "revokes": list(plan.revoked),
+            "effects": effects._asdict(),
+            "says": describe(plan, effects),
+            "treatments": {name: describe_treatment(name, effects) for name in get_args(Treatment)},
+        }
+    )
+
+
 @router.post("/api/rollback")
 def roll_back(request: Request, session: Operator, body: Body) -> Response:
     """Go back to an accepted version, once a person has confirmed it."""
     wanted = read_json(RollbackRequest, body)
-    policy = request.app.state.settings.policy
+    policy, store = request.app.state.settings.policy, request.app.state.store
+    with request.app.state.database.snapshot() as connection:
+        claimed = claimed_parents(connection, policy)
+    parents = stored_parents(store, policy, BASE, claimed)
     with request.app.state.database.transaction() as connection:
-        _check_live(assignments.read(connection, policy).get(LIVE), wanted.live)
-        version = rollback.roll_back(connection, policy=policy, writer=session.name, reason=wanted.reason, to=wanted.to)
+        plan = rollback.roll_back(
+            connection,
+            policy=policy,
+            writer=session.name,
+            reason=wanted.reason,
+            to=wanted.to,
+            treatment=wanted.treatment,
+            revoke=wanted.revoke,
+            parents=parents,
+            seen_live=wanted.live,
+        )
     request.app.state.bell.ring(MOVED)
-    return reply({"live": version})
+    return reply({"live": plan.target, "revoked": list(plan.revoked)})
 
 
 @router.post("/api/promote")
@@ -55,24 +97,13 @@ def promote(request: Request, session: Operator, body: Body) -> Response:
         raise InvalidValue(f"v{wanted.to} is not above v{wanted.live}, which is live: roll back instead", param="to")
     request.app.state.store.manifest(policy, wanted.to)
     with request.app.state.database.transaction() as connection:
-        live = assignments.read(connection, policy).get(LIVE)
-        if live is None:
-            raise NotFound("nothing is live yet; start with: millrace up")
-        _check_live(live, wanted.live)
-        assignments.move(
+        rollback.promote(
             connection,
             policy=policy,
-            arm=LIVE,
-            version=wanted.to,
-            expected_epoch=live.epoch,
+            to=wanted.to,
             writer=session.name,
             reason=wanted.reason,
-            share=1.0,
+            seen_live=wanted.live,
         )
     request.app.state.bell.ring(MOVED)
     return reply({"live": wanted.to})
-
-
-def _check_live(live: assignments.Assignment | None, seen: int) -> None:
-    if live is not None and live.version != seen:
-        raise StaleWrite(f"v{seen} is no longer live, v{live.version} is; look again", live=live.version)

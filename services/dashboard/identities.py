@@ -7,14 +7,16 @@ from typing import NamedTuple
 
 import msgspec
 
+from contracts.dead_letters import OPEN, REDRIVEN, SKIPPED
 from contracts.ledger import PENDING, Counts
+from contracts.letters import DEAD_LETTER, SENDER
 from contracts.topics import GENERATIONS, SIGNALS
 from services.dashboard.queries import Standing, Totals
 from services.dashboard.traffic import Traffic
 
 GENERATION_STATES = (
     "trained", PENDING, "unlabelled", "filtered", "unscored", "stale", "off_support", "quarantined", "cancelled",
-    "erased",
+    "erased", DEAD_LETTER,
 )  # fmt: skip
 SIGNAL_STATES = ("joined", PENDING, "late", "duplicate", "conflict", "retracted", "rejected")
 
@@ -55,8 +57,10 @@ def identities(totals: Totals, traffic: Mapping[str, Traffic]) -> Identities:
     return Identities(
         generation_identity(
             counts,
-            num_handled=handled[GENERATIONS] - totals.without_row,
-            num_dead=totals.dead_letters.get(("episodes", GENERATIONS), 0),
+            # What was redriven lies in the log twice.
+            num_handled=handled[GENERATIONS] - totals.without_row - _num_dead(totals, REDRIVEN),
+            num_open=_num_dead(totals, OPEN),
+            num_skipped=_num_dead(totals, SKIPPED),
             num_unread=unread[GENERATIONS],
         ),
         signal_identity(
@@ -64,9 +68,14 @@ def identities(totals: Totals, traffic: Mapping[str, Traffic]) -> Identities:
             num_unjoined=totals.num_unjoined,
             # Episodes sends signals too: those that waited for their answer, and follow-ups.
             num_under_way=unread[SIGNALS]
-            + sum(totals.outboxes.get(process, 0) for process in ("feedback", "episodes")),
+            + sum(totals.outboxes.get(process, 0) for process in ("feedback", "episodes", SENDER)),
+            num_open=_num_dead(totals, OPEN, SIGNALS),
         ),
     )
+
+
+def _num_dead(totals: Totals, state: str, topic: str = GENERATIONS) -> int:
+    return totals.dead_letters.get(("episodes", topic, state), 0)
 
 
 def _handled(totals: Totals, topic: str) -> int:
@@ -83,15 +92,16 @@ def counts_by_version(standings: Iterable[Standing]) -> dict[int, dict[str, int]
 
 
 def generation_identity(
-    counts: Mapping[int, Mapping[str, int]], *, num_handled: int, num_dead: int, num_unread: int
+    counts: Mapping[int, Mapping[str, int]], *, num_handled: int, num_open: int, num_skipped: int, num_unread: int
 ) -> Identity:
-    """Logged = trained + pending + ... + erased, per version and in all.
+    """Logged = trained + pending + ... + dead_letter, per version and in all.
 
     Args:
         counts: see `counts_by_version`.
         num_handled: records before the position of episodes, which makes one row of each in the same transaction,
             without those that were sent twice or whose day was dropped.
-        num_dead: those of them that it could not read.
+        num_open: those of them that it could not process.
+        num_skipped: the same, where somebody accepted the loss.
         num_unread: records after that position: pending, and of no version yet.
     """
     versions = [
@@ -100,6 +110,7 @@ def generation_identity(
     ]
     totals = dict(zip(GENERATION_STATES, map(sum, zip(*(row.counts for row in versions), strict=True)), strict=False))
     totals[PENDING] = totals.get(PENDING, 0) + num_unread
+    totals[DEAD_LETTER] = num_dead = num_open + num_skipped
     num_rows = sum(row.total for row in versions)
     problems = [
         *(
@@ -109,7 +120,7 @@ def generation_identity(
         ),
         *_problem("generations that were read from the log and have no state", num_handled - num_dead - num_rows),
         *_problem("generations that have a state and were never logged", num_rows + num_dead - num_handled),
-        *_problem("logged generations that could not be read, see the table dead_letter", num_dead),
+        *_problem("logged generations that could not be processed, see millrace dead-letters list", num_open),
     ]
     return Identity(
         names=list(GENERATION_STATES),
@@ -120,15 +131,16 @@ def generation_identity(
     )
 
 
-def signal_identity(counts: Counts, *, num_unjoined: int, num_under_way: int) -> Identity:
+def signal_identity(counts: Counts, *, num_unjoined: int, num_under_way: int, num_open: int = 0) -> Identity:
     """Received = joined + pending + late + duplicate + conflict + retracted + rejected.
 
     Args:
         counts: as the ledger counts them.
         num_unjoined: acknowledged signals that episodes has not seen.
         num_under_way: messages about signals in the outbox and in the log, which explain those.
+        num_open: dead letters that nobody has dealt with, which name some of them.
     """
-    num_lost = max(0, num_unjoined - num_under_way)
+    num_lost = max(0, num_unjoined - num_under_way - num_open)
     states = {**counts.states, PENDING: counts.states.get(PENDING, 0) - num_lost}
     return Identity(
         names=list(SIGNAL_STATES),
@@ -138,6 +150,7 @@ def signal_identity(counts: Counts, *, num_unjoined: int, num_under_way: int) ->
             *_nameless(counts.states, "signals"),
             *_problem("received signals without a state", counts.unexplained),
             *_problem("acknowledged signals that are neither joined nor on their way", num_lost),
+            *_problem("signals that could not be processed, see millrace dead-letters list", num_open),
             *_problem("joined signals that were never received", -num_unjoined),
         ],
     )

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, Table, desc, func, select
 
-from contracts import assignments, ledger, rollback
+from contracts import assignments, ledger, revocations, rollback
+from contracts.dead_letters import OPEN
 from contracts.tables import (
     assignment_change,
     dead_letter,
@@ -59,8 +60,8 @@ class Totals(NamedTuple):
     """Acknowledged signals that episodes has not seen, except those that wait for the answer of their key."""
     positions: dict[tuple[str, str, int], int]
     """(consumer group, topic, partition) to the next offset."""
-    dead_letters: dict[tuple[str, str], int]
-    """(consumer group, topic) to how many."""
+    dead_letters: dict[tuple[str, str, str], int]
+    """(consumer group, topic, state) to how many."""
     outboxes: dict[str, int]
     """Process to how many messages wait for the log."""
     without_row: int = 0
@@ -73,10 +74,11 @@ class Snapshot(NamedTuple):
     arms: dict[str, assignments.Assignment]
     rollback_to: int | None
     live_history: list[int | None]
+    revoked: dict[int, revocations.Revocation]
     positions: dict[tuple[str, str, int], int]
     """(consumer group, topic, partition) to the next offset."""
     dead_letters: Rows
-    """consumer_group, topic, partition, offset, reason, num_bytes, at; newest first."""
+    """Open ones. consumer_group, topic, partition, offset, reason, num_bytes, at; newest first."""
     outboxes: dict[str, int]
     """Process to how many messages wait for the log."""
     scores: list[Score]
@@ -97,6 +99,7 @@ def read_snapshot(connection: Connection, policy: str) -> Snapshot:
         arms=assignments.read(connection, policy),
         rollback_to=rollback.read_target(connection, policy),
         live_history=rollback.read_live_history(connection, policy),
+        revoked=revocations.read(connection, policy),
         positions=_positions(connection),
         dead_letters=_dead_letters(connection),
         outboxes=_counts(connection, outbox.c.process),
@@ -154,16 +157,17 @@ def _dead_letters(connection: Connection) -> Rows:
             func.length(columns.value).label("num_bytes"),
             columns.at,
         )
+        .where(columns.state == OPEN)
         .order_by(columns.at.desc(), desc(columns.offset))
         .limit(MAX_DEAD_LETTERS)
     )
     return list(connection.execute(statement))
 
 
-def _num_dead_letters(connection: Connection) -> dict[tuple[str, str], int]:
-    columns = (dead_letter.c.consumer_group, dead_letter.c.topic)
+def _num_dead_letters(connection: Connection) -> dict[tuple[str, str, str], int]:
+    columns = (dead_letter.c.consumer_group, dead_letter.c.topic, dead_letter.c.state)
     statement = select(*columns, func.count()).group_by(*columns)
-    return {(group, topic): count for group, topic, count in connection.execute(statement)}
+    return {(group, topic, state): count for group, topic, state, count in connection.execute(statement)}
 
 
 def _scores(connection: Connection) -> list[Score]:

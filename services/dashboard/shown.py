@@ -6,12 +6,17 @@ import datetime as dt
 from typing import Any
 
 import jinja2
+import structlog
 from markupsafe import Markup
+
+from contracts.metrics import DASHBOARD_FAULTS
 
 MISSING = "\N{EN DASH}"
 _STEP = 1000.0
 _NONE = Markup("\N{EN DASH}")
 _TIME = Markup('<time datetime="{0}" title="{1} UTC">{1} UTC</time>')
+
+log = structlog.get_logger()
 
 
 def add_filters(environment: jinja2.Environment) -> None:
@@ -29,10 +34,15 @@ def add_filters(environment: jinja2.Environment) -> None:
 
 
 def clock(at: float | None) -> Markup:
-    """A time in UTC, which the page's script turns into the reader's own."""
+    """A time in UTC, which the page's script turns into the reader's own; what no calendar has is named as it is."""
     if at is None:
         return _NONE
-    moment = dt.datetime.fromtimestamp(at, dt.UTC)
+    try:
+        moment = dt.datetime.fromtimestamp(at, dt.UTC)
+    except (ValueError, OverflowError, OSError):
+        DASHBOARD_FAULTS.labels("time").inc()
+        log.warning("a time that cannot be shown", at=at)
+        return Markup("no time: {:g}").format(at)
     return _TIME.format(moment.isoformat(), f"{moment:%Y-%m-%d %H:%M:%S}")
 
 

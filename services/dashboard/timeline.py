@@ -58,6 +58,10 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     accuracy: float | None = None
     best_accuracy: float | None = None
     reason: str = ""
+    revoked: str = ""
+    """Why it never serves again: the operator's words; empty if it may."""
+    treatment: str = ""
+    """What became of what a revoked version learned and said: `poison` or `evidence`."""
     pause_seconds: float | None = None
     gap_seconds: float | None = None
     num_labelled: int = 0
@@ -83,6 +87,8 @@ def timeline(snapshot: Snapshot, store: Mapping[int, Published]) -> list[Version
             facts |= {"reason": judged.reason}
         if swapped:
             facts |= {"pause_seconds": swapped.pause_seconds, "gap_seconds": swapped.gap_seconds}
+        if gone := snapshot.revoked.get(number):
+            facts |= {"revoked": f"{gone.writer}: {gone.reason}", "treatment": gone.treatment}
         answers = labelled.get(number, [])
         fallback = "base" if number == BASE else "published"
         result.append(
@@ -103,6 +109,7 @@ def _statuses(snapshot: Snapshot) -> dict[int, str]:
     if BASE in statuses and statuses[BASE] == "accepted":
         statuses[BASE] = "base"
     statuses |= {number: "rolled back" for number in left_behind(snapshot.live_history) if number in statuses}
+    statuses |= dict.fromkeys(snapshot.revoked, "revoked")
     for arm in (CANDIDATE, LIVE):
         if arm in snapshot.arms and (version := snapshot.arms[arm].version) is not None:
             statuses[version] = arm

@@ -3,23 +3,34 @@
 In: the database, the log, the weight store. Out: the state as JSON, to every viewer, when it changed. Waits for: one
 second after the last read, or to be woken. However many watch, one read at a time is made, and one in fifteen seconds
 while nobody does: alarms need no viewer.
+
+What cannot be shown hides nothing else: it is counted and named in the log, and the watch goes on. How long ago the ledger was
+looked at is a figure of its own, so that its alarm cannot sleep behind a look that fails.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import msgspec
-from sqlalchemy import Connection
+import structlog
 
 from contracts.database import Database
+from contracts.dead_letters import OPEN, traceback_of
 from contracts.errors import InvalidSettings, MillraceError, NotFound, Unavailable, WeightsRefused
 from contracts.event_log import EventLog
-from contracts.metrics import LAG_RECORDS, LEDGER_UNEXPLAINED
+from contracts.metrics import (
+    DASHBOARD_FAULTS,
+    DEAD_LETTERS_OPEN,
+    LAG_RECORDS,
+    LEDGER_LOOK_AGE,
+    LEDGER_UNEXPLAINED,
+)
 from contracts.settings import Settings
 from contracts.weights.store import WeightStore
 from services.dashboard.identities import Identities, identities
@@ -37,6 +48,8 @@ PERIOD_SECONDS = 1.0
 UNWATCHED_SECONDS = 15.0
 MAX_VIEWERS = 64
 
+log = structlog.get_logger()
+
 
 class Reader:
     """One consistent look. Used from one thread at a time."""
@@ -50,6 +63,8 @@ class Reader:
         self._totals: Occasional[Totals] = Occasional()
         self._flow: Occasional[Flow] = Occasional()
         self._listed: Occasional[dict[int, Published]] = Occasional()
+        self._looked_at = time.monotonic()
+        LEDGER_LOOK_AGE.set_function(lambda: time.monotonic() - self._looked_at)
 
     def read(self, now: float) -> State:
         """The state of the whole loop.
@@ -61,14 +76,15 @@ class Reader:
         with self._database.snapshot() as connection:
             snapshot = read_snapshot(connection, self._settings.policy)
             totals = self._totals.get(lambda: read_totals(connection))
-            flow = self._flow.get(lambda: _read_flow(connection, snapshot, versions, now))
         # The log after the positions: what was appended between the two only counts as waiting.
         topics = {
             topic: self._lookout.read(topic, group, snapshot.positions, now, tracked=topic not in UNTRACKED)
             for topic, group in CONSUMERS.items()
         }
         both = identities(totals, topics)
-        _tell(both, topics)
+        _tell(both, topics, totals)
+        self._looked_at = time.monotonic()
+        flow = self._flow.get(lambda: self._read_flow(snapshot, versions, now))
         return build_state(
             snapshot,
             topics,
@@ -78,6 +94,21 @@ class Reader:
             settings=self._settings,
             now=now,
         )
+
+    def _read_flow(self, snapshot: Snapshot, versions: dict[int, Published], now: float) -> Flow:
+        start, live = window_start(now), newest_live(snapshot.changes)
+        made = {number: kept.created_at for number, kept in versions.items()}
+        try:
+            with self._database.snapshot() as connection:
+                buckets = read_rates(connection, start) | {
+                    "steps": step_buckets((row.at for row in snapshot.steps), start)
+                }
+                return Flow(rates(buckets, start), legs(read_learned(connection, list(live)), made, live))
+        except Unavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 a row that no chart can take must not hide everything else
+            _note_fault("flow", error)
+            return Flow(rates({}, start), legs([], made, live))
 
     def _versions(self) -> dict[int, Published]:
         policy = self._settings.policy
@@ -91,29 +122,30 @@ class Reader:
         return self._published
 
 
-def _tell(both: Identities, topics: Mapping[str, Traffic]) -> None:
+def _tell(both: Identities, topics: Mapping[str, Traffic], totals: Totals) -> None:
     """Figures for whoever scrapes this process."""
     for kind, identity in both._asdict().items():
         LEDGER_UNEXPLAINED.labels(kind).set(len(identity.problems))
+    num_open = Counter[str]()
+    for (group, _, state), num in totals.dead_letters.items():
+        num_open[group] += num if state == OPEN else 0
+    for group, num in num_open.items():
+        DEAD_LETTERS_OPEN.labels(group).set(num)
     for topic, group in CONSUMERS.items():
         if topic not in UNTRACKED:
             for lag in topics[topic].partitions:
                 LAG_RECORDS.labels(group, topic, str(lag.partition)).set(max(0, lag.end - (lag.next_offset or 0)))
 
 
-def _read_flow(connection: Connection, snapshot: Snapshot, versions: dict[int, Published], now: float) -> Flow:
-    start, live = window_start(now), newest_live(snapshot.changes)
-    buckets = read_rates(connection, start) | {"steps": step_buckets((row.at for row in snapshot.steps), start)}
-    made = {number: kept.created_at for number, kept in versions.items()}
-    return Flow(rates(buckets, start), legs(read_learned(connection, list(live)), made, live))
-
-
 class Watcher:
     """Shares one reader among all viewers."""
 
-    def __init__(self, read: Callable[[float], State], period: float = PERIOD_SECONDS) -> None:
+    def __init__(
+        self, read: Callable[[float], State], period: float = PERIOD_SECONDS, unwatched: float = UNWATCHED_SECONDS
+    ) -> None:
         self._read = read
         self._period = period
+        self._unwatched = unwatched
         # One thread: SQLite connections of the log belong to the thread that opened them.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="dashboard")
         self._turn = asyncio.Lock()
@@ -140,9 +172,12 @@ class Watcher:
     async def keep_watch(self) -> None:
         """Read now and then, until cancelled."""
         while True:
-            with suppress(Unavailable):
+            try:
                 await self.latest()
-            await asyncio.sleep(UNWATCHED_SECONDS)
+            except Exception as error:  # noqa: BLE001 whatever it is, the next look may work, and alarms need one
+                if not isinstance(error, Unavailable):
+                    _note_fault("look", error)
+            await asyncio.sleep(self._unwatched)
 
     def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events: `state` whenever it changed, the server's `time` every period, `fault` if it cannot be read.
@@ -177,8 +212,10 @@ class Watcher:
             while not self._stopping.is_set():
                 try:
                     state = await self.latest()
-                except MillraceError as error:
-                    yield _event("fault", msgspec.json.encode(error.message))
+                except Exception as error:  # noqa: BLE001 the stream goes on: the next look may work
+                    if not isinstance(error, MillraceError):
+                        _note_fault("look", error)
+                    yield _event("fault", msgspec.json.encode(_in_words(error)))
                     sent = b""  # so that the state comes again, and takes the fault back, even if it is the same
                 else:
                     if state != sent:
@@ -196,6 +233,15 @@ class Watcher:
             await asyncio.wait_for(self._woken.wait(), self._period)
         except TimeoutError:
             return
+
+
+def _note_fault(what: str, error: Exception) -> None:
+    DASHBOARD_FAULTS.labels(what).inc()
+    log.error("cannot be shown", what=what, traceback=traceback_of(error))
+
+
+def _in_words(error: Exception) -> str:
+    return error.message if isinstance(error, MillraceError) else "the log of the dashboard has a traceback"
 
 
 def _event(name: str, data: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -132,6 +133,8 @@ def _check_value(item: FeedbackItem, tasks: Mapping[str, Task]) -> None:
         raise UnknownSignal(f"no task declares a signal {item.name!r}; declared: {', '.join(declared)}", param="name")
     if not any(rule.takes(item.value) for rule in rules):
         rules[0].check(item.name, item.value)
+    if isinstance(item.value, float) and not math.isfinite(item.value):
+        raise InvalidValue(f"value {item.value} is no finite number", param="value")
     if isinstance(item.value, int) and not -(2**63) <= item.value < 2**63:
         raise InvalidValue(
             f"value {str(item.value)[:20]}... is no number of 64 bits; send a smaller one", param="value"

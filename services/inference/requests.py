@@ -138,6 +138,8 @@ def _check_metadata(pairs: dict[str, str]) -> None:
                 f"{_MAX_REFERENCE:,}; {key[:_MAX_KEY]!r} has {len(value):,}",
                 param="metadata",
             )
+        if "\0" in key or "\0" in value:
+            raise InvalidRequest(f"metadata: {key!r} has a NUL character, which no table keeps", param="metadata")
     join_key = pairs.get("join_key")
     if join_key is not None and (not 1 <= len(join_key) <= MAX_KEY or "\0" in join_key):
         raise InvalidRequest(

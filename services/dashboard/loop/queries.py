@@ -12,6 +12,8 @@ from contracts.tables import generation, outcome, score, signal
 
 BUCKET_SECONDS = 10
 WINDOW_SECONDS = 900
+AHEAD_SECONDS = 3600
+"""Of clocks that are ahead of ours: their events are read, and shown once their time has come."""
 MAX_SAMPLES = 400
 MAX_LOOKED = 20_000
 VERSIONS_BACK = 16
@@ -82,7 +84,9 @@ def read_learned(connection: Connection, versions: Collection[int]) -> list[Lear
 def _bucketed(connection: Connection, table: Table, at: Column[float], start: float) -> dict[int, int]:
     # Seconds first: PostgreSQL rounds where SQLite cuts, which moves an event by half a second at most.
     bucket = (cast(at - start, BigInteger) // BUCKET_SECONDS).label("bucket")
-    statement = select(bucket, func.count()).select_from(table).where(at >= start).group_by(bucket)
+    # A time far ahead is in no bucket, and would be no number of PostgreSQL's.
+    shown = at.between(start, start + WINDOW_SECONDS + AHEAD_SECONDS)
+    statement = select(bucket, func.count()).select_from(table).where(shown).group_by(bucket)
     return {number: count for number, count in connection.execute(statement)}  # noqa: C416 a row is not a tuple for dict()
 
 

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row, Select, and_, func, select, tuple_
 
+from contracts import revocations
 from contracts.ledger import effective_state
+from contracts.revocations import Revocation
 from contracts.tables import alarm, assignment_change, generation, signal, swap, verdict
 from services.dashboard.loop.queries import VERSIONS_BACK
 
@@ -26,6 +28,8 @@ class Facts(NamedTuple):
     """arm, share, writer, reason, at; newest first."""
     swaps: list[Row[Any]]
     """arm, at, stage_seconds, pause_seconds, gap_seconds; newest first."""
+    revoked: Revocation | None
+    """Why it never serves again, if a rollback took it back."""
     alarms: list[Row[Any]]
     """What its answers did that earlier versions' did not: task, name, cluster, at, details; oldest first."""
 
@@ -54,7 +58,7 @@ class Sample(NamedTuple):
 
 
 def read_facts(connection: Connection, policy: str, version: int) -> Facts:
-    """Verdict, moves, swaps and alarms of a version."""
+    """Verdict, moves, swaps, revocation and alarms of a version."""
     judged = select(verdict.c.accepted, verdict.c.accuracy, verdict.c.best_accuracy, verdict.c.reason, verdict.c.at)
     change = assignment_change.c
     moves = select(change.arm, change.share, change.writer, change.reason, change.at).where(
@@ -68,6 +72,7 @@ def read_facts(connection: Connection, policy: str, version: int) -> Facts:
         connection.execute(judged.where(verdict.c.policy == policy, verdict.c.version == version)).one_or_none(),
         list(connection.execute(moves.order_by(change.at.desc()).limit(MAX_MOVES))),
         list(connection.execute(swaps.order_by(swap.c.id.desc()).limit(MAX_MOVES))),
+        revocations.read(connection, policy).get(version),
         list(connection.execute(alarms.where(alarm.c.version == version).order_by(alarm.c.at).limit(MAX_MOVES))),
     )
 

@@ -1,21 +1,16 @@
-// Decisions in two steps: a button says where to, the dialog asks for a reason and confirms.
+// Decisions in two steps: a button says where to, the dialog shows what that does, asks for a reason and confirms.
 
 import { element } from "./elements.js";
 import { version } from "./format.js";
 
 const dialog = document.getElementById("decision");
 const { csrf, role } = document.body.dataset;
-const [title, what, problem, reason] = ["#decision-title", ".what", ".problem", "#reason"].map((name) => dialog.querySelector(name));
+const [title, what, effects, treatment, problem, reason] = ["#decision-title", ".what", ".effects", ".treatment", ".problem", "#reason"].map((name) => dialog.querySelector(name));
 const confirm = dialog.querySelector("button.danger");
 let asked = null;
 
 const KINDS = {
-  rollback: {
-    verb: "Roll back",
-    consequence: (live, to) =>
-      `Users get ${version(to)} instead of ${version(live)}, training goes on from ${version(to)}, and the candidate, if any, is dropped. ` +
-      "Requests in flight finish. Nothing is deleted.",
-  },
+  rollback: { verb: "Roll back", consequence: () => "Counting what this would change…" },
   promote: {
     verb: "Promote",
     consequence: (live, to, note) => `Users get ${version(to)} instead of ${version(live)}, whatever the gate says. ${note} Requests in flight finish; you can roll back.`,
@@ -27,13 +22,38 @@ export const mayDecide = role === "operator";
 // body: what is sent besides the reason
 function open(kind, body, note = "") {
   const { verb, consequence } = KINDS[kind];
+  confirm.disabled = false;
   asked = { kind, body };
   title.textContent = `${verb} to ${version(body.to)}`;
   what.textContent = consequence(body.live, body.to, note);
   confirm.textContent = `${verb} to ${version(body.to)}`;
-  problem.hidden = true;
+  problem.hidden = effects.hidden = treatment.hidden = true;
+  what.hidden = false;
   reason.value = "";
+  treatment.querySelector("[value=evidence]").checked = true;
   dialog.showModal();
+  if (kind === "rollback") showEffects(asked);
+}
+
+// Nobody confirms a rollback before its numbers stand in the dialog.
+async function showEffects(shown) {
+  confirm.disabled = true;
+  const answer = await fetch(`/api/rollback?to=${shown.body.to}`).catch(() => null);
+  const told = answer ? await answer.json().catch(() => null) : null;
+  if (asked !== shown) return;
+  if (!answer?.ok) return refuse(told);
+  if (told.live !== shown.body.live) return refuse({ error: { message: `${version(shown.body.live)} is no longer live, ${version(told.live)} is; look again.` } });
+  what.hidden = true;
+  effects.replaceChildren(...told.says.map((line) => element("li", {}, line)));
+  effects.hidden = false;
+  treatment.hidden = !told.revokes.length;
+  for (const place of treatment.querySelectorAll("[data-treatment]")) place.textContent = told.treatments[place.dataset.treatment];
+  confirm.disabled = false;
+}
+
+function refuse(refusal) {
+  problem.textContent = refusal?.error?.message ?? "The server did not answer; nothing is known to have changed. Look again.";
+  problem.hidden = false;
 }
 
 dialog.querySelector("form").addEventListener("submit", async (event) => {
@@ -43,13 +63,11 @@ dialog.querySelector("form").addEventListener("submit", async (event) => {
   const answer = await fetch(`/api/${asked.kind}`, {
     method: "POST",
     headers: { "content-type": "application/json", "x-csrf-token": csrf },
-    body: JSON.stringify({ ...asked.body, reason: reason.value }),
+    body: JSON.stringify({ ...asked.body, reason: reason.value, ...(asked.kind === "rollback" ? { treatment: treatment.querySelector(":checked").value } : {}) }),
   }).catch(() => null);
   confirm.disabled = false;
   if (answer?.ok) return dialog.close();
-  const refusal = answer ? await answer.json().catch(() => null) : null;
-  problem.textContent = refusal?.error?.message ?? "The server did not answer; nothing is known to have changed. Look again.";
-  problem.hidden = false;
+  refuse(answer ? await answer.json().catch(() => null) : null);
 });
 
 // A button for a table's row; current() gives the state at the time of the click.

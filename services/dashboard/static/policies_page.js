@@ -60,8 +60,14 @@ const BACK_TO = new Set(["accepted", "base"]);
 function decision(row) {
   const { live } = current;
   if (live != null && row.version < live && BACK_TO.has(row.status)) return decisionButton("rollback", row.version, () => current);
-  if (live != null && row.version > live) return decisionButton("promote", row.version, () => current, row.reason ? `The gate said: ${row.reason}.` : "The gate has not judged it.");
+  if (live != null && row.version > live && row.status !== "revoked") return decisionButton("promote", row.version, () => current, row.reason ? `The gate said: ${row.reason}.` : "The gate has not judged it.");
   return "";
+}
+
+// What was revoked says why, and what became of what it learned and said, before what the gate had said.
+function verdict(row) {
+  if (!row.revoked) return row.reason || "–";
+  return element("span", {}, element("b", {}, `Revoked as ${row.treatment} by ${row.revoked}. `), row.reason);
 }
 
 const COLUMNS = [
@@ -74,7 +80,7 @@ const COLUMNS = [
   { name: "samples", number: true, cell: (row) => (row.num_samples ? count(row.num_samples) : "–") },
   { name: "swap pause", number: true, cell: (row) => swapPause(row) },
   { name: "published", number: true, cell: (row) => clock(row.created_at) },
-  { name: "verdict", className: "reason", cell: (row) => row.reason || "–" },
+  { name: "verdict", className: "reason", cell: verdict },
   ...(mayDecide ? [{ name: "decide", className: "decide", cell: decision }] : []),
 ];
 

@@ -14,7 +14,7 @@ export function lanes(versions, live) {
     for (let at = tip; at != null && !passed.has(at); at = parents.get(at)) passed.add(at);
     return passed;
   };
-  const open = versions.filter((row) => !["refused", "rolled back"].includes(row.status) && (live == null || line(row.version).has(live)));
+  const open = versions.filter((row) => !["refused", "rolled back", "revoked"].includes(row.status) && (live == null || line(row.version).has(live)));
   const trunk = line(open.at(-1)?.version ?? live);
   const placed = new Map();
   const ends = [];

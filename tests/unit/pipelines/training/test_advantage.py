@@ -1,4 +1,5 @@
 import json
+import math
 
 import numpy as np
 import pytest
@@ -187,3 +188,13 @@ def test_a_missing_component_counts_as_its_mean() -> None:
     parts = [{"a": Part(1.0, 0.5)}, {"a": Part(0.0, 0.5)}, {"b": Part(1.0, 0.5)}]
     assert component_advantages(samples, parts, BetaTracker()).values.tolist() == pytest.approx([0.5, -0.5, 0.25])
     assert component_advantages([], [], BetaTracker()).values.tolist() == []
+
+
+@pytest.mark.parametrize("tracker", [BetaTracker(), MovingAverageTracker()])
+@pytest.mark.parametrize("drift", [1e300, -1e300, math.inf, -math.inf, math.nan, 5e8])
+def test_no_drift_overflows_a_tracker(tracker: Tracker, drift: float) -> None:
+    before = tracker.remember(["a", "b"])
+    tracker.update("a", 1.0, drift)
+    assert math.isfinite(tracker.expect("a"))
+    tracker.recall(before)
+    assert tracker == type(tracker)()

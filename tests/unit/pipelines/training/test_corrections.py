@@ -12,12 +12,14 @@ from sqlalchemy import select
 
 from contracts.records import Experience
 from contracts.tables import training_step
+from pipelines.training.batch import num_tokens
 from pipelines.training.guard import Norms
 from pipelines.training.learner import Learner
-from pipelines.training.lessons import Lesson
+from pipelines.training.lessons import Lesson, pull_of, sample_fate
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Correction, Fate, TrainerState
 from pipelines.training.worker import Trainer
+from tests.unit.pipelines.training.breaking import answer
 from tests.unit.pipelines.training.builders import random_experience, tiny_model
 from tests.unit.pipelines.training.test_learner import on_policy
 from tests.unit.pipelines.training.world import World, weights_of
@@ -96,6 +98,60 @@ def test_no_baseline_and_no_other_advantage_hears_of_a_correction() -> None:
     assert [row["advantage"] for row in together.samples[8:]] == [0.7] * 3
     assert (together.metrics["num_samples"], together.metrics["num_corrections"]) == (8, 3)
     assert together.metrics["reward_mean"] == alone.metrics["reward_mean"]
+
+
+def gradient_of(learner: Learner) -> torch.Tensor:
+    """All gradients in one vector."""
+    return torch.cat(
+        [parameter.grad.flatten() for parameter in learner._model.parameters() if parameter.grad is not None]
+    )
+
+
+def pulled(items: list[Experience], lessons: list[Lesson]) -> torch.Tensor:
+    """What a step over these adds to the gradient, at the same weights every time."""
+    learner = Learner(tiny_model(), SETTINGS.model_copy(update={"max_gradient_norm": 1e9}))
+    found: list[torch.Tensor] = []
+    learner._optimizer.optimizer.register_step_pre_hook(lambda *_: found.append(gradient_of(learner)))
+    learner.step(items, [1.0] * len(items), {}, lessons)
+    return found[0]
+
+
+@pytest.mark.parametrize(("first_batch", "companions"), [(1, 0), (1, 63), (8, 0), (8, 7), (64, 0), (64, 63)])
+def test_a_correction_pulls_exactly_what_was_missing_whatever_batch_it_comes_in(
+    first_batch: int, companions: int
+) -> None:
+    """Of answers of one to three segments and 1 to 30 tokens: first pull and correction are the last revision's pull."""
+    random = np.random.default_rng(first_batch)
+    items = [answer(random, segments=1 + number % 3, reward=float(number % 2)) for number in range(first_batch)]
+    others = [answer(random, segments=1 + number % 2) for number in range(companions)]
+    corrected = items[0]
+    learner = Learner(tiny_model(), SETTINGS)
+    result = learner.step(items, [1.0] * first_batch, {})
+    fate = sample_fate(corrected, "", result.pull)
+    lesson = Lesson(corrected, 0.75, pull_of(fate, corrected, 64))
+
+    # What 0.75 more of reward would have pulled at each token: the same advantage over all tokens of the first batch.
+    whole = num_tokens(items)
+    unit = result.pull * whole
+    alone = Learner(tiny_model(), SETTINGS.model_copy(update={"max_gradient_norm": 1e9, "whiten": False}))
+    expect = alone.tracker.expect(corrected.baseline_key)
+    found: list[torch.Tensor] = []
+    alone._optimizer.optimizer.register_step_pre_hook(lambda *_: found.append(gradient_of(alone)))
+    once = msgspec.structs.replace(corrected, reward=expect + 0.75 * unit)
+    alone.step([once], [1.0], {})
+    wanted = found[0] * (num_tokens([corrected]) / whole)
+
+    correction = pulled(others, [lesson]) - (pulled(others, []) if others else 0.0)
+    # float32 sums over a batch: rounding is relative to the largest of the terms that cancel.
+    scale = max(float(wanted.abs().max()), float(pulled(others, []).abs().max()) if others else 0.0)
+    torch.testing.assert_close(correction, wanted, rtol=1e-4, atol=2e-5 * scale)
+
+
+def test_an_older_checkpoint_corrects_as_hard_as_in_a_full_batch_of_such_answers() -> None:
+    (item,) = batch(1)
+    old = msgspec.json.decode(b'{"revision":0,"state":"trained","applied":1.0,"scale":2.0}', type=Fate)
+    assert pull_of(old, item, 64) == 2.0 / (64 * num_tokens([item]))
+    assert pull_of(sample_fate(item, "", 0.0625), item, 64) == 0.0625
 
 
 # What the trainer does about it.

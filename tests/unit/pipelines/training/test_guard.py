@@ -2,17 +2,25 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from pipelines.training.guard import HISTORY, WARM_UP, comparable_norm, judge, remember, write_bundle
+from contracts.records import Experience
+from pipelines.training.guard import HISTORY, WARM_UP, Norms, Verdict, judge, remember, write_bundle
+from pipelines.training.learner import Learner
+from pipelines.training.settings import TrainingSettings
+from policy.logprobs import TokenScorer
+from tests.unit.pipelines.training.builders import VOCABULARY, experience, random_key, segment, tiny_model
 
-CALM = [comparable_norm(1.0, 64)] * WARM_UP
+CALM = [Norms(20.0, 2.0)] * WARM_UP
 
 
-def verdict(
-    history: list[float], *, loss: float = 0.1, norm: float = 1.0, num_samples: int = 64, harmless: float = 1.0
-) -> str:
-    return judge(history, loss=loss, gradient_norm=norm, num_samples=num_samples, spread=15.0, harmless=harmless).reason
+EXPECTED = Norms(0.05, 0.5)
+
+
+def verdict(history: list[Norms], *, loss: float = 0.1, norm: float = 1.0, expected: Norms = EXPECTED) -> str:
+    return judge(history, loss=loss, gradient_norm=norm, expected=expected, spread=15.0).reason
 
 
 def test_an_ordinary_step_is_taken() -> None:
@@ -23,6 +31,7 @@ def test_an_ordinary_step_is_taken() -> None:
 def test_what_is_not_finite_is_never_taken(broken: float) -> None:
     assert verdict([], loss=broken) == "non_finite_loss"
     assert verdict([], norm=abs(broken)) == "non_finite_gradient"
+    assert verdict([], expected=Norms(abs(broken), 1.0)) == "non_finite_gradient"
 
 
 def test_a_spike_is_skipped_after_the_warm_up() -> None:
@@ -30,29 +39,123 @@ def test_a_spike_is_skipped_after_the_warm_up() -> None:
     assert verdict(CALM[1:], norm=5.0) == ""
 
 
-def test_a_norm_that_clipping_leaves_alone_is_no_spike() -> None:
-    assert verdict([1e-9] * WARM_UP, norm=1.0) == ""
-    assert verdict([1e-9] * WARM_UP, norm=1.1) == "gradient_spike"
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3])
+def test_spikes_are_relative_however_small_norms_are(scale: float) -> None:
+    """Fifty times too much, far below norm 1 or far above."""
+    expected = Norms(0.05 * scale, 0.5 * scale)
+    assert verdict(CALM, norm=scale, expected=expected) == ""
+    assert verdict(CALM, norm=50.0 * scale, expected=expected) == "gradient_spike"
 
 
-def test_a_small_batch_may_be_noisier() -> None:
-    assert verdict(CALM, norm=5.0, num_samples=4) == ""
+def test_nothing_expected_and_nothing_there_is_no_spike_and_no_history() -> None:
+    assert verdict(CALM, norm=0.0, expected=Norms(0.0, 0.0)) == ""
+    assert verdict(CALM, norm=1.0, expected=Norms(0.0, 0.0)) == "gradient_spike"
+    assert remember(CALM, 0.0, Norms(0.0, 0.0)) == CALM
+
+
+def test_it_is_a_spike_only_if_it_is_one_both_ways() -> None:
+    assert verdict(CALM, norm=8.0, expected=Norms(0.05, 4.0)) == ""
+    assert verdict(CALM, norm=8.0, expected=Norms(0.4, 0.5)) == ""
+    assert verdict(CALM, norm=8.0, expected=Norms(0.05, 0.5)) == "gradient_spike"
 
 
 def test_a_norm_that_rose_for_good_is_accepted_in_the_end() -> None:
     history, skipped = CALM, 0
     while verdict(history, norm=50.0):
-        history = remember(history, 50.0, 64)
+        history = remember(history, 50.0, Norms(0.05, 0.5))
         skipped += 1
         assert skipped <= HISTORY
     assert skipped > 3
 
 
 def test_history_is_bounded_and_finite() -> None:
-    history: list[float] = []
-    for norm in [*range(HISTORY * 2), math.nan]:
-        history = remember(history, norm, 1)
-    assert history == list(range(HISTORY, HISTORY * 2))
+    history: list[Norms] = []
+    for norm in [*range(1, HISTORY * 2), math.nan]:
+        history = remember(history, norm, Norms(1.0, 2.0))
+    assert history == [Norms(float(norm), norm / 2) for norm in range(HISTORY, HISTORY * 2)]
+
+
+# What a real policy's gradients look like: answers that it really sampled itself.
+
+
+class Sampler:
+    """Answers of a learner's policy as it is now."""
+
+    def __init__(self, learner: Learner, seed: int = 0) -> None:
+        self._model = learner._model
+        self._scorer = TokenScorer(tiny_model())
+        self._random = np.random.default_rng(seed)
+
+    @torch.no_grad()
+    def answers(self, count: int, length: int, *, sharpness: float = 1.0, rule: str = "first") -> list[Experience]:
+        model = tiny_model()
+        for mine, theirs in zip(model.parameters(), self._model.parameters(), strict=True):
+            mine.copy_(theirs)
+        ids = torch.tensor(self._random.integers(1, VOCABULARY, (count, 4)))
+        log_probs = []
+        for _ in range(length):
+            scores = torch.log_softmax(model(input_ids=ids).logits[:, -1] * sharpness, -1)
+            drawn = torch.tensor(self._random.random((count, 1)))
+            token = (scores.exp().double().cumsum(-1) < drawn).sum(-1, keepdim=True).clamp(max=VOCABULARY - 1)
+            log_probs.append(scores.gather(1, token))
+            ids = torch.cat([ids, token], 1)
+        logged = torch.cat(log_probs, 1)
+        return [
+            experience(
+                segment(ids[row, :4].tolist(), said, logged[row].tolist(), temperature=1.0 / sharpness),
+                reward=1.0
+                if rule == "right"
+                else float(said[0] < VOCABULARY / 2 if rule == "one way" else said[0] % 2),
+                key=random_key(self._random),
+            )
+            for row in range(count)
+            for said in [ids[row, 4:].tolist()]
+        ]
+
+
+Phase = tuple[int, int, float, str]
+"""Samples of a batch, tokens of an answer, sharpness, what is rewarded."""
+LONE, FULL = (1, 6, 1.0, "first"), (48, 6, 1.0, "first")
+NUM_AFTER = 4
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (LONE, FULL),
+        (FULL, LONE),
+        ((12, 40, 1.0, "first"), (12, 1, 1.0, "first")),
+        ((12, 1, 1.0, "first"), (12, 40, 1.0, "first")),
+        ((1, 1, 1.0, "one way"), (48, 1, 1.0, "one way")),
+        ((12, 6, 1.0, "right"), (12, 6, 1.0, "first")),
+        ((12, 6, 10.0, "first"), (12, 6, 1.0, "first")),
+    ],
+    ids=[
+        "lone then full",
+        "full then lone",
+        "long then short",
+        "short then long",
+        "one way",
+        "calm",
+        "sure then unsure",
+    ],
+)
+def test_ordinary_batches_pass_whatever_came_before_and_fifty_times_too_much_never_does(
+    before: Phase, after: Phase
+) -> None:
+    # Whitened and not, in turns: the history does not know which.
+    learner = Learner(tiny_model(), TrainingSettings(learning_rate=1e-3, kl_coefficient=0.0, mismatch_samples=0))
+    sampler, skipped = Sampler(learner), []
+    for number, (count, length, sharpness, rule) in enumerate([before] * WARM_UP + [after] * NUM_AFTER):
+        learner._settings = learner._settings.model_copy(update={"whiten": number % 2 == 0})
+        items = sampler.answers(count, length, sharpness=sharpness, rule=rule)
+        result = learner.step(items, [1.0] * count, {})
+        skipped.append(result.verdict)
+    assert skipped == [Verdict()] * (WARM_UP + NUM_AFTER)
+    expected = learner._gradient_norms[-1]
+    spike = judge(learner._gradient_norms, loss=0.0, gradient_norm=50.0 * expected.noise,
+                  expected=Norms(1.0, expected.noise / expected.direction), spread=15.0)  # fmt: skip
+    assert spike == Verdict("gradient_spike")
 
 
 def test_a_bundle_is_json_even_about_nan(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from pipelines.training.loss import LossSums, Objective, policy_loss
+from pipelines.training.loss import MAX_LOG_RATIO, LossSums, Objective, policy_loss
 from policy.logprobs import TokenScores
 
 OBJECTIVE = Objective(ratio_bound=3.0, kl_coefficient=0.02)
@@ -87,3 +87,40 @@ def test_masked_tokens_have_no_say_whatever_they_hold() -> None:
     assert log_probs.grad is not None
     assert log_probs.grad.tolist() == [[-1.0, 0.0]]
     assert sums.ratio_max == 1.0
+
+
+@pytest.mark.parametrize("ratio", [1e-4, 1e-6, 1e-30])
+def test_the_leash_is_bounded_where_the_policy_has_left_the_token(ratio: float) -> None:
+    """Without the ratio its gradient is beta * (1 - 1 / ratio): -2e4 at 1e-6."""
+    _, gradient, sums = loss_of(-0.5 + math.log(ratio), -0.5, 0.0, anchor=-0.5)
+    kept = max(ratio, math.exp(-MAX_LOG_RATIO))
+    assert gradient == pytest.approx(OBJECTIVE.kl_coefficient * (kept - 1), rel=1e-5)
+    assert all(math.isfinite(value) for value in sums.metrics().values())
+
+
+@pytest.mark.parametrize("current", [-1e-9, -1.0, -50.0, -3e38])
+@pytest.mark.parametrize("behaviour", [0.0, -1.0, -100.0, -3e38])
+@pytest.mark.parametrize("anchor", [0.0, -100.0, -3e38])
+def test_no_token_pulls_harder_than_the_bound_twice_and_no_figure_overflows(
+    current: float, behaviour: float, anchor: float
+) -> None:
+    loss, gradient, sums = loss_of(current, behaviour, 1.0, anchor)
+    assert abs(gradient) <= 2 * OBJECTIVE.ratio_bound
+    assert not math.isnan(loss)
+    assert all(math.isfinite(value) for name, value in sums.metrics().items() if name != "loss")
+
+
+def test_the_leash_weighs_as_the_policy_does() -> None:
+    """Its expectation under the behaviour policy is KL(current || anchor)'s k3, whoever sampled."""
+    current, behaviour, anchor = (
+        torch.log_softmax(torch.tensor(row), 0) for row in ([2.0, 0, -1], [0.0, 1, 0], [1.0, 1, 0])
+    )
+    found = 0.0
+    for token in range(3):
+        log_probs = current[token].reshape(1, 1).requires_grad_()
+        loss, _ = policy_loss(
+            TokenScores(log_probs, torch.zeros(1, 1)), behaviour[token].reshape(1, 1), anchor[token].reshape(1, 1),
+            torch.zeros(1), ONE, num_tokens=1, objective=Objective(ratio_bound=100.0, kl_coefficient=1.0),
+        )  # fmt: skip
+        found += behaviour[token].exp().item() * loss.item()
+    assert found == pytest.approx((current.exp() * (current - anchor)).sum().item(), rel=1e-5)

@@ -12,12 +12,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlalchemy import select
 
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.errors import WeightsRefused
 from contracts.records import Experience, Span
 from contracts.revocations import Treatment
+from contracts.tables import training_step
 from contracts.topics import EXPERIENCES
+from pipelines.training.batch import version_lag
 from pipelines.training.rollback import inherited
 from pipelines.training.state import Correction, Fate, TrainerState, finish_learning_again, roll_back
 from pipelines.training.worker import Trainer
@@ -135,6 +138,31 @@ def test_evidence_is_pending_and_learned_again_once(world: World) -> None:
     assert min(told[key][2] or 0 for key in undone) == 6
     assert (trainer.state.learn_again, trainer.state.learn_again_until) == ({}, {})
     assert trainer.state.lineage[-3:] == [2, 1, 0]
+
+
+def test_what_waits_and_was_said_by_revoked_versions_is_kept_and_never_fresh(tmp_path: Path) -> None:
+    world = World.new(tmp_path / "home", checkpoint_keep=12, max_wait_seconds=60.0, staleness_half_life=1.0)
+    trainer = world.start()
+    live_through(world, trainer, 5)
+    far, near = say(world, 5, 2, seed=50), say(world, 2, 1, seed=51)
+    trainer.turn()
+    world.revoke_down_to(2, "evidence")
+    trainer._obey_rollback(trainer._arms()[TRAINING])
+    assert {item.experience.key for item in trainer._intake.waiting} == {item.key for item in (*far, *near)}
+    tree = trainer._tree()
+    assert [version_lag(item, tree) for item in (*far, *near)] == [3, 3, 0]
+    fresh = [trainer._steps._freshness(item, tree) for item in (*far, *near)]
+    assert fresh[:2] == pytest.approx([fresh[2] / 2**3] * 2)
+    world.now += 60.0
+    before = trainer.state.step
+    trainer.turn()
+    assert trainer.state.step > before
+    with world.database.snapshot() as connection:
+        rows = connection.execute(select(training_step.c.metrics).where(training_step.c.step > before)).scalars()
+        assert max(row["lag_max"] for row in rows) == 3
+    drain(world, trainer)
+    assert {trainer.state.fates[item.key].state for item in (*far, *near)} == {"trained"}
+    world.close()
 
 
 def test_a_correction_that_waits_becomes_the_sample_and_one_that_was_learned_is_undone(tmp_path: Path) -> None:

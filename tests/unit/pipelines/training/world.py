@@ -56,6 +56,9 @@ class CrashAt:
 
 
 class World:
+    make_model: Callable[[], Any] = staticmethod(tiny_model)
+    """What a trainer starts from."""
+
     def __init__(self, home: Path, **training: Any) -> None:
         torch.set_num_threads(1)
         self.settings = Settings(home=home, run="test", policy=POLICY, base="none", tasks=(Path("none"),))
@@ -99,7 +102,7 @@ class World:
     def make(self, fault: FaultPoint = no_fault) -> Trainer:
         """One that has restored what it goes on from, and begun nothing."""
         return Trainer(
-            Learner(tiny_model(), self.training),
+            Learner(self.make_model(), self.training),
             settings=self.settings,
             training=self.training,
             database=self.database,

@@ -1,14 +1,17 @@
 from contracts import ledger
 from contracts.ledger import Counts
+from contracts.topics import GENERATIONS, SIGNALS
 from services.dashboard.identities import (
     GENERATION_STATES,
     SIGNAL_STATES,
     Identity,
     counts_by_version,
     generation_identity,
+    identities,
     signal_identity,
 )
-from services.dashboard.queries import Standing
+from services.dashboard.queries import Standing, Totals
+from services.dashboard.traffic import PartitionLag, Traffic
 
 
 def count_of(identity: Identity, name: str) -> int:
@@ -27,7 +30,7 @@ def test_states_are_counted_per_version() -> None:
 
 def test_generations_balance_per_version_and_in_all() -> None:
     counts = {2: {"trained": 5, "pending": 1}, 1: {"filtered": 2, "erased": 3}}
-    identity = generation_identity(counts, num_handled=11, num_dead=0, num_unread=2)
+    identity = generation_identity(counts, num_handled=11, num_open=0, num_skipped=0, num_unread=2)
     assert identity.problems == []
     assert identity.total == sum(identity.counts) == 13
     assert count_of(identity, "pending") == 3
@@ -36,27 +39,52 @@ def test_generations_balance_per_version_and_in_all() -> None:
 
 
 def test_nothing_logged_is_balanced() -> None:
-    identity = generation_identity({}, num_handled=0, num_dead=0, num_unread=0)
+    identity = generation_identity({}, num_handled=0, num_open=0, num_skipped=0, num_unread=0)
     assert (identity.total, sum(identity.counts), identity.problems) == (0, 0, [])
 
 
 def test_a_generation_that_was_read_and_has_no_row_raises_the_alarm() -> None:
-    identity = generation_identity({1: {"trained": 9}}, num_handled=10, num_dead=0, num_unread=0)
+    identity = generation_identity({1: {"trained": 9}}, num_handled=10, num_open=0, num_skipped=0, num_unread=0)
     assert identity.problems == ["generations that were read from the log and have no state: 1"]
     assert (identity.total, sum(identity.counts)) == (10, 9)
 
 
 def test_a_row_that_was_never_logged_raises_the_alarm() -> None:
-    problems = generation_identity({1: {"trained": 9}}, num_handled=8, num_dead=0, num_unread=0).problems
+    problems = generation_identity({1: {"trained": 9}}, num_handled=8, num_open=0, num_skipped=0, num_unread=0).problems
     assert problems == ["generations that have a state and were never logged: 1"]
 
 
 def test_a_dead_letter_and_an_unknown_state_raise_the_alarm() -> None:
-    problems = generation_identity({1: {"trained": 8, "lost": 1}}, num_handled=10, num_dead=1, num_unread=0).problems
+    problems = generation_identity(
+        {1: {"trained": 8, "lost": 1}}, num_handled=10, num_open=1, num_skipped=0, num_unread=0
+    ).problems
     assert problems == [
         "generations of v1 in the unknown state 'lost': 1",
-        "logged generations that could not be read, see the table dead_letter: 1",
+        "logged generations that could not be processed, see millrace dead-letters list: 1",
     ]
+
+
+def test_what_was_skipped_is_counted_and_what_was_redriven_is_counted_once() -> None:
+    letters = {("episodes", GENERATIONS, "skipped"): 2, ("episodes", GENERATIONS, "redriven"): 1}
+    totals = Totals(
+        standings=[Standing("pending", 1, "episodes", 0, 7)],
+        training_epoch=0,
+        signals=Counts(0, {}),
+        num_unjoined=0,
+        positions={("episodes", GENERATIONS, 0): 10},  # seven joined, of which one was redriven; two skipped
+        dead_letters=letters,
+        outboxes={},
+    )
+    quiet = Traffic(0, 0, None, [PartitionLag(0, 10, 10, None)])
+    found = identities(totals, {GENERATIONS: quiet, SIGNALS: Traffic(0, 0, None, [])}).generations
+    assert found.problems == []
+    assert found.total == sum(found.counts) == 9
+    assert count_of(found, "dead_letter") == 2
+
+
+def test_a_signal_that_could_not_be_processed_is_named_and_not_lost() -> None:
+    problems = signal_identity(Counts(1, {"pending": 1}), num_unjoined=1, num_under_way=0, num_open=1).problems
+    assert problems == ["signals that could not be processed, see millrace dead-letters list: 1"]
 
 
 def test_signals_balance_while_the_unjoined_are_on_their_way() -> None:

@@ -12,7 +12,7 @@ from contracts.database import Database, create_database
 from contracts.errors import Unauthorized
 from contracts.keys import create_key
 from contracts.settings import Settings
-from contracts.tables import dashboard_session
+from contracts.tables import dashboard_session, generation
 from services.dashboard import repository
 from services.dashboard.app import create_app
 from services.dashboard.generations.queries import Search, find_page
@@ -85,3 +85,21 @@ def test_sessions_are_shared_and_bounded(settings: Settings) -> None:
         Sessions(database).find(session_id)
     database.close()
     other.close()
+
+
+def test_a_record_of_no_time_hides_nothing_and_has_its_page(settings: Settings, reader_of: ReaderOf) -> None:
+    before = reader_of(settings).read(STARTED)
+    database = settings.database()
+    with database.transaction() as connection:
+        newest = connection.execute(select(generation).order_by(generation.c.completion_id.desc()).limit(1)).one()
+        mine = (generation.c.completion_id == newest.completion_id, generation.c.choice == newest.choice)
+        connection.execute(generation.update().where(*mine).values(created_at=1e300))
+    try:
+        after = reader_of(settings).read(STARTED)
+        assert (after.generations, after.versions) == (before.generations, before.versions)
+        test_every_page_is_written(settings, "/generations")
+        test_every_page_is_written(settings, f"/generations/{newest.completion_id}/{newest.choice}")
+    finally:
+        with database.transaction() as connection:
+            connection.execute(generation.update().where(*mine).values(created_at=newest.created_at))
+        database.close()

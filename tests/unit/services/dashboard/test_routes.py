@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 
 from contracts import assignments
 from contracts.keys import Role, create_key
+from contracts.ledger import generation_counts, trained_versions
 from contracts.settings import Settings
 from services.dashboard.app import create_app
 from services.dashboard.sessions import COOKIE, TOKEN_FILE
@@ -114,7 +115,7 @@ def test_a_key_in_the_address_opens_nothing(client: TestClient, small: Settings)
 def test_an_operator_rolls_back(client: TestClient, small: Settings) -> None:
     sign_in(client, small, "operator")
     answer = roll_back(client)
-    assert (answer.status_code, answer.json()) == (200, {"live": LIVE - 1})
+    assert (answer.status_code, answer.json()) == (200, {"live": LIVE - 1, "revoked": [LIVE, LIVE + 1]})
     assert live_of(small) == LIVE - 1
     decision = client.get("/api/state").json()["decisions"][0]
     assert decision["reason"] == "complaints"
@@ -152,7 +153,86 @@ def test_an_app_key_may_not_promote(client: TestClient, small: Settings) -> None
 
 def test_an_operator_names_the_version(client: TestClient, small: Settings) -> None:
     sign_in(client, small, "operator")
-    assert roll_back(client, to=2).json() == {"live": 2}
+    assert roll_back(client, to=2).json()["live"] == 2
+
+
+def test_what_a_rollback_does_is_shown_beforehand_and_changes_nothing(client: TestClient, small: Settings) -> None:
+    sign_in(client, small, "operator")
+    shown = client.get("/api/rollback?to=5", headers=ORIGIN).json()
+    assert (shown["live"], shown["to"], shown["revokes"]) == (LIVE, 5, [6, 7, 8, 9, 10])
+    database = small.database()
+    with database.snapshot() as connection:
+        counts = generation_counts(connection).states
+        learned = trained_versions(connection)
+    database.close()
+    effects = shown["effects"]
+    assert effects["num_learned"] == counts["trained"] == len(learned)
+    assert effects["num_undone"] == sum(version > 5 for version in learned.values()) > 0
+    says = " ".join((*shown["says"], *shown["treatments"].values()))
+    assert "v6, v7, v8, v9, v10" in says
+    assert f"{effects['num_undone']:,} of {effects['num_learned']:,} learned samples are undone" in says
+    assert f"{effects['num_said']:,}, of which {effects['num_said_waiting']:,} wait" in says
+    assert "quarantined(rollback)" in shown["treatments"]["poison"]
+    assert "learned again" in shown["treatments"]["evidence"]
+    assert live_of(small) == LIVE
+    assert client.get("/api/state").json()["live"] == LIVE
+
+
+@pytest.mark.parametrize(("address", "status"), [("?to=6", 422), ("?to=99", 422), ("?to=-1", 400), ("?to=x", 400)])
+def test_a_rollback_that_makes_no_sense_is_not_shown(
+    client: TestClient, small: Settings, address: str, status: int
+) -> None:
+    sign_in(client, small, "operator")
+    assert client.get(f"/api/rollback{address}", headers=ORIGIN).status_code == status
+
+
+def test_nobody_is_shown_what_a_rollback_does(client: TestClient) -> None:
+    assert client.get("/api/rollback", headers=ORIGIN).status_code == 401
+
+
+def test_the_operator_chooses_poison_and_the_versions(client: TestClient, small: Settings) -> None:
+    sign_in(client, small, "operator")
+    assert roll_back(client, to=5, treatment="poison", revoke=[8]).json() == {"live": 5, "revoked": [8, 9, 10]}
+    rows = {row["version"]: row for row in client.get("/api/state").json()["versions"]}
+    assert (rows[9]["status"], rows[9]["treatment"]) == ("revoked", "poison")
+    assert rows[9]["revoked"].endswith(": complaints")
+    assert (rows[7]["status"], rows[7]["revoked"], rows[5]["status"]) == ("rolled back", "", "live")
+    assert "poison" in client.get("/policies/9").text
+    assert "it never serves again" not in client.get("/policies/7").text
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [({"treatment": "mercy"}, 400), ({"revoke": [3], "to": 5}, 422), ({"revoke": [77], "to": 5}, 422)],
+)
+def test_a_choice_that_makes_no_sense_is_refused(
+    client: TestClient, small: Settings, content: dict[str, Any], status: int
+) -> None:
+    sign_in(client, small, "operator")
+    assert roll_back(client, **content).status_code == status
+    assert live_of(small) == LIVE
+
+
+def test_a_revoked_version_comes_back_by_no_door(client: TestClient, small: Settings) -> None:
+    sign_in(client, small, "operator")
+    roll_back(client, to=5)
+    for answer in (
+        promote(client, live=5, to=LIVE),
+        promote(client, live=5, to=NUM_VERSIONS),
+        roll_back(client, live=5, to=LIVE),
+    ):
+        assert answer.status_code == 409
+        assert answer.json()["error"]["code"] == "version_revoked"
+        assert "complaints" in answer.json()["error"]["message"]
+    assert live_of(small) == 5
+
+
+def test_of_two_operators_at_once_one_is_told_to_look_again(client: TestClient, small: Settings) -> None:
+    sign_in(client, small, "operator")
+    answers = [roll_back(client, to=5), roll_back(client, to=7, treatment="poison")]
+    assert [answer.status_code for answer in answers] == [200, 409]
+    assert "look again" in answers[1].json()["error"]["message"]
+    assert live_of(small) == 5
 
 
 def test_an_app_key_may_not_roll_back(client: TestClient, small: Settings) -> None:

@@ -1,14 +1,19 @@
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
+from sqlalchemy import func, select, update
 
 from contracts.errors import Unavailable
+from contracts.metrics import LEDGER_UNEXPLAINED
 from contracts.settings import Settings
+from contracts.tables import generation, training_step
 from services.dashboard.state import State
 from services.dashboard.watcher import MAX_VIEWERS, Watcher
 from tests.unit.services.dashboard.conftest import ReaderOf
@@ -22,6 +27,7 @@ class Scripted:
     def __init__(self, state: State) -> None:
         self.num_reads = 0
         self.failing = False
+        self.fault: Exception = Unavailable("the disk is full")
         self._state = state
 
     def change(self) -> None:
@@ -29,11 +35,17 @@ class Scripted:
             **{name: getattr(self._state, name) for name in self._state.__struct_fields__} | {"live": 77}
         )
 
+    async def read_more(self, num: int) -> None:
+        """Wait until so many more were made."""
+        until = self.num_reads + num
+        while self.num_reads < until:  # noqa: ASYNC110 the reads are on another thread, which knows of no event
+            await asyncio.sleep(0.001)
+
     def __call__(self, now: float) -> State:
         assert now == pytest.approx(time.time(), abs=5)
         self.num_reads += 1
         if self.failing:
-            raise Unavailable("the disk is full")
+            raise self.fault
         return self._state
 
 
@@ -95,6 +107,69 @@ async def test_a_failed_read_is_told_and_the_stream_goes_on(scripted: Scripted) 
         names = [parse(await anext(events))[0] for _ in range(2)]
     watcher.close()
     assert names == ["time", "state"]
+
+
+async def test_a_fault_of_ours_is_told_without_its_words_and_the_stream_goes_on(scripted: Scripted) -> None:
+    watcher = Watcher(scripted, PERIOD)
+    scripted.failing, scripted.fault = True, KeyError("secret")
+    async with aclosing(watcher.events()) as events:
+        assert parse(await anext(events)) == ("fault", "the log of the dashboard has a traceback")
+        scripted.failing = False
+        names = [parse(await anext(events))[0] for _ in range(2)]
+    watcher.close()
+    assert names == ["time", "state"]
+
+
+async def test_the_watch_goes_on_whatever_a_look_raises(scripted: Scripted) -> None:
+    before = faults("look")
+    watcher = Watcher(scripted, period=0.0, unwatched=0.0)
+    scripted.failing, scripted.fault = True, OverflowError("cannot convert float infinity to integer")
+    watching = asyncio.create_task(watcher.keep_watch())
+    await scripted.read_more(3)
+    scripted.failing = False
+    await scripted.read_more(2)
+    watching.cancel()
+    watcher.close()
+    assert faults("look") >= before + 2
+
+
+def faults(what: str) -> float:
+    return REGISTRY.get_sample_value("millrace_dashboard_faults_total", {"what": what}) or 0.0
+
+
+def test_one_record_of_no_time_hides_nothing(small: Settings, reader_of: ReaderOf) -> None:
+    reader = reader_of(small)
+    before = reader.read(time.time())
+    database = small.database()
+    with database.transaction() as connection:
+        newest = select(func.max(generation.c.completion_id)).scalar_subquery()
+        connection.execute(update(generation).where(generation.c.completion_id == newest).values(created_at=1e300))
+    database.close()
+    after = reader_of(small).read(time.time())
+    assert (after.generations, after.headline, after.versions) == (before.generations, before.headline, before.versions)
+
+
+def test_a_chart_that_cannot_be_drawn_is_counted_and_the_ledger_is_told(small: Settings, reader_of: ReaderOf) -> None:
+    reader = reader_of(small)
+    before, num_faults = reader.read(time.time()), faults("flow")
+    LEDGER_UNEXPLAINED.labels("generations").set(7)
+    database = small.database()
+    with database.transaction() as connection:
+        connection.execute(update(training_step).values(at=math.inf))
+    database.close()
+    after = reader_of(small).read(time.time())
+    assert faults("flow") == num_faults + 1
+    assert after.generations == before.generations
+    assert after.rates["at"] == []
+    assert REGISTRY.get_sample_value("millrace_ledger_unexplained", {"kind": "generations"}) == 0
+
+
+def test_how_long_ago_the_ledger_was_looked_at_is_a_figure(bare: Settings, reader_of: ReaderOf) -> None:
+    reader = reader_of(bare)
+    reader._looked_at -= 100
+    assert (REGISTRY.get_sample_value("millrace_ledger_look_age_seconds") or 0) >= 100
+    reader.read(time.time())
+    assert (REGISTRY.get_sample_value("millrace_ledger_look_age_seconds") or 100) < 100
 
 
 async def test_a_woken_watcher_reads_and_sends_at_once(scripted: Scripted) -> None:

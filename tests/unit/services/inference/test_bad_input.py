@@ -140,3 +140,10 @@ def test_other_paths_methods_and_sizes_are_refused(inference: Inference) -> None
     assert wrong.status_code == 405
     assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
     assert "8 MiB" in large.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("pair", [{"task": "boo\0king"}, {"session_id": "\0"}, {"a\0": "b"}, {"join_key": "\0"}])
+def test_a_nul_in_metadata_is_refused_before_anything_is_answered(pair: dict[str, str]) -> None:
+    with pytest.raises(InvalidRequest, match="NUL") as refused:
+        parse(metadata=pair)
+    assert (refused.value.status, refused.value.param) == (400, "metadata")

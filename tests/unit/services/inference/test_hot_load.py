@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse
 from contracts.assignments import LIVE, move, read
 from contracts.database import Database
 from contracts.errors import InvalidRequest
+from contracts.revocations import revoke
 from contracts.tables import assignment_change
 from services.inference.app import create_app
 from services.inference.engine_wire import Health, Problem
@@ -297,3 +298,13 @@ def test_an_engine_is_described_by_what_it_holds_and_what_is_wanted(health: Heal
     replica = describe(health, 7)
 
     assert (replica["loading_state"], replica["readiness"]) == ({"stage": stage}, ready)
+
+
+def test_a_revoked_version_does_not_come_back_by_this_door(pool: Pool, database: Database) -> None:
+    with database.transaction() as connection:
+        revoke(connection, "demo", [7], treatment="poison", writer="ann", reason="bought votes")
+    answer = pool.signal("v7")
+    assert answer.status_code == 409
+    assert answer.json()["error"]["code"] == "version_revoked"
+    assert "bought votes" in answer.json()["error"]["message"]
+    assert pool.signal("v8").status_code == 200

@@ -1,0 +1,140 @@
+"""`millrace policy rollback|promote|list`: shown beforehand, two treatments, and no way back for what was revoked."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from commands.policy import print_versions, promote, rollback
+from contracts import assignments, revocations
+from contracts.assignments import LIVE
+from contracts.errors import InvalidValue, NotFound, StaleWrite, VersionRevoked
+from contracts.revocations import Treatment
+from contracts.settings import write_settings
+from tests.unit.commands.test_command_line import millrace
+from tests.unit.services.dashboard.seed import NUM_VERSIONS, POLICY, seed, settings_of
+
+NEWEST = NUM_VERSIONS - 1
+"""Live in the home of these tests; the candidate is one above."""
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("template") / "home"
+    seed(home, num_generations=400)
+    return home
+
+
+@pytest.fixture
+def home(template: Path, tmp_path: Path) -> Path:
+    home = Path(shutil.copytree(template, tmp_path / "home"))
+    write_settings(settings_of(home), {"millrace": settings_of(home)})
+    return home
+
+
+def live(home: Path) -> int | None:
+    database = settings_of(home).database()
+    with database.snapshot() as connection:
+        found = assignments.read(connection, POLICY)[LIVE].version
+    database.close()
+    return found
+
+
+def revoked(home: Path) -> dict[int, Treatment]:
+    database = settings_of(home).database()
+    with database.snapshot() as connection:
+        found = {version: row.treatment for version, row in revocations.read(connection, POLICY).items()}
+    database.close()
+    return found
+
+
+def test_a_dry_run_shows_everything_and_changes_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rollback(home, 5, "complaints", dry_run=True)
+    text = capsys.readouterr().out
+    assert f"Users get v5 instead of v{NEWEST}" in text
+    assert "Revoked for good: v6, v7, v8, v9, v10" in text
+    assert re.search(r"[1-9]\d* of [1-9]\d* learned samples are undone", text)
+    assert re.search(r"that the revoked versions answered: [1-9]\d*, of which \d+ wait", text)
+    assert "* --treatment evidence: " in text
+    assert "  --treatment poison: " in text
+    assert "nothing is changed" in text
+    assert (live(home), revoked(home)) == (NEWEST, {})
+
+
+def test_a_script_is_not_asked_and_goes_on_as_before(home: Path) -> None:
+    ran = millrace("policy", "rollback", "--home", str(home), "--to", "7", "--treatment", "poison")
+    assert ran.returncode == 0, ran.stderr
+    assert "learned samples are undone" in ran.stdout
+    assert ran.stdout.splitlines()[-1] == "v7 is assigned to live, and the trainer goes on from it"
+    assert live(home) == 7
+    assert revoked(home) == dict.fromkeys((8, 9, 10), "poison")
+
+
+def test_only_what_is_named_is_revoked(home: Path) -> None:
+    ran = millrace("policy", "rollback", "--home", str(home), "--to", "5", "--revoke", "8", "--revoke", "10", "--yes")
+    assert ran.returncode == 0, ran.stderr
+    assert revoked(home) == dict.fromkeys((8, 9, 10), "evidence")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--revoke", "77"], "v77 cannot be revoked: there is no such version"),
+        (["--to", "5", "--revoke", "3"], "v3 cannot be revoked: it is an ancestor of v5"),
+        (["--to", "5", "--revoke", "5"], "v5 cannot be revoked: it is the version to go back to"),
+        (["--treatment", "mercy"], "--treatment is poison or evidence, not 'mercy'"),
+        (["--to", "6"], "never accepted"),
+    ],
+)
+def test_mistakes_are_named_and_nothing_is_changed(home: Path, arguments: list[str], says: str) -> None:
+    ran = millrace("policy", "rollback", "--home", str(home), *arguments)
+    assert ran.returncode == 1
+    assert says in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert (live(home), revoked(home)) == (NEWEST, {})
+
+
+def test_what_was_revoked_comes_back_by_no_command(home: Path) -> None:
+    rollback(home, 5, "bought votes")
+    with pytest.raises(VersionRevoked, match=r"v9 .*bought votes"):
+        promote(home, 9, "it had more")
+    with pytest.raises(VersionRevoked, match=r"v8 .*bought votes"):
+        rollback(home, 8, "it had more")
+    with pytest.raises(NotFound, match="has no version 99"):
+        promote(home, 99, "typing error")
+    assert live(home) == 5
+
+
+def test_promoting_does_not_go_back(home: Path) -> None:
+    with pytest.raises(InvalidValue, match="roll back instead, with `millrace policy rollback --to 3`"):
+        promote(home, 3, "better then")
+    assert live(home) == NEWEST
+
+
+def test_the_list_says_what_was_revoked_and_why(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rollback(home, 7, "bought votes", treatment="poison")
+    capsys.readouterr()
+    print_versions(home)
+    text = capsys.readouterr().out
+    assert text.count("revoked") == 3 + 1
+    assert text.splitlines()[-1] == "revoked as poison: v8, v9, v10 (operator: bought votes)"
+
+
+def test_a_version_that_went_live_meanwhile_stops_the_rollback(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def while_she_thinks(question: str) -> bool:
+        assert question == "Roll back to v5?"
+        promote(home, NUM_VERSIONS, "another operator")
+        return True
+
+    with pytest.raises(StaleWrite, match="look again"):
+        rollback(home, 5, "complaints", ask=while_she_thinks)
+    assert (live(home), revoked(home)) == (NUM_VERSIONS, {})
+    assert "learned samples are undone" in capsys.readouterr().out
+
+
+def test_who_says_no_changes_nothing(home: Path) -> None:
+    rollback(home, 5, "complaints", ask=lambda _: False)
+    assert (live(home), revoked(home)) == (NEWEST, {})

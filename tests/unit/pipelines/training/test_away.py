@@ -1,0 +1,207 @@
+"""A server is away at any call, at the start and later: the trainer waits, keeps its model, and every turn can be done again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from prometheus_client import REGISTRY
+from sqlalchemy import Connection, select
+
+from contracts.database import Database
+from contracts.errors import Unavailable
+from contracts.event_log import Consumer, LoadPosition, LogRecord, Message
+from contracts.ids import new_completion_id
+from contracts.local_log import LocalLog
+from contracts.tables import training_step
+from contracts.weights.format import Tensors
+from contracts.weights.store import FolderWeightStore
+from pipelines.training.worker import Trainer
+from tests.unit.pipelines.training.builders import random_experience
+from tests.unit.pipelines.training.world import World, weights_of
+
+RHYTHM: dict[str, Any] = {"batch_size": 3, "publish_samples": 6, "checkpoint_seconds": 0.0}
+NUM_SAMPLES = 8
+
+
+class Outage:
+    """Lets calls through until number `at`, which fails; or all from then on, until it is over."""
+
+    def __init__(self, at: int) -> None:
+        self.left, self.num_failed, self.lasts = at, 0, False
+
+    def call(self, name: str) -> None:
+        self.left -= 1
+        if self.left == 0 or (self.lasts and self.left < 0):
+            self.num_failed += 1
+            raise Unavailable(f"{name} is away")
+
+
+class AwayDatabase(Database):
+    outage = Outage(-1)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        self.outage.call("the database")
+        with super().transaction() as connection:
+            yield connection
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        self.outage.call("the database")
+        with super().snapshot() as connection:
+            yield connection
+
+
+class AwayLog(LocalLog):
+    outage = Outage(-1)
+
+    def append(self, messages: Sequence[Message]) -> None:
+        self.outage.call("the log")
+        super().append(messages)
+
+    def ends(self, topic: str) -> dict[int, int]:
+        self.outage.call("the log")
+        return super().ends(topic)
+
+    def consumer(self, group: str, topics: Sequence[str], load_position: LoadPosition) -> Any:
+        self.outage.call("the log")
+        return AwayConsumer(super().consumer(group, topics, load_position), self.outage)
+
+
+class AwayConsumer:
+    """Of a log that may be away."""
+
+    def __init__(self, consumer: Consumer, outage: Outage) -> None:
+        self._consumer, self._outage = consumer, outage
+
+    def poll(self, timeout: float, limit: int) -> list[LogRecord]:
+        self._outage.call("the log")
+        return self._consumer.poll(timeout, limit)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+
+class AwayWeights(FolderWeightStore):
+    outage = Outage(-1)
+
+    def versions(self, policy: str) -> list[int]:
+        self.outage.call("the store")
+        return super().versions(policy)
+
+    def load(self, policy: str, version: int) -> Tensors:
+        self.outage.call("the store")
+        return super().load(policy, version)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("away") / "home"
+    world = World.new(home, **RHYTHM)
+    random = np.random.default_rng(0)  # all in one partition: whatever is read again comes in the same order
+    world.add(*(random_experience(random, key=f"{new_completion_id('one')}:0") for _ in range(NUM_SAMPLES)))
+    world.close()
+    return home
+
+
+def opened(template: Path, home: Path, outage: Outage) -> World:
+    world = World(shutil.copytree(template, home), **RHYTHM)
+    world.database, world.log = AwayDatabase(world.database.url), AwayLog(home / "log")
+    world.store = AwayWeights(world.settings.weights)
+    for server in (world.database, world.log, world.store):
+        server.outage = outage
+    return world
+
+
+def started(world: World) -> Trainer:
+    """As the process: asked again until everything is there."""
+    return again(world.make)
+
+
+def again(act: Callable[[], Trainer]) -> Trainer:
+    try:
+        return act()
+    except Unavailable:
+        return act()
+
+
+def learn(world: World, trainer: Trainer) -> None:
+    """Two versions, a rollback to the first, and what that leaves to learn."""
+    went_back = False
+    for _ in range(18):
+        # Timers run, also that of a version that could not be sent; no sample grows older.
+        world.now, world.wall_jump = world.now + 200.0, world.wall_jump - 200.0
+        trainer.attempt()
+        persistently(world.accept)
+        if trainer.state.version == 2 and not went_back:
+            persistently(lambda: world.roll_back_to(1))
+            went_back = True
+    trainer._checkpoint(None)
+
+
+def persistently(act: Callable[[], object]) -> None:
+    """As whoever else uses these servers."""
+    with suppress(Unavailable):
+        act()
+        return
+    act()
+
+
+def play(template: Path, home: Path, outage: Outage) -> tuple[Any, int, dict[str, torch.Tensor]]:
+    """Everything is learned; returns the ledger, how many steps have figures, and the weights."""
+    world = opened(template, home, outage)
+    trainer = started(world)
+    learn(world, trainer)
+    with world.database.snapshot() as connection:
+        steps = len(connection.execute(select(training_step)).all())
+    found = sorted(world.ledger().items()), steps, weights_of(trainer)
+    world.close()
+    return found
+
+
+@pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.slow)])
+def test_one_failure_at_any_call_changes_nothing(template: Path, tmp_path: Path, every: int) -> None:
+    calm = Outage(10**9)
+    ledger, steps, weights = play(template, tmp_path / "calm", calm)
+    num_calls = 10**9 - calm.left
+    assert num_calls > 100
+    assert len(ledger) == NUM_SAMPLES
+    for at in range(1, num_calls, every):
+        outage = Outage(at)
+        found = play(template, tmp_path / str(at), outage)
+        assert outage.num_failed == 1, at
+        assert found[:2] == (ledger, steps), at
+        assert all(torch.equal(value, weights[name]) for name, value in found[2].items()), at
+        shutil.rmtree(tmp_path / str(at))
+
+
+def test_an_outage_is_waited_for_with_the_model_in_memory(template: Path, tmp_path: Path) -> None:
+    outage = Outage(10**9)
+    world = opened(template, tmp_path / "home", outage)
+    trainer = started(world)
+    for _ in range(2):
+        trainer.attempt()
+    held, step = trainer._learner, trainer.state.step
+    before, waits = weights_of(trainer), waited()
+    outage.left, outage.lasts = 1, True
+    for _ in range(5):
+        assert not trainer.attempt()
+    assert waited() == waits + 5
+    assert trainer._learner is held
+    assert trainer.state.step == step
+    assert all(torch.equal(value, before[name]) for name, value in weights_of(trainer).items())
+    outage.lasts = False
+    learn(world, trainer)
+    assert len(world.ledger()) == NUM_SAMPLES
+    world.close()
+
+
+def waited() -> float:
+    return REGISTRY.get_sample_value("millrace_waits_total", {"group": "training"}) or 0.0
