@@ -368,7 +368,23 @@ def _add_process(name: str) -> None:
         run_process(name, home, supervised=supervised)
 
 
-for _name in ("engine", "web", "inference", "feedback", "dashboard", "episodes", "rewards", "training", "release"):
+@app.command(hidden=True)
+def training(
+    home: HomeOption = DEFAULT_HOME,
+    supervised: Annotated[bool, typer.Option("--supervised")] = False,
+    start_from: Annotated[
+        str, typer.Option("--from", help="earliest or now: say where to read on when positions are lost, and end.")
+    ] = "",
+) -> None:
+    """Run the process training in the foreground."""
+    from commands.process import run_process  # noqa: PLC0415
+
+    if start_from not in {"", "earliest", "now"}:
+        raise InvalidSettings(f"--from {start_from}: it is earliest, the oldest record there is, or now, the log's end")
+    run_process("training", home, supervised=supervised, **({"start_from": start_from} if start_from else {}))
+
+
+for _name in ("engine", "web", "inference", "feedback", "dashboard", "episodes", "rewards", "release"):
     _add_process(_name)
 
 

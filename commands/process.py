@@ -44,8 +44,11 @@ PROCESSES = {
 }
 
 
-def run_process(name: str, home: Path, *, supervised: bool) -> None:
-    """Import one process, and only that one, and run it until SIGTERM, SIGINT or the end of its supervisor."""
+def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> None:
+    """Import one process, and only that one, and run it until SIGTERM, SIGINT or the end of its supervisor.
+
+    `options`: what else its `main` takes.
+    """
     set_up_logs(name)
     stop = threading.Event()
     if supervised:
@@ -64,7 +67,7 @@ def run_process(name: str, home: Path, *, supervised: bool) -> None:
             clock = ClockWatch(load_settings(home).database())
             checks = {"database": _database_check(home), "clock": clock.check}
             operations = Operations(checks, longest_step_seconds=longest)
-            module.main(home, stop)
+            module.main(home, stop, **options)
             operations.close()
     except (InvalidSettings, InvalidTask, LogLost, PositionLost, Damaged) as error:
         print(error.message, flush=True)

@@ -12,8 +12,10 @@ from contracts.weights.key_files import keyring_of, signer_of
 from contracts.weights.store import open_weight_store
 from contracts.weights.warm_up import warm_up
 from pipelines.training.learner import Learner
+from pipelines.training.lost_positions import described
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import BASE_VERSION
+from pipelines.training.waiting import retried
 from pipelines.training.worker import Trainer
 from policy.load import load_model
 from policy.weights import copy_tensors
@@ -24,10 +26,32 @@ if TYPE_CHECKING:
     from contracts.database import Database
     from contracts.lease import Lease
     from contracts.settings import Settings
+    from pipelines.training.lost_positions import Where
 
 
 def learn(settings: Settings, database: Database, lease: Lease, stop: threading.Event) -> None:
     """Learn until `stop` is set."""
+    trainer = _trainer(settings, database, lease, stop)
+    if trainer is not None:
+        trainer.run(stop)
+
+
+def skip(settings: Settings, database: Database, lease: Lease, stop: threading.Event, where: Where) -> None:
+    """Give up what the log does not hold (`earliest`), or all that was not read yet (`now`), and say so."""
+    trainer = _trainer(settings, database, lease, stop)
+    skipped = retried(stop, lambda: trainer.skip(where)) if trainer else None
+    for item in skipped or ():
+        print(f"skipped: {described(item)}")  # noqa: T201 what the command is for
+    if skipped is not None:
+        print(  # noqa: T201 likewise
+            "what nobody can read any more is stale(position_lost); start the trainer as usual"
+            if skipped
+            else "every position is in the log: nothing was skipped"
+        )
+
+
+def _trainer(settings: Settings, database: Database, lease: Lease, stop: threading.Event) -> Trainer | None:
+    """Once every server is there; None if `stop` is set before."""
     tasks = load_tasks(settings.tasks)
     training = load_section(settings.home, "training", TrainingSettings).for_tasks(tasks.values())
     torch.set_num_threads(training.num_threads)
@@ -35,15 +59,22 @@ def learn(settings: Settings, database: Database, lease: Lease, stop: threading.
     store = open_weight_store(settings)
     model = load_model(settings.base, device=settings.device, dtype=torch.float32)
     # The base policy is its published bits too, also where its files hold more precision.
-    copy_tensors(model, store.load(settings.policy, BASE_VERSION))
-    Trainer(
-        Learner(model, training, settings.device),
-        settings=settings,
-        training=training,
-        database=database,
-        lease=lease,
-        event_log=settings.event_log(),
-        store=store,
-        signer=signer_of(settings),
-        keyring=keyring_of(settings),
-    ).run(stop)
+    base = retried(stop, lambda: store.load(settings.policy, BASE_VERSION))
+    if base is None:
+        return None
+    copy_tensors(model, base)
+    learner, event_log = Learner(model, training, settings.device), settings.event_log()
+    return retried(
+        stop,
+        lambda: Trainer(
+            learner,
+            settings=settings,
+            training=training,
+            database=database,
+            lease=lease,
+            event_log=event_log,
+            store=store,
+            signer=signer_of(settings),
+            keyring=keyring_of(settings),
+        ),
+    )

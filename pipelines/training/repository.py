@@ -109,7 +109,10 @@ class Undecided(NamedTuple):
 
 
 def highest_epoch(connection: Connection, policy: str, before: int) -> int:
-    """The newest epoch under which a trainer worked before this one; 0 if there was none."""
+    """The newest epoch under which a trainer worked, as far as the database knows; 0 if there was none.
+
+    `before`: not the one that this trainer was just given.
+    """
     issued = select(func.max(training_epoch.c.epoch)).where(
         training_epoch.c.policy == policy, training_epoch.c.epoch < before
     )

@@ -102,6 +102,15 @@ class Steps:
             if tree is not None and (refusal := self._refusal(item.experience, tree)) is not None:
                 self._give_up(item.experience, refusal)
 
+    def are_due(self, now: float) -> bool:
+        """True if a batch waits. `now`: on the clock by which samples arrive."""
+        return self._intake.is_ready(
+            now,
+            batch_size=self._training.batch_size,
+            min_batch_size=self._training.min_batch_size,
+            max_wait_seconds=self._training.max_wait_seconds,
+        )
+
     def saved(self) -> None:
         """A checkpoint holds every fate that was decided."""
         self._attempts.saved(self._state.fates.keys())

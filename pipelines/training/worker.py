@@ -26,12 +26,7 @@ from contracts.dead_letters import bury
 from contracts.errors import Unavailable
 from contracts.faults import FaultPoint, no_fault
 from contracts.log_loss import begin_no_later, forget_training_positions
-from contracts.metrics import (
-    PUBLISHED_VERSION,
-    TRAINING_CORRECTIONS,
-    TRAINING_SAMPLES,
-    WAITS,
-)
+from contracts.metrics import PUBLISHED_VERSION, TRAINING_CORRECTIONS, TRAINING_SAMPLES, WAITS
 from contracts.operations import step_done
 from contracts.records import Experience, decode
 from contracts.topics import EXPERIENCES
@@ -243,7 +238,7 @@ class Trainer:
         self._obey_rollback(arms.get(TRAINING))
         self._read(consumer, timeout)
         self._refuse()
-        if self._is_ready():
+        if self._steps.are_due(self._monotonic()):
             self._steps.learn()
         candidate = arms.get(CANDIDATE)
         # A version that the store lacks is offered to nobody, and the checkpoint that holds its bits stays the newest: a
@@ -337,14 +332,6 @@ class Trainer:
         self.state.fates[experience.key] = fate
         self._intake.remove(experience.key)
         self.state.note(experience.key)
-
-    def _is_ready(self) -> bool:
-        return self._intake.is_ready(
-            self._monotonic(),
-            batch_size=self._training.batch_size,
-            min_batch_size=self._training.min_batch_size,
-            max_wait_seconds=self._training.max_wait_seconds,
-        )
 
     def _checkpoint(self, version: int | None) -> None:
         self._due = Due(version)

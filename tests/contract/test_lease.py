@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 import pytest
 from sqlalchemy import delete, insert, select
 
 from contracts.database import Database
-from contracts.errors import LeaseHeld, LeaseLost, StaleWrite
+from contracts.errors import LeaseHeld, LeaseLost, StaleWrite, Unavailable
 from contracts.holders import Holder, this_process
 from contracts.lease import Lease, read_epochs
 from contracts.tables import training_lease, verdict
@@ -154,6 +154,31 @@ def test_no_successor_comes_between_a_check_and_the_end_of_its_transaction(any_d
             order.append("write")
         waiting.result()
     assert order == ["write", "successor"]
+
+
+@pytest.mark.services
+def test_a_holder_that_is_stopped_between_check_and_write_keeps_no_successor_out(any_database: Database) -> None:
+    if any_database.url.startswith("sqlite"):
+        pytest.skip("SQLite has one writer, on one machine: whoever freezes there is seen to")
+    hasty = Database(any_database.url, longest_pause_seconds=0.5)
+    first = Lease.acquire(hasty, "p", holder=a_dead_process())
+    row = {"policy": "p", "version": 1, "accepted": True, "reason": "", "details": {}, "at": 0.0}
+
+    def write(pool: ThreadPoolExecutor) -> Future[Lease]:
+        with first.transaction() as connection:
+            successor = pool.submit(a_lease, any_database, "p")
+            successor.result()  # takes longer than the pause that the server allows
+            connection.execute(insert(verdict).values(**row))
+        return successor
+
+    with ThreadPoolExecutor(1) as pool, pytest.raises(Unavailable):
+        write(pool)
+    assert epochs(any_database) == [1, 2]
+    with any_database.snapshot() as connection:
+        assert connection.execute(select(verdict)).all() == []
+    with pytest.raises(LeaseLost):
+        first.check_now()
+    hasty.close()
 
 
 @pytest.mark.services

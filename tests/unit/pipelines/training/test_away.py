@@ -116,7 +116,7 @@ def opened(template: Path, home: Path, outage: Outage) -> World:
     world.database, world.log = AwayDatabase(world.database.url), AwayLog(home / "log")
     world.store = AwayWeights(world.settings.weights)
     for server in (world.database, world.log, world.store):
-        server.outage = outage  # type: ignore[attr-defined]
+        server.outage = outage
     return world
 
 

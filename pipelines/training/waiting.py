@@ -1,0 +1,34 @@
+"""Waiting for servers before there is a trainer that could: the same way, with the same figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from contracts.errors import Unavailable
+from contracts.metrics import WAITS
+from contracts.operations import step_done
+from contracts.worker import RETRY_SECONDS
+from pipelines.training.repository import CONSUMER_GROUP
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+log = structlog.get_logger()
+
+Result = TypeVar("Result")
+
+
+def retried(stop: threading.Event, act: Callable[[], Result], *, retry_seconds: float = RETRY_SECONDS) -> Result | None:
+    """What `act` returns once nothing that it needs is away; None if `stop` is set while it waits."""
+    while True:
+        try:
+            return act()
+        except Unavailable as error:
+            step_done()
+            WAITS.labels(CONSUMER_GROUP).inc()
+            log.warning("waiting", process=CONSUMER_GROUP, reason=error.message)
+        if stop.wait(retry_seconds):
+            return None
