@@ -41,6 +41,7 @@ from contracts.tables import dead_letter, generation
 from contracts.tasks.loading import load_tasks
 from contracts.topics import GENERATIONS
 from contracts.worker import Worker
+from pipelines.episodes.epochs.chain import Epochs
 from pipelines.episodes.handler import EpisodesHandler, Heard
 from pipelines.episodes.samples import Samples
 
@@ -54,10 +55,10 @@ class Failing(EpisodesHandler):
 
     is_late = False
 
-    def _apply(self, samples: Samples, item: Heard) -> list[Message]:
+    def _apply(self, samples: Samples, item: Heard, epochs: Epochs) -> list[Message]:
         if not self.is_late and isinstance(item.record, Generation) and item.record.dtype == _BAD:
             raise ZeroDivisionError("a fault of the handler")
-        return super()._apply(samples, item)
+        return super()._apply(samples, item, epochs)
 
     def handle(self, connection: Connection, items: Any) -> list[Message]:
         """As of the join; may fail late, as a database does: all that it costs has been spent, and nobody was in hand."""

@@ -46,7 +46,7 @@ TEXTS = (
 INTEGERS = (-1, 0, 2**31 - 1, 2**31, 2**32, -(2**31) - 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63))
 FLOATS = (math.nan, math.inf, -math.inf, 1e300, -1e300, 1e-320, -0.0, 253402300800.0, -62135596801.0)
 BYTES = (b"", b"\0", b"\xff" * 3, b"\x00\x00\xc0\x7f" * 4, b"\xff" * 4096)
-WHATEVER = (None, True, [], {}, *TEXTS, *INTEGERS, *FLOATS, *BYTES)
+WHATEVER: tuple[Any, ...] = (None, True, [], {}, *TEXTS, *INTEGERS, *FLOATS, *BYTES)
 BOMB = zstandard.compress(bytes(200 * 2**20))
 """Small on the wire, 200 MiB when opened."""
 

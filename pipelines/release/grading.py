@@ -7,7 +7,7 @@ where they are alike.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from contracts.errors import Unavailable
@@ -25,7 +25,7 @@ def grade_together(
     grade: Grade,
     sentinels: SentinelFile,
     task: str,
-    answers: Mapping[int, Mapping[int, Answer]],
+    answers: Mapping[int, Mapping[int, Answer] | Sequence[Answer]],
     shuffler: random.Random,
 ) -> dict[int, tuple[float, ...]]:
     """By version: the values of its answers to the sentinels of one task, in order.

@@ -6,12 +6,14 @@ that was never read and now cannot be: `stale(position_lost)`. Waits for nothing
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import structlog
 
-from contracts.errors import PositionLost
+from contracts.errors import InvalidRecord, PositionLost
 from contracts.operations import step_done
+from contracts.records import Experience, decode
 from contracts.topics import EXPERIENCES
 from pipelines.training import repository
 from pipelines.training.state import Fate
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from pipelines.training.state import TrainerState
 
 LOST = "position_lost"
+_LOOK = 500
 Where = Literal["earliest", "now"]
 
 log = structlog.get_logger()
@@ -106,13 +109,10 @@ def write_off(
 ) -> int:
     """Name what has a reward, is not decided, and whose experience lies before these positions; returns how many.
 
-    When an experience was appended is not known any more, but it was scored before that: what was scored before the first
-    record that is left is gone. One that was scored before and appended after is named too, and then not trained.
+    Where an experience lay is not known any more, but a partition is about in the order of scoring: what was scored before
+    all of the first records that are left is gone. One that comes after all is then known by its key, and not trained.
     """
-    cuts = {}
-    for partition, offset in positions.items():
-        first = event_log.read(EXPERIENCES, partition, offset, 1)
-        cuts[partition] = first[0].appended_at if first else now
+    cuts = {partition: _first_scored(event_log, partition, offset, now) for partition, offset in positions.items()}
     num_lost = 0
     for page in _undecided(database, cuts):
         for row in page:
@@ -122,6 +122,15 @@ def write_off(
         step_done()
         log.info("looking for samples whose experience is lost", num_lost=num_lost)
     return num_lost
+
+
+def _first_scored(event_log: EventLog, partition: int, offset: int, now: float) -> float:
+    """UTC epoch seconds; `now` if nothing can be read there."""
+    times = [now]
+    for record in event_log.read(EXPERIENCES, partition, offset, _LOOK):
+        with suppress(InvalidRecord):
+            times.append(decode(Experience, record.value).scored_at)
+    return min(times)
 
 
 def _undecided(database: Database, cuts: Mapping[int, float]) -> Iterator[list[repository.Undecided]]:

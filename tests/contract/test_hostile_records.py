@@ -132,9 +132,8 @@ def check(database: Database, log: LocalLog, innocent: list[Generation]) -> None
     with database.snapshot() as connection:
         columns = (generation.c.completion_id, generation.c.revision, generation.c.state)
         rows = {row.completion_id: row for row in connection.execute(select(*columns))}
-        joined = dict(
-            connection.execute(select(signal.c.completion_id, func.count()).group_by(signal.c.completion_id)).all()
-        )  # type: ignore[arg-type]
+        counted = connection.execute(select(signal.c.completion_id, func.count()).group_by(signal.c.completion_id))
+        joined = {name: count for name, count in counted}  # noqa: C416 a row is not a tuple for dict()
         scored = Counter(connection.execute(select(score.c.key)).scalars())
     episodes = Counter(item.key for item in records(log, EPISODES, Episode) if item.key in keys)
     experiences = Counter(item.key for item in records(log, EXPERIENCES, Experience) if item.key in keys)

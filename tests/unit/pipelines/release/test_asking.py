@@ -139,7 +139,7 @@ def test_to_be_stopped_while_the_engine_loads_is_no_verdict() -> None:
         return ABSENT
 
     with pytest.raises(Unavailable, match="stopped"):
-        an_asker(absent_then_stop, DRAWS).ask(SET, 7, stop)
+        an_asker(absent_then_stop).ask(SET, 7, stop, DRAWS)
 
 
 def test_an_engine_that_is_away_is_no_verdict() -> None:

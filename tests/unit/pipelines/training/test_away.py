@@ -133,16 +133,12 @@ def again(act: Callable[[], Trainer]) -> Trainer:
 
 
 def learn(world: World, trainer: Trainer) -> None:
-    """Two versions, a rollback to the first, and what that leaves to learn."""
-    went_back = False
-    for _ in range(18):
+    """Everything there is, and the versions that come of it."""
+    for _ in range(12):
         # Timers run, also that of a version that could not be sent; no sample grows older.
         world.now, world.wall_jump = world.now + 200.0, world.wall_jump - 200.0
         trainer.attempt()
         persistently(world.accept)
-        if trainer.state.version == 2 and not went_back:
-            persistently(lambda: world.roll_back_to(1))
-            went_back = True
     trainer._checkpoint(None)
 
 
@@ -155,13 +151,17 @@ def persistently(act: Callable[[], object]) -> None:
 
 
 def play(template: Path, home: Path, outage: Outage) -> tuple[Any, int, dict[str, torch.Tensor]]:
-    """Everything is learned; returns the ledger, how many steps have figures, and the weights."""
+    """Everything is learned; returns the state of each sample, how many steps have figures, and the weights.
+
+    Which version a sample is in may differ: one that is cut a turn later holds a step more.
+    """
     world = opened(template, home, outage)
     trainer = started(world)
     learn(world, trainer)
     with world.database.snapshot() as connection:
         steps = len(connection.execute(select(training_step)).all())
-    found = sorted(world.ledger().items()), steps, weights_of(trainer)
+    assert {version for _, _, version in world.ledger().values()} <= {1, 2, 3}
+    found = {key: state for key, (state, _, _) in world.ledger().items()}, steps, weights_of(trainer)
     world.close()
     return found
 
@@ -171,7 +171,7 @@ def test_one_failure_at_any_call_changes_nothing(template: Path, tmp_path: Path,
     calm = Outage(10**9)
     ledger, steps, weights = play(template, tmp_path / "calm", calm)
     num_calls = 10**9 - calm.left
-    assert num_calls > 100
+    assert num_calls > 60
     assert len(ledger) == NUM_SAMPLES
     for at in range(1, num_calls, every):
         outage = Outage(at)

@@ -1,0 +1,128 @@
+"""What is told: once, in pieces, after it is durable; again only what the log may not have taken."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from contracts.errors import Unavailable
+from contracts.event_log import Message
+from contracts.faults import no_fault
+from contracts.ids import new_completion_id, sample_key
+from contracts.local_log import LocalLog
+from contracts.records import Outcome, decode
+from contracts.topics import OUTCOMES, route_of_key
+from pipelines.training.state import Began, Fate, TrainerState, begin_epoch, roll_back
+from pipelines.training.telling import PIECE, TOLD_SINGLY, Teller
+from tests.fakes import everything
+
+
+class FlakyLog(LocalLog):
+    """Takes so many appends, then none."""
+
+    num_taken = 10**9
+
+    def append(self, messages: list[Message]) -> None:  # type: ignore[override]
+        if self.num_taken == 0:
+            raise Unavailable("the log is away")
+        self.num_taken -= 1
+        super().append(messages)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> FlakyLog:
+    return FlakyLog(tmp_path / "log")
+
+
+def a_state(num: int, sequence: int = 0) -> TrainerState:
+    keys = [sample_key(new_completion_id(), 0) for _ in range(num)]
+    fates = {key: Fate(1, "trained", version=1) for key in keys}
+    return TrainerState(epoch=3, ordinal=1, lineage=[1, 0], fates=fates, sequence=sequence)
+
+
+def a_teller(state: TrainerState, log: LocalLog) -> Teller:
+    return Teller(state, log, lambda: 1.0, no_fault)
+
+
+def told(log: LocalLog) -> list[Outcome]:
+    return [decode(Outcome, record.value) for record in everything(log, OUTCOMES)]
+
+
+def test_what_is_not_durable_is_not_told(log: FlakyLog) -> None:
+    state = a_state(2)
+    teller = a_teller(state, log)
+    first, second = state.fates
+    state.note(first)
+    teller.saved()
+    state.note(second)
+    teller.tell()
+    assert [item.key for item in told(log)] == [first]
+    assert state.untold == {second: 2}
+    state.note(first)  # what it becomes now waits for the next checkpoint
+    teller.tell()
+    assert len(told(log)) == 1
+
+
+def test_a_home_of_before_numbers_tells_everything_once(log: FlakyLog) -> None:
+    state = a_state(TOLD_SINGLY + 100, sequence=-1)
+    begin_epoch(state, 4)
+    teller = a_teller(state, log)
+    teller.saved()
+    teller.tell()
+    started, *outcomes = sorted(told(log), key=lambda item: item.key)
+    assert (started.epoch, started.previous, started.kept_sequence) == (4, 3, -1)
+    each = [one for item in outcomes for one in item.each()]
+    assert Counter(item.key for item in each) == Counter(state.fates.keys())
+    assert sorted(item.sequence for item in each) == list(range(1, len(state.fates) + 1))
+    assert len(outcomes) < len(each) / 5, "told together"
+    assert all(route_of_key(one.key) % 4 == route_of_key(item.key) % 4 for item in outcomes for one in item.each())
+    begin_epoch(state, 5)
+    teller.saved()
+    teller.tell()
+    assert state.untold == {}
+    assert len(told(log)) == len(outcomes) + 2, "only the epoch"
+
+
+def test_a_log_that_goes_away_between_two_pieces_gets_the_rest_later(log: FlakyLog) -> None:
+    state = a_state(2 * PIECE + 1, sequence=-1)
+    begin_epoch(state, 4)
+    teller = a_teller(state, log)
+    teller.saved()
+    log.num_taken = 2  # the epoch, and a piece
+    with pytest.raises(Unavailable):
+        teller.tell()
+    assert (state.untold_epochs, len(state.untold)) == ([], PIECE + 1)
+    log.num_taken = 10
+    teller.tell()
+    each = [one.key for item in told(log) if item.key for one in item.each()]
+    assert Counter(each) == Counter(state.fates.keys())
+
+
+def test_a_rollback_takes_words_back_or_says_what_became_of_them(log: FlakyLog) -> None:
+    state = a_state(3)
+    kept, poisoned, evidence = state.fates
+    state.lineage = [3, 2, 1, 0]
+    state.fates[poisoned], state.fates[evidence] = Fate(1, "trained", version=2), Fate(2, "trained", version=3)
+    before = dict(state.fates)
+    roll_back(state, TrainerState(lineage=[1, 0]), {2: "poison", 3: "evidence"}, 1.0)
+    state.note_changes(before)
+    begin_epoch(state, 4)
+    teller = a_teller(state, log)
+    teller.saved()
+    teller.tell()
+    said = {item.key: (item.state, item.reason, item.revision) for item in told(log) if item.key}
+    assert said == {poisoned: ("quarantined", "rollback", 1), evidence: ("pending", "rollback", 2)}
+    assert kept in state.fates
+
+
+def test_an_epoch_that_a_crash_left_untold_is_told_with_the_next_one(log: FlakyLog) -> None:
+    state = TrainerState()
+    begin_epoch(state, 1)
+    begin_epoch(state, 2)
+    assert state.untold_epochs == [Began(1, None, -1), Began(2, 1, 0)]
+    teller = a_teller(state, log)
+    teller.saved()
+    teller.tell()
+    assert [item.epoch for item in told(log)] == [1, 2]
