@@ -11,10 +11,11 @@ whoever keeps up to a number keeps both.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
+from contracts.metrics import TRAINING_CORRECTIONS, TRAINING_SAMPLES
 from contracts.operations import step_done
 from contracts.outbox import message
 from contracts.topics import OUTCOMES
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from contracts.event_log import EventLog
     from contracts.faults import FaultPoint
     from contracts.records import Outcome
-    from pipelines.training.state import Began, TrainerState
+    from pipelines.training.state import Began, Fate, TrainerState
 
 PIECE = 10_000
 """Samples of one append."""
@@ -34,6 +35,21 @@ TOLD_SINGLY = 500
 """More than so many at once share records: a rollback may be about half a million samples."""
 
 log = structlog.get_logger()
+
+
+class Due(NamedTuple):
+    """A checkpoint that is to be written. `version`: the weights are that version; `cuts`: its bytes are to be sent then."""
+
+    version: int | None
+    cuts: bool = False
+
+
+def count(fate: Fate) -> None:
+    """A decision, in the metrics."""
+    if fate.late is None:
+        TRAINING_SAMPLES.labels(fate.state).inc()
+    else:
+        TRAINING_CORRECTIONS.labels(fate.late_reason).inc()
 
 
 class Teller:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -23,10 +23,10 @@ from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
 from contracts.bisection import is_of_a_record
 from contracts.dead_letters import bury
-from contracts.errors import Unavailable
+from contracts.errors import TooManyDeadLetters, Unavailable
 from contracts.faults import FaultPoint, no_fault
 from contracts.log_loss import begin_no_later, forget_training_positions
-from contracts.metrics import PUBLISHED_VERSION, TRAINING_CORRECTIONS, TRAINING_SAMPLES, WAITS
+from contracts.metrics import HALTED, PUBLISHED_VERSION, TRAINING_CORRECTIONS, TRAINING_SAMPLES, WAITS
 from contracts.operations import step_done
 from contracts.records import Experience, decode
 from contracts.topics import EXPERIENCES
@@ -42,7 +42,7 @@ from pipelines.training.restoring import Restoring
 from pipelines.training.rollback import Rollback
 from pipelines.training.state import BASE_VERSION, Fate, begin_epoch, cut_version
 from pipelines.training.steps import Steps
-from pipelines.training.telling import Teller
+from pipelines.training.telling import Due, Teller, count
 from pipelines.training.versions import VersionTree
 
 if TYPE_CHECKING:
@@ -58,13 +58,6 @@ if TYPE_CHECKING:
     from pipelines.training.learner import Learner
     from pipelines.training.lost_positions import Skipped, Where
     from pipelines.training.settings import TrainingSettings
-
-
-class Due(NamedTuple):
-    """A checkpoint that is to be written. `version`: the weights are that version; `cuts`: its bytes are to be sent then."""
-
-    version: int | None
-    cuts: bool = False
 
 
 _MOST_POLLS = 256
@@ -176,16 +169,22 @@ class Trainer:
             self._consumer.close()
 
     def attempt(self, timeout: float = 0.0) -> bool:
-        """One turn; False if something is away: nothing is lost, and the next turn goes on where this one stopped."""
+        """One turn; False if something is away, or too many records could not be heard.
+
+        Nothing is lost: the next turn goes on where this one stopped.
+        """
+        is_halted = False
         try:
             self.turn(timeout)
-        except Unavailable as error:
+        except (Unavailable, TooManyDeadLetters) as error:
+            is_halted = isinstance(error, TooManyDeadLetters)
             WAITS.labels(repository.CONSUMER_GROUP).inc()
-            log.warning("waiting", process=repository.CONSUMER_GROUP, reason=error.message)
+            log.warning("halted" if is_halted else "waiting", process=repository.CONSUMER_GROUP, reason=error.message)
             if self._consumer is not None:
                 self._consumer.seek_to_stored()  # to behind what was taken in
             return False
         finally:
+            HALTED.labels(repository.CONSUMER_GROUP).set(is_halted)
             step_done()
         return True
 
@@ -325,10 +324,7 @@ class Trainer:
                 TRAINING_CORRECTIONS.labels(changed.late_reason).inc()
 
     def _decide(self, experience: Experience, fate: Fate) -> None:
-        if fate.late is None:
-            TRAINING_SAMPLES.labels(fate.state).inc()
-        else:
-            TRAINING_CORRECTIONS.labels(fate.late_reason).inc()
+        count(fate)
         self.state.fates[experience.key] = fate
         self._intake.remove(experience.key)
         self.state.note(experience.key)
