@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import structlog
 
 from contracts.errors import MillraceError, StepsBroken
+from pipelines.training.batch import num_tokens
 from pipelines.training.children import survives
 from pipelines.training.culprits import STEP_ERROR, Failure, canary, find_culprits
 from pipelines.training.guard import SPIKE
-from pipelines.training.lessons import Batch
+from pipelines.training.lessons import Batch, Lesson
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -170,8 +171,8 @@ class Trial:
         def fails(parts: Sequence[Batch]) -> Failure | None:
             return self._fails(Batch.joined(parts), weights)
 
-        if failure.reason == SPIKE:
-            return self._blame_for_spike(batch.parts(), fails)
+        if not isinstance(tried, Failure) and failure.reason == SPIKE:
+            return self._blame_for_spike(_as_pulled(batch, tried), fails)
         self._see_canary()
         found = find_culprits(batch.parts(), failure, fails)
         if found:
@@ -215,3 +216,13 @@ class Trial:
                     f"{self._num_in_a_row} samples in a row break their step, and not one of the last {num_tried} does "
                     "not: look at the bundles; the earlier ones are quarantined"
                 )
+
+
+def _as_pulled(batch: Batch, result: StepResult) -> list[Batch]:
+    """Each sample with what it pulled in the whole batch: of a part of it, mean and deviation would be others."""
+    count = max(num_tokens(batch.samples), 1)
+    samples = [
+        Batch([], [Lesson(item, row["advantage"], row["weight"] / count)])
+        for item, row in zip(batch.samples, result.samples, strict=False)
+    ]
+    return [*samples, *(Batch([], [lesson]) for lesson in batch.lessons)]

@@ -146,7 +146,7 @@ def test_a_spike_of_one_sample_costs_that_one(world: World) -> None:
     def amplify(_module: Any, _arguments: Any, options: Any, output: Any) -> Any:
         rows = (options["input_ids"] == RAISES).any(-1)[:, None]
         held = output.log_probs
-        output.log_probs = torch.where(rows, held.detach() + 1e4 * (held - held.detach()), held)
+        output.log_probs = torch.where(rows, held.detach() + 1e8 * (held - held.detach()), held)
         return output
 
     trainer._learner._model.register_forward_hook(amplify, with_kwargs=True)
