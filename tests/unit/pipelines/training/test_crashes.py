@@ -113,7 +113,7 @@ def read_all(world: World) -> list[Any]:
 
 
 def late(world: World) -> set[tuple[str, int, str, int | None]]:
-    """In whatever epoch it was told: what holds is not told again."""
+    """In whichever epoch: what was told once and is kept is not told again."""
     return {
         (outcome.key, outcome.revision, outcome.reason, outcome.version)
         for outcome in world.outcomes()
