@@ -30,7 +30,7 @@ from policy.logprobs import TokenScorer
 from rewards.worker import RewardsHandler
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, everything
 from tests.unit.pipelines.training.builders import VOCABULARY, random_key, tiny_model
-from tests.unit.pipelines.training.world import World, weights_of
+from tests.unit.pipelines.training.world import POLICY, World, weights_of
 
 BATCH, ROUNDS = 8, 3
 NUM_FAILING = 81
@@ -124,6 +124,7 @@ def answers(random: np.random.Generator, text: str, count: int, version: int = 0
             a_generation(
                 text,
                 completion_id=random_key(random).rpartition(":")[0],
+                policy=POLICY,
                 completion_ids=pack_ids(completion),
                 logprobs=pack_floats(log_probs.tolist()),
                 spans=(Span(0, version),),

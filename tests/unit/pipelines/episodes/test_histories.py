@@ -346,7 +346,9 @@ def test_outcomes_reach_the_ledger_once(migrated: Path, tmp_path: Path) -> None:
     epoch = Outcome(key="", revision=0, epoch=4, state="epoch_started", writer="training", at=2.0)
     system.log.append([message(OUTCOMES, "", epoch)])
     system.settle()
-    assert system.result()[0] == {about.key: ("user", "pending")}, "what the trainer did not repeat is void"
+    assert system.result()[0] == {about.key: ("user", "unlabelled")}, (
+        "the trainer's word is void: the one before stands"
+    )
     repeated = Outcome(key=about.key, revision=1, epoch=4, state="trained", version=7, writer="training", at=3.0)
     system.log.append([message(OUTCOMES, about.key, repeated)])
     system.settle()

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import delete, insert, select
 
 from contracts.database import Database
-from contracts.records import Signal, decode
+from contracts.records import Signal, decode_shape
 from contracts.tables import join_key, received_signal, signal, waiting_signal
 from pipelines.episodes.repository import signal_row
 from pipelines.episodes.samples import HeldSignal
@@ -92,7 +92,7 @@ def test_what_waited_in_vain_says_so(feedback: Feedback) -> None:
     feedback.send(**about("join_key", "k", id="a"))
     with feedback.database.transaction() as connection:  # as the join does it after seven days
         wire = connection.execute(select(received_signal.c.record)).scalar_one()
-        settled = HeldSignal(decode(Signal, wire), "rejected", "never_logged")
+        settled = HeldSignal(decode_shape(Signal, wire), "rejected", "never_logged")
         connection.execute(insert(signal).values(**signal_row(settled)))
         connection.execute(delete(waiting_signal))
     shown = feedback.call("GET", "/a").json()
