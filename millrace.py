@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from commands.dead_letter_commands import dead_letter_app
+from commands.log_commands import log_app
 from commands.options import DEFAULT_HOME, HomeOption
 from commands.reward_commands import reward_app
 from contracts.errors import InvalidSettings, MillraceError
@@ -22,7 +23,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 policy_app = typer.Typer(help="Versions of the policy: list, promote, roll back.", no_args_is_help=True)
-log_app = typer.Typer(help="Look at the log.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
 app.add_typer(log_app, name="log")
 app.add_typer(dead_letter_app, name="dead-letters")
@@ -321,30 +321,6 @@ def policy_rollback(
         dry_run=dry_run,
         ask=typer.confirm if sys.stdin.isatty() and not yes else None,
     )
-
-
-@log_app.command("tail")
-def log_tail(
-    topic: Annotated[str, typer.Argument(help="generations, signals, episodes, experiences or outcomes.")],
-    home: HomeOption = DEFAULT_HOME,
-    count: Annotated[int, typer.Option("-n", help="How many of the newest records.")] = 10,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
-) -> None:
-    """Print records of a topic as JSON."""
-    from commands.log import tail  # noqa: PLC0415
-
-    tail(home, topic, count, follow=follow)
-
-
-@log_app.command("accept-loss")
-def log_accept_loss(
-    home: HomeOption = DEFAULT_HOME,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; without, only say what it would do.")] = False,
-) -> None:
-    """Go on with a log that is not the one of the database, or less of it: what is lost, and what becomes of it."""
-    from commands.log_loss import run_accept_loss  # noqa: PLC0415
-
-    run_accept_loss(home, yes=yes)
 
 
 @database_app.command("drop-days")

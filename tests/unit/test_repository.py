@@ -63,7 +63,7 @@ def test_no_file_holds_a_secret_a_personal_path_or_a_package_host() -> None:
         ("docs/a.md", "see /home/ann/notes"),
         ("a.py", 'open("/root/key")'),
         ("a.toml", "path = 'C:\\Users\\ann'"),
-        ("a.json", '{"cwd": "/work/main"}'),
+        ("a.json", '{"cwd": "/root/project"}'),
         ("key.pem", "-----BEGIN PRIVATE KEY-----\n" + "A" * 64),
         ("env", "AWS_ACCESS_KEY_ID=AKIA" + "A" * 16),
         ("a.py", "token = 'ghp_" + "a" * 36 + "'"),
@@ -79,7 +79,7 @@ def test_each_of_them_is_found(name: str, text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["sqlite:////home/app/millrace.db", "../runs/home/x", "-----BEGIN PRIVATE KEY-----", "/v1/root/a", "~/work/x"],
+    ["sqlite:////home/app/millrace.db", "../runs/home/x", "-----BEGIN PRIVATE KEY-----", "/v1/root/a", "~/home/x"],
 )
 def test_what_is_none_is_not_found(text: str) -> None:
     assert offences("docs/a.md", text) == []
