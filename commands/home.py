@@ -159,6 +159,7 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
                 writer="up",
                 reason="base policy",
                 share=1.0,
+                root=store.manifest(settings.policy, 0).target_root,
             )
     database.close()
     return Home(settings, operator_file.read_text().strip(), app_key)
