@@ -230,6 +230,7 @@ def test_after_a_loss_was_accepted_every_new_answer_is_joined(world: World) -> N
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("topics", [TOPICS, *((topic,) for topic in TOPICS)], ids="+".join)
+@pytest.mark.slow
 def test_whatever_is_lost_whenever_everything_the_database_holds_gets_a_state(
     on_sqlite: World, stage: str, topics: tuple[str, ...]
 ) -> None:

@@ -32,6 +32,8 @@ from tests.fakes import BOOKING_TASK, a_generation, a_signal, everything
 from tests.unit.pipelines.release.worlds import GateWorld
 from tests.unit.pipelines.training.world import POLICY, World
 
+pytestmark = pytest.mark.slow
+
 TASKS = {"booking": BOOKING_TASK}
 RIGHT_OF_TEN = {0: 5, 1: 7, 2: 1, 3: 0, 4: 2, 5: 8, 6: 8, 7: 8, 8: 8}
 

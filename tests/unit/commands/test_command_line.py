@@ -161,6 +161,7 @@ def test_the_command_line_works_on_a_home(settings: Settings) -> None:
         ([*UP, "--sentinels", "/nonexistent.jsonl"], "nonexistent.jsonl"),
     ],
 )
+@pytest.mark.slow
 def test_mistakes_get_one_line_that_says_what_to_do(tmp_path: Path, arguments: list[str], says: str) -> None:
     extra = ["--home", str(tmp_path / "h")] if arguments[0] == "up" else []
     run = process if extra else millrace

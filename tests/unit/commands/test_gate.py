@@ -74,7 +74,9 @@ def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     ("part", "reference", "right", "wrong"),
     [
         (verifier("math"), "\\frac{1}{2}", "It is \\boxed{0.5}", "It is \\boxed{2}"),
-        (verifier("code"), SUITE, f"```python\n{HONEST}\n```", "```python\npass\n```"),
+        pytest.param(
+            *(verifier("code"), SUITE, f"```python\n{HONEST}\n```", "```python\npass\n```"), marks=pytest.mark.slow
+        ),
         (verifier("json_exact"), {"a": 1}, '{"a": 1}', '{"a": 2}'),
         (verifier("choice"), "B", "The answer is B", "The answer is C"),
         (verifier("numeric"), "42", "The answer is 42", "The answer is 43"),

@@ -52,6 +52,7 @@ def everything(folder: Path) -> dict[str, tuple[float, bytes]]:
         ("up", TASK + JUDGE.format(url=NOWHERE), f'url = "{NOWHERE}"', "judge 'watcher' does not answer at"),
     ],
 )  # fmt: skip
+@pytest.mark.slow
 def test_the_command_line_refuses_in_one_line_and_makes_nothing(
     tmp_path: Path, command: str, content: str, line: str, says: str
 ) -> None:
@@ -66,6 +67,7 @@ def test_the_command_line_refuses_in_one_line_and_makes_nothing(
     assert not home.exists()
 
 
+@pytest.mark.slow
 def test_without_any_sandbox_the_command_line_refuses_code_and_says_how_to_get_one(tmp_path: Path) -> None:
     (tmp_path / "sandlock.py").write_text('raise ImportError("it is not here")\n')
     path, home = tmp_path / "task.toml", tmp_path / "home"

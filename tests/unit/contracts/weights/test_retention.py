@@ -119,6 +119,7 @@ def test_a_fold_spares_the_steps_it_covers(store: ObjectWeightStore, long_chain:
     assert not is_loadable(store, 11)
 
 
+@pytest.mark.slow
 def test_what_nobody_can_load_any_more_is_named(store: ObjectWeightStore, long_chain: Chain) -> None:
     copy_chain(long_chain, store, 3 * ANCHOR_EVERY + 3)
 

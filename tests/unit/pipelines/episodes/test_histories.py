@@ -236,6 +236,7 @@ def test_trouble_changes_nothing(migrated: Path, history: int, trouble: int) -> 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6))
+@pytest.mark.slow
 def test_whoever_shares_keys_every_signal_has_one_name_at_every_moment(migrated: Path, seed: int) -> None:
     chance = random.Random(seed)
     events = shared_keys(chance)

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from pipelines.release.rules import ANCHOR, LIVE, Comparison, Question, compare_all
 
+pytestmark = pytest.mark.slow
+
 BASE = 0.7
 Bools = NDArray[np.bool_]
 

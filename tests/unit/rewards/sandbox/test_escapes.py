@@ -15,6 +15,8 @@ from rewards.sandbox.programs import Program, ProgramFailed
 from tests.unit.rewards.sandbox.attacks import BOMBS, ESCAPES, Attack
 from tests.unit.rewards.sandbox.worlds import NoSandbox, World, open_world
 
+pytestmark = pytest.mark.slow
+
 SHORT = Limits(seconds=1.0)
 
 

@@ -14,6 +14,8 @@ from rewards.verifiers.check import Answer, BatchVerifier, Check, Context
 from rewards.verifiers.code import CodeConfig, Judge, build, first_block
 from tests.unit.rewards.verifiers.tampers import HONEST, SUITE, TAMPERS
 
+pytestmark = pytest.mark.slow
+
 ECHO = json.dumps({"stdin_tests": [["3 4\n", "7\n"]], "held_out": [["10 -1\n", "9"]]})
 
 

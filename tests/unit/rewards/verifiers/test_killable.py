@@ -20,6 +20,8 @@ from rewards.killable import NotStarted, Outcome, Pool, Setup, pool_for
 from rewards.killable.referee import refereed
 from rewards.verifiers.check import Answer, Check, wrong
 
+pytestmark = pytest.mark.slow
+
 TARGET = "tests.unit.rewards.verifiers.hostile:worker"
 SETUP = Setup(TARGET, memory_bytes=1 << 30, recycle_bytes=64 << 20)
 DEADLINE = 0.4

@@ -65,6 +65,7 @@ def test_a_request_waits_for_an_engine_that_restarts(inference: Inference) -> No
     assert inference.ask().choices[0].message.content == TEXT
 
 
+@pytest.mark.slow
 def test_a_request_that_no_engine_takes_is_sent_again(inference: Inference) -> None:
     inference.engine.mute = True
     asking = threading.Thread(target=inference.ask)
@@ -78,6 +79,7 @@ def test_a_request_that_no_engine_takes_is_sent_again(inference: Inference) -> N
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.slow
 def test_an_engine_that_stays_away_is_said_with_503(inference: Inference, stream: bool) -> None:
     inference.engine.serving = False
 
@@ -89,6 +91,7 @@ def test_an_engine_that_stays_away_is_said_with_503(inference: Inference, stream
     assert inference.logged() == []
 
 
+@pytest.mark.slow
 def test_an_engine_lost_for_good_in_mid_stream_ends_it_with_an_error(inference: Inference) -> None:
     engine = inference.engine
     engine.die_after, engine.stays_dead = 4, True
