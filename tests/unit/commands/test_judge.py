@@ -16,6 +16,8 @@ from rewards.judges.report import read_report
 from rewards.judges.store import MemoryStore
 from tests.judge_server import Asked, judge_server, verdict
 
+pytestmark = pytest.mark.slow
+
 TASK = """\
 name = "t"
 

@@ -47,6 +47,7 @@ def test_one_port_serves_everything(tmp_path: Path, database: Database, stage: S
         assert list(ready.json()["problems"]) == ["engine"]
 
 
+@pytest.mark.slow
 def test_a_process_drains_on_sigterm_and_never_loads_torch(tmp_path: Path, database: Database, stage: Stage) -> None:
     stage.engine = engine = FakeEngine("hello")
     engine.hold_after = 2

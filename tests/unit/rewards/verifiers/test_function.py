@@ -14,6 +14,8 @@ from rewards.verifiers import function
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context
 from rewards.verifiers.registry import graders_of
 
+pytestmark = pytest.mark.slow
+
 CODE = """
 import asyncio, math, os, time
 

@@ -95,6 +95,7 @@ def test_a_repeat_of_a_running_request_waits_for_its_answer(inference: Inference
     assert len(inference.engine.requests) == 1
 
 
+@pytest.mark.slow
 def test_a_failed_request_runs_again(inference: Inference) -> None:
     inference.engine.serving = False
     with pytest.raises(openai.InternalServerError):
