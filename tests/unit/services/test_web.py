@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
 from contracts.database import Database
 from contracts.settings import Settings, write_settings
