@@ -47,6 +47,11 @@ def verdict(level: object, reason: str = "because") -> str:
 Decide = Callable[[Asked], "str | dict[str, Any]"]
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128
+    """A judge's clients come many at once; with the usual five, some are reset on a busy machine."""
+
+
 class JudgeServer:
     """`decide` returns the content of the reply, or a whole choice. `fails` are statuses given first, with headers."""
 
@@ -80,7 +85,7 @@ class JudgeServer:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
