@@ -30,6 +30,7 @@ pytestmark = [
 READY = "document.documentElement.dataset.ready"
 SCROLL = "document.scrollingElement.scrollWidth - innerWidth"
 FOCUSED = "document.activeElement.getAttribute('href')"
+CONFIRMABLE = "!document.querySelector('#decision button.danger').disabled"
 MAX_TABS = 60
 HOSTILE_PAGE = f"/generations/{key_of(HOSTILE_NUMBER)}/0"
 FIGURES = {
@@ -46,7 +47,7 @@ FIGURES = {
         "#alarm:not([hidden])": 0,
     },
     "/policies": {"#arms .arm": 2, "#tree .node": NUM_VERSIONS + 1, "#tree .branch": NUM_VERSIONS, "#decisions li": 12},
-    "/policies/3": {"h1": 1, ".dense tbody tr": 36, ".lineage a": 3},
+    "/policies/3": {"h1": 1, ".dense tbody tr": 37, ".lineage a": 3},
     "/generations": {".found li": 40, ".search input, .search select": 6, ".paging a": 1},
     HOSTILE_PAGE: {".event": 5, ".messages li": 2, "script[src], main img": 1},
     "/rewards": {
@@ -58,7 +59,7 @@ FIGURES = {
         "#judges tbody tr": 1,
         "#refused tbody tr": 2,
     },
-    "/ledger": {"#generations li": 10, "#signals li": 7, "#by-version tbody tr": NUM_VERSIONS, "#dead tbody tr": 1},
+    "/ledger": {"#generations li": 12, "#signals li": 7, "#by-version tbody tr": NUM_VERSIONS, "#dead tbody tr": 1},
 }
 
 
@@ -214,7 +215,7 @@ def test_an_empty_home_says_what_to_do(page: Chromium, tmp_path: Path) -> None:
         site.close()
 
 
-def test_an_operator_rolls_back_in_two_steps_and_promotes(page: Chromium, tmp_path: Path) -> None:
+def test_an_operator_promotes_and_rolls_back_in_two_steps(page: Chromium, tmp_path: Path) -> None:
     settings = seed(tmp_path / "home", num_generations=40)
     database = settings.database()
     with database.transaction() as connection:
@@ -225,19 +226,27 @@ def test_an_operator_rolls_back_in_two_steps_and_promotes(page: Chromium, tmp_pa
         page.evaluate(f"document.querySelector('#key').value = '{key}'")
         page.evaluate("document.querySelector('form button').click()")
         page.wait_for(READY)
+        page.open(f"{site.url}/policies")
+        page.wait_for(READY)
+        page.evaluate(f"""document.querySelector('[aria-label="Promote to v{NUM_VERSIONS}"]').click()""")
+        decide(page, "users wait for it")
+        page.wait_for(f"document.querySelector('.arm-live .value').textContent === 'v{NUM_VERSIONS}'")
+        page.open(site.url)
+        page.wait_for(READY)
         page.evaluate("document.querySelector('#tiles button').click()")
         assert page.evaluate("document.querySelector('#decision').open")
+        page.wait_for(CONFIRMABLE)  # what it changes is shown first
+        assert page.evaluate("document.querySelectorAll('#decision .effects li').length") > 1
         page.evaluate("document.querySelector('#decision button.danger').click()")
         assert page.evaluate("document.querySelector('#decision').open"), "a reason is required"
         decide(page, "too many complaints")
-        page.wait_for(f"document.querySelector('#tiles .value').textContent === 'v{NUM_VERSIONS - 2}'")
+        page.wait_for(f"document.querySelector('#tiles .value').textContent === 'v{NUM_VERSIONS - 1}'")
         page.wait_for("!document.querySelector('#decision').open")
         page.open(f"{site.url}/policies")
         page.wait_for(READY)
         assert page.evaluate("document.querySelector('#decisions').textContent.includes('too many complaints')")
-        page.evaluate(f"""document.querySelector('[aria-label="Promote to v{NUM_VERSIONS - 1}"]').click()""")
-        decide(page, "mended")
-        page.wait_for(f"document.querySelector('.arm-live .value').textContent === 'v{NUM_VERSIONS - 1}'")
+        again = f"""document.querySelector('[aria-label="Promote to v{NUM_VERSIONS}"]')"""
+        assert page.evaluate(f"{again} === null"), "what was revoked does not come back"
         with database.snapshot() as connection:
             assert assignments.read(connection, POLICY)["live"].version == NUM_VERSIONS - 1
     finally:
