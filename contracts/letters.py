@@ -32,7 +32,7 @@ from contracts.tables import dead_letter, generation, received_signal, signal
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS, TOPICS
 
 SENDER = "dead-letters"
-"""The outbox of what is redriven or skipped."""
+"""Name of the outbox through which `redrive` and `skip` send."""
 DEAD_LETTER = "dead_letter"
 KINDS: dict[str, type[Record]] = {
     GENERATIONS: Generation,

@@ -284,7 +284,7 @@ def decode(kind: type[RecordType], wire: bytes) -> RecordType:
 
 
 def decode_shape(kind: type[RecordType], wire: bytes) -> RecordType:
-    """The same for rows of our own tables, and for who looks at what `decode` refuses: values are not judged.
+    """Decode without judging values: for rows of our own tables, and for tools that show what `decode` refuses.
 
     Raises:
         NewerSchema: written by a newer Millrace than this one.

@@ -22,7 +22,7 @@ NEEDING_REFERENCE = PROVING_KINDS - {"function", "http"} | COMPARING_KINDS.keys(
 
 
 class GateRule(Part):
-    """How a candidate is judged on this task. It is no part of the task's hash: it changes no score."""
+    """How a candidate is judged on this task. The task's hash leaves it out, because it changes no score."""
 
     graders: tuple[str, ...] | None = None
     """Names of verifiers and admitted judges, of any role. A sentinel's value is the least that one of them gives. Without

@@ -59,7 +59,7 @@ def chunk_folder(policy: str) -> str:
 def chunk_path(policy: str, name: str) -> str:
     """Where a chunk lies below the root of a store, by `Chunk.name`. Raises InvalidValue: the name could lead elsewhere."""
     if not is_chunk(name):
-        raise InvalidValue(f"{name[:80]!r} is no name of a chunk", param="chunk")
+        raise InvalidValue(f"{name[:80]!r} does not name a chunk", param="chunk")
     return f"{chunk_folder(policy)}/{name}"
 
 

@@ -120,7 +120,7 @@ class Releaser:
         return True
 
     def _judge_live(self, version: int, stop: threading.Event) -> None:
-        """What the live version is worth: it is nobody's candidate, and the first one is the first anchor."""
+        """Measure the live version, which was never a candidate here. The first one measured is the first anchor."""
         with self._database.snapshot() as connection:
             draws = self._draws(connection, version)
         answers = self._answers_of(version, stop, draws)
