@@ -13,6 +13,7 @@ from commands.log_commands import log_app
 from commands.options import DEFAULT_HOME, HomeOption
 from commands.reward_commands import reward_app
 from contracts.errors import InvalidSettings, MillraceError
+from contracts.private_files import create_private_files
 
 PolicyArgument = Annotated[str, typer.Option("--policy", help="Folder or hub id of the base policy.")]
 
@@ -366,6 +367,7 @@ for _name in ("engine", "web", "inference", "feedback", "dashboard", "episodes",
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: expected failures are one line on standard error and status 1. `arguments`: those of the process."""
+    create_private_files()
     try:
         app(arguments)
     except MillraceError as error:

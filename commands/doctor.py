@@ -18,6 +18,7 @@ from contracts.errors import ClockOff, InvalidSettings, MillraceError, Unavailab
 from contracts.event_log import EventLog
 from contracts.integrity import damaged_files, damaged_records
 from contracts.log_memory import losses, read_positions, refusal
+from contracts.private_files import open_to_others
 from contracts.settings import Settings, load_settings
 from contracts.weights.key_files import keyring_of, signer_of, signing_key
 from rewards.sandbox.choose import MAKERS, Maker, tried
@@ -74,6 +75,7 @@ def examine(home: Path) -> Iterator[Finding]:
         for gate in gates_of_home(settings):
             yield Finding("gate", gate.is_gated, False, f"{gate.task}: {gate.says}")
         yield _files(settings)
+        yield _private(home)
         yield from _log_and_clock(settings)
         if settings.weights_url:
             yield _bucket(settings.weights_url)
@@ -128,6 +130,14 @@ def _files(settings: Settings) -> Finding:
         says = "; ".join(f"{item.path} is damaged ({item.says})" for item in found)
         return Finding("files", False, True, f"{says}: see docs/operating.md, When bits flip")
     return Finding("files", True, True, "millrace.db and log/ are what was written, as far as their pages say")
+
+
+def _private(home: Path) -> Finding:
+    found = list(open_to_others(home))
+    if found:
+        says = f"{len(found)} files or folders can be read by other users, first {found[0]}: `chmod -R go= {home}` as their owner"
+        return Finding("private", False, False, says)
+    return Finding("private", True, False, "nobody else on this machine can read the home")
 
 
 def _log_and_clock(settings: Settings) -> Iterator[Finding]:

@@ -27,6 +27,8 @@ from contracts.event_log import EventLog
 from contracts.integrity import check_files, damaged_records
 from contracts.keys import check_key, create_key
 from contracts.log_memory import note, read_positions, require_same_log
+from contracts.passwords import check_passwords
+from contracts.private_files import create_private_files, make_private
 from contracts.settings import Section, Settings, load_settings, write_settings
 from contracts.weights.format import Tensor, Tensors, read_safetensors, root_of
 from contracts.weights.key_files import signer_of
@@ -55,6 +57,7 @@ def claimed(home: Path) -> Iterator[None]:
     """
     path = home / "up.lock"
     made = [place for place in (path, home) if not place.exists()]
+    create_private_files()
     try:
         home.mkdir(parents=True, exist_ok=True)
         lock = path.open("a")
@@ -68,6 +71,7 @@ def claimed(home: Path) -> Iterator[None]:
         if not (path.exists() and os.path.samestat(path.stat(), os.fstat(lock.fileno()))):
             raise InvalidSettings(f"another start in {home} was refused at this moment; try again")
         try:
+            make_private(home)
             yield
         finally:
             _unmake(made, path)
@@ -93,6 +97,7 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
         Damaged: a file of the home is not what was written.
         Unavailable: the log or the database cannot be used.
     """
+    check_passwords(settings, os.environ)
     check_tasks(settings.tasks, settings.web_url, print)
     is_started = (settings.home / "millrace.toml").exists()
     if is_started:
@@ -214,7 +219,8 @@ def _continued(settings: Settings, held: Settings) -> Settings:
         )
     servers = ("database_url", "kafka", "kafka_session_seconds", "redis", "weights_url")
     written = ("requests_per_minute", "signals_per_minute", "weights_unsigned")
-    update = {name: getattr(settings, name) or getattr(held, name) for name in servers + written}
+    update = {name: getattr(settings, name) or getattr(held, name) for name in servers}
+    update |= {name: getattr(settings if name in settings.model_fields_set else held, name) for name in written}
     return settings.model_copy(update={"run": held.run, **update})
 
 

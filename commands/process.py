@@ -22,6 +22,8 @@ from contracts.errors import Damaged, InvalidSettings, InvalidTask, LogLost, Pos
 from contracts.log_memory import require_same_log
 from contracts.logs import set_up_logs
 from contracts.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS, Check, Operations
+from contracts.passwords import check_passwords
+from contracts.private_files import create_private_files
 from contracts.settings import load_settings
 
 _SERVERS = {"engine", "web", "inference", "feedback", "dashboard"}  # uvicorn handles the signals of these itself
@@ -49,6 +51,7 @@ def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> N
 
     `options`: what else its `main` takes.
     """
+    create_private_files()
     set_up_logs(name)
     stop = threading.Event()
     if supervised:
@@ -56,6 +59,7 @@ def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> N
     try:
         # A process that is still importing has nothing to finish: a signal ends it at once.
         module = importlib.import_module(PROCESSES[name])
+        check_passwords(load_settings(home), os.environ)
         if name in _ON_THE_LOG:
             _check_log(home)
         if name in _SERVERS:

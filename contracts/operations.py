@@ -33,6 +33,8 @@ LONGEST_WORK_SECONDS = 1800.0
 Check = Callable[[], None]
 """Raises a `MillraceError` if what it looks at is not usable."""
 
+_PATIENCE_SECONDS = 10.0
+_READY_SECONDS = 1.0
 _OK, _NOT_FOUND, _UNAVAILABLE = 200, 404, 503
 
 
@@ -53,6 +55,8 @@ class Operations:
         self._longest = longest_step_seconds
         self._checks = dict(checks or {})
         self._draining = threading.Event()
+        self._checking = threading.Lock()
+        self._checked_at, self._found = float("-inf"), dict[str, str]()
         self._server: ThreadingHTTPServer | None = None
         step_done()
         listening = _listening_socket()
@@ -83,18 +87,27 @@ class Operations:
 
     def _problems(self) -> dict[str, str]:
         problems = {"draining": "told to stop"} if self._draining.is_set() else {}
-        problems |= _troubles
-        for name, check in self._checks.items():
-            try:
-                check()
-            except MillraceError as error:
-                problems[name] = error.message
-        return problems
+        return problems | _troubles | self._checked()
+
+    def _checked(self) -> dict[str, str]:
+        """What the checks say; they run at most once a second, and not twice at a time."""
+        with self._checking:
+            if time.monotonic() - self._checked_at >= _READY_SECONDS:
+                self._found = {}
+                for name, check in self._checks.items():
+                    try:
+                        check()
+                    except MillraceError as error:
+                        self._found[name] = error.message
+                self._checked_at = time.monotonic()
+            return dict(self._found)
 
     def _serve(self, listening: socket.socket) -> None:
         operations = self
 
         class Handler(BaseHTTPRequestHandler):
+            timeout = _PATIENCE_SECONDS
+
             def do_GET(self) -> None:
                 answer = operations.answer(self.path.partition("?")[0])
                 self.send_response(answer.status)

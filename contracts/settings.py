@@ -77,9 +77,9 @@ class Settings(Section):
     """Silence after which Kafka gives a worker's partitions to its replicas, within the broker's bounds; else 15."""
     redis: str | None = None
     """`redis://host:port/0`, what replicas tell each other in passing; without it each process only knows itself."""
-    requests_per_minute: int = Field(default=0, ge=0, le=1_000_000)
+    requests_per_minute: int = Field(default=6_000, ge=0, le=1_000_000)
     """Chat requests that one key may send in a minute, over all replicas; 0: as many as it likes. Operators' always may."""
-    signals_per_minute: int = Field(default=0, ge=0, le=1_000_000)
+    signals_per_minute: int = Field(default=30_000, ge=0, le=1_000_000)
     """Signals that one key may send in a minute, likewise."""
     weights_url: str | None = None
     """`s3://bucket/prefix`; without it a folder in the home. Keys and endpoint come from AWS_* variables."""

@@ -29,13 +29,15 @@ from contracts.logs import set_up_logs
 from contracts.metrics import REQUEST_SECONDS, REQUESTS, REQUESTS_IN_FLIGHT
 from contracts.operations import Operations, step_done
 from contracts.settings import Settings, load_settings
+from services.guarding import FailedKeys, GuardedProtocol, address_of
 from services.http import make_service, reply
 
 MIN_FREE_BYTES = 64 * 2**20
 DRAIN_SECONDS = 10
 _KEEP_ALIVE_SECONDS = 75
 _BEAT_SECONDS, _ENGINE_SECONDS = 1.0, 5.0
-_BAD_REQUEST, _UNAVAILABLE = 400, 503
+_READY_SECONDS = 1.0
+_BAD_REQUEST, _UNAUTHORIZED, _TOO_MANY, _UNAVAILABLE = 400, 401, 429, 503
 _OWN_PATHS = frozenset(("/health", "/ready"))
 _log = structlog.get_logger(__name__)
 
@@ -59,6 +61,7 @@ def make_web(children: Mapping[str, FastAPI], checks: Mapping[str, Ready]) -> Fa
             beating.cancel()
 
     web = make_service("Millrace", lifespan)
+    readiness = _Readiness(checks)
 
     @web.get("/health")
     async def health() -> Response:
@@ -66,13 +69,37 @@ def make_web(children: Mapping[str, FastAPI], checks: Mapping[str, Ready]) -> Fa
 
     @web.get("/ready")
     async def ready() -> Response:
-        problems = await asyncio.to_thread(_problems, checks)
+        problems = await readiness.problems()
         return reply({"ready": not problems, "problems": problems}, _UNAVAILABLE if problems else 200)
 
     web.add_middleware(
         _ToChildren, children={prefix: Measured(child, _service_of(child)) for prefix, child in children.items()}
     )
     return web
+
+
+class _Readiness:
+    """Looks at most once a second, however many ask. Belongs to one event loop."""
+
+    def __init__(self, checks: Mapping[str, Ready]) -> None:
+        self._checks = checks
+        self._known: dict[str, str] = {}
+        self._looked_at = float("-inf")
+        self._looking: asyncio.Task[dict[str, str]] | None = None
+
+    async def problems(self) -> dict[str, str]:
+        """What keeps this process from serving, by name."""
+        if time.monotonic() - self._looked_at < _READY_SECONDS:
+            return self._known
+        if self._looking is None:
+            self._looking = asyncio.create_task(asyncio.to_thread(_problems, self._checks))
+            self._looking.add_done_callback(self._seen)
+        return await asyncio.shield(self._looking)
+
+    def _seen(self, looked: asyncio.Task[dict[str, str]]) -> None:
+        self._looking = None
+        if not looked.cancelled() and looked.exception() is None:
+            self._known, self._looked_at = looked.result(), time.monotonic()
 
 
 class _ToChildren:
@@ -94,11 +121,12 @@ class Measured:
     """Counts and times the requests of one service, and binds what its log lines are about.
 
     The id of a request is the client's `x-request-id` or a new one, and goes back to the client unless the service
-    has a better one.
+    has a better one. Answers about refused keys are held back, see `FailedKeys`.
     """
 
     def __init__(self, app: ASGIApp, service: str) -> None:
         self._app = app
+        self._failed_keys = FailedKeys()
         self._service = service
         self._in_flight = REQUESTS_IN_FLIGHT.labels(service)
         self._seconds = REQUEST_SECONDS.labels(service)
@@ -113,6 +141,9 @@ class Measured:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message).setdefault("x-request-id", request)
+                if status == _UNAUTHORIZED and not await self._failed_keys.hold_back(address_of(scope)):
+                    message["status"] = status = _TOO_MANY
+                    MutableHeaders(scope=message)["retry-after"] = "10"
             await send(message)
 
         structlog.contextvars.clear_contextvars()
@@ -182,7 +213,8 @@ def run_services(
     config = uvicorn.Config(
         make_web(make(settings), ready),
         loop="uvloop",
-        http="httptools",
+        http=GuardedProtocol,
+        ws="none",
         access_log=False,
         log_level="warning",
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,

@@ -212,7 +212,7 @@ def write_private_key(path: Path, key: Ed25519PrivateKey) -> None:
 def write_public_key(folder: Path, key: Ed25519PublicKey) -> Path:
     """Put a public key into a folder under its id, and say where it is. Raises InvalidSettings, Unavailable."""
     path = folder / f"{key_id_of(key)}.pub"
-    _write(path, public_pem(key), 0o644)
+    _write(path, public_pem(key), 0o600)
     return path
 
 

@@ -44,8 +44,8 @@ HOME = "/var/lib/millrace"
 
 
 def plain(text: str) -> str:
-    """A value of the file as it is where the environment says nothing."""
-    return re.sub(r"\$\{\w+:?-([^}]*)\}", r"\1", text)
+    """A value of the file as it is where the environment says nothing but the passwords that `deploy/env` makes."""
+    return re.sub(r"\$\{\w+:?-([^}]*)\}", r"\1", re.sub(r"\$\{(\w+):\?[^}]*\}", r"the-\1", text))
 
 
 def words(name: str) -> list[str]:
@@ -197,7 +197,7 @@ def test_init_is_called_as_the_command_line_has_it() -> None:
     assert told.keys() <= names
     assert told["--home"] == HOME
     assert told["--kafka"] == SERVICES["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"].partition("://")[2]
-    assert told["--redis"] == "redis://redis:6379/0"
+    assert told["--redis"] == "redis://:the-REDIS_PASSWORD@redis:6379/0"
     postgres = {key: plain(value) for key, value in SERVICES["postgres"]["environment"].items()}
     login = f"{postgres['POSTGRES_USER']}:{postgres['POSTGRES_PASSWORD']}"
     assert told["--database"] == f"postgresql+psycopg://{login}@postgres/{postgres['POSTGRES_DB']}"
@@ -316,7 +316,9 @@ def test_redis_has_the_same_flags() -> None:
     [line] = re.findall(r"redis-server (--.*?) >", started)
     there = options(shlex.split(line))
     of_the_place = {"--bind", "--port", "--dir"}
-    assert options(words("redis")) == {name: value for name, value in there.items() if name not in of_the_place}
+    here = options(words("redis"))
+    assert here.pop("--requirepass") == "the-REDIS_PASSWORD"
+    assert here == {name: value for name, value in there.items() if name not in of_the_place}
 
 
 def test_the_object_store_is_the_same_version_and_has_the_bucket() -> None:
@@ -335,7 +337,22 @@ def test_both_start_the_same_servers() -> None:
     assert set(names.split()) == STANDS_ON
 
 
-def test_secrets_have_local_defaults_or_none() -> None:
+def test_no_secret_has_a_default_and_one_command_writes_them_all(tmp_path: Path) -> None:
     text = (ROOT / "docker-compose.yml").read_text()
-    defaults = dict(re.findall(r"\$\{(\w*(?:PASSWORD|SECRET|KEY)\w*):?-([^}]*)\}", text))
-    assert set(defaults.values()) == {"millrace"}
+    kind = r"\w*(?:PASSWORD|SECRET|KEY)\w*"
+    assert not re.findall(rf"\$\{{{kind}:?-", text)
+    wanted = set(re.findall(rf"\$\{{({kind}):\?run deploy/env first\}}", text))
+    script = tmp_path / "deploy" / "env"
+    script.parent.mkdir()
+    shutil.copy(ROOT / "deploy" / "env", script)
+    subprocess.run([script], check=True, capture_output=True)  # noqa: S603 our own script
+    file = tmp_path / ".env"
+    written = dict(line.split("=") for line in file.read_text().split())
+    assert wanted <= written.keys()
+    assert len(set(written.values())) == len(written)
+    assert all(len(value) >= 48 for value in written.values())
+    assert file.stat().st_mode & 0o777 == 0o600
+    again = subprocess.run([script], check=False, capture_output=True, text=True)  # noqa: S603 our own script
+    assert again.returncode == 1
+    assert "in use" in again.stderr
+    assert file.read_text().split() == [f"{name}={value}" for name, value in written.items()]

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from contracts.database import Database
 from contracts.keys import Role, create_key
 from contracts.settings import Settings
+from services.guarding import GuardedProtocol
 
 TASK = """
 name = "booking"
@@ -69,7 +70,9 @@ class _Server(uvicorn.Server):
 @contextmanager
 def serve(app: ASGIApp) -> Iterator[str]:
     """Run an application in a thread; its URL."""
-    config = uvicorn.Config(app, "127.0.0.1", 0, ws="none", log_level="critical", timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        app, "127.0.0.1", 0, http=GuardedProtocol, ws="none", log_level="critical", timeout_graceful_shutdown=5
+    )
     server = _Server(config)
     thread = threading.Thread(target=server.run, name="serve")
     thread.start()

@@ -43,9 +43,8 @@ def test_one_port_serves_everything(tmp_path: Path, database: Database, stage: S
         assert client.get("/ready").json() == {"ready": True, "problems": {}}
 
         stage.engine.serving = False
-        ready = client.get("/ready")
-        assert ready.status_code == 503
-        assert list(ready.json()["problems"]) == ["engine"]
+        wait_until(lambda: client.get("/ready").status_code == 503)  # it looks once a second
+        assert list(client.get("/ready").json()["problems"]) == ["engine"]
 
 
 @pytest.mark.slow
