@@ -62,6 +62,8 @@ class Home:
     def __init__(self, folder: Path, bucket: BucketServer, engine_port: int) -> None:
         self.folder = folder / "home"
         settings = Settings(
+            requests_per_minute=0,
+            signals_per_minute=0,
             home=self.folder,
             run="kills",
             policy=POLICY,

@@ -61,6 +61,8 @@ class FeedbackWorld:
         for number in range(replicas):
             home = folder / str(number)
             settings = Settings(
+                requests_per_minute=0,
+                signals_per_minute=0,
                 home=home,
                 run=name.replace("_", "-"),
                 policy="benchmark",

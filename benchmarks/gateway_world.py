@@ -138,6 +138,8 @@ def running(home: Path, kafka: str | None, run: str) -> Iterator[World]:
         assert mock.stdout is not None  # noqa: S101 it was opened as a pipe
         engine_port = int(mock.stdout.readline())
         settings = Settings(
+            requests_per_minute=0,
+            signals_per_minute=0,
             home=home,
             run=run,
             policy="gateway",

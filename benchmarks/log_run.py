@@ -124,6 +124,8 @@ def a_world(arm: Arm) -> Iterator[World]:
         home = Path(folder)
         (home / "task.toml").write_text(task_text())
         settings = Settings(
+            requests_per_minute=0,
+            signals_per_minute=0,
             home=home,
             run=run,
             policy=TASK,
