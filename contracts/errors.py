@@ -15,7 +15,8 @@ MillraceError
 │       ├── VersionRevoked       a rollback took the version back for good
 │       └── VersionNotServed     the version a request asks for does not serve now; a retry may find it
 ├── Unauthorized (401)
-├── Forbidden (403)
+├── Forbidden (403)             the key is good, and its role may not do this
+│   └── MissingScope             the key lacks a scope, which `scope` names
 ├── RateLimited (429)            more than the operator allows one key in a minute
 ├── Unavailable (503)            try again: storage full, engine restarting
 │   ├── EngineRestarted          the generation loop died under the request: nothing of it was kept
@@ -128,6 +129,10 @@ class Unauthorized(MillraceError):
 class Forbidden(MillraceError):
     status = 403
     code = "operator_key_required"
+
+
+class MissingScope(Forbidden):
+    code = "missing_scope"
 
 
 class RateLimited(MillraceError):

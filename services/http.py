@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from functools import wraps
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 import structlog
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
+from fastapi.security import SecurityScopes
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.database import Database
 from contracts.errors import InvalidRequest, MillraceError, Unauthorized, Unavailable
 from contracts.keys import Caller, check_key
+from contracts.keys import Scope as KeyScope
+from services.rights import scopes_of
 
 MAX_BODY_BYTES = 8 * 2**20
 _KEY_SECONDS = 2.0
@@ -130,21 +134,24 @@ def invalid_shape(error: msgspec.ValidationError) -> InvalidRequest:
 
 
 class KeyRing:
-    """Knows who calls. A key is looked up once in two seconds, so a revoked one works that much longer.
+    """Knows who calls. A key is looked up once in two seconds, so a revoked one works that much longer, an expired one not at all.
 
-    While the database is away, keys that worked when they were last looked up go on working.
+    While the database is away, keys that worked when they were last looked up go on working, until they expire.
     """
 
-    def __init__(self, database: Database, keep_seconds: float = _KEY_SECONDS) -> None:
+    def __init__(
+        self, database: Database, keep_seconds: float = _KEY_SECONDS, clock: Callable[[], float] = time.time
+    ) -> None:
         self._database = database
         self._keep = keep_seconds
+        self._clock = clock
         self._known: dict[str, tuple[float, Caller]] = {}
 
     async def caller(self, authorization: str) -> Caller:
         """Who is behind an `Authorization` header.
 
         Raises:
-            Unauthorized: no key, or one that we do not know.
+            Unauthorized: no key, or one that we do not know, or that was revoked or has expired.
             Unavailable: the database is away, and this key was not seen before.
         """
         until, caller = self._known.get(authorization, (0.0, None))
@@ -161,20 +168,42 @@ class KeyRing:
             if len(self._known) >= _MAX_KEYS:
                 self._known.clear()
             self._known[authorization] = (time.monotonic() + self._keep, caller)
+        if caller.expires_at is not None and caller.expires_at <= self._clock():
+            raise Unauthorized(f"the key {caller.key_id} has expired; make another with: millrace keys api new")
         return caller
 
     def _look_up(self, authorization: str) -> Caller:
         with self._database.snapshot() as connection:
-            return check_key(connection, authorization)
+            return check_key(connection, authorization, self._clock())
 
 
-async def find_caller(request: Request) -> Caller:
-    """Who makes this request; see `KeyRing.caller`."""
+async def find_caller(request: Request, scope: KeyScope) -> Caller:
+    """Who makes this request, which needs this scope; see `KeyRing.caller`. Raises MissingScope too."""
     keys: KeyRing = request.app.state.keys
     caller = await keys.caller(request.headers.get("authorization", ""))
     structlog.contextvars.bind_contextvars(key=caller.key_id, tenant=caller.tenant)
+    caller.require(scope)
     return caller
 
 
-AnyCaller = Annotated[Caller, Depends(find_caller)]
-"""The caller of a request, for services that keep their `KeyRing` in `state.keys`."""
+async def _find_caller(request: Request, needed: SecurityScopes) -> Caller:
+    [scope] = needed.scopes
+    return await find_caller(request, scope)  # type: ignore[arg-type] # one of the aliases below
+
+
+InferenceCaller = Annotated[Caller, Security(_find_caller, scopes=["inference"])]
+"""The caller of a request that asks for answers, for services that keep their `KeyRing` in `state.keys`."""
+FeedbackCaller = Annotated[Caller, Security(_find_caller, scopes=["feedback"])]
+OperatorReader = Annotated[Caller, Security(_find_caller, scopes=["operator:read"])]
+OperatorWriter = Annotated[Caller, Security(_find_caller, scopes=["operator:write"])]
+
+
+def with_caller(handle: Callable[[Request, Caller], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """A route for `add_route`, without FastAPI's dependencies and their cost: the scope is that of the `caller` parameter."""
+    [[scope]] = scopes_of(handle)
+
+    @wraps(handle)
+    async def handle_known(request: Request) -> Response:
+        return await handle(request, await find_caller(request, scope))  # type: ignore[arg-type] # see above
+
+    return handle_known

@@ -164,6 +164,7 @@ dashboard_session = Table(
     Column("csrf", String(64), nullable=False),
     Column("started_at", Float, nullable=False),
     Column("used_at", Float, nullable=False),
+    Column("key_id", String(32)),
 )
 
 api_key = Table(
@@ -174,4 +175,8 @@ api_key = Table(
     Column("role", String(16), nullable=False),
     Column("tenant", String(64), nullable=False),
     Column("created_at", Float, nullable=False),
+    Column("scopes", String(128), nullable=False, server_default=""),
+    Column("name", String(64), nullable=False, server_default=""),
+    Column("expires_at", Float),
+    Column("revoked_at", Float),
 )

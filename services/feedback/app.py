@@ -20,7 +20,7 @@ from services.feedback.desk import Accepted, Desk
 from services.feedback.relaying import RelayThread
 from services.feedback.repository import PROCESS
 from services.feedback.writer import Writer
-from services.http import AnyCaller, KeyRing, ShapeType, find_caller, make_service, read_json, reply
+from services.http import FeedbackCaller, KeyRing, ShapeType, make_service, read_json, reply, with_caller
 from services.limits import Limit
 
 MAX_ITEMS = 1000
@@ -60,8 +60,8 @@ def create_app(settings: Settings, *, event_log: EventLog | None = None, passing
 
 
 def _add_routes(service: FastAPI, desk: Desk, limit: Limit) -> None:
-    async def submit(request: Request) -> Response:
-        caller = await find_caller(request)
+    @with_caller
+    async def submit(request: Request, caller: FeedbackCaller) -> Response:
         standing = await limit.check(caller)
         body = await request.body()
         item = await _read(desk, dict[str, Any], body)
@@ -74,7 +74,7 @@ def _add_routes(service: FastAPI, desk: Desk, limit: Limit) -> None:
     service.add_route("/v1/feedback", submit, methods=["POST"])
 
     @service.post("/v1/feedback/batch")
-    async def submit_batch(request: Request, caller: AnyCaller) -> Response:
+    async def submit_batch(request: Request, caller: FeedbackCaller) -> Response:
         body = await request.body()
         batch = await _read(desk, _Batch, body)
         if len(batch.items) > MAX_ITEMS:
@@ -85,11 +85,11 @@ def _add_routes(service: FastAPI, desk: Desk, limit: Limit) -> None:
         return reply(_answers(results), _MULTIPLE, standing)
 
     @service.get("/v1/feedback/{signal_id:path}")
-    def show(signal_id: str, caller: AnyCaller) -> Response:
+    def show(signal_id: str, caller: FeedbackCaller) -> Response:
         return reply(desk.show(signal_id, caller.tenant))
 
     @service.delete("/v1/feedback/{signal_id:path}")
-    async def retract(signal_id: str, caller: AnyCaller) -> Response:
+    async def retract(signal_id: str, caller: FeedbackCaller) -> Response:
         return reply(await desk.retract(signal_id, caller.tenant), _ACCEPTED)
 
 

@@ -17,7 +17,7 @@ from contracts.passing import Passing
 from contracts.settings import Settings
 from contracts.spool import Spool
 from contracts.tasks.loading import load_tasks
-from services.http import AnyCaller, KeyRing, find_caller, make_service, reply
+from services.http import InferenceCaller, KeyRing, make_service, reply, with_caller
 from services.inference import hot_load
 from services.inference.arms import Assignments
 from services.inference.endpoint import Endpoint
@@ -104,8 +104,8 @@ def _durable_versions(settings: Settings) -> list[int]:
 
 
 def _add_routes(service: FastAPI, endpoint: Endpoint, repeats: Repeats, limit: Limit) -> None:
-    async def create_chat_completion(client: Request) -> Response:
-        caller = await find_caller(client)
+    @with_caller
+    async def create_chat_completion(client: Request, caller: InferenceCaller) -> Response:
         standing, body = await limit.check(caller), await client.body()
         request = parse_chat_request(body)
         plan = await endpoint.plan(request, caller, client.headers.get("x-millrace-purpose"))
@@ -120,11 +120,11 @@ def _add_routes(service: FastAPI, endpoint: Endpoint, repeats: Repeats, limit: L
     service.add_route("/v1/chat/completions", create_chat_completion, methods=["POST"])
 
     @service.get("/v1/models")
-    async def list_models(_caller: AnyCaller) -> Response:
+    async def list_models(_caller: InferenceCaller) -> Response:
         return reply({"object": "list", "data": [_model(name) for name in await endpoint.models()]})
 
     @service.get("/v1/models/{name}")
-    async def retrieve_model(name: str, _caller: AnyCaller) -> Response:
+    async def retrieve_model(name: str, _caller: InferenceCaller) -> Response:
         names = await endpoint.models()
         if name not in names:
             raise UnknownModel(f"the model {name!r} does not exist; there are {names}", param="model")
