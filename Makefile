@@ -1,6 +1,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 SEED ?= 1
+CASES ?= 5000
 PROFILE ?= embedded
 SERVICES := $(or $(MILLRACE_SERVICES),runs/services)
 # With PROFILE=services the servers are started if need be, and their addresses read.
@@ -10,7 +11,7 @@ CPU ?= native
 AS_avx2 := ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 AS_default := ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2
 
-.PHONY: help setup demo demo-seeds smoke bench test test-slow test-torch test-services services services-stop check browser clean
+.PHONY: help setup attacks fuzz demo demo-seeds smoke bench test test-slow test-torch test-services services services-stop check browser clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -42,6 +43,12 @@ test-torch: setup  ## Run those that touch torch as another CPU would (CPU=nativ
 
 test-slow: setup  ## Run those that take longer and need no server: every process killed, under load
 	$(BIN)/pytest -m "slow and not services and not gpu and not browser"
+
+fuzz: setup  ## Send 5,000 requests made from the served OpenAPI document (CASES=5000): no answer may be a 5xx
+	MILLRACE_CASES=$(CASES) $(BIN)/pytest -n0 tests/integration/test_http_cases.py
+
+attacks: setup  ## Try every attack that is known; nothing may get through
+	$(BIN)/python -m benchmarks.attacks
 
 services: setup  ## Start a Kafka broker, PostgreSQL, Redis and an S3 server on this machine
 	deploy/services start

@@ -13,7 +13,10 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import httpx
 import structlog
@@ -29,6 +32,7 @@ from contracts.logs import set_up_logs
 from contracts.metrics import REQUEST_SECONDS, REQUESTS, REQUESTS_IN_FLIGHT
 from contracts.operations import Operations, step_done
 from contracts.settings import Settings, load_settings
+from services import openapi
 from services.guarding import FailedKeys, GuardedProtocol, address_of
 from services.http import make_service, reply
 
@@ -38,7 +42,7 @@ _KEEP_ALIVE_SECONDS = 75
 _BEAT_SECONDS, _ENGINE_SECONDS = 1.0, 5.0
 _READY_SECONDS = 1.0
 _BAD_REQUEST, _UNAUTHORIZED, _TOO_MANY, _UNAVAILABLE = 400, 401, 429, 503
-_OWN_PATHS = frozenset(("/health", "/ready"))
+_OWN_PATHS = frozenset(("/health", "/ready", openapi.PATH))
 _log = structlog.get_logger(__name__)
 
 Ready = Callable[[], None]
@@ -71,6 +75,14 @@ def make_web(children: Mapping[str, FastAPI], checks: Mapping[str, Ready]) -> Fa
     async def ready() -> Response:
         problems = await readiness.problems()
         return reply({"ready": not problems, "problems": problems}, _UNAVAILABLE if problems else 200)
+
+    @web.get(openapi.PATH)
+    async def describe() -> Response:
+        return reply(document())
+
+    @cache
+    def document() -> dict[str, Any]:
+        return openapi.make_document([*dict.fromkeys(children.values()), web], metadata.version("millrace"))
 
     web.add_middleware(
         _ToChildren, children={prefix: Measured(child, _service_of(child)) for prefix, child in children.items()}

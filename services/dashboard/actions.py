@@ -15,6 +15,7 @@ from contracts.rollback_effects import describe, describe_treatment, read_effect
 from contracts.version_parents import BASE, stored_parents
 from services.dashboard.access import Body, Operator, SignedIn, own_page
 from services.http import read_json, reply
+from services.openapi import takes
 
 router = APIRouter(dependencies=[Depends(own_page)])
 
@@ -65,6 +66,7 @@ def preview(request: Request, session: SignedIn, to: Version = None) -> Response
 
 
 @router.post("/api/rollback")
+@takes(RollbackRequest)
 def roll_back(request: Request, session: Operator, body: Body) -> Response:
     """Go back to an accepted version, once a person has confirmed it."""
     wanted = read_json(RollbackRequest, body)
@@ -89,6 +91,7 @@ def roll_back(request: Request, session: Operator, body: Body) -> Response:
 
 
 @router.post("/api/promote")
+@takes(PromoteRequest)
 def promote(request: Request, session: Operator, body: Body) -> Response:
     """Serve a newer published version, once a person has confirmed it."""
     wanted = read_json(PromoteRequest, body)

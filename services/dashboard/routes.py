@@ -19,6 +19,7 @@ from services.dashboard.generations.routes import router as generations
 from services.dashboard.policies.routes import router as policies
 from services.dashboard.rewards.routes import router as rewards
 from services.dashboard.sessions import COOKIE, spend_token
+from services.openapi import Form, takes
 
 CHECK_SECONDS = 5.0
 """How long an open stream goes on after its session ended."""
@@ -46,6 +47,7 @@ def ledger(request: Request, session: SignedIn) -> Response:
 
 
 @pages.post("/api/login", dependencies=[Depends(own_page)])
+@takes(Form(("key", "next")))
 def login(request: Request, body: Body) -> Response:
     """Exchange a key for a session."""
     fields = parse_qs(body.decode(errors="replace"))

@@ -19,9 +19,11 @@ from contracts.tasks.loading import load_tasks
 from services.feedback.desk import Accepted, Desk
 from services.feedback.relaying import RelayThread
 from services.feedback.repository import PROCESS
+from services.feedback.requests import FeedbackItem
 from services.feedback.writer import Writer
 from services.http import FeedbackCaller, KeyRing, ShapeType, make_service, read_json, reply, with_caller
 from services.limits import Limit
+from services.openapi import takes
 
 MAX_ITEMS = 1000
 _ACCEPTED, _MULTIPLE = 202, 207
@@ -29,6 +31,12 @@ _ACCEPTED, _MULTIPLE = 202, 207
 
 class _Batch(msgspec.Struct):
     items: list[Any]
+
+
+class FeedbackBatch(msgspec.Struct):
+    """What a batch should be; items are read one by one, so that a bad one costs itself."""
+
+    items: list[FeedbackItem]
 
 
 def create_app(settings: Settings, *, event_log: EventLog | None = None, passing: Passing | None = None) -> FastAPI:
@@ -61,6 +69,7 @@ def create_app(settings: Settings, *, event_log: EventLog | None = None, passing
 
 def _add_routes(service: FastAPI, desk: Desk, limit: Limit) -> None:
     @with_caller
+    @takes(FeedbackItem)
     async def submit(request: Request, caller: FeedbackCaller) -> Response:
         standing = await limit.check(caller)
         body = await request.body()
@@ -74,6 +83,7 @@ def _add_routes(service: FastAPI, desk: Desk, limit: Limit) -> None:
     service.add_route("/v1/feedback", submit, methods=["POST"])
 
     @service.post("/v1/feedback/batch")
+    @takes(FeedbackBatch)
     async def submit_batch(request: Request, caller: FeedbackCaller) -> Response:
         body = await request.body()
         batch = await _read(desk, _Batch, body)

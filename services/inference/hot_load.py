@@ -32,6 +32,7 @@ from services.http import OperatorReader, OperatorWriter, read_json, reply
 from services.inference.arms import Assignments
 from services.inference.engine_client import EngineClient
 from services.inference.engine_wire import Health
+from services.openapi import takes
 
 PATH = "/hot_load/v1/models/hot_load"
 COMPRESSIONS = ("millrace", "arc_v2")
@@ -128,6 +129,7 @@ def add_routes(service: FastAPI, hot_load: HotLoad) -> None:
     """Both routes."""
 
     @service.post(PATH)
+    @takes(Signal)
     async def signal(request: Request, caller: OperatorWriter) -> Response:
         wanted = read_json(Signal, await request.body())
         return reply(await asyncio.to_thread(hot_load.point, wanted, caller))

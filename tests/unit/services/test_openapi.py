@@ -1,0 +1,65 @@
+"""The document is made from the routes: what is served stands in it, with its body and its rights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from contracts.database import Database
+from services.openapi import routes_of
+from services.serving import make_web
+from services.web import make
+from tests.unit.services.inference.world import make_base
+from tests.unit.services.serving import make_home, serve
+
+_METHODS_WITH_BODY = {"post", "put", "patch"}
+_WITHOUT_BODY = {"/api/logout"}
+
+
+@pytest.fixture
+def document(tmp_path: Path, database: Database) -> Iterator[dict[str, Any]]:
+    assert database
+    make_base(tmp_path / "base")
+    with serve(make_web(make(make_home(tmp_path)), {})) as url:
+        yield httpx.get(f"{url}/openapi.json").raise_for_status().json()
+
+
+def test_every_route_stands_in_it(document: dict[str, Any], tmp_path: Path) -> None:
+    served = {
+        (re.sub(r":\w+}", "}", route.path), method.lower())
+        for service in make(make_home(tmp_path)).values()
+        for route in routes_of(service)
+        for method in route.methods
+    }
+    frame = {("/health", "get"), ("/ready", "get"), ("/openapi.json", "get")}
+    assert {(path, method) for path, item in document["paths"].items() for method in item} == served | frame
+
+
+def test_what_takes_a_body_says_which(document: dict[str, Any]) -> None:
+    silent = {
+        path
+        for path, item in document["paths"].items()
+        for method, operation in item.items()
+        if method in _METHODS_WITH_BODY and "requestBody" not in operation
+    }
+    assert silent == _WITHOUT_BODY
+    chat = document["paths"]["/v1/chat/completions"]["post"]
+    assert chat["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatRequest"}
+    assert document["components"]["schemas"]["ChatRequest"]["required"] == ["model", "messages"]
+
+
+def test_it_names_rights_parameters_and_nothing_that_is_not_there(document: dict[str, Any]) -> None:
+    paths = document["paths"]
+    assert paths["/v1/chat/completions"]["post"]["security"] == [{"key": ["inference"]}]
+    assert paths["/v1/feedback/{signal_id}"]["delete"]["security"] == [{"key": ["feedback"]}]
+    assert "security" not in paths["/health"]["get"]
+    assert {parameter["name"] for parameter in paths["/api/rollback"]["get"]["parameters"]} == {"to"}
+    references = set(re.findall(r"#/components/schemas/(\w+)", str(document)))
+    assert references <= document["components"]["schemas"].keys()
+    operations = [operation["operationId"] for item in paths.values() for operation in item.values()]
+    assert len(set(operations)) == len(operations)
