@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 
+from benchmarks.attacks.attack import Attack
+from benchmarks.attacks.servers import START, attacks, impatient, sized, talk
 from contracts.errors import Unavailable
 from contracts.operations import Operations
 from services import guarding
 from services.guarding import MAX_HEADER_BYTES, FailedKeys, address_of
 from services.serving import Measured, make_web
 from tests.unit.services.serving import serve
-
-_START = b"POST /size HTTP/1.1\r\nhost: here\r\n"
-
-
-def sized() -> FastAPI:
-    app = FastAPI(title="Millrace sample")
-
-    @app.post("/size")
-    async def size(request: Request) -> dict[str, int]:
-        return {"bytes": len(await request.body()), "headers": len(request.headers)}
-
-    @app.get("/secret")
-    async def secret(request: Request) -> Response:
-        return Response(status_code=200 if request.headers.get("authorization") == "good" else 401)
-
-    return app
 
 
 @pytest.fixture
@@ -43,41 +28,14 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarding, "HEADER_SECONDS", 0.2)
-    monkeypatch.setattr(guarding, "BODY_SECONDS", 0.4)
+def hurried() -> Iterator[None]:
+    with impatient():
+        yield
 
 
-def talk(url: str, *pieces: bytes, seconds: float = 5.0, pause: float = 0.01) -> bytes:
-    """Send pieces one after the other; all that comes back until the server hangs up."""
-    place = httpx.URL(url)
-    with socket.create_connection((place.host, place.port or 80), timeout=seconds) as connection:
-        received = b""
-        try:
-            for piece in pieces:
-                connection.sendall(piece)
-                time.sleep(pause)
-            while part := connection.recv(65536):
-                received += part
-        except (ConnectionResetError, BrokenPipeError):
-            pass
-        return received
-
-
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        (_START + b"x: " + b"a" * MAX_HEADER_BYTES + b"\r\n\r\n",),
-        (_START, b"x: ", *[b"a" * 2000] * 400),
-        (_START, *[b"x: y\r\n" * 1000] * 20),
-        (b"GET /" + b"a" * MAX_HEADER_BYTES + b" HTTP/1.1\r\n\r\n",),
-    ],
-    ids=["one header", "one that never ends", "many", "a path"],
-)
-def test_headers_are_bounded(url: str, pieces: tuple[bytes, ...]) -> None:
-    answer = talk(url, *pieces)
-    assert answer.startswith(b"HTTP/1.1 431") or answer == b"", answer[:200]
-    assert httpx.post(f"{url}/size", content=b"abc").json()["bytes"] == 3
+@pytest.mark.parametrize("attack", attacks(), ids=lambda attack: attack.name)
+def test_attacks_are_refused(attack: Attack) -> None:
+    assert attack.run() is None
 
 
 def test_a_complete_request_with_large_headers_is_told_why(url: str) -> None:
@@ -90,12 +48,6 @@ def test_headers_just_below_pass(url: str) -> None:
     assert httpx.post(f"{url}/size", headers={"x": "a" * (MAX_HEADER_BYTES - 500)}).status_code == 200
 
 
-def test_trailers_are_bounded(url: str) -> None:
-    chunked = _START + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n"
-    assert b"HTTP/1.1 200" not in talk(url, chunked, *[b"t: " + b"a" * 2000 + b"\r\n"] * 40)
-    assert b"HTTP/1.1 200" not in talk(url, chunked, b"t: ", *[b"a" * 20_000] * 40)
-
-
 def test_large_bodies_pass_whole_and_in_small_pieces(url: str) -> None:
     with httpx.Client(base_url=url) as client:  # one connection: what a request leaves behind must not hurt the next
         for _ in range(3):
@@ -103,15 +55,15 @@ def test_large_bodies_pass_whole_and_in_small_pieces(url: str) -> None:
             assert client.post("/size", content=(b"abc" for _ in range(20_000))).json()["bytes"] == 60_000
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize(
     ("pieces", "status"),
     [
         ((), b""),
         ((b"\r\n",), b""),
-        ((_START,), b"HTTP/1.1 408"),
-        (tuple(_START[i : i + 1] for i in range(30)), b"HTTP/1.1 408"),
-        ((_START + b"content-length: 10\r\n\r\nabc",), b"HTTP/1.1 500"),
+        ((START,), b"HTTP/1.1 408"),
+        (tuple(START[i : i + 1] for i in range(30)), b"HTTP/1.1 408"),
+        ((START + b"content-length: 10\r\n\r\nabc",), b"HTTP/1.1 500"),
     ],
     ids=["silence", "an empty line", "half of the headers", "a byte at a time", "half of the body"],
 )
@@ -120,7 +72,7 @@ def test_slow_senders_are_hung_up_on(url: str, pieces: tuple[bytes, ...], status
     assert answer.startswith(status) or answer == b"", answer
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("hurried")
 def test_a_slow_answer_is_no_slow_sender() -> None:
     app = FastAPI(title="Millrace sample")
 
