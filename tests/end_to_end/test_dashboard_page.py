@@ -82,7 +82,7 @@ class Site:
 
     def close(self) -> None:
         # In a process of its own a signal does both; signals reach the main thread only.
-        self._loop.call_soon_threadsafe(self._app.state.watcher.stop)
+        self._loop.call_soon_threadsafe(self._app.state.watchers.stop)
         self._server.should_exit = True
         self._thread.join()
         self._loop.close()
