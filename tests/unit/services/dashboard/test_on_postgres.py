@@ -75,8 +75,8 @@ def test_sessions_are_shared_and_bounded(settings: Settings) -> None:
         for number in range(MAX_SESSIONS):
             row = {"id_hash": f"{number}", "role": "app", "name": "", "csrf": "", "started_at": time.time()}
             repository.add(connection, row | {"used_at": time.time()})
-    session_id = Sessions(database).start("viewer", "v")
-    assert Sessions(other).find(session_id).name == "v"
+    session_id = Sessions(database).start(None)
+    assert Sessions(other).find(session_id).name == "one-time link"
     with database.snapshot() as connection:
         assert connection.execute(select(func.count()).select_from(dashboard_session)).scalar_one() == MAX_SESSIONS
         assert repository.find(connection, "0") is None
