@@ -110,7 +110,7 @@ class World(NamedTuple):
 @asynccontextmanager
 async def a_world() -> AsyncIterator[World]:
     """A home of its own, gone at the end."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         settings = Settings(
             home=Path(folder), run="attack", policy=POLICY, base=str(_EXAMPLE / "base"), tasks=(_EXAMPLE / "task.toml",),
             weights_unsigned=True, engine_port=1,

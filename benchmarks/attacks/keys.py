@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import httpx
 import msgspec
-from sqlalchemy import func, select
+from sqlalchemy import delete, func, select
 
 from benchmarks.attacks._asgi import HOST, Answer, ask
 from benchmarks.attacks._keys_world import (
@@ -27,7 +27,7 @@ from benchmarks.attacks._keys_world import (
     target_of,
 )
 from benchmarks.attacks.attack import Attack
-from contracts.tables import outbox, received_signal
+from contracts.tables import api_key, outbox, received_signal
 
 OPEN = frozenset((
     "GET /health", "GET /ready", "GET /", "POST /api/login", "POST /api/logout", "GET /static/{path}",
@@ -123,17 +123,17 @@ async def speak_as_others(world: World) -> list[str]:
         item = _item(world, kind)
         answer = await world.ask("POST", "/v1/feedback", key, item)
         if answer.status != _FORBIDDEN or b"submitter.kind" not in answer.body:
-            found.append(f"{kind}: {answer.status} {answer.body[:80]!r}")
+            found.append(f"{kind}: {answer.status}")
         answer = await world.ask("POST", "/v1/feedback/batch", key, {"items": [item, _item(world, kind)]})
         told = msgspec.json.decode(answer.body)
         if [error["status"] for error in told["errors"]] != [_FORBIDDEN] * 2:
-            found.append(f"{kind} in a batch: {told}")
+            found.append(f"{kind} in a batch: {len(told['successes'])} of 2 accepted")
     if (num := _num_written(world) - before) != 0:
         found.append(f"{num} rows were written")
     mixed = {"items": [_item(world, "user"), _item(world, "judge")]}
     told = msgspec.json.decode((await world.ask("POST", "/v1/feedback/batch", key, mixed)).body)
     if [item["index"] for item in told["successes"]] != [0] or [item["index"] for item in told["errors"]] != [1]:
-        found.append(f"a mixed batch: {told}")
+        found.append(f"of a mixed batch {len(told['successes'])} of 2 accepted")
     return found
 
 
@@ -152,8 +152,6 @@ async def other_purposes(world: World) -> list[str]:
 
 async def after_the_end(world: World) -> list[str]:
     """Nothing that was opened with a key outlives it for long."""
-    from contracts.keys import revoke_keys  # noqa: PLC0415 see above
-
     key = world.key("operator")
     holder = Holder("revoked", key, await world.sign_in(key), None)
     doors = {"GET /v1/models": holder, "GET /v1/feedback/{signal_id:path}": holder, "GET /api/state": holder}
@@ -162,10 +160,7 @@ async def after_the_end(world: World) -> list[str]:
     found = [f"{name} refused a good key" for name, answer in let_in.items() if answer.status in _REFUSED]
     stream = asyncio.create_task(_watch(world, holder))
     await asyncio.sleep(0.1)
-    database = world.database
-    with database.transaction() as connection:
-        revoke_keys(connection, [key.split("-")[2]], time.time())
-    database.close()
+    _revoke(world, key)
     await asyncio.sleep(LONGEST_SECONDS + 0.05)
     for name, who in doors.items():
         answer = await _as_holder(world, routes[name], who)
@@ -188,7 +183,6 @@ def _run(tried: Callable[[World], Coroutine[Any, Any, list[str]]]) -> Callable[[
 
 async def _holders(world: World) -> list[Holder]:
     from contracts.keys import SCOPES, NewKey, make_key, revoke_keys  # noqa: PLC0415 see above
-    from contracts.tables import api_key  # noqa: PLC0415 see above
 
     wanted = {f"an operator with {scope} only": NewKey("operator", scopes=frozenset((scope,))) for scope in SCOPES}
     wanted |= {
@@ -266,6 +260,18 @@ def _state(body: bytes) -> int:
 
 def _first_state(body: bytes) -> int:
     return _state(body.split(b"data: ", 1)[1].split(b"\n", 1)[0])
+
+
+def _revoke(world: World, key: str) -> None:
+    database = world.database
+    with database.transaction() as connection:
+        try:
+            from contracts.keys import revoke_keys  # noqa: PLC0415 see above
+        except ImportError:  # the code before this attack was closed: keys are revoked by deleting their row
+            connection.execute(delete(api_key).where(api_key.c.id == key.split("-")[2]))
+        else:
+            revoke_keys(connection, [key.split("-")[2]], time.time())
+    database.close()
 
 
 async def _watch(world: World, holder: Holder) -> None:
