@@ -15,7 +15,7 @@ from contracts.database import Database
 from contracts.settings import Settings
 from services.dashboard.loop.queries import read_rates
 from services.dashboard.loop.rates import rates, window_start
-from services.dashboard.occasional import Occasional
+from services.dashboard.occasional import COST_SHARE, MOST_SECONDS, Occasional
 from services.dashboard.own.queries import OwnTotals, read_scores, read_totals
 from services.dashboard.own.state import OwnState, build_own_state
 from services.dashboard.watcher import Watcher
@@ -25,12 +25,17 @@ MAX_IDLE = 64
 
 
 class OwnReader:
-    """One consistent look at one tenant. Used from one thread at a time."""
+    """Looks at one tenant, each of them consistent. Used from one thread at a time.
+
+    However many tenants look on, their looks together take `COST_SHARE` of the time: each gets its part of that.
+    """
 
     def __init__(self, settings: Settings, database: Database) -> None:
         self._policy = settings.policy
         self._database = database
         self._totals: Occasional[OwnTotals] = Occasional()
+        self._looks: dict[str, Occasional[OwnState]] = {}
+        self._asked_at: dict[str, float] = {}
 
     def read(self, tenant: str, now: float) -> OwnState:
         """The state of one tenant.
@@ -38,6 +43,17 @@ class OwnReader:
         Raises:
             Unavailable: the database cannot be read.
         """
+        self._asked_at[tenant] = now
+        self._asked_at = {name: at for name, at in self._asked_at.items() if at > now - MOST_SECONDS}
+        self._looks = {name: self._looks.get(name) or Occasional() for name in self._asked_at}
+        return self._looks[tenant].get(lambda: self._look(tenant, now), COST_SHARE / len(self._looks))
+
+    @property
+    def num_watched(self) -> int:
+        """Tenants that share the time: those that were asked for in the last `MOST_SECONDS`."""
+        return len(self._looks)
+
+    def _look(self, tenant: str, now: float) -> OwnState:
         start = window_start(now)
         with self._database.snapshot() as connection:
             live = assignments.read(connection, self._policy).get(LIVE)

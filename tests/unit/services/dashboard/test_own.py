@@ -14,6 +14,7 @@ from contracts.keys import create_key
 from contracts.settings import Settings
 from contracts.tables import generation, received_signal, score, signal
 from services.dashboard.app import create_app
+from services.dashboard.occasional import MOST_SECONDS
 from services.dashboard.own.queries import read_scores
 from services.dashboard.own.watching import MAX_IDLE, OwnReader, Watchers
 from services.dashboard.queries import Score
@@ -154,4 +155,17 @@ async def test_watchers_of_tenants_that_nobody_looks_at_are_few(shared: Settings
     assert len(watchers._own) <= MAX_IDLE + 1
     await stream.aclose()
     watchers.close()
+    database.close()
+
+
+def test_a_reader_forgets_tenants_that_nobody_asks_for(shared: Settings) -> None:
+    database = shared.database()
+    reader = OwnReader(shared, database)
+    first = reader.read("acme", 1_000.0)
+    assert reader.read("acme", 1_000.1) is first
+    for number in range(5):
+        reader.read(f"tenant-{number}", 1_001.0)
+    assert reader.num_watched == 6
+    reader.read("acme", 1_002.0 + MOST_SECONDS)
+    assert reader.num_watched == 1
     database.close()
