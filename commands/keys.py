@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import cast
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from contracts.errors import InvalidSettings
-from contracts.keys import Role, create_key
+from contracts.keys import NewKey, Role, create_key
 from contracts.settings import load_settings
-from contracts.soundness import MAX_NAME
 from contracts.weights.key_files import (
     SIGNING_KEY,
     TRUSTED_KEYS,
@@ -31,11 +31,8 @@ from contracts.weights.signing import Signer, key_id_of
 
 
 def run_keys(home: Path, role: str, tenant: str) -> None:
-    """Make an API key and print it."""
-    if role not in {"app", "operator"}:
-        raise InvalidSettings(f"--role is app or operator, not {role!r}")
-    if not 1 <= len(tenant) <= MAX_NAME or "\0" in tenant:
-        raise InvalidSettings(f"--tenant takes 1 to {MAX_NAME} characters, not {len(tenant)}: every record carries it")
+    """Make an API key with all scopes of its role, and print it."""
+    NewKey(cast("Role", role), tenant).check(time.time())
     with load_settings(home).database().transaction() as connection:
         print(create_key(connection, cast("Role", role), tenant))
 

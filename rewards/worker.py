@@ -202,6 +202,7 @@ class RewardsHandler:
         return {
             "key": item.episode.key,
             "revision": item.episode.revision,
+            "tenant": item.turn.tenant,
             "task": item.turn.task,
             "purpose": item.turn.purpose,
             "version": item.version,

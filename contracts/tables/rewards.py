@@ -19,6 +19,7 @@ score = Table(
     Column("fault", String(16), nullable=False),
     Column("components", JSON, nullable=False),
     Column("at", Float, nullable=False),
+    Column("tenant", String(64)),
     PrimaryKeyConstraint("key", "revision"),
     Index("ix_score_at", "at"),
     postgresql_partition_by="RANGE (key)",

@@ -136,10 +136,11 @@ generation = Table(
     Column("state_version", Integer),
     Column("record", LargeBinary, nullable=False),
     Column("state_sequence", BigInteger, nullable=False, server_default="0"),
+    Column("tenant", String(64)),
     PrimaryKeyConstraint("completion_id", "choice"),
     Index("ix_generation_closes_at", "closes_at"),
     Index("ix_generation_created_at", "created_at"),
-    Index("ix_generation_state", "state", "version", "state_writer", "state_epoch", "state_sequence"),
+    Index("ix_generation_state", "state", "version", "state_writer", "state_epoch", "state_sequence", "tenant"),
     postgresql_partition_by="RANGE (completion_id)",
 )
 
@@ -167,7 +168,7 @@ signal = Table(
     Column("record", LargeBinary, nullable=False),
     PrimaryKeyConstraint("completion_id", "tenant", "id"),
     Index("ix_signal_received_at", "received_at"),
-    Index("ix_signal_state", "state"),
+    Index("ix_signal_state", "state", "tenant"),
     postgresql_partition_by="RANGE (completion_id)",
 )
 

@@ -132,6 +132,7 @@ def _first_row(held: HeldGeneration) -> dict[str, Any]:
         **_standing_row(held),
         "partition": held.partition,
         "policy": record.policy,
+        "tenant": record.tenant,
         "task": record.task,
         "purpose": record.purpose,
         "arm": record.arm,

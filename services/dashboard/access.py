@@ -6,12 +6,12 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Depends, Request, Response
+from fastapi import Depends, Request, Response, Security
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from fastapi.templating import Jinja2Templates
 
-from contracts.errors import Forbidden, MillraceError, Unauthorized
+from contracts.errors import MillraceError, MissingScope, Unauthorized
 from services.dashboard.sessions import COOKIE, Session, Sessions, check_csrf, check_same_origin
 from services.dashboard.shown import add_filters
 
@@ -35,27 +35,30 @@ async def read_body(request: Request) -> bytes:
     return await request.body()
 
 
-SignedIn = Annotated[Session, Depends(find_session)]
 Body = Annotated[bytes, Depends(read_body)]
+SignedIn = Annotated[Session, Security(find_session)]
+"""Anybody with a key. `Session.tenant` says whose numbers: what cannot be told apart by tenant is not for this right."""
 
 
-def reader_of_words(session: SignedIn) -> Session:
-    """Raises Forbidden for an app key: what people said is not only its tenant's."""
-    if not session.reads_words:
-        raise Forbidden("this page shows what users of every app said: sign in with an operator key")
+def reader(session: SignedIn) -> Session:
+    """Raises MissingScope for who may see one tenant only: these pages show every tenant's numbers and words."""
+    if "operator:read" not in session.scopes:
+        raise MissingScope(
+            "this page shows what users of every app did and said: sign in with a key that has the scope operator:read"
+        )
     return session
 
 
-def operator(request: Request, session: SignedIn) -> Session:
-    """Raises Forbidden unless an operator asks, from a page of ours."""
-    if session.role != "operator":
-        raise Forbidden("this needs an operator: sign in with an operator key")
+def decider(request: Request, session: SignedIn) -> Session:
+    """Raises MissingScope for who may only look, Forbidden if another site's page asks."""
+    if not session.decides:
+        raise MissingScope("this changes what is served: sign in with a key that has the scope operator:write")
     check_csrf(session, request.headers.get("x-csrf-token"))
     return session
 
 
-WordsReader = Annotated[Session, Depends(reader_of_words)]
-Operator = Annotated[Session, Depends(operator)]
+OperatorReader = Annotated[Session, Security(reader, scopes=["operator:read"])]
+OperatorWriter = Annotated[Session, Security(decider, scopes=["operator:write"])]
 
 
 class PageRoute(APIRoute):

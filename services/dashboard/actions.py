@@ -13,7 +13,7 @@ from contracts.errors import InvalidValue
 from contracts.revocations import Treatment, claimed_parents
 from contracts.rollback_effects import describe, describe_treatment, read_effects
 from contracts.version_parents import BASE, stored_parents
-from services.dashboard.access import Body, Operator, SignedIn, own_page
+from services.dashboard.access import Body, OperatorReader, OperatorWriter, own_page
 from services.http import read_json, reply
 from services.openapi import takes
 
@@ -45,9 +45,8 @@ class PromoteRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @router.get("/api/rollback")
-def preview(request: Request, session: SignedIn, to: Version = None) -> Response:
+def preview(request: Request, _session: OperatorReader, to: Version = None) -> Response:
     """What a rollback would do, in words and numbers; nothing is changed."""
-    del session
     policy, store = request.app.state.settings.policy, request.app.state.store
     with request.app.state.database.snapshot() as connection:
         parents = stored_parents(store, policy, BASE, claimed_parents(connection, policy))
@@ -67,7 +66,7 @@ def preview(request: Request, session: SignedIn, to: Version = None) -> Response
 
 @router.post("/api/rollback")
 @takes(RollbackRequest)
-def roll_back(request: Request, session: Operator, body: Body) -> Response:
+def roll_back(request: Request, session: OperatorWriter, body: Body) -> Response:
     """Go back to an accepted version, once a person has confirmed it."""
     wanted = read_json(RollbackRequest, body)
     policy, store = request.app.state.settings.policy, request.app.state.store
@@ -92,7 +91,7 @@ def roll_back(request: Request, session: Operator, body: Body) -> Response:
 
 @router.post("/api/promote")
 @takes(PromoteRequest)
-def promote(request: Request, session: Operator, body: Body) -> Response:
+def promote(request: Request, session: OperatorWriter, body: Body) -> Response:
     """Serve a newer published version, once a person has confirmed it."""
     wanted = read_json(PromoteRequest, body)
     policy = request.app.state.settings.policy

@@ -23,6 +23,7 @@ from contracts.passing import Passing
 from contracts.settings import Settings
 from contracts.weights.store import open_weight_store
 from services.dashboard.generations.tokens import TokenTexts
+from services.dashboard.own.watching import OwnReader, Watchers
 from services.dashboard.routes import router
 from services.dashboard.sessions import Sessions
 from services.dashboard.watcher import Reader, Watcher
@@ -50,15 +51,16 @@ def create_app(settings: Settings, *, passing: Passing | None = None) -> FastAPI
         reader = Reader(settings, database, event_log, store)
         app.state.database = database
         app.state.sessions = Sessions(database)
-        app.state.watcher = watcher = Watcher(reader.read)
+        watcher = Watcher(reader.read)
+        app.state.watchers = watchers = Watchers(watcher, OwnReader(settings, database))
         loop = asyncio.get_running_loop()
-        passing.bell.listen(MOVED, lambda: loop.call_soon_threadsafe(watcher.wake))
+        passing.bell.listen(MOVED, lambda: loop.call_soon_threadsafe(watchers.wake))
         watching = asyncio.create_task(watcher.keep_watch())
-        with _told_to_stop(watcher.stop):
+        with _told_to_stop(watchers.stop):
             yield
         watching.cancel()
         await passing.aclose()
-        watcher.close()
+        watchers.close()
         event_log.close()
         database.close()
 

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 LEAST_SECONDS = 1.0
 MOST_SECONDS = 60.0
 COST_SHARE = 0.05
-"""At most this share of the time goes into reading."""
+"""At most this share of the time goes into reading, unless a reader says less."""
 
 ValueType = TypeVar("ValueType")
 
@@ -21,11 +21,16 @@ class Occasional(Generic[ValueType]):
         self._clock = clock
         self._held: tuple[ValueType, float] | None = None
 
-    def get(self, read: Callable[[], ValueType]) -> ValueType:
-        """The value, read anew if it is due. What `read` raises leaves the old one, due as before."""
+    def get(self, read: Callable[[], ValueType], share: float = COST_SHARE) -> ValueType:
+        """The value, read anew if it is due. What `read` raises leaves the old one, due as before.
+
+        Args:
+            read: makes it.
+            share: of the time, that goes into reading at most.
+        """
         started = self._clock()
         if self._held is None or started >= self._held[1]:
             value = read()
             cost = self._clock() - started
-            self._held = value, started + min(MOST_SECONDS, max(LEAST_SECONDS, cost / COST_SHARE))
+            self._held = value, started + min(MOST_SECONDS, max(LEAST_SECONDS, cost / share))
         return self._held[0]

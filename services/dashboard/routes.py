@@ -21,8 +21,8 @@ from services.dashboard.rewards.routes import router as rewards
 from services.dashboard.sessions import COOKIE, spend_token
 from services.openapi import Form, takes
 
-CHECK_SECONDS = 5.0
-"""How long an open stream goes on after its session ended."""
+CHECK_SECONDS = 1.0
+"""How long an open stream goes on after its session or its key ended; less than one event more."""
 _SEE_OTHER = 303
 router = APIRouter()
 pages = APIRouter(route_class=PageRoute)
@@ -30,14 +30,14 @@ pages = APIRouter(route_class=PageRoute)
 
 @pages.get("/")
 def index(request: Request, token: str | None = None) -> Response:
-    """The Loop page; or the form to sign in; or, for a fresh one-time token, a session that may only look."""
+    """The Loop page, a tenant's own or everybody's; or the form to sign in; or, for a fresh one-time token, a session that may look."""
     try:
         session = find_session(request)
     except Unauthorized:
         return _meet(request, token)
     if token is not None:
         return RedirectResponse("/", _SEE_OTHER)
-    return render(request, "loop.html", session)
+    return render(request, "loop.html" if session.tenant is None else "own.html", session)
 
 
 @pages.get("/ledger")
@@ -58,7 +58,7 @@ def login(request: Request, body: Body) -> Response:
     except Unauthorized as error:
         return sign_in_form(request, error.message, error.status)
     request.app.state.sessions.end(request.cookies.get(COOKIE))
-    session_id = request.app.state.sessions.start(caller.role, f"{caller.role} {caller.key_id}")
+    session_id = request.app.state.sessions.start(caller)
     return _signed_in(request, session_id, _own_path(target))
 
 
@@ -72,15 +72,15 @@ def logout(request: Request) -> Response:
 
 
 @router.get("/api/state")
-async def state(request: Request, _session: SignedIn) -> Response:
-    """What the pages show, as JSON."""
-    return Response(await request.app.state.watcher.latest(), media_type="application/json")
+async def state(request: Request, session: SignedIn) -> Response:
+    """What the pages show, as JSON; to a tenant only its own."""
+    return Response(await request.app.state.watchers.of(session.tenant).latest(), media_type="application/json")
 
 
 @router.get("/events")
-async def events(request: Request, _session: SignedIn) -> Response:
+async def events(request: Request, session: SignedIn) -> Response:
     """The same, whenever it changes."""
-    watched = _while_signed_in(request, request.app.state.watcher.events())
+    watched = _while_signed_in(request, session.tenant, request.app.state.watchers.of(session.tenant).events())
     return StreamingResponse(watched, media_type="text/event-stream")
 
 
@@ -91,14 +91,18 @@ router.include_router(rewards)
 router.include_router(actions.router)
 
 
-async def _while_signed_in(request: Request, events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """An open page keeps its session from idling; signing out, or the longest session, ends the stream."""
+async def _while_signed_in(
+    request: Request, tenant: str | None, events: AsyncGenerator[bytes, None]
+) -> AsyncGenerator[bytes, None]:
+    """An open page keeps its session from idling; signing out, the longest session, or the end of its key ends the stream."""
     checked_at = time.monotonic()
     async with aclosing(events):
         async for event in events:
             if time.monotonic() - checked_at >= CHECK_SECONDS:
                 try:
-                    await run_in_threadpool(find_session, request)
+                    session = await run_in_threadpool(find_session, request)
+                    if session.tenant != tenant:
+                        return
                 except Unauthorized:
                     return
                 except Unavailable:
@@ -112,7 +116,7 @@ def _meet(request: Request, token: str | None) -> Response:
     if token is None:
         return sign_in_form(request, None, 200)
     try:
-        with request.app.state.sessions.starting("viewer", "one-time link") as session_id:
+        with request.app.state.sessions.starting(None) as session_id:
             spend_token(request.app.state.settings.home, token)
     except Unauthorized as error:
         return sign_in_form(request, error.message, error.status)

@@ -1,6 +1,6 @@
 """Who looks at the pages: sessions in the database, one-time tokens, and whether a request comes from our own page.
 
-Every replica sees the same sessions, and a restart signs nobody out.
+Every replica sees the same sessions, and a restart signs nobody out. A session may do what its key may do now, and ends with it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from contracts.database import Database
 from contracts.errors import Forbidden, Unauthorized, Unavailable
+from contracts.keys import Caller, Scope, find_key
 from services.dashboard import repository
 
 COOKIE = "millrace_session"
@@ -29,6 +30,7 @@ NOTE_SECONDS = 60.0
 MAX_SESSIONS = 1000
 
 Role = Literal["viewer", "app", "operator"]
+_VIEWER: frozenset[Scope] = frozenset(("operator:read",))
 
 
 class Session(NamedTuple):
@@ -39,14 +41,14 @@ class Session(NamedTuple):
     csrf: str
     started_at: float
     used_at: float
+    scopes: frozenset[Scope]
+    tenant: str | None
+    """Whose numbers it may see; None: everybody's, with what people and models said."""
 
     @property
-    def reads_words(self) -> bool:
-        """May see what people and models said: an operator, or who holds the link that this home printed.
-
-        An app key belongs to one tenant, and these pages show every tenant.
-        """
-        return self.role != "app"
+    def decides(self) -> bool:
+        """May change what is served."""
+        return "operator:write" in self.scopes
 
 
 class Sessions:
@@ -57,30 +59,36 @@ class Sessions:
         self._clock = clock
 
     @contextmanager
-    def starting(self, role: Role, name: str) -> Iterator[str]:
+    def starting(self, caller: Caller | None) -> Iterator[str]:
         """A fresh session id, good once the block ends without an error. The longest unused gives way to it.
+
+        Args:
+            caller: whose key opens it; None: the link that this home printed, whose holder may only look.
 
         Raises:
             Unavailable: the database cannot be written.
         """
         now, session_id = self._clock(), secrets.token_urlsafe(32)
-        row = {"role": role, "name": name, "csrf": secrets.token_urlsafe(32), "started_at": now, "used_at": now}
+        who = {"role": "viewer", "name": "one-time link", "key_id": None}
+        if caller is not None:
+            who = {"role": caller.role, "name": f"{caller.role} {caller.key_id}", "key_id": caller.key_id}
+        row = {**who, "csrf": secrets.token_urlsafe(32), "started_at": now, "used_at": now}
         with self._database.transaction() as connection:
             repository.remove_expired(connection, used_before=now - IDLE_SECONDS, started_before=now - LONGEST_SECONDS)
             repository.remove_oldest(connection, MAX_SESSIONS - 1)
             repository.add(connection, {"id_hash": _digest(session_id), **row})
             yield session_id
 
-    def start(self, role: Role, name: str) -> str:
+    def start(self, caller: Caller | None) -> str:
         """The same without a condition."""
-        with self.starting(role, name) as session_id:
+        with self.starting(caller) as session_id:
             return session_id
 
     def find(self, session_id: str | None) -> Session:
         """The session behind a cookie.
 
         Raises:
-            Unauthorized: there is none, or it has expired.
+            Unauthorized: there is none, or it has expired, or its key has, or was revoked.
             Unavailable: the database cannot be read.
         """
         if not session_id:
@@ -88,6 +96,9 @@ class Sessions:
         id_hash, now = _digest(session_id), self._clock()
         with self._database.snapshot() as connection:
             row = repository.find(connection, id_hash)
+            holder = None
+            if row is not None and row.role != "viewer":
+                holder = find_key(connection, row.key_id or "", now)
         if (
             row is None
             or not hmac.compare_digest(row.id_hash, id_hash)
@@ -99,7 +110,9 @@ class Sessions:
             # Whoever may look may look on while the database takes no writes: that is when looking matters.
             with suppress(Unavailable), self._database.transaction() as connection:
                 repository.note_use(connection, id_hash, now)
-        return Session(row.role, row.name, row.csrf, row.started_at, row.used_at)
+        scopes = holder.scopes if holder is not None else _VIEWER
+        tenant = holder.tenant if holder is not None and "operator:read" not in scopes else None
+        return Session(row.role, row.name, row.csrf, row.started_at, row.used_at, scopes, tenant)
 
     def end(self, session_id: str | None) -> None:
         """Forget a session, on every replica."""

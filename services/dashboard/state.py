@@ -150,10 +150,10 @@ def bucketed(scores: Sequence[Score]) -> dict[str, list[float | None]]:
         if start and len(rows) < size / 2:
             break
         labelled = [row.reward for row in rows if row.reward is not None]
-        columns["at"].append(_mean([row.at for row in rows]))
+        columns["at"].append(mean([row.at for row in rows]))
         enough = labelled if len(labelled) >= MIN_LABELS else []
-        columns["accept_rate"].append(_accept_rate(enough))
-        columns["reward"].append(_mean(enough))
+        columns["accept_rate"].append(accept_rate(enough))
+        columns["reward"].append(mean(enough))
         columns["labelled"].append(len(labelled) / len(rows))
     return columns
 
@@ -164,8 +164,8 @@ def _headline(snapshot: Snapshot, versions: Sequence[Version], generations: Iden
     states = dict(zip(generations.names, generations.counts, strict=True))
     live = _version(snapshot, LIVE)
     return Headline(
-        accept_rate=_accept_rate(labelled),
-        reward=_mean(labelled),
+        accept_rate=accept_rate(labelled),
+        reward=mean(labelled),
         num_latest=len(labelled),
         accuracy=accuracies.get(live) if live is not None else None,
         accuracy_base=accuracies.get(0),
@@ -267,9 +267,11 @@ def _curves(steps: Rows) -> dict[str, list[float | None]]:
     return columns | {name: [row.metrics.get(name) for row in ordered] for name in CURVES}
 
 
-def _accept_rate(rewards: Sequence[float]) -> float | None:
-    return _mean([float(reward >= ACCEPTED_FROM) for reward in rewards])
+def accept_rate(rewards: Sequence[float]) -> float | None:
+    """The share that counts as accepted."""
+    return mean([float(reward >= ACCEPTED_FROM) for reward in rewards])
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def mean(values: Sequence[float]) -> float | None:
+    """None of none."""
     return sum(values) / len(values) if values else None

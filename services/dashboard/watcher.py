@@ -141,20 +141,24 @@ class Watcher:
     """Shares one reader among all viewers."""
 
     def __init__(
-        self, read: Callable[[float], State], period: float = PERIOD_SECONDS, unwatched: float = UNWATCHED_SECONDS
+        self,
+        read: Callable[[float], msgspec.Struct],
+        period: float = PERIOD_SECONDS,
+        unwatched: float = UNWATCHED_SECONDS,
+        executor: ThreadPoolExecutor | None = None,
     ) -> None:
         self._read = read
         self._period = period
         self._unwatched = unwatched
         # One thread: SQLite connections of the log belong to the thread that opened them.
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="dashboard")
+        self._executor = executor or ThreadPoolExecutor(1, thread_name_prefix="dashboard")
         self._turn = asyncio.Lock()
         self._stopping = asyncio.Event()
         self._woken = asyncio.Event()
         self._is_stale = True
         self._latest = b""
         self._read_at = -period
-        self._num_viewers = 0
+        self.num_viewers = 0
 
     async def latest(self) -> bytes:
         """The state as JSON, at most one period old.
@@ -185,7 +189,7 @@ class Watcher:
         Raises:
             Unavailable: too many viewers.
         """
-        if self._num_viewers >= MAX_VIEWERS:
+        if self.num_viewers >= MAX_VIEWERS:
             raise Unavailable(f"{MAX_VIEWERS} pages watch already; close one")
         return self._events()
 
@@ -206,7 +210,7 @@ class Watcher:
         self._executor.shutdown()
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
-        self._num_viewers += 1
+        self.num_viewers += 1
         sent = b""
         try:
             while not self._stopping.is_set():
@@ -224,7 +228,7 @@ class Watcher:
                 yield _event("time", msgspec.json.encode(time.time()))
                 await self._pause()
         finally:
-            self._num_viewers -= 1
+            self.num_viewers -= 1
 
     async def _pause(self) -> None:
         if self._stopping.is_set():

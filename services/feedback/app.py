@@ -74,7 +74,7 @@ def _add_routes(service: FastAPI, desk: Desk, limit: Limit) -> None:
         standing = await limit.check(caller)
         body = await request.body()
         item = await _read(desk, dict[str, Any], body)
-        [result] = await desk.submit([item], caller.tenant, len(body))
+        [result] = await desk.submit([item], caller, len(body))
         if isinstance(result, MillraceError):
             raise result
         return reply(result, _ACCEPTED, standing)
@@ -91,7 +91,7 @@ def _add_routes(service: FastAPI, desk: Desk, limit: Limit) -> None:
             await desk.reject(len(batch.items))
             raise InvalidRequest(f"a batch takes up to {MAX_ITEMS} items, not {len(batch.items)}", param="items")
         standing = await limit.check(caller, len(batch.items))
-        results = await desk.submit(batch.items, caller.tenant, len(body))
+        results = await desk.submit(batch.items, caller, len(body))
         return reply(_answers(results), _MULTIPLE, standing)
 
     @service.get("/v1/feedback/{signal_id:path}")

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from contracts.database import Database
-from contracts.errors import Conflict, InvalidRequest, MillraceError, NotFound
+from contracts.errors import Conflict, Forbidden, InvalidRequest, MillraceError, NotFound
+from contracts.keys import Caller
 from contracts.tasks import Task
 from services.feedback import repository
 from services.feedback.repository import Entry, Retraction
@@ -39,7 +40,7 @@ class Desk:
         self._tasks = tasks
         self._writer = writer
 
-    async def submit(self, items: Sequence[Any], tenant: str, num_bytes: int) -> list[Accepted | MillraceError]:
+    async def submit(self, items: Sequence[Any], caller: Caller, num_bytes: int) -> list[Accepted | MillraceError]:
         """Take items in, each on its own: what is refused does not hold up the others. `num_bytes`: of all of them.
 
         Raises:
@@ -47,12 +48,12 @@ class Desk:
         """
         now = time.time()
         if len(items) > _MANY_ITEMS:  # would hold up other requests
-            read = await asyncio.to_thread(self._read, items, tenant, now)
+            read = await asyncio.to_thread(self._read, items, caller, now)
         else:
-            read = self._read(items, tenant, now)
+            read = self._read(items, caller, now)
         received = [item for item in read if isinstance(item, Received)]
         entries = iter(await self._writer.submit(Submission(received, len(read) - len(received), num_bytes)))
-        return [item if isinstance(item, InvalidRequest) else _result(item, next(entries)) for item in read]
+        return [item if isinstance(item, MillraceError) else _result(item, next(entries)) for item in read]
 
     async def reject(self, num: int) -> None:
         """Count items that were refused unread."""
@@ -105,13 +106,13 @@ class Desk:
             raise _unknown(signal_id)
         return {"id": signal_id, "state": "retracted", "retracted_at": retracted_at}
 
-    def _read(self, items: Sequence[Any], tenant: str, now: float) -> list[Received | InvalidRequest]:
-        return [self._read_item(item, tenant, now) for item in items]
+    def _read(self, items: Sequence[Any], caller: Caller, now: float) -> list[Received | MillraceError]:
+        return [self._read_item(item, caller, now) for item in items]
 
-    def _read_item(self, item: Any, tenant: str, now: float) -> Received | InvalidRequest:
+    def _read_item(self, item: Any, caller: Caller, now: float) -> Received | MillraceError:
         try:
-            return read_item(item, self._tasks, tenant, now)
-        except InvalidRequest as error:
+            return read_item(item, self._tasks, caller.tenant, now, caller.role)
+        except (InvalidRequest, Forbidden) as error:
             return error
 
 

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from contracts.errors import InvalidRequest, InvalidTarget, InvalidValue, UnknownSignal
+from contracts.errors import Forbidden, InvalidRequest, InvalidTarget, InvalidValue, UnknownSignal
 from contracts.ids import route_of
+from contracts.keys import Role
 from contracts.records import Scalar, Signal, Submitter
 from contracts.tables import MAX_KEY
 from contracts.tasks import Task
@@ -61,14 +62,16 @@ class Received(NamedTuple):
     key: Key | None = None
 
 
-def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float) -> Received:
-    """Check one item.
+def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float, role: Role = "app") -> Received:
+    """Check one item. `role`: of the key that it came with.
 
     Raises:
+        Forbidden: the key's role may not speak as this submitter.
         InvalidRequest: a missing or malformed field, or not exactly one target.
         UnknownSignal, InvalidValue: not what any task declares.
     """
     item = read_shape(FeedbackItem, content)
+    _check_speaker(item.submitter, role)
     key = _key_of(item)
     if item.completion_id is not None:
         route_of(item.completion_id)
@@ -88,6 +91,16 @@ def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float) 
     )
     content_hash = hashlib.blake2b(tenant.encode() + b"\0" + msgspec.json.encode(item), digest_size=32)
     return Received(signal, content_hash.hexdigest(), key)
+
+
+def _check_speaker(submitter: Submitter, role: Role) -> None:
+    """People have limits, the others have none: an app, whose key may leak, speaks for people only."""
+    if submitter.kind != "user" and role != "operator":
+        raise Forbidden(
+            f"submitter.kind {submitter.kind!r} needs an operator's key; this app's key says 'user' only. Make one that can "
+            "do nothing else with: millrace keys api new --role operator --scopes feedback",
+            param="submitter.kind",
+        )
 
 
 def _key_of(item: FeedbackItem) -> Key | None:

@@ -58,7 +58,8 @@ class Curator:
             digest=digest_of(text) if rule.near_duplicates else (),
             topic=self._clusters[record.task].of(text),
             language=language,
-            user=record.person or record.tenant,
+            # Not the person's name alone: another tenant could use up what this one's user may have.
+            user=f"{record.tenant}/{record.person or ''}",
         )
         return Prompt(content.refusal(rule, text, language), seen)
 

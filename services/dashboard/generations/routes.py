@@ -12,7 +12,7 @@ from pydantic import BaseModel, StringConstraints
 from contracts.errors import InvalidValue, NotFound
 from contracts.ledger import GENERATION_STATES
 from contracts.records import unpack_floats, unpack_ids
-from services.dashboard.access import PageRoute, WordsReader, render
+from services.dashboard.access import OperatorReader, PageRoute, render
 from services.dashboard.generations.detail import cut, excerpt, messages, story
 from services.dashboard.generations.queries import Cursor, Search, find_page, find_whole
 from services.dashboard.generations.tokens import LIMITS, MAX_TOKENS, Token, tokens
@@ -47,7 +47,7 @@ class Asked(BaseModel):
 
 
 @router.get("")
-def search(request: Request, session: WordsReader, asked: Annotated[Asked, Query()]) -> Response:
+def search(request: Request, session: OperatorReader, asked: Annotated[Asked, Query()]) -> Response:
     """A page of answers, newest first."""
     with request.app.state.database.snapshot() as connection:
         page = find_page(connection, asked.search(), _cursor(asked.after))
@@ -69,7 +69,7 @@ def search(request: Request, session: WordsReader, asked: Annotated[Asked, Query
 
 
 @router.get("/{completion_id}/{choice}")
-def show(request: Request, session: WordsReader, completion_id: str, choice: int) -> Response:
+def show(request: Request, session: OperatorReader, completion_id: str, choice: int) -> Response:
     """One answer with all that became of it."""
     with request.app.state.database.snapshot() as connection:
         whole = find_whole(connection, completion_id, choice)

@@ -33,12 +33,12 @@ class Learned(NamedTuple):
     trained_at: float | None
 
 
-def read_rates(connection: Connection, start: float) -> dict[str, dict[int, int]]:
-    """Series to bucket number since `start` to how many events lie in it."""
+def read_rates(connection: Connection, start: float, tenant: str | None = None) -> dict[str, dict[int, int]]:
+    """Series to bucket number since `start` to how many events lie in it. `tenant` None: everybody's."""
     return {
-        "generations": _bucketed(connection, generation, generation.c.created_at, start),
-        "signals": _bucketed(connection, signal, signal.c.received_at, start),
-        "experiences": _bucketed(connection, score, score.c.at, start),
+        "generations": _bucketed(connection, generation, generation.c.created_at, start, tenant),
+        "signals": _bucketed(connection, signal, signal.c.received_at, start, tenant),
+        "experiences": _bucketed(connection, score, score.c.at, start, tenant),
     }
 
 
@@ -81,12 +81,16 @@ def read_learned(connection: Connection, versions: Collection[int]) -> list[Lear
     ]
 
 
-def _bucketed(connection: Connection, table: Table, at: Column[float], start: float) -> dict[int, int]:
+def _bucketed(
+    connection: Connection, table: Table, at: Column[float], start: float, tenant: str | None
+) -> dict[int, int]:
     # Seconds first: PostgreSQL rounds where SQLite cuts, which moves an event by half a second at most.
     bucket = (cast(at - start, BigInteger) // BUCKET_SECONDS).label("bucket")
     # A time far ahead is in no bucket, and would be no number of PostgreSQL's.
     shown = at.between(start, start + WINDOW_SECONDS + AHEAD_SECONDS)
     statement = select(bucket, func.count()).select_from(table).where(shown).group_by(bucket)
+    if tenant is not None:
+        statement = statement.where(table.c.tenant == tenant)
     return {number: count for number, count in connection.execute(statement)}  # noqa: C416 a row is not a tuple for dict()
 
 

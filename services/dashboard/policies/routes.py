@@ -10,7 +10,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from contracts.errors import InvalidValue, NotFound, WeightsRefused
 from contracts.weights.manifest import Manifest
 from contracts.weights.store import WeightStore
-from services.dashboard.access import PageRoute, SignedIn, WordsReader, render
+from services.dashboard.access import OperatorReader, PageRoute, render
 from services.dashboard.policies.gates import read_gates
 from services.dashboard.policies.queries import Key, count_learned, list_learned, newest_details, read_facts
 
@@ -21,7 +21,7 @@ Number = Annotated[int, Path(ge=0, le=2**31 - 1)]
 
 
 @router.get("")
-def tree(request: Request, session: SignedIn) -> Response:
+def tree(request: Request, session: OperatorReader) -> Response:
     """All versions; the page follows the loop."""
     settings = request.app.state.settings
     with request.app.state.database.snapshot() as connection:
@@ -31,7 +31,7 @@ def tree(request: Request, session: SignedIn) -> Response:
 
 @router.get("/{version}")
 def show(
-    request: Request, session: WordsReader, version: Number, after: Annotated[str, Query(max_length=200)] = ""
+    request: Request, session: OperatorReader, version: Number, after: Annotated[str, Query(max_length=200)] = ""
 ) -> Response:
     """One version and what it learned."""
     policy, store = request.app.state.settings.policy, request.app.state.store

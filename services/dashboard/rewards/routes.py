@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import Connection
 
 from contracts.errors import NotFound
-from services.dashboard.access import PageRoute, SignedIn, render
+from services.dashboard.access import OperatorReader, PageRoute, render
 from services.dashboard.rewards import queries
 from services.dashboard.rewards.figures import (
     alarm_words,
@@ -30,7 +30,7 @@ router = APIRouter(prefix="/rewards", route_class=PageRoute)
 
 
 @router.get("")
-def show(request: Request, session: SignedIn, task: Annotated[str, Query(max_length=64)] = "") -> Response:
+def show(request: Request, session: OperatorReader, task: Annotated[str, Query(max_length=64)] = "") -> Response:
     """How one task is rewarded; without a name, the one with the most answers of the last day."""
     now = time.time()
     with request.app.state.database.snapshot() as connection:

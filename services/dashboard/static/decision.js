@@ -4,7 +4,7 @@ import { element } from "./elements.js";
 import { version } from "./format.js";
 
 const dialog = document.getElementById("decision");
-const { csrf, role } = document.body.dataset;
+const { csrf, decides } = document.body.dataset;
 const [title, what, effects, treatment, problem, reason] = ["#decision-title", ".what", ".effects", ".treatment", ".problem", "#reason"].map((name) => dialog.querySelector(name));
 const confirm = dialog.querySelector("button.danger");
 let asked = null;
@@ -17,7 +17,7 @@ const KINDS = {
   },
 };
 
-export const mayDecide = role === "operator";
+export const mayDecide = decides !== undefined;
 
 // body: what is sent besides the reason
 function open(kind, body, note = "") {

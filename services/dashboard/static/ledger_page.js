@@ -61,5 +61,5 @@ followLoop((state) => {
   refresh("generations", state.generations, (identity) => drawIdentity("generations", "answers logged", identity));
   refresh("signals", state.signals, (identity) => drawIdentity("signals", "signals received", identity));
   refresh("by-version", state.generations, drawByVersion);
-  refresh("dead", state.dead_letters, drawDead);
+  if (state.dead_letters) refresh("dead", state.dead_letters, drawDead); // a tenant is shown none
 });

@@ -157,7 +157,7 @@ def _generation(number: int, version: int, at: float, *, sentinel: bool, fate: t
     state, writer, epoch = fate
     return {
         "completion_id": key_of(number), "choice": 0, "partition": number % 4, "policy": POLICY, "task": POLICY,
-        "purpose": "sentinel" if sentinel else "user", "arm": LIVE, "version": version, "created_at": at,
+        "tenant": "default", "purpose": "sentinel" if sentinel else "user", "arm": LIVE, "version": version, "created_at": at,
         "joined_at": at + 0.1 + 0.2 * (number % 7), "closes_at": None, "revision": 1, "state": state,
         "state_reason": "sentinel" if sentinel else "", "state_writer": writer, "state_epoch": epoch,
         "state_revision": 1, "state_version": version + 1 if state == "trained" else None,
@@ -211,7 +211,7 @@ def _score(number: int, version: int, reward: float | None, at: float) -> Row:
     return {
         "key": f"{key_of(number)}:0", "revision": 1, "task": POLICY, "purpose": "user", "version": version,
         "reward": reward, "status": "unlabelled" if reward is None else "scored", "fault": "none",
-        "components": [{"name": "accepted", "grader": "signal/1#ab12", "value": reward, "weight": 1.0}], "at": at + 3,
+        "tenant": "default", "components": [{"name": "accepted", "grader": "signal/1#ab12", "value": reward, "weight": 1.0}], "at": at + 3,
     }  # fmt: skip
 
 

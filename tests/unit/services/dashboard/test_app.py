@@ -20,7 +20,7 @@ async def test_streams_end_at_the_signal_and_the_server_hears_it_too(small: Sett
     try:
         app = create_app(small)
         async with app.router.lifespan_context(app):
-            stream = app.state.watcher.events()
+            stream = app.state.watchers.of(None).events()
             await anext(stream)
             signal.raise_signal(number)
             rest = await asyncio.wait_for(_count(stream), 2.0)

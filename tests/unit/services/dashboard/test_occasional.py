@@ -27,6 +27,21 @@ def test_what_costs_more_is_read_less_often(cost: float, period: float) -> None:
     assert held.get(read) == 2
 
 
+def test_of_many_who_share_the_time_each_reads_less_often() -> None:
+    clock = Clock()
+    held = Occasional[float](clock)
+
+    def read() -> float:
+        clock.now += 0.25
+        return clock.now
+
+    held.get(read, COST_SHARE / 4)
+    clock.now = 4 * 0.25 / COST_SHARE - 0.001
+    assert held.get(read, COST_SHARE / 4) == 0.25
+    clock.now += 0.002
+    assert held.get(read, COST_SHARE / 4) > 4 * 0.25 / COST_SHARE
+
+
 def test_a_failed_read_keeps_the_old_value() -> None:
     clock = Clock()
     held = Occasional[str](clock)

@@ -106,7 +106,7 @@ def test_an_app_key_sees_figures_but_nobodys_words(open_client: Any, small: Sett
     client = signed_in(open_client(small), small, "app")
     answer = client.get(path)
     assert answer.status_code == 403
-    assert "operator key" in answer.text
+    assert "operator:read" in answer.text
     assert "please" not in answer.text
     assert client.get("/ledger").status_code == 200
 

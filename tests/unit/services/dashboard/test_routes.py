@@ -238,7 +238,7 @@ def test_of_two_operators_at_once_one_is_told_to_look_again(client: TestClient, 
 def test_an_app_key_may_not_roll_back(client: TestClient, small: Settings) -> None:
     sign_in(client, small, "app")
     answer = roll_back(client)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "operator_key_required")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "missing_scope")
     assert live_of(small) == LIVE
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, update
 
 from contracts.database import Database
 from contracts.errors import Forbidden, Unauthorized, Unavailable
-from contracts.tables import dashboard_session
+from contracts.keys import Caller, NewKey, Role, Scope, check_key, make_key, revoke_keys
+from contracts.tables import api_key, dashboard_session
 from services.dashboard import repository
 from services.dashboard.sessions import (
     IDLE_SECONDS,
@@ -44,6 +45,11 @@ class Full(Database):
             yield connection
 
 
+def a_caller(database: Database, role: Role = "app", scopes: frozenset[Scope] | None = None) -> Caller:
+    with database.transaction() as connection:
+        return check_key(connection, f"Bearer {make_key(connection, NewKey(role, scopes=scopes))}", 0.0)
+
+
 def rows(database: Database) -> list[Any]:
     with database.snapshot() as connection:
         return list(connection.execute(select(dashboard_session)))
@@ -52,7 +58,7 @@ def rows(database: Database) -> list[Any]:
 def test_a_session_lasts_while_it_is_used_but_not_for_ever(database: Database) -> None:
     clock = Clock()
     sessions, started = Sessions(database, clock), clock.now
-    session_id = sessions.start("app", "app 1")
+    session_id = sessions.start(a_caller(database))
     while clock.now + IDLE_SECONDS - 1 < started + LONGEST_SECONDS:
         clock.now += IDLE_SECONDS - 1
         assert sessions.find(session_id).role == "app"
@@ -64,7 +70,7 @@ def test_a_session_lasts_while_it_is_used_but_not_for_ever(database: Database) -
 def test_an_idle_or_ended_or_unknown_session_is_none(database: Database) -> None:
     clock = Clock()
     sessions = Sessions(database, clock)
-    idle, ended = sessions.start("app", "a"), sessions.start("operator", "b")
+    idle, ended = sessions.start(a_caller(database)), sessions.start(a_caller(database, "operator"))
     sessions.end(ended)
     clock.now += IDLE_SECONDS + 1
     for session_id in (idle, ended, "x", "", None):
@@ -76,7 +82,7 @@ def test_what_one_replica_starts_another_knows_and_ends(migrated: Path, tmp_path
     shutil.copy(migrated, tmp_path / "millrace.db")
     databases = [Database(f"sqlite:///{tmp_path / 'millrace.db'}") for _ in range(2)]
     here, there = (Sessions(database) for database in databases)
-    session_id = here.start("operator", "o")
+    session_id = here.start(a_caller(databases[0], "operator"))
     assert there.find(session_id) == here.find(session_id)
     there.end(session_id)
     with pytest.raises(Unauthorized):
@@ -87,7 +93,7 @@ def test_what_one_replica_starts_another_knows_and_ends(migrated: Path, tmp_path
 
 def test_the_table_holds_nothing_that_signs_in(database: Database) -> None:
     sessions = Sessions(database)
-    session_id = sessions.start("operator", "o")
+    session_id = sessions.start(a_caller(database, "operator"))
     (row,) = rows(database)
     assert session_id not in str(row)
     with pytest.raises(Unauthorized):
@@ -97,7 +103,7 @@ def test_the_table_holds_nothing_that_signs_in(database: Database) -> None:
 def test_use_is_written_down_at_most_once_a_minute(database: Database) -> None:
     clock = Clock()
     sessions, started = Sessions(database, clock), clock.now
-    session_id = sessions.start("app", "a")
+    session_id = sessions.start(a_caller(database))
     written = set()
     for _ in range(12):
         clock.now += NOTE_SECONDS / 4 + 1
@@ -109,12 +115,12 @@ def test_use_is_written_down_at_most_once_a_minute(database: Database) -> None:
 
 def test_who_is_signed_in_may_look_on_while_the_disk_is_full(database: Database) -> None:
     clock = Clock()
-    session_id = Sessions(database, clock).start("viewer", "v")
+    session_id = Sessions(database, clock).start(None)
     clock.now += NOTE_SECONDS + 1
     full = Full(database.url)
-    assert Sessions(full, clock).find(session_id).name == "v"
+    assert Sessions(full, clock).find(session_id).name == "one-time link"
     with pytest.raises(Unavailable):
-        Sessions(full, clock).start("viewer", "v")
+        Sessions(full, clock).start(None)
     full.close()
 
 
@@ -126,25 +132,63 @@ def test_the_longest_unused_gives_way_and_what_expired_is_swept(database: Databa
             held = {"id_hash": f"{number}", "role": "app", "name": "", "csrf": "", "started_at": clock.now}
             repository.add(connection, held | {"used_at": clock.now + number / MAX_SESSIONS})
     clock.now += 2
-    sessions.start("app", "a")
+    sessions.start(a_caller(database))
     assert len(rows(database)) == MAX_SESSIONS
     assert "0" not in {row.id_hash for row in rows(database)}
     clock.now += LONGEST_SECONDS
-    sessions.start("app", "a")
+    sessions.start(a_caller(database))
     assert len(rows(database)) == 1
 
 
 def test_a_condition_that_fails_starts_nothing(database: Database, tmp_path: Path) -> None:
     sessions = Sessions(database)
-    with pytest.raises(Unauthorized), sessions.starting("viewer", "one-time link"):
+    with pytest.raises(Unauthorized), sessions.starting(None):
         spend_token(tmp_path, "wrong")
     assert rows(database) == []
 
 
-def test_only_an_app_key_may_not_read_words(database: Database) -> None:
+def test_a_session_may_do_what_its_key_may_do_and_sees_its_tenant(database: Database) -> None:
     sessions = Sessions(database)
-    may = {role: sessions.find(sessions.start(role, "")).reads_words for role in ("viewer", "app", "operator")}
-    assert may == {"viewer": True, "app": False, "operator": True}
+    watcher = a_caller(database, "operator", frozenset(("operator:read",)))
+    decider = a_caller(database, "operator", frozenset(("operator:write",)))
+    callers = {"link": None, "app": a_caller(database), "operator": a_caller(database, "operator")}
+    found = {
+        name: sessions.find(sessions.start(caller))
+        for name, caller in (callers | {"watcher": watcher, "decider": decider}).items()
+    }
+    assert {name: (session.tenant, session.decides) for name, session in found.items()} == {
+        "link": (None, False), "app": ("default", False), "operator": (None, True), "watcher": (None, False),
+        "decider": ("default", True),
+    }  # fmt: skip
+    assert found["app"].name == f"app {callers['app'].key_id}" if callers["app"] else False
+
+
+def test_a_session_ends_with_its_key(database: Database) -> None:
+    clock = Clock()
+    sessions = Sessions(database, clock)
+    revoked, expiring = a_caller(database), a_caller(database)
+    opened = {caller: sessions.start(caller) for caller in (revoked, expiring)}
+    with database.transaction() as connection:
+        assert revoke_keys(connection, [revoked.key_id], clock.now) == [revoked.key_id]
+        mine = api_key.c.id == expiring.key_id
+        connection.execute(update(api_key).where(mine).values(expires_at=clock.now + 10))
+    with pytest.raises(Unauthorized, match="revoked"):
+        sessions.find(opened[revoked])
+    assert sessions.find(opened[expiring]).tenant == "default"
+    clock.now += 10
+    with pytest.raises(Unauthorized, match="expired"):
+        sessions.find(opened[expiring])
+
+
+@pytest.mark.parametrize("key_id", [None, "", "000000000000"])
+def test_a_session_whose_key_is_gone_is_not_taken_for_one_of_the_link(database: Database, key_id: str | None) -> None:
+    clock = Clock()
+    sessions = Sessions(database, clock)
+    session_id = sessions.start(a_caller(database, "operator"))
+    with database.transaction() as connection:
+        connection.execute(update(dashboard_session).values(key_id=key_id))
+    with pytest.raises(Unauthorized, match="gone"):
+        sessions.find(session_id)
 
 
 def test_a_token_works_once(tmp_path: Path) -> None:
@@ -213,7 +257,7 @@ def test_no_other_page_may(headers: dict[str, str]) -> None:
 
 def test_the_secret_of_the_page_must_come_back(database: Database) -> None:
     sessions = Sessions(database)
-    session = sessions.find(sessions.start("operator", "o"))
+    session = sessions.find(sessions.start(a_caller(database, "operator")))
     check_csrf(session, session.csrf)
     for sent in (None, "", "é", session.csrf[:-1]):
         with pytest.raises(Forbidden):

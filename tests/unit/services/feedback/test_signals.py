@@ -29,7 +29,7 @@ def test_an_early_signal_is_accepted_and_relayed(feedback: Feedback) -> None:
         value="use 19:30",
         correction='{"time":"19:30"}',
         at="2026-01-02T03:04:05Z",
-        submitter={"id": "u1", "kind": "operator"},
+        submitter={"id": "u1", "kind": "user"},
         comment="hm",
         metadata={"screen": "a"},
         unknown_field=1,
@@ -44,7 +44,7 @@ def test_an_early_signal_is_accepted_and_relayed(feedback: Feedback) -> None:
     assert (signal.at, signal.tenant, signal.submitter) == (
         1767323045.0,
         "default",
-        Submitter(id="u1", kind="operator"),
+        Submitter(id="u1", kind="user"),
     )
     assert before <= signal.received_at == response.json()["received_at"] <= time.time()
     wait_until(lambda: feedback.num_waiting() == 0)

@@ -95,6 +95,16 @@ def test_a_refused_prompt_takes_no_place_in_the_window() -> None:
     assert decision(curator, asking("short")) is None
 
 
+def test_a_user_of_the_same_name_at_another_tenant_is_somebody_else() -> None:
+    curator = a_curator(max_per_user=1)
+    asked = [("acme", "ann"), ("other", "ann"), ("acme", None), ("other", "acme"), ("acme", "ann"), ("acme", None)]
+    decisions = [
+        decision(curator, asking(f"hello {place}", tenant=tenant, person=person))
+        for place, (tenant, person) in enumerate(asked)
+    ]
+    assert decisions == [None, None, None, None, "user_quota", "user_quota"]
+
+
 def test_sentinels_and_tasks_without_rules_are_not_curated() -> None:
     assert a_curator(max_characters=1).look(asking("hello", purpose="sentinel")) is None
     assert a_curator().look(asking("hello")) is None

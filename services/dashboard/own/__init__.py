@@ -1,0 +1,1 @@
+"""What a tenant sees: its own numbers, and nothing that cannot be told apart by tenant."""

@@ -1,0 +1,103 @@
+"""Who watches what: everybody's numbers, or one tenant's.
+
+In: the database. Out: a watcher for each tenant that somebody looks at. Waits for: nothing; a tenant's watcher reads only while
+it is asked.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from contracts import assignments
+from contracts.assignments import LIVE
+from contracts.database import Database
+from contracts.settings import Settings
+from services.dashboard.loop.queries import read_rates
+from services.dashboard.loop.rates import rates, window_start
+from services.dashboard.occasional import COST_SHARE, MOST_SECONDS, Occasional
+from services.dashboard.own.queries import OwnTotals, read_scores, read_totals
+from services.dashboard.own.state import OwnState, build_own_state
+from services.dashboard.watcher import Watcher
+
+MAX_IDLE = 64
+"""Watchers that nobody looks at any more are kept up to this number: a page that comes again finds its state."""
+
+
+class OwnReader:
+    """Looks at one tenant, each of them consistent. Used from one thread at a time.
+
+    However many tenants look on, their looks together take `COST_SHARE` of the time: each gets its part of that.
+    """
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self._policy = settings.policy
+        self._database = database
+        self._totals: Occasional[OwnTotals] = Occasional()
+        self._looks: dict[str, Occasional[OwnState]] = {}
+        self._asked_at: dict[str, float] = {}
+
+    def read(self, tenant: str, now: float) -> OwnState:
+        """The state of one tenant.
+
+        Raises:
+            Unavailable: the database cannot be read.
+        """
+        self._asked_at[tenant] = now
+        self._asked_at = {name: at for name, at in self._asked_at.items() if at > now - MOST_SECONDS}
+        self._looks = {name: self._looks.get(name) or Occasional() for name in self._asked_at}
+        return self._looks[tenant].get(lambda: self._look(tenant, now), COST_SHARE / len(self._looks))
+
+    @property
+    def num_watched(self) -> int:
+        """Tenants that share the time: those that were asked for in the last `MOST_SECONDS`."""
+        return len(self._looks)
+
+    def _look(self, tenant: str, now: float) -> OwnState:
+        start = window_start(now)
+        with self._database.snapshot() as connection:
+            live = assignments.read(connection, self._policy).get(LIVE)
+            return build_own_state(
+                policy=self._policy,
+                tenant=tenant,
+                live=live.version if live else None,
+                totals=self._totals.get(lambda: read_totals(connection)),
+                scores=read_scores(connection, tenant),
+                rates=rates(read_rates(connection, start, tenant), start),
+            )
+
+
+class Watchers:
+    """Belongs to one event loop."""
+
+    def __init__(self, everybody: Watcher, reader: OwnReader) -> None:
+        self._everybody = everybody
+        self._reader = reader
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="dashboard-own")
+        self._own: dict[str, Watcher] = {}
+
+    def of(self, tenant: str | None) -> Watcher:
+        """The watcher of a tenant; None: of everybody."""
+        if tenant is None:
+            return self._everybody
+        if tenant not in self._own:
+            if len(self._own) >= MAX_IDLE:
+                self._own = {name: held for name, held in self._own.items() if held.num_viewers}
+            self._own[tenant] = Watcher(partial(self._reader.read, tenant), executor=self._executor)
+        return self._own[tenant]
+
+    def wake(self) -> None:
+        """Something moved."""
+        for watcher in (self._everybody, *self._own.values()):
+            watcher.wake()
+
+    def stop(self) -> None:
+        """End every stream, now."""
+        for watcher in (self._everybody, *self._own.values()):
+            watcher.stop()
+
+    def close(self) -> None:
+        """Wait for the reads that are under way."""
+        self.stop()
+        self._everybody.close()
+        self._executor.shutdown()
