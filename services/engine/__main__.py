@@ -10,6 +10,7 @@ import torch
 import uvicorn
 
 from contracts.assignments import LIVE, MOVED
+from contracts.engine_key import engine_key
 from contracts.errors import InvalidSettings, MillraceError, Unavailable
 from contracts.listening import listening_socket
 from contracts.logs import set_up_logs
@@ -65,7 +66,7 @@ def main(home: Path) -> None:
     )
     follower = Follower(engine, lambda: read_wanted(database, settings.policy), on_exit=end)
     config = uvicorn.Config(
-        make_app(engine, follower),
+        make_app(engine, follower, engine_key(settings.home)),
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_GRACEFUL_SECONDS,

@@ -40,6 +40,8 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     n: int = 1
     stop: Any = None
+    priority: int = 0
+    """Above 0: not a user's, and taken only while half of the engine's bounds are free."""
     seed: int | None = None
     """64 bits with sign. The same seed gives the same tokens for one version, prompt and sampling parameters, whatever is
     served beside it, but for rounding: see services/engine/seeded.py."""

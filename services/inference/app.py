@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request, Response
 
 from contracts.assignments import MOVED
+from contracts.engine_key import engine_key
 from contracts.errors import UnknownModel
 from contracts.event_log import EventLog
 from contracts.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS
@@ -50,7 +51,7 @@ def create_app(
     database, log = settings.database(), event_log or _durable_log(settings)
     passing = passing or settings.passing()
     assignments, repeats = Assignments(database, settings.policy), Repeats(passing.window)
-    engine, recorder = EngineClient(settings.engine_url, patience_seconds), Recorder(log)
+    engine, recorder = EngineClient(settings.engine_url, engine_key(settings.home), patience_seconds), Recorder(log)
     endpoint = Endpoint(
         policy=settings.policy,
         tasks=load_tasks(settings.tasks),
