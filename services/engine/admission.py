@@ -26,12 +26,21 @@ class Bounds(NamedTuple):
 
 
 def admit(
-    bounds: Bounds, open_tokens: Collection[int], num_tokens: int, ends: Sequence[float], now: float, *, background: bool
+    bounds: Bounds,
+    open_tokens: Collection[int],
+    num_tokens: int,
+    ends: Sequence[float],
+    now: float,
+    *,
+    background: bool,
 ) -> None:
     """Return only if a request of `num_tokens` may come in beside those that are open.
 
     Args:
+        bounds: see there.
         open_tokens: by open request, prompt and the most that its answer may be.
+        num_tokens: the same of the request that asks.
+        now: on any clock.
         ends: when the last requests ended, oldest first, on the clock of `now`.
         background: not a user's.
 

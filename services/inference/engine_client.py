@@ -37,7 +37,7 @@ from services.inference.engine_wire import (
 
 PATIENCE_SECONDS = 30.0
 _POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.2, 2.0
-_MOST_LOSSES = 5
+_MOST_LOSSES = 3  # a prompt that kills engines must not kill them all day
 _MODELS_SECONDS = 10.0
 _STATE_SECONDS = 2.0
 _REFUSAL_SECONDS, _REFUSAL_BYTES = 5.0, 2**16
@@ -111,13 +111,14 @@ class EngineClient:
                         if piece.finish_reason is not None:
                             return
             except Unavailable as error:
-                num_lost += isinstance(error, _Lost | EngineRestarted)
+                is_lost = isinstance(error, _Lost | EngineRestarted)
+                num_lost += is_lost
                 if num_lost >= _MOST_LOSSES:
                     raise EngineFailed(f"the engine lost this request {num_lost} times: {error.message}") from error
                 deadline = deadline or time.monotonic() + self._patience
                 _log.warning("engine lost", request_id=request_id, num_tokens=len(made), reason=error.message)
-                found = await self._wait_until_healthy(deadline, pause, error)
-                pause = min(_LONGEST_POLL_SECONDS, 2 * pause)
+                found = await self._wait_until_healthy(deadline, 0.0 if is_lost else pause, error)
+                pause = pause if is_lost else min(_LONGEST_POLL_SECONDS, 2 * pause)
                 if isinstance(error, _Lost) and found in (None, instance):
                     raise EngineFailed(f"the engine serves, and broke off an answer ({error.message})") from error
             if len(made) >= sampling.max_tokens:

@@ -264,9 +264,7 @@ class HttpClient:
                     raise
         return await _begun(await self._connect(), method, path, body)
 
-    async def fetch(
-        self, method: str, path: str, body: bytes = b"", most_bytes: int = MOST_BYTES
-    ) -> tuple[int, bytes]:
+    async def fetch(self, method: str, path: str, body: bytes = b"", most_bytes: int = MOST_BYTES) -> tuple[int, bytes]:
         """Status and whole body. Raises Broken as `begin` and `Exchange.read_all`."""
         exchange = await self.begin(method, path, body)
         try:

@@ -58,6 +58,7 @@ class FakeEngine:
     Attributes:
         die_after: the next answer breaks off after so many tokens.
         stays_dead: after that nothing is served any more.
+        survives: it breaks off without dying.
         hold_after: answers wait for `go` after so many tokens.
         serving: what /state says.
         mute: requests are read and not answered, as by a socket that outlives its process.
@@ -73,6 +74,7 @@ class FakeEngine:
         self.mute = False
         self.die_after: int | None = None
         self.stays_dead = False
+        self.survives = False
         self.dies_by_event = False
         self.hold_after: int | None = None
         self.go = threading.Event()
@@ -114,7 +116,7 @@ class FakeEngine:
                 if self.die_after == place:
                     self.die_after = None
                     self.serving = not self.stays_dead
-                    self.num_starts += 1
+                    self.num_starts += not self.survives
                     if not self.dies_by_event:
                         raise ConnectionResetError
                     yield 'data: {"error": {"message": "manager died", "code": "engine_restarted"}, "status": 503}\n\n'
