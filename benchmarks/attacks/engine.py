@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute, Route
 
 from benchmarks.attacks._broken_cases import CASES, Case
 from benchmarks.attacks._broken_engine import gateway
+from benchmarks.attacks._flood import overflow
 from benchmarks.attacks.attack import Attack
 from contracts.engine_key import authorization
 from services.engine.app import make_app
@@ -120,6 +121,7 @@ def attacks() -> list[Attack]:
     return [
         Attack("speak to any route of the engine", lambda: _through(doors), len(doors)),
         Attack("find pages and routes that nobody wrote", lambda: _through(hidden), len(hidden)),
+        Attack("fill the queue, and with rollouts before users", overflow, 80),
         Attack("pass for an answer as a broken engine", lambda: _broken(CASES), 2 * len(CASES)),
         Attack("make the gateway ask a broken engine again", lambda: _asked_again(broken), len(broken)),
     ]
