@@ -164,6 +164,7 @@ _CUTS = [
     Case("cut before the first token", ending="cut", match="broke off an answer"),
     Case("silent before its status", head=None, ending="silent", code=SILENT, match="took no request|was silent"),
     Case("silent before the first token", ending="silent", code=SILENT, match="not asked the same again"),
+    Case("headers for ever", (HEAD[:-2],), "dripping", code=SILENT, match="took no request", drips=b"x: y\r\n"),
     Case("comments for ever", ending="dripping", code=SILENT, match="sent no token"),
     Case("empty choices for ever", ending="dripping", code=SILENT, match="sent no token", drips=event({"choices": []})),
     Case("roles for ever", ending="dripping", code=SILENT, match="sent no token", drips=choice(delta={"role": "assistant"})),

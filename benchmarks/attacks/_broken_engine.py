@@ -96,7 +96,7 @@ async def _play(case: Case, reader: asyncio.StreamReader, writer: asyncio.Stream
     if case.ending == "silent":
         await reader.read()  # until the client has enough
     while case.ending == "dripping" and not reader.at_eof():
-        writer.write(b"%x\r\n%s\r\n" % (len(case.drips), case.drips))
+        writer.write(case.drips if case.head is None else b"%x\r\n%s\r\n" % (len(case.drips), case.drips))
         await writer.drain()
         await asyncio.sleep(_DRIP_SECONDS)
     if case.ending == "whole" and case.head is not None:

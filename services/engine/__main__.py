@@ -72,7 +72,7 @@ def main(home: Path) -> None:
         timeout_graceful_shutdown=_GRACEFUL_SECONDS,
     )
     server = uvicorn.Server(config)
-    operations = Operations({"engine": lambda: _check(engine)}, longest_step_seconds=LONGEST_WORK_SECONDS)
+    operations = Operations({"engine": lambda: check_ready(engine)}, longest_step_seconds=LONGEST_WORK_SECONDS)
     bell = settings.passing().bell
     bell.listen(MOVED, follower.wake)
     server.run([listening_socket(settings.engine_host, settings.engine_port)])
@@ -84,7 +84,8 @@ def main(home: Path) -> None:
         raise follower.fatal
 
 
-def _check(engine: Engine) -> None:
+def check_ready(engine: Engine) -> None:
+    """Raises Unavailable unless the engine serves: it may load, restart or be paused."""
     status, facts = engine.health()
     if status != "serving":
         raise Unavailable(f"the engine is {status}; it holds {facts['versions']}")

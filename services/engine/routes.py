@@ -107,7 +107,7 @@ def _add_weights(router: APIRouter, engine: Engine) -> None:
     async def update_weights(http_request: Request) -> Response:
         try:
             info = msgspec.json.decode(await http_request.body(), type=_UpdateWeights).update_info
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"not an update: {error}", param="update_info") from error
         record = await asyncio.to_thread(engine.update, info.arm, info.version)
         return _json({"arm": info.arm, "version": info.version, "swap": record})

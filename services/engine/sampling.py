@@ -64,7 +64,7 @@ def parse_request(body: bytes) -> CompletionRequest:
         return msgspec.json.decode(body, type=CompletionRequest)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error), param=str(error).rpartition("$.")[2].rstrip("`").split("[")[0]) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
 
 

@@ -99,6 +99,22 @@ def test_health_is_open_to_a_get_alone() -> None:
     assert isinstance(refuse("GET", "/health", [(b"origin", b"http://x")], KEY), OriginRefused)
 
 
+@pytest.mark.parametrize(
+    ("content", "status"), [(b"[" * 1_000_000, 400), (b'"\xff"', 400), (b" " * (8 * 2**20 + 1), 413)]
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/update_weights"])
+def test_a_body_that_nobody_can_read_is_the_senders_fault(
+    closed: Closed, path: str, content: bytes, status: int
+) -> None:
+    async def answer() -> httpx.Response:
+        transport = httpx.ASGITransport(closed.app, raise_app_exceptions=False)
+        headers = {**authorization(KEY), "content-type": "application/json"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://engine", headers=headers) as client:
+            return await client.post(path, content=content)
+
+    assert asyncio.run(answer()).status_code == status
+
+
 def test_a_socket_of_the_web_is_closed(closed: Closed) -> None:
     said: list[object] = []
 

@@ -15,6 +15,8 @@ import pytest
 import uvicorn
 
 from contracts.engine_key import authorization
+from contracts.errors import Unavailable
+from services.engine.__main__ import check_ready
 from services.engine.app import make_app
 from services.engine.engine import ENGINE, Engine
 from services.engine.follower import Follower, Wanted
@@ -160,7 +162,10 @@ def test_pause_and_resume(served: Served) -> None:
         assert (answer.status_code, answer.json()["status"]) == (503, says)
     with pytest.raises(httpx.ReadTimeout):
         served.client.post("/v1/completions", json=body(), timeout=0.2)
+    with pytest.raises(Unavailable, match="the engine is paused"):
+        check_ready(served.engine)
     served.client.post("/resume").raise_for_status()
+    check_ready(served.engine)
     assert httpx.get(f"{served.url}/health").json() == {"status": "serving"}, "anybody may ask, and hears no more"
     assert served.client.post("/v1/completions", json=body()).status_code == httpx.codes.OK
 
