@@ -148,7 +148,7 @@ class Run:
     def _start(self) -> None:
         started = time.monotonic()
         self._engine.start()
-        wait_until_serving(self._url, self._home.version)
+        wait_until_serving(self._url, self._home.headers, self._home.version)
         self.starts.append(time.monotonic() - started)
 
     def _look_at_disk(self) -> set[str]:

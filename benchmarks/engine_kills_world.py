@@ -28,6 +28,7 @@ from benchmarks.swap_world import moved
 from commands.keys import make_first_keys
 from contracts import assignments
 from contracts.assignments import LIVE
+from contracts.engine_key import authorization, engine_key
 from contracts.listening import LISTEN_FD
 from contracts.records import Span
 from contracts.settings import Settings, write_settings
@@ -74,6 +75,7 @@ class Home:
         )
         make_first_keys(self.folder)
         write_settings(settings, {})
+        self.headers = authorization(engine_key(self.folder))
         self.store = FolderWeightStore(bucket.folder / _PREFIX, keyring_of(settings))
         self._signer = signer_of(settings)
         self._database = settings.database()
@@ -250,7 +252,7 @@ class Users:
                 thread.join()
 
     def _ask_all(self, jobs: Sequence[Job]) -> None:
-        with httpx.Client(base_url=self._url, timeout=_GIVE_UP_SECONDS) as client:
+        with httpx.Client(base_url=self._url, headers=self._home.headers, timeout=_GIVE_UP_SECONDS) as client:
             for job in itertools.cycle(jobs):
                 if self._over.is_set():
                     return
@@ -284,17 +286,17 @@ def _take(answer: Answer, event: dict[str, Any]) -> None:
     answer.spans.extend(msgspec.convert(event["spans"], list[Span]))
 
 
-def wait_until_serving(url: str, version: int) -> float:
+def wait_until_serving(url: str, headers: dict[str, str], version: int) -> float:
     """Until `live` serves a version; seconds that took.
 
     Raises:
         TimeoutError: it does not come to it.
     """
     started = time.monotonic()
-    with httpx.Client(base_url=url, timeout=_GIVE_UP_SECONDS) as client:
+    with httpx.Client(base_url=url, headers=headers, timeout=_GIVE_UP_SECONDS) as client:
         while time.monotonic() < started + _GIVE_UP_SECONDS:
             try:
-                health = client.get("/health").json()
+                health = client.get("/state").json()
             except httpx.TransportError:
                 continue
             if health["status"] == "serving" and health["versions"]["live"] == version:

@@ -11,9 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
+
 from commands.gate_home import gates_of_home
 from contracts.clocks import MOST_SECONDS, database_time, offset_seconds
 from contracts.database import Database
+from contracts.engine_key import ENGINE_KEY, authorization, engine_key
 from contracts.errors import ClockOff, InvalidSettings, MillraceError, Unavailable
 from contracts.event_log import EventLog
 from contracts.integrity import damaged_files, damaged_records
@@ -38,6 +41,7 @@ _PACKAGES = (
 _PYTHON = (3, 11)
 _SQLITE = (3, 35)
 _FREE_GIB = 2
+_ENGINE_SECONDS = 2.0
 _GIB = 2**30
 _EVERY_RECORD, _MOST_NAMED = 2**62, 10
 _A_SANDBOX = "get Linux 6.12 or newer, or `apt install bubblewrap` where user namespaces are allowed"
@@ -72,6 +76,7 @@ def examine(home: Path) -> Iterator[Finding]:
     if (home / "millrace.toml").exists():
         settings = load_settings(home)
         yield _keys(settings)
+        yield _engine(settings)
         for gate in gates_of_home(settings):
             yield Finding("gate", gate.is_gated, False, f"{gate.task}: {gate.says}")
         yield _files(settings)
@@ -122,6 +127,23 @@ def _keys(settings: Settings) -> Finding:
         return Finding("keys", False, True, error.message)
     signs = "none signs: versions are only read here" if signer is None else f"{signer.key_id} signs"
     return Finding("keys", True, True, f"{', '.join(keyring.key_ids)} trusted; {signs}")
+
+
+def _engine(settings: Settings) -> Finding:
+    """Whether the engine, if one runs, takes the key that this home's processes send."""
+    try:
+        headers = authorization(engine_key(settings.home))
+        answer = httpx.get(f"{settings.engine_url}/state", headers=headers, timeout=_ENGINE_SECONDS)
+    except InvalidSettings as error:
+        return Finding("engine", False, True, error.message)
+    except httpx.TransportError:
+        return Finding("engine", True, False, f"none runs at {settings.engine_url}")
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        says = f"{settings.engine_url} refuses this home's key: restart it, or give both the same {ENGINE_KEY}"
+        return Finding("engine", False, True, says)
+    return Finding(
+        "engine", answer.is_success, False, f"{settings.engine_url} takes this home's key ({answer.status_code})"
+    )
 
 
 def _files(settings: Settings) -> Finding:

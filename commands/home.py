@@ -22,6 +22,7 @@ from commands.queries import has_keys
 from contracts import assignments
 from contracts.assignments import LIVE
 from contracts.database import Database
+from contracts.engine_key import engine_key
 from contracts.errors import Forbidden, InvalidSettings, Unauthorized
 from contracts.event_log import EventLog
 from contracts.integrity import check_files, damaged_records
@@ -150,6 +151,7 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
         if not has_keys(connection):
             app_key = create_key(connection, "app")
             _write_secret(operator_file, create_key(connection, "operator"))
+    engine_key(settings.home)
     token_file = settings.home / "dashboard.token"
     if not token_file.exists():
         _write_secret(token_file, secrets.token_urlsafe(24))

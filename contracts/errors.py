@@ -6,6 +6,7 @@ MillraceError
 │   ├── NotFound (404)
 │   ├── ContextLengthExceeded    prompt and answer together are longer than the policy's context
 │   ├── Unsupported              part of OpenAI's API, and not of ours: said aloud instead of ignored
+│   ├── UnsupportedMediaType (415) a body that is not application/json
 │   ├── InvalidTarget            a signal is about exactly one thing
 │   ├── InvalidValue (422)       well-formed, but not what the task declares
 │   │   └── UnknownSignal        no task declares it
@@ -16,8 +17,12 @@ MillraceError
 │       └── VersionNotServed     the version a request asks for does not serve now; a retry may find it
 ├── Unauthorized (401)
 ├── Forbidden (403)             the key is good, and its role may not do this
-│   └── MissingScope             the key lacks a scope, which `scope` names
+│   ├── MissingScope             the key lacks a scope, which `scope` names
+│   └── OriginRefused            a web page asks: pages have no business here
 ├── RateLimited (429)            more than the operator allows one key in a minute
+│   └── Overloaded               the engine has as much to do as it takes; says when to come again
+├── EngineFailed (502)           the engine answered, and what it said cannot be used
+│   └── EngineSilent (504)       the engine took a request and said nothing more: it is not asked the same again
 ├── Unavailable (503)            try again: storage full, engine restarting
 │   ├── EngineRestarted          the generation loop died under the request: nothing of it was kept
 │   ├── ClockOff                 this machine's clock is too far from the database's
@@ -121,6 +126,11 @@ class VersionNotServed(Conflict):
     headers = MappingProxyType({"retry-after": "1"})
 
 
+class UnsupportedMediaType(InvalidRequest):
+    status = 415
+    code = "unsupported_media_type"
+
+
 class Unauthorized(MillraceError):
     status = 401
     code = "invalid_api_key"
@@ -135,9 +145,33 @@ class MissingScope(Forbidden):
     code = "missing_scope"
 
 
+class OriginRefused(Forbidden):
+    code = "origin_refused"
+
+
 class RateLimited(MillraceError):
     status = 429
     code = "rate_limit_exceeded"
+
+
+class Overloaded(RateLimited):
+    code = "engine_overloaded"
+
+    def __init__(self, message: str, retry_seconds: int) -> None:
+        super().__init__(message)
+        self.headers = MappingProxyType({"retry-after": str(retry_seconds)})
+
+
+class EngineFailed(MillraceError):
+    status = 502
+    code = "engine_failed"
+
+
+class EngineSilent(EngineFailed):
+    # The engine may still be at it: an SDK that sends it again makes a slow engine slower.
+    status = 504
+    code = "engine_silent"
+    headers = MappingProxyType({"x-should-retry": "false"})
 
 
 class Unavailable(MillraceError):

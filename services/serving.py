@@ -26,6 +26,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.clocks import ClockWatch
+from contracts.engine_key import authorization, engine_key
 from contracts.errors import Unavailable
 from contracts.listening import listening_socket
 from contracts.logs import set_up_logs
@@ -192,17 +193,26 @@ def storage_check(settings: Settings) -> Ready:
 
 
 def engine_check(settings: Settings) -> Ready:
-    """Unready while no engine answers."""
+    """Unready while no engine serves that takes this process's key."""
+    headers = authorization(engine_key(settings.home))
 
     def check() -> None:
         try:
-            answer = httpx.get(f"{settings.engine_url}/health", timeout=_ENGINE_SECONDS)
+            answer = httpx.get(f"{settings.engine_url}/state", headers=headers, timeout=_ENGINE_SECONDS)
         except httpx.TransportError as error:
             raise Unavailable(f"no engine answers at {settings.engine_url} ({type(error).__name__})") from error
         if not answer.is_success:
-            raise Unavailable(f"the engine at {settings.engine_url} says {answer.status_code}: {answer.text}")
+            raise Unavailable(f"the engine at {settings.engine_url} says {answer.status_code}: {_status_of(answer)}")
 
     return check
+
+
+def _status_of(answer: httpx.Response) -> str:
+    """`paused`, `starting` or the like; not the rest, since anybody may ask whether we are ready."""
+    try:
+        return str(answer.json()["status"])
+    except (ValueError, KeyError, TypeError):
+        return "its key is not ours" if answer.status_code == httpx.codes.UNAUTHORIZED else "nothing to be read"
 
 
 def clock_check(settings: Settings) -> Ready:

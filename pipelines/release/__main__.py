@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 
+from contracts.engine_key import engine_key
 from contracts.gating import Grade, read_sentinels
 from contracts.settings import load_section, load_settings
 from contracts.tasks import Task
@@ -37,6 +38,7 @@ def main(home: Path, stop: threading.Event, make_grade: Callable[[Mapping[str, T
             concurrency=own.concurrency,
             patience_seconds=own.patience_seconds,
             engine_url=settings.engine_url,
+            engine_key=engine_key(settings.home),
         )
         bell = settings.passing().bell
         Releaser(

@@ -1,7 +1,8 @@
 """Asks a pinned version the sentinels, over HTTP like any user, sampled as the users of their tasks are served.
 
-In: sentinels. Out: an answer to each, in order. Waits: until the engine holds the version. Whatever goes wrong on the way says
-nothing about the version, unless the engine says that the version itself is damaged.
+In: sentinels. Out: an answer to each, in order. Waits: until the engine holds the version, and, where it has too much to do, as
+long as it says, all of them together. Whatever goes wrong on the way says nothing about the version, unless the engine says that the
+version itself is damaged. A sentinel that was taken and not answered in time is not asked again in the same look.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from typing import Any, NamedTuple
 import httpx
 
 from contracts.assignments import CANDIDATE
+from contracts.engine_key import authorization
 from contracts.errors import InvalidSettings, MillraceError, Unavailable, VersionNotResident
 from contracts.gating import Sentinel, SentinelFile
 
-_RETRY_SECONDS = 0.2
+_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 30.0
+_TOO_MANY = 429
+_NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 _REFUSED = (400, 401, 403, 422)
 BAD_VERSION = frozenset(
     (
@@ -50,16 +54,28 @@ class Answer(NamedTuple):
 
 
 class Asker:
-    """Puts the whole set to one version. `engine_url` is asked what is wrong with a version that does not come."""
+    """Puts the whole set to one version.
+
+    The engine at `engine_url`, whose secret is `engine_key`, is asked what is wrong with a version that does not come.
+    """
 
     def __init__(
-        self, client: httpx.Client, *, policy: str, concurrency: int, patience_seconds: float, engine_url: str
+        self,
+        client: httpx.Client,
+        *,
+        policy: str,
+        concurrency: int,
+        patience_seconds: float,
+        engine_url: str,
+        engine_key: str,
     ) -> None:
         self._client = client
         self._policy = policy
         self._concurrency = concurrency
         self._patience = patience_seconds
         self._engine_url = engine_url
+        self._engine_headers = authorization(engine_key)
+        self._free_at = 0.0  # of all threads: one that was told to wait waits for the others too
 
     def ask(
         self, sentinels: SentinelFile, version: int, stop: threading.Event, draws: Mapping[str, int]
@@ -117,31 +133,51 @@ class Asker:
             "seed": seed,
             "logprobs": True,
         }
-        reason, absent = "no time was left", False
+        failure: MillraceError = Unavailable("no time was left")
+        pause = _RETRY_SECONDS
         while time.monotonic() < deadline and not stop.is_set():
-            try:
-                answer = self._client.post("/v1/chat/completions", json=body)
-            except httpx.TransportError as error:
-                reason, absent = f"{type(error).__name__}: {error}", False
-            else:
-                if answer.is_success:
-                    return _read(answer)
-                if answer.status_code in _REFUSED:
-                    raise InvalidSettings(f"{item.where}: the endpoint refuses this sentinel: {answer.text[:300]}")
-                reason, absent = answer.text[:200], VersionNotResident.code in answer.text
-                if absent:
-                    self._check_bad(version)
-            stop.wait(_RETRY_SECONDS)
+            if (wait := min(self._free_at, deadline) - time.monotonic()) > 0:
+                stop.wait(wait)
+                continue
+            answer = self._post(item, body, version, pause)
+            if isinstance(answer, Answer):
+                return answer
+            failure = answer
+            stop.wait(pause)
+            # Whether a version has come is cheap to say, and asked often.
+            pause = _RETRY_SECONDS if isinstance(answer, VersionNotResident) else min(_LONGEST_RETRY_SECONDS, 2 * pause)
         if stop.is_set():
             raise Unavailable("stopped")
-        if absent:
+        if isinstance(failure, VersionNotResident):
             raise VersionNotResident(f"the engine did not take v{version} in {self._patience:.0f} s; its log says why")
-        raise Unavailable(f"v{version} did not answer its sentinels in {self._patience:.0f} s: {reason}")
+        raise Unavailable(f"v{version} did not answer its sentinels in {self._patience:.0f} s: {failure.message}")
+
+    def _post(self, item: Sentinel, body: dict[str, Any], version: int, pause: float) -> Answer | MillraceError:
+        """What a version says, or why it may be asked again. Raises as `ask` where it may not."""
+        try:
+            answer = self._client.post("/v1/chat/completions", json=body)
+        except _NEVER_SENT as error:
+            return Unavailable(f"{type(error).__name__}: {error}")
+        except httpx.TransportError as error:  # the engine may still be at it
+            raise Unavailable(f"v{version} did not answer a sentinel: {type(error).__name__}: {error}") from error
+        if answer.is_success:
+            return _read(answer)
+        said = answer.text[:300]
+        if answer.status_code in _REFUSED:
+            raise InvalidSettings(f"{item.where}: the endpoint refuses this sentinel: {said}")
+        if answer.headers.get("x-should-retry") == "false":
+            raise Unavailable(f"v{version} did not answer a sentinel: {said}")
+        if VersionNotResident.code in said:
+            self._check_bad(version)
+            return VersionNotResident(said)
+        if answer.status_code == _TOO_MANY:
+            self._free_at = max(self._free_at, time.monotonic() + _wait_seconds(answer, pause))
+        return Unavailable(said)
 
     def _check_bad(self, version: int) -> None:
         """Raises BadVersion if the engine found the candidate's bytes wrong, more than once."""
         try:
-            health = self._client.get(f"{self._engine_url}/health", headers={"Authorization": ""}).json()
+            health = self._client.get(f"{self._engine_url}/state", headers=self._engine_headers).json()
             problem = health.get("problems", {}).get(CANDIDATE, {})
         except (httpx.HTTPError, ValueError, AttributeError):
             return  # an engine that does not answer, or speaks otherwise, says nothing about the version
@@ -149,6 +185,12 @@ class Asker:
             return
         if problem.get("code") in BAD_VERSION and problem.get("attempts", 0) >= _TRIES:
             raise BadVersion(f"the engine refuses v{version}: {problem['code']}: {problem.get('message', '')}")
+
+
+def _wait_seconds(response: httpx.Response, least: float) -> float:
+    """How long an endpoint that has too much to do wants to be left alone."""
+    told = response.headers.get("retry-after", "")
+    return min(_LONGEST_RETRY_SECONDS, max(least, float(told))) if told.isdecimal() else least
 
 
 def _read(response: httpx.Response) -> Answer:

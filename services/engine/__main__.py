@@ -10,6 +10,7 @@ import torch
 import uvicorn
 
 from contracts.assignments import LIVE, MOVED
+from contracts.engine_key import engine_key
 from contracts.errors import InvalidSettings, MillraceError, Unavailable
 from contracts.listening import listening_socket
 from contracts.logs import set_up_logs
@@ -65,13 +66,13 @@ def main(home: Path) -> None:
     )
     follower = Follower(engine, lambda: read_wanted(database, settings.policy), on_exit=end)
     config = uvicorn.Config(
-        make_app(engine, follower),
+        make_app(engine, follower, engine_key(settings.home)),
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_GRACEFUL_SECONDS,
     )
     server = uvicorn.Server(config)
-    operations = Operations({"engine": lambda: _check(engine)}, longest_step_seconds=LONGEST_WORK_SECONDS)
+    operations = Operations({"engine": lambda: check_ready(engine)}, longest_step_seconds=LONGEST_WORK_SECONDS)
     bell = settings.passing().bell
     bell.listen(MOVED, follower.wake)
     server.run([listening_socket(settings.engine_host, settings.engine_port)])
@@ -83,7 +84,8 @@ def main(home: Path) -> None:
         raise follower.fatal
 
 
-def _check(engine: Engine) -> None:
+def check_ready(engine: Engine) -> None:
+    """Raises Unavailable unless the engine serves: it may load, restart or be paused."""
     status, facts = engine.health()
     if status != "serving":
         raise Unavailable(f"the engine is {status}; it holds {facts['versions']}")

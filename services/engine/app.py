@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 
-from contracts.errors import MillraceError
 from services.engine.engine import Engine
 from services.engine.follower import Follower
+from services.engine.guard import Guard
 from services.engine.routes import make_router
+from services.http import make_service
 
 
-def make_app(engine: Engine, follower: Follower) -> FastAPI:
-    """The application over an engine."""
+def make_app(engine: Engine, follower: Follower, key: str) -> FastAPI:
+    """The application over an engine; `key`: what every caller must send."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -25,11 +25,7 @@ def make_app(engine: Engine, follower: Follower) -> FastAPI:
         await asyncio.to_thread(follower.stop)
         await asyncio.to_thread(engine.close)
 
-    app = FastAPI(title="Millrace engine", openapi_url=None, lifespan=lifespan)
+    app = make_service("Millrace engine", lifespan)
     app.include_router(make_router(engine, follower))
-
-    @app.exception_handler(MillraceError)
-    async def expected_failure(_request: Request, error: MillraceError) -> Response:
-        return Response(msgspec.json.encode(error.as_openai()), status_code=error.status, media_type="application/json")
-
+    app.add_middleware(Guard, key=key)  # the last one added is the first one asked
     return app

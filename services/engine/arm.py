@@ -20,6 +20,7 @@ import structlog
 
 from contracts.errors import Unavailable
 from policy.weights import Patches, apply_patches
+from services.engine.admission import Bounds, admit
 from services.engine.manager import build_manager, end_ids, limits_of
 from services.engine.sampling import CompletionRequest, check_request, processor_arguments, stop_ids
 from services.engine.settings import EngineSettings
@@ -29,6 +30,8 @@ _MAX_QUICK_DEATHS = 5
 _QUICK_SECONDS = 10.0
 _STEP_TIMEOUT = 2.0
 _NUM_RECENT_GAPS = 1000
+_NUM_RECENT_ENDS = 64
+_TURNS_OF_CACHE = 4  # that wait, unless settings say otherwise
 _log = structlog.get_logger(__name__)
 
 
@@ -49,6 +52,10 @@ class Arm:
         self._end_ids = end_ids(model)
         self.recent_gaps: deque[float] = deque(maxlen=_NUM_RECENT_GAPS)
         """Seconds between two tokens of one answer, of the answers that ended last."""
+        self._bounds = Bounds(
+            settings.max_open_requests, settings.max_open_tokens or _TURNS_OF_CACHE * settings.cache_tokens
+        )
+        self._recent_ends: deque[float] = deque(maxlen=_NUM_RECENT_ENDS)
         self._tickets: dict[str, Ticket] = {}
         self._num_submitted = 0
         self._stepped = threading.Event()
@@ -87,15 +94,29 @@ class Arm:
 
         Raises:
             InvalidRequest: refused before the manager saw it.
+            Overloaded: too much is open already.
             Unavailable: the manager is restarting or stopping.
         """
         check_request(request, self.limits)
         stops = stop_ids(request, self._end_ids)
+        num_tokens = len(request.prompt) + request.max_tokens
         with self._lock:
+            admit(
+                self._bounds,
+                [ticket.num_reserved for ticket in list(self._tickets.values())],
+                num_tokens,
+                tuple(self._recent_ends),
+                monotonic(),
+                background=request.priority > 0,
+            )
             self._num_submitted += 1
             request_id = f"{self.name}-{self._num_submitted}"
             ticket = Ticket(
-                request_id=request_id, num_prompt=len(request.prompt), stops=stops, streaming=request.stream
+                request_id=request_id,
+                num_prompt=len(request.prompt),
+                num_reserved=num_tokens,
+                stops=stops,
+                streaming=request.stream,
             )
             self._tickets[request_id] = ticket
             accepted = self._manager.add_request(
@@ -172,6 +193,7 @@ class Arm:
             )
             if ticket.finished:
                 self._tickets.pop(ticket.request_id, None)
+                self._recent_ends.append(monotonic())
                 self.recent_gaps.extend(after - before for before, after in pairwise(ticket.token_times))
             if chunk is not None:
                 chunks.append((ticket, chunk))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +57,7 @@ class Engine:
         on_gave_up: Callable[[], None],
     ) -> None:
         self.policy = policy
+        self.instance = uuid.uuid4().hex
         self.arms: dict[str, Arm] = {}
         self.swaps: deque[SwapRecord] = deque(maxlen=_MAX_SWAPS)
         self._settings = settings
@@ -123,10 +125,11 @@ class Engine:
         """True between `pause` and `resume`."""
         return self._paused
 
-    def health(self) -> tuple[Literal["serving", "starting", "restarting", "failed"], dict[str, Any]]:
-        """The state of the live arm, and the facts of all arms."""
+    def health(self) -> tuple[Literal["serving", "starting", "restarting", "paused", "failed"], dict[str, Any]]:
+        """The state of the live arm, and the facts of all arms. `instance`: no other start of an engine has the same."""
         live = self.arms.get("live")
         facts = {
+            "instance": self.instance,
             "versions": {name: self.versions().get(name) for name in ARMS},
             "restarts": sum(arm.restarts for arm in self.arms.values()),
             "in_flight": sum(arm.num_in_flight for arm in self.arms.values()),
@@ -136,6 +139,8 @@ class Engine:
             return "starting", facts
         if live.gave_up:
             return "failed", facts
+        if self._paused:
+            return "paused", facts
         return ("serving" if live.serving else "restarting"), facts
 
     def system(self) -> dict[str, str | None]:

@@ -1,7 +1,7 @@
 """Follows the assignments: whatever version an arm is pointed at, the engine comes to hold.
 
 Flows in: arm → version and its root, read every tenth of a second, and at once when woken. Flows out: updates of the engine. Waits
-for: nothing; a version that cannot be staged leaves the old one serving, is named in /health, and is tried again, ever less often.
+for: nothing; a version that cannot be staged leaves the old one serving, is named in /state, and is tried again, ever less often.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from services.engine.sampling import CompletionRequest, parse_request
 from services.engine.tickets import Chunk, Ticket
 
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it; nginx's name for it in access logs
-_UNAVAILABLE = 503
+_OK, _UNAVAILABLE = 200, 503
 
 
 class _UpdateInfo(msgspec.Struct, frozen=True):
@@ -31,17 +31,22 @@ class _UpdateWeights(msgspec.Struct, frozen=True):
 
 
 def make_router(engine: Engine, follower: Follower) -> APIRouter:
-    """All routes over one engine; the follower adds its problems to /health."""
+    """All routes over one engine; the follower adds its problems to /state."""
     router = APIRouter()
     _add_completions(router, engine)
     _add_weights(router, engine)
 
     @router.get("/health")
     async def health() -> Response:
+        status, _ = engine.health()  # anybody may ask, so nobody is told more
+        is_serving = status == "serving"
+        return _json({"status": "serving" if is_serving else "not serving"}, status_code=_code(is_serving=is_serving))
+
+    @router.get("/state")
+    async def state() -> Response:
         status, facts = engine.health()
-        problems = follower.problems()
-        code = 200 if status == "serving" else _UNAVAILABLE
-        return _json({"status": status, **facts, "problems": problems}, status_code=code)
+        content = {"status": status, **facts, "problems": follower.problems()}
+        return _json(content, status_code=_code(is_serving=status == "serving"))
 
     @router.get("/version")
     async def version() -> Response:
@@ -102,7 +107,7 @@ def _add_weights(router: APIRouter, engine: Engine) -> None:
     async def update_weights(http_request: Request) -> Response:
         try:
             info = msgspec.json.decode(await http_request.body(), type=_UpdateWeights).update_info
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"not an update: {error}", param="update_info") from error
         record = await asyncio.to_thread(engine.update, info.arm, info.version)
         return _json({"arm": info.arm, "version": info.version, "swap": record})
@@ -165,6 +170,10 @@ def _answer(engine: Engine, request: CompletionRequest, ticket: Ticket, chunk: C
         answer["timings"] = ticket.timings()
         answer["system"] = engine.system()
     return answer
+
+
+def _code(*, is_serving: bool) -> int:
+    return _OK if is_serving else _UNAVAILABLE
 
 
 def _json(content: object, status_code: int = 200) -> Response:

@@ -40,6 +40,8 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str | None = None
     n: int = 1
     stop: Any = None
+    priority: int = 0
+    """Above 0: not a user's, and taken only while half of the engine's bounds are free."""
     seed: int | None = None
     """64 bits with sign. The same seed gives the same tokens for one version, prompt and sampling parameters, whatever is
     served beside it, but for rounding: see services/engine/seeded.py."""
@@ -62,7 +64,7 @@ def parse_request(body: bytes) -> CompletionRequest:
         return msgspec.json.decode(body, type=CompletionRequest)
     except msgspec.ValidationError as error:
         raise InvalidRequest(str(error), param=str(error).rpartition("$.")[2].rstrip("`").split("[")[0]) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
 
 

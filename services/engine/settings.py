@@ -20,3 +20,7 @@ class EngineSettings(Section):
     """Key-value cache of one arm, tokens; the mask beside it takes 4 * max_batch_tokens * cache_tokens bytes on CPU."""
     max_in_flight: int = Field(default=256, ge=1)
     """Requests per step; more wait their turn."""
+    max_open_requests: int = Field(default=512, ge=1)
+    """Requests of one arm that run or wait; the next is answered with 429 and `Retry-After`."""
+    max_open_tokens: int | None = Field(default=None, ge=1)
+    """The same in tokens, prompts and the most that their answers may be; without it four times `cache_tokens`."""

@@ -28,12 +28,16 @@ class Ticket:
     """A request between submission and its last token.
 
     Flows in: the tokens so far, after every step, on the generation thread (`advance`). Flows out: chunks, on the event
-    loop that submitted it (`chunks`); one per step if `streaming`, else a single one at the end.
+    loop that submitted it (`chunks`); one per step if `streaming`, else a single one at the end. `num_reserved`: tokens of
+    the prompt and the most that may be made.
     """
 
-    def __init__(self, *, request_id: str, num_prompt: int, stops: frozenset[int], streaming: bool) -> None:
+    def __init__(
+        self, *, request_id: str, num_prompt: int, num_reserved: int, stops: frozenset[int], streaming: bool
+    ) -> None:
         self.request_id = request_id
         self.num_prompt = num_prompt
+        self.num_reserved = num_reserved
         self.loop = asyncio.get_running_loop()
         self.submitted_at = perf_counter()
         self.token_times: list[float] = []

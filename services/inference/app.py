@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request, Response
 
 from contracts.assignments import MOVED
+from contracts.engine_key import engine_key
 from contracts.errors import UnknownModel
 from contracts.event_log import EventLog
 from contracts.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS
@@ -22,6 +23,7 @@ from services.inference import hot_load
 from services.inference.arms import Assignments
 from services.inference.endpoint import Endpoint
 from services.inference.engine_client import PATIENCE_SECONDS, EngineClient
+from services.inference.engine_http import READ_SECONDS
 from services.inference.idempotency import Repeats
 from services.inference.recorder import Recorder
 from services.inference.requests import ChatRequest, parse_chat_request
@@ -39,10 +41,11 @@ def create_app(
     passing: Passing | None = None,
     list_versions: Callable[[], Collection[int]] | None = None,
     patience_seconds: float = PATIENCE_SECONDS,
+    silence_seconds: float = READ_SECONDS,
 ) -> FastAPI:
     """The service of one home; `event_log`, `passing` and `list_versions` (of the weight store) replace its own.
 
-    `patience_seconds`: how long engines may be gone.
+    `patience_seconds`: how long engines may be gone; `silence_seconds`: the longest time without a token.
 
     Raises:
         InvalidSettings: the base policy's folder lacks a file, or Redis' URL is none.
@@ -51,7 +54,8 @@ def create_app(
     database, log = settings.database(), event_log or _durable_log(settings)
     passing = passing or settings.passing()
     assignments, repeats = Assignments(database, settings.policy), Repeats(passing.window)
-    engine, recorder = EngineClient(settings.engine_url, patience_seconds), Recorder(log)
+    engine = EngineClient(settings.engine_url, engine_key(settings.home), patience_seconds, silence_seconds)
+    recorder = Recorder(log)
     endpoint = Endpoint(
         policy=settings.policy,
         tasks=load_tasks(settings.tasks),

@@ -109,7 +109,11 @@ class Completion:
     async def _generate_choice(self, choice: Choice) -> None:
         plan = self.plan
         pieces = self._engine.generate(
-            plan.arm.model, plan.prompt_ids, plan.sampling_of(choice.index), f"{plan.completion_id}:{choice.index}"
+            plan.arm.model,
+            plan.prompt_ids,
+            plan.sampling_of(choice.index),
+            f"{plan.completion_id}:{choice.index}",
+            background=plan.purpose != "user",
         )
         try:
             async with aclosing(pieces):

@@ -1,8 +1,11 @@
 """The engine as inference sees it: token ids in, a stream of token ids out, over restarts.
 
 Flows in: a prompt in token ids. Flows out: tokens, each with its log-prob and the version that made it. Waits for: the
-engine, at most 30 seconds without progress. When an engine dies under a request, the tokens so far become the end of
-the prompt of a second request: tokens in, tokens out, so the answer goes on exactly where it was.
+engine, at most 30 seconds to take a request and 120 without a token. When an engine dies under a request, the tokens so far become
+the end of the prompt of a second request: tokens in, tokens out, so the answer goes on exactly where it was.
+
+A request is sent again only if no engine has it: there was no connection, the engine did not take it, says that it lost it, or is
+another one than it was sent to. An engine that is slow or breaks off is never asked the same again.
 """
 
 from __future__ import annotations
@@ -15,60 +18,109 @@ from contextlib import aclosing
 import msgspec
 import structlog
 
-from contracts.errors import Unavailable
+from contracts.engine_key import authorization
+from contracts.errors import EngineFailed, EngineRestarted, EngineSilent, MillraceError, Unavailable
 from contracts.records import Sampling, Span
-from services.inference.engine_http import Broken, Exchange, HttpClient
-from services.inference.engine_wire import Health, Piece, System, read_event, read_health, read_models, read_refusal
+from services.inference.engine_http import READ_SECONDS, Broken, Closed, Exchange, HttpClient, NoConnection, Silent
+from services.inference.engine_wire import (
+    DONE,
+    MOST_LINE_BYTES,
+    Health,
+    Piece,
+    System,
+    data_of,
+    read_event,
+    read_health,
+    read_models,
+    read_refusal,
+)
 
 PATIENCE_SECONDS = 30.0
-_POLL_SECONDS = 0.2
-_ACCEPT_SECONDS = 10.0  # a live engine answers the request line at once, however long its queue is
-_HEALTH_SECONDS = 2.0
-_OK = 200
+_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.2, 2.0
+_MOST_LOSSES = 3  # a prompt that kills engines must not kill them all day
+_MODELS_SECONDS = 10.0
+_STATE_SECONDS = 2.0
+_REFUSAL_SECONDS, _REFUSAL_BYTES = 5.0, 2**16
+_OK, _UNAVAILABLE = 200, 503
+_ASK_LATER = "it is not asked the same again; try again later"
 _log = structlog.get_logger(__name__)
 
 
-class EngineClient:
-    """See the module. `system` is known once the engine has been healthy."""
+class _Lost(Unavailable):
+    """The connection was closed under a request; whether the engine has it still, the next word of the engine tells."""
 
-    def __init__(self, url: str, patience_seconds: float = PATIENCE_SECONDS) -> None:
+
+class EngineClient:
+    """See the module. `system` is known once the engine has been healthy.
+
+    Args:
+        key: the engine's secret.
+        patience_seconds: how long engines may be gone, and may take to take a request.
+        silence_seconds: the longest time without a token.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        patience_seconds: float = PATIENCE_SECONDS,
+        silence_seconds: float = READ_SECONDS,
+    ) -> None:
         self.system: System | None = None
+        self._instance: str | None = None
         self._patience = patience_seconds
-        self._http = HttpClient(url)
+        self._silence = silence_seconds
+        self._http = HttpClient(url, authorization(key), read_seconds=silence_seconds)
 
     async def close(self) -> None:
         """Close every connection."""
         self._http.close()
 
     async def generate(
-        self, model: str, prompt_ids: list[int], sampling: Sampling, request_id: str
+        self, model: str, prompt_ids: list[int], sampling: Sampling, request_id: str, *, background: bool = False
     ) -> AsyncGenerator[Piece]:
         """One answer, until the piece with a finish reason; closing the iterator cancels it.
 
+        `background`: not a user's, so users come before it.
+
         Raises:
             UnknownModel, VersionNotResident, ContextLengthExceeded, InvalidRequest: the engine refused.
+            Overloaded: the engine has too much to do.
+            EngineFailed, EngineSilent: what it says cannot be used, or it says nothing; it is not asked again.
             Unavailable: no engine came back in time.
         """
+        body = _body(model, sampling, request_id, background=background)
         made: list[int] = []
         version: int | None = None
         deadline: float | None = None
+        num_lost, pause = 0, _POLL_SECONDS
         while True:
+            instance = self._instance
             try:
                 if self.system is None:
-                    await self.check_health()
-                async with aclosing(self._attempt(model, prompt_ids, made, sampling, request_id)) as pieces:
+                    instance = await self.check_health()
+                body |= {"prompt": [*prompt_ids, *made], "max_tokens": sampling.max_tokens - len(made)}
+                async with aclosing(self._attempt(body, len(made))) as pieces:
                     async for piece in pieces:
                         spans = _changes(version, piece.spans)
                         version = spans[-1].version if spans else version
-                        deadline = None
+                        deadline, pause = None, _POLL_SECONDS
                         made += [token.id for token in piece.tokens]
+                        _check_piece(piece, version, len(made), sampling.max_tokens)
                         yield piece._replace(spans=spans)
                         if piece.finish_reason is not None:
                             return
             except Unavailable as error:
+                is_lost = isinstance(error, _Lost | EngineRestarted)
+                num_lost += is_lost
+                if num_lost >= _MOST_LOSSES:
+                    raise EngineFailed(f"the engine lost this request {num_lost} times: {error.message}") from error
                 deadline = deadline or time.monotonic() + self._patience
                 _log.warning("engine lost", request_id=request_id, num_tokens=len(made), reason=error.message)
-                await self._wait_until_healthy(deadline, error)
+                found = await self._wait_until_healthy(deadline, 0.0 if is_lost else pause, error)
+                pause = pause if is_lost else min(_LONGEST_POLL_SECONDS, 2 * pause)
+                if isinstance(error, _Lost) and found in (None, instance):
+                    raise EngineFailed(f"the engine serves, and broke off an answer ({error.message})") from error
             if len(made) >= sampling.max_tokens:
                 yield Piece([], [], "length")
                 return
@@ -78,18 +130,28 @@ class EngineClient:
 
         Raises:
             Unavailable: it does not answer.
+            EngineFailed: it answers something else.
         """
-        status, content = await self._fetch("/v1/models", _ACCEPT_SECONDS)
+        status, content = await self._fetch("/v1/models", _MODELS_SECONDS)
         if status != _OK:
-            raise Unavailable(f"the engine does not list its models (HTTP {status})")
+            raise read_refusal(status, b"", content)
         return read_models(content)
 
-    async def check_health(self) -> None:
-        """Raises Unavailable unless the engine serves."""
-        status, content = await self._fetch("/health", _HEALTH_SECONDS)
-        if status != _OK:
-            raise Unavailable(f"the engine is not serving yet (HTTP {status})")
-        self.system = msgspec.json.decode(content, type=System)
+    async def check_health(self) -> str | None:
+        """Which engine it is that serves.
+
+        Raises:
+            Unavailable: none does.
+            EngineFailed: it refuses our key, or its state is none.
+        """
+        status, content = await self._fetch("/state", _STATE_SECONDS)
+        if status not in (_OK, _UNAVAILABLE):
+            raise read_refusal(status, b"", content)
+        health = read_health(content)
+        if status != _OK or health.status != "serving":
+            raise Unavailable(f"the engine is {health.status}")
+        self.system, self._instance = health.system, health.instance
+        return health.instance
 
     async def health(self) -> Health:
         """What the engine says of itself, also while it does not serve.
@@ -97,7 +159,7 @@ class EngineClient:
         Raises:
             Unavailable: it does not answer.
         """
-        _, content = await self._fetch("/health", _HEALTH_SECONDS)
+        _, content = await self._fetch("/state", _STATE_SECONDS)
         return read_health(content)
 
     async def _fetch(self, path: str, seconds: float) -> tuple[int, bytes]:
@@ -107,71 +169,120 @@ class EngineClient:
         except (Broken, TimeoutError) as error:
             raise _unreachable(error) from error
 
-    async def _wait_until_healthy(self, deadline: float, reason: Unavailable) -> None:
+    async def _wait_until_healthy(self, deadline: float, pause: float, reason: Unavailable) -> str | None:
+        """Which engine it is that serves again."""
         while time.monotonic() < deadline:
-            await asyncio.sleep(_POLL_SECONDS)
+            await asyncio.sleep(pause)
+            pause = _POLL_SECONDS
             try:
-                await self.check_health()
+                return await self.check_health()
             except Unavailable as error:
                 reason = error
-            else:
-                return
         raise Unavailable(
             f"the engine did not come back within {self._patience:g} s: {reason.message}; see its log, then try again"
         )
 
-    async def _attempt(
-        self, model: str, prompt_ids: list[int], made: list[int], sampling: Sampling, request_id: str
-    ) -> AsyncGenerator[Piece]:
-        """One request to the engine for what is still missing. Raises Unavailable if it breaks."""
-        num_made = len(made)
-        body = {
-            "model": model,
-            "prompt": [*prompt_ids, *made],
-            "max_tokens": sampling.max_tokens - num_made,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "logprobs": 0,
-            "stream": True,
-            "return_token_ids": True,
-            "request_id": request_id,
-            **({} if sampling.seed is None else {"seed": sampling.seed}),
-        }
+    async def _attempt(self, body: dict[str, object], num_made: int) -> AsyncGenerator[Piece]:
+        """One request to the engine, for an answer of which `num_made` tokens are there. See `generate` for what it raises."""
         exchange = await self._begin(msgspec.json.encode(body))
         ended = False
         try:
             if exchange.status != _OK:
-                raise read_refusal(exchange.status, await exchange.read_all())
-            rest = b""
+                raise read_refusal(exchange.status, exchange.retry_after, await _refusal(exchange))
+            spoken_at, rest = time.monotonic(), b""
             while arrived := await exchange.read():
                 *lines, rest = (rest + arrived).split(b"\n")
+                has_spoken = False
                 for line in lines:
-                    if line.startswith(b"data: {"):
-                        piece, system = read_event(line[6:], num_made)
-                        self.system = system or self.system
-                        ended = piece.finish_reason is not None
+                    data = line[6:] if line.startswith(b"data: {") else data_of(line) if line else None
+                    if data is None:
+                        continue
+                    if data == DONE:
+                        raise EngineFailed("the engine ended a stream before its answer")
+                    piece, system = read_event(data, num_made)
+                    self.system = system or self.system
+                    ended = piece.finish_reason is not None
+                    if piece.tokens or ended:
+                        has_spoken = True
                         yield piece
-            raise Unavailable("the engine ended a stream before its answer")
+                if len(rest) > MOST_LINE_BYTES:
+                    raise EngineFailed(f"the engine sent more than {MOST_LINE_BYTES} bytes without an end of line")
+                spoken_at = self._check_silence(spoken_at, has_spoken=has_spoken)
+            raise EngineFailed("the engine ended a stream before its answer")
         except Broken as error:
-            raise _unreachable(error) from error
+            raise _failure(error) from error
         finally:
             exchange.end(only_formalities=ended)
 
+    def _check_silence(self, spoken_at: float, *, has_spoken: bool) -> float:
+        """When the engine last sent a token: now, or earlier. Bytes that are none do not count."""
+        now = time.monotonic()
+        if has_spoken:
+            return now
+        if now - spoken_at > self._silence:
+            raise EngineSilent(f"the engine sent no token for {self._silence:g} s; {_ASK_LATER}")
+        return spoken_at
+
     async def _begin(self, body: bytes) -> Exchange:
         try:
-            async with asyncio.timeout(min(_ACCEPT_SECONDS, self._patience)):
+            async with asyncio.timeout(self._patience):
                 return await self._http.begin("POST", "/v1/completions", body)
         except TimeoutError as error:
-            raise Unavailable("the engine does not take requests") from error
+            raise EngineSilent(f"the engine took no request for {self._patience:g} s; {_ASK_LATER}") from error
         except Broken as error:
-            raise _unreachable(error) from error
+            raise _failure(error) from error
+
+
+def _body(model: str, sampling: Sampling, request_id: str, *, background: bool) -> dict[str, object]:
+    """What to ask for, but for the prompt and how much of it."""
+    return {
+        "model": model,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "logprobs": 0,
+        "stream": True,
+        "return_token_ids": True,
+        "request_id": request_id,
+        **({} if sampling.seed is None else {"seed": sampling.seed}),
+        **({"priority": 1} if background else {}),
+    }
+
+
+def _check_piece(piece: Piece, version: int | None, num_made: int, max_tokens: int) -> None:
+    """Raises EngineFailed if this cannot be part of the answer that was asked for."""
+    if num_made > max_tokens:
+        raise EngineFailed(f"the engine made more than the {max_tokens} tokens that were asked for")
+    if num_made == 0:
+        raise EngineFailed("the engine ended an answer that has no token")
+    if piece.tokens and version is None:
+        raise EngineFailed("the engine does not say which version made its tokens")
 
 
 def _changes(version: int | None, spans: list[Span]) -> list[Span]:
     """The spans that change the version: a request that went on after a restart says its version again."""
     before = [version, *(span.version for span in spans)]
     return [span for span, previous in zip(spans, before, strict=False) if span.version != previous]
+
+
+async def _refusal(exchange: Exchange) -> bytes:
+    """What an answer other than 200 says; nothing, if it does not say it at once."""
+    try:
+        async with asyncio.timeout(_REFUSAL_SECONDS):
+            return await exchange.read_all(_REFUSAL_BYTES)
+    except (Broken, TimeoutError):
+        return b""
+
+
+def _failure(error: Broken) -> MillraceError:
+    """What a request that has no whole answer failed of."""
+    if isinstance(error, NoConnection):
+        return _unreachable(error)
+    if isinstance(error, Closed):
+        return _Lost(str(error))
+    if isinstance(error, Silent):
+        return EngineSilent(f"the engine was {error}; {_ASK_LATER}")
+    return EngineFailed(f"the engine does not speak as it should: {error}")
 
 
 def _unreachable(error: Broken | TimeoutError) -> Unavailable:

@@ -2,6 +2,9 @@
 
 Flows in: method, path and body. Flows out: the status, then the bytes of the body. Waits for: the server. A general client
 spends as long on one event of a stream as everything else together; `benchmarks/gateway.py` has the figures.
+
+Only a GET is ever sent twice. A connection that was idle for long is not used again, because servers close those, and then
+nobody could say whether what was sent on it was read.
 """
 
 from __future__ import annotations
@@ -13,12 +16,31 @@ import httptools
 
 CONNECT_SECONDS = 2.0
 READ_SECONDS = 120.0
+MOST_BYTES = 4 * 2**20
+IDLE_SECONDS = 4.0  # uvicorn closes after 5
 _LINGER_SECONDS = 1.0
 _MAX_IDLE = 512
+_RETRY_AFTER = b"retry-after"
 
 
 class Broken(Exception):
-    """The connection cannot be made, or ended in the middle of an answer, or the answer is not HTTP."""
+    """There is no whole answer. The kinds say what is known of the request; another one is an answer that is not HTTP."""
+
+
+class NoConnection(Broken):
+    """None could be made: nothing was sent."""
+
+
+class Closed(Broken):
+    """The server closed the connection before its answer was whole: it died, or it did not want to."""
+
+
+class Silent(Broken):
+    """The server said nothing for too long, and may still be at it."""
+
+
+class TooLong(Broken):
+    """The body is longer than anybody here wants to read."""
 
 
 class Exchange(asyncio.Protocol):
@@ -26,10 +48,16 @@ class Exchange(asyncio.Protocol):
 
     Attributes:
         status: of the answer, once it has begun.
+        retry_after: what the answer's header of this name says; empty without.
+        idle_since: when it last became idle, on the clock of the loop.
     """
 
-    def __init__(self, head: bytes, idle: list[Exchange]) -> None:
+    def __init__(self, head: bytes, idle: list[Exchange], read_seconds: float = READ_SECONDS) -> None:
         self.status = 0
+        self.retry_after = b""
+        self.idle_since = 0.0
+        self._read_seconds = read_seconds
+        self._is_idle = False
         self._head: Final = head
         self._idle: Final = idle
         self._loop: Final = asyncio.get_running_loop()
@@ -47,7 +75,8 @@ class Exchange(asyncio.Protocol):
         Raises:
             Broken: see there.
         """
-        self.status, self._body, self._begun, self._complete = 0, [], False, False
+        self.status, self.retry_after, self._body, self._begun, self._complete = 0, b"", [], False, False
+        self._is_idle = False
         if self._transport is not None:
             line = f"{method} {path} HTTP/1.1\r\n".encode()
             length = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
@@ -69,11 +98,18 @@ class Exchange(asyncio.Protocol):
         self._body.clear()
         return arrived
 
-    async def read_all(self) -> bytes:
-        """The whole body."""
-        parts = []
+    async def read_all(self, most_bytes: int = MOST_BYTES) -> bytes:
+        """The whole body.
+
+        Raises:
+            Broken: see there. It is too long, too.
+        """
+        parts, num_bytes = [], 0
         while part := await self.read():
             parts.append(part)
+            num_bytes += len(part)
+            if num_bytes > most_bytes:
+                raise TooLong(f"an answer of more than {most_bytes} bytes")
         return b"".join(parts)
 
     def end(self, *, only_formalities: bool = False) -> None:
@@ -101,6 +137,7 @@ class Exchange(asyncio.Protocol):
 
     def _keep(self) -> None:
         if self._failure is None and len(self._idle) < _MAX_IDLE:
+            self.idle_since, self._is_idle = self._loop.time(), True
             self._idle.append(self)
         else:
             self.abort()
@@ -109,7 +146,7 @@ class Exchange(asyncio.Protocol):
         if self._failure is not None:
             raise self._failure
         self._reader = self._loop.create_future()
-        timer = self._loop.call_later(READ_SECONDS, self._fail, f"silent for {READ_SECONDS:g} s")
+        timer = self._loop.call_later(self._read_seconds, self._fall_silent)
         try:
             await self._reader
         finally:
@@ -120,9 +157,12 @@ class Exchange(asyncio.Protocol):
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    def _fail(self, reason: str) -> None:
-        self._failure = self._failure or Broken(reason)
+    def _fail(self, failure: Broken) -> None:
+        self._failure = self._failure or failure
         self._wake()
+
+    def _fall_silent(self) -> None:
+        self._fail(Silent(f"silent for {self._read_seconds:g} s"))
 
     # What asyncio calls.
 
@@ -132,10 +172,14 @@ class Exchange(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        if self._is_idle:  # an answer that nobody asked for would be taken for that of the next request
+            self._fail(Broken("it spoke without being asked"))
+            self.abort()
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._fail(f"not HTTP: {error}")
+            self._fail(Broken(f"not HTTP: {error}"))
             self.abort()
         self._wake()
 
@@ -145,9 +189,14 @@ class Exchange(asyncio.Protocol):
             self._idle.remove(self)
         if self._lingering is not None:
             self._lingering.cancel()
-        self._fail(f"the connection was closed{f' ({error})' if error else ''}")
+        self._fail(Closed(f"the connection was closed{f' ({error})' if error else ''}"))
 
     # What the parser calls.
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header has come."""
+        if len(name) == len(_RETRY_AFTER) and name.lower() == _RETRY_AFTER:
+            self.retry_after = value
 
     def on_headers_complete(self) -> None:
         """The status is known."""
@@ -162,7 +211,7 @@ class Exchange(asyncio.Protocol):
         """All of it has."""
         self._complete = True
         if not self._parser.should_keep_alive():
-            self._failure = Broken("the server wants no more requests on this connection")
+            self._failure = Closed("the server wants no more requests on this connection")
         if self._lingering is not None:
             self._lingering.cancel()
             self._lingering = None
@@ -176,10 +225,18 @@ class HttpClient:
         url: `http://host:port`.
         headers: sent with every request.
         kind: of the connections.
+        read_seconds: the longest silence.
     """
 
-    def __init__(self, url: str, headers: dict[str, str] | None = None, kind: type[Exchange] = Exchange) -> None:
+    def __init__(
+        self,
+        url: str,
+        headers: dict[str, str] | None = None,
+        kind: type[Exchange] = Exchange,
+        read_seconds: float = READ_SECONDS,
+    ) -> None:
         self._kind = kind
+        self._read_seconds = read_seconds
         place = url.removeprefix("http://").rstrip("/")
         self._host, _, port = place.rpartition(":")
         self._port = int(port)
@@ -194,20 +251,24 @@ class HttpClient:
         Raises:
             Broken: no connection, or no answer on it.
         """
+        freshest = asyncio.get_running_loop().time() - IDLE_SECONDS
         while self._idle:
             kept = self._idle.pop()
+            if kept.idle_since < freshest:
+                kept.abort()
+                continue
             try:
                 return await _begun(kept, method, path, body)
             except Broken:
-                if not kept.unanswered:
+                if method != "GET" or not kept.unanswered:
                     raise
         return await _begun(await self._connect(), method, path, body)
 
-    async def fetch(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """Status and whole body. Raises Broken as `begin`."""
+    async def fetch(self, method: str, path: str, body: bytes = b"", most_bytes: int = MOST_BYTES) -> tuple[int, bytes]:
+        """Status and whole body. Raises Broken as `begin` and `Exchange.read_all`."""
         exchange = await self.begin(method, path, body)
         try:
-            return exchange.status, await exchange.read_all()
+            return exchange.status, await exchange.read_all(most_bytes)
         finally:
             exchange.end()
 
@@ -222,10 +283,10 @@ class HttpClient:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, exchange = await loop.create_connection(
-                    lambda: self._kind(self._head, self._idle), self._host, self._port
+                    lambda: self._kind(self._head, self._idle, self._read_seconds), self._host, self._port
                 )
         except (OSError, TimeoutError) as error:
-            raise Broken(str(error) or f"no connection within {CONNECT_SECONDS:g} s") from error
+            raise NoConnection(str(error) or f"no connection within {CONNECT_SECONDS:g} s") from error
         return exchange
 
 

@@ -1,15 +1,22 @@
-"""What the engine says, read. Pure: vLLM's completions dialect, with the versions beside the tokens."""
+"""What the engine says, read. Pure: vLLM's completions dialect, with the versions beside the tokens.
+
+Nothing is filled in: a token without its log-prob, or a log-prob that is no number, is no token.
+"""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from itertools import pairwise
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
 from contracts.errors import (
     ContextLengthExceeded,
+    EngineFailed,
+    EngineRestarted,
     InvalidRequest,
     MillraceError,
+    Overloaded,
     Unavailable,
     UnknownModel,
     VersionNotResident,
@@ -17,8 +24,19 @@ from contracts.errors import (
 from contracts.records import Span
 from services.inference.answer import Token
 
-_SERVER_ERROR = 500
-_REFUSALS = {kind.code: kind for kind in (ContextLengthExceeded, UnknownModel, VersionNotResident, InvalidRequest)}
+MOST_LINE_BYTES = 2**20
+DONE: Final = b"[DONE]"
+_CODES = (ContextLengthExceeded, UnknownModel, VersionNotResident, InvalidRequest)
+_REFUSALS = {kind.code: kind for kind in _CODES}
+_NOT_TAKEN = (Unavailable.code, EngineRestarted.code)
+_BAD_REQUEST, _KEYLESS, _TOO_LARGE, _UNPROCESSABLE, _TOO_MANY, _UNAVAILABLE = 400, (401, 403), 413, 422, 429, 503
+_LONGEST_WAIT_SECONDS = 60
+_SHOWN_CHARACTERS = 300
+_FIELDS = (b"event:", b"id:", b"retry:")
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+LogProb = Annotated[float, msgspec.Meta(ge=-1e6, le=1e-2)]
+"""Of a probability: what is above 0 is more than rounding, and a false one."""
 
 
 class System(msgspec.Struct, frozen=True):
@@ -37,11 +55,19 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """What the engine says of itself: the version and the problem of each arm."""
+    """What the engine says of itself: the version and the problem of each arm. `instance` is another after each start."""
 
     status: str
     versions: dict[str, int | None] = {}
     problems: dict[str, Problem] = {}
+    instance: str | None = None
+    engine: str = ""
+    dtype: str | None = None
+
+    @property
+    def system(self) -> System:
+        """The part that is logged with each answer."""
+        return System(self.engine, self.dtype)
 
 
 class Piece(NamedTuple):
@@ -53,13 +79,14 @@ class Piece(NamedTuple):
 
 
 class _Logprobs(msgspec.Struct):
-    token_logprobs: list[float]
+    token_logprobs: list[LogProb] = []
 
 
 class _Choice(msgspec.Struct):
-    token_ids: list[int] = []
+    token_ids: list[TokenId] | None = None
     logprobs: _Logprobs | None = None
     finish_reason: Literal["stop", "length"] | None = None
+    text: str | None = None
 
 
 class _Failure(msgspec.Struct):
@@ -75,6 +102,10 @@ class _Event(msgspec.Struct):
     error: _Failure | None = None
 
 
+class _Refusal(msgspec.Struct):
+    error: _Failure
+
+
 class _Model(msgspec.Struct):
     id: str
 
@@ -86,46 +117,110 @@ class _Models(msgspec.Struct):
 _EVENT = msgspec.json.Decoder(_Event)
 
 
-def read_event(data: bytes, offset: int) -> tuple[Piece, System | None]:
-    """One event of a stream whose first token is number `offset` of the answer.
+def data_of(line: bytes) -> bytes | None:
+    """The data of a line of server-sent events, without its line feed; None if it has none.
 
     Raises:
-        Unavailable: it says that the engine failed.
+        EngineFailed: it is no such line.
     """
-    event = _EVENT.decode(data)
+    line = line.rstrip(b"\r")
+    if line.startswith(b"data:"):
+        return line[5:].strip()
+    if not line or line.startswith((b":", *_FIELDS)):
+        return None
+    raise EngineFailed(f"the engine's stream has a line that is no event: {_shown(line)}")
+
+
+def read_event(data: bytes, offset: int) -> tuple[Piece, System | None]:
+    """One event of a stream whose first token is number `offset` of the answer. It may hold no token.
+
+    Raises:
+        EngineRestarted: it says that the engine lost the request.
+        EngineFailed: it says that the engine failed, or is not one.
+    """
+    try:
+        event = _EVENT.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EngineFailed(f"the engine sent an event that cannot be used: {error}: {_shown(data)}") from error
     if event.error is not None:
-        raise Unavailable(f"the engine failed: {event.error.message}")
+        kind = EngineRestarted if event.error.code == EngineRestarted.code else EngineFailed
+        raise kind(f"the engine failed: {event.error.message[:_SHOWN_CHARACTERS]}")
+    if len(event.choices) != 1:
+        if event.choices:
+            raise EngineFailed(f"the engine answered with {len(event.choices)} choices to a request for one")
+        return Piece([], [], None), event.system  # as some say how many tokens were used
     choice = event.choices[0]
-    logprobs = choice.logprobs.token_logprobs if choice.logprobs else []
-    tokens = [Token(token_id, logprob) for token_id, logprob in zip(choice.token_ids, logprobs, strict=True)]
+    ids, logprobs = choice.token_ids or [], choice.logprobs.token_logprobs if choice.logprobs else []
+    if len(ids) != len(logprobs) or (choice.text and not ids):
+        raise EngineFailed(
+            f"the engine sent {len(ids)} token ids with {len(logprobs)} log-probs"
+            f"{' and text' if choice.text else ''}; each token needs its id and its log-prob"
+        )
+    if event.spans:
+        _check_spans(event.spans)
     spans = [Span(offset + span.start, span.version) for span in event.spans]
-    return Piece(tokens, spans, choice.finish_reason), event.system
+    return Piece([Token(*pair) for pair in zip(ids, logprobs, strict=True)], spans, choice.finish_reason), event.system
+
+
+def _check_spans(spans: list[Span]) -> None:
+    if any(not (0 <= span.start < 2**31 and 0 <= span.version < 2**63) for span in spans) or any(
+        later.start <= span.start for span, later in pairwise(spans)
+    ):
+        raise EngineFailed(f"the engine sent versions that are none: {_shown(msgspec.json.encode(spans))}")
 
 
 def read_models(content: bytes) -> list[str]:
-    """The ids of a list of models."""
-    return [model.id for model in msgspec.json.decode(content, type=_Models).data]
+    """The ids of a list of models.
+
+    Raises:
+        EngineFailed: it is none.
+    """
+    try:
+        return [model.id for model in msgspec.json.decode(content, type=_Models).data]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EngineFailed(f"the engine's list of models cannot be read: {error}") from error
 
 
 def read_health(content: bytes) -> Health:
-    """The body of /health.
+    """The body of /state.
 
     Raises:
         Unavailable: it is not one of ours.
     """
     try:
         return msgspec.json.decode(content, type=Health)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Unavailable(f"the engine does not say how it is: {error}") from error
 
 
-def read_refusal(status: int, content: bytes) -> MillraceError:
-    """The error that an answer other than 200 stands for."""
+def read_refusal(status: int, retry_after: bytes, content: bytes) -> MillraceError:
+    """The error that an answer other than 200 stands for. `Unavailable` means that the engine did not take the request."""
     try:
-        failure = msgspec.json.decode(content, type=_Event).error or _Failure()
-    except msgspec.DecodeError:
-        failure = _Failure(content.decode(errors="replace")[:200])
-    if status >= _SERVER_ERROR:
-        return Unavailable(f"the engine answered {status}: {failure.message}")
-    kind = _REFUSALS.get(str(failure.code), InvalidRequest)
-    return kind(failure.message, param=failure.param)
+        failure = msgspec.json.decode(content, type=_Refusal).error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        failure = _Failure(_shown(content))
+    message, code = failure.message[:_SHOWN_CHARACTERS], str(failure.code)
+    if status == _TOO_MANY:
+        seconds = _seconds(retry_after)
+        return Overloaded(f"the engine has too much to do: {message}; try again in {seconds} s", seconds)
+    if status in _KEYLESS:
+        return EngineFailed(
+            f"the engine refuses this process's key ({status}); give both the same: engine.key of the home, or "
+            "MILLRACE_ENGINE_KEY"
+        )
+    if status == _UNAVAILABLE and code in _NOT_TAKEN:
+        return Unavailable(f"the engine answered {status}: {message}")
+    kind = _REFUSALS.get(code, InvalidRequest if status in (_BAD_REQUEST, _TOO_LARGE, _UNPROCESSABLE) else None)
+    if _BAD_REQUEST <= status < 500 and kind is not None:  # noqa: PLR2004 the HTTP class boundary
+        return kind(message, param=failure.param)
+    return EngineFailed(f"the engine answered {status}: {message}")
+
+
+def _seconds(retry_after: bytes) -> int:
+    """Whole seconds, at least one and at most a minute; a date, or nonsense, is one."""
+    text = retry_after.strip()
+    return min(_LONGEST_WAIT_SECONDS, max(1, int(text))) if text.isdigit() and len(text) < 10 else 1  # noqa: PLR2004 digits
+
+
+def _shown(content: bytes) -> str:
+    return content[:_SHOWN_CHARACTERS].decode(errors="replace")

@@ -25,6 +25,7 @@ import yaml
 from commands import process, supervisor
 from commands.servers import Servers
 from contracts import settings as settings_module
+from contracts.engine_key import ENGINE_KEY
 from contracts.kafka_log.log import NUM_PARTITIONS
 from contracts.listening import BIND
 from contracts.logs import LEVEL
@@ -185,7 +186,7 @@ def test_one_image_and_one_home_for_all_of_ours() -> None:
 
 def test_variables_of_the_environment_are_read_by_the_code() -> None:
     names = set(SERVICES["init"]["environment"])
-    assert {name for name in names if name.startswith("MILLRACE_")} == {BIND, OPERATIONS_ADDRESS, LEVEL}
+    assert {name for name in names if name.startswith("MILLRACE_")} == {BIND, OPERATIONS_ADDRESS, LEVEL, ENGINE_KEY}
     handed_to_tests = set(re.findall(r"\b(AWS_\w+)=", SCRIPT))
     assert {name for name in names if name.startswith("AWS_")} == handed_to_tests
 
@@ -356,3 +357,9 @@ def test_no_secret_has_a_default_and_one_command_writes_them_all(tmp_path: Path)
     assert again.returncode == 1
     assert "in use" in again.stderr
     assert file.read_text().split() == [f"{name}={value}" for name, value in written.items()]
+
+
+def test_whoever_asks_the_engine_gets_its_key() -> None:
+    for name in ("init", "engine", "inference", "release"):
+        assert SERVICES[name]["environment"][ENGINE_KEY] == "${MILLRACE_ENGINE_KEY:?run deploy/env first}", name
+    assert SERVICES["engine"].get("ports") is None, "nobody outside may reach it"

@@ -24,7 +24,8 @@ class Server:
     """One engine's control endpoints.
 
     Args:
-        client: with `base_url`, credentials in its headers, and a timeout longer than the engine takes to load weights.
+        client: with `base_url`, `authorization(engine_key(home))` in its headers, and a timeout longer than the engine takes
+            to load weights.
     """
 
     def __init__(self, client: httpx.Client) -> None:

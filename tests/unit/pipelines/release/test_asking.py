@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +31,14 @@ DRAWS = dict.fromkeys(SET.tasks, 0)
 
 def an_asker(answer: Answering, patience: float = 5.0) -> Asker:
     client = httpx.Client(base_url="http://web", transport=httpx.MockTransport(answer))
-    return Asker(client, policy="p", concurrency=2, patience_seconds=patience, engine_url="http://engine")
+    return Asker(
+        client,
+        policy="p",
+        concurrency=2,
+        patience_seconds=patience,
+        engine_url="http://engine",
+        engine_key="key-of-engine",
+    )
 
 
 def completion(text: str, log_prob: float | None = -0.5, finish_reason: str = "stop") -> httpx.Response:
@@ -92,7 +100,9 @@ def health_of(code: str, *, version: int = 7, attempts: int = 3) -> Answering:
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.host != "engine":
             return ABSENT
-        assert request.headers["authorization"] == "", "the operator's key is not the engine's to see"
+        assert request.headers["authorization"] == "Bearer key-of-engine", (
+            "the operator's key is not the engine's to see"
+        )
         return httpx.Response(200, json={"status": "serving", "problems": {"candidate": problem}})
 
     return answer
@@ -148,6 +158,61 @@ def test_an_engine_that_is_away_is_no_verdict() -> None:
 
     with pytest.raises(Unavailable, match="did not answer its sentinels"):
         an_asker(gone, patience=0.1).ask(SET, 7, threading.Event(), DRAWS)
+
+
+@pytest.mark.parametrize(
+    "error", [httpx.ReadTimeout("slow"), httpx.RemoteProtocolError("closed"), httpx.ReadError("reset")]
+)
+def test_a_sentinel_that_was_sent_and_not_answered_is_not_asked_again(error: httpx.TransportError) -> None:
+    asked: list[str] = []
+
+    def slow(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content)["messages"][0]["content"])
+        raise error
+
+    with pytest.raises(Unavailable, match=f"did not answer a sentinel: {type(error).__name__}"):
+        an_asker(slow).ask(SET, 7, threading.Event(), DRAWS)
+    assert len(asked) == len(set(asked))
+
+
+def test_an_engine_that_fell_silent_is_not_asked_again_either() -> None:
+    asked: list[str] = []
+
+    def silent(request: httpx.Request) -> httpx.Response:
+        asked.append(json.loads(request.content)["messages"][0]["content"])
+        return httpx.Response(504, headers={"x-should-retry": "false"}, json={"error": {"code": "engine_silent"}})
+
+    with pytest.raises(Unavailable, match="engine_silent"):
+        an_asker(silent).ask(SET, 7, threading.Event(), DRAWS)
+    assert len(asked) == len(set(asked))
+
+
+def test_all_sentinels_wait_as_long_as_an_engine_that_has_too_much_to_do_says() -> None:
+    asked: list[float] = []
+    full = httpx.Response(429, headers={"retry-after": "1"}, json={"error": {"code": "engine_overloaded"}})
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(time.monotonic())
+        return full if len(asked) == 1 else completion(str(request.url))
+
+    assert len(an_asker(answer).ask(SET, 7, threading.Event(), DRAWS)) == len(SET.items)
+    later = sorted(asked)[2:]  # the second may have been on its way beside the first
+    assert len(later) >= len(SET.items) - 1
+    assert min(later) - asked[0] >= 1
+
+
+def test_an_engine_that_never_has_time_is_no_verdict_and_is_not_pressed() -> None:
+    num_asked = 0
+
+    def full(request: httpx.Request) -> httpx.Response:
+        nonlocal num_asked
+        del request
+        num_asked += 1
+        return httpx.Response(429, headers={"retry-after": "60"}, json={"error": {"code": "engine_overloaded"}})
+
+    with pytest.raises(Unavailable, match="engine_overloaded"):
+        an_asker(full, patience=0.3).ask(SET, 7, threading.Event(), DRAWS)
+    assert num_asked <= len(SET.items)
 
 
 def test_without_sentinels_a_version_must_be_one_that_the_engine_took() -> None:

@@ -14,6 +14,9 @@ import httpx
 import pytest
 import uvicorn
 
+from contracts.engine_key import authorization
+from contracts.errors import Unavailable
+from services.engine.__main__ import check_ready
 from services.engine.app import make_app
 from services.engine.engine import ENGINE, Engine
 from services.engine.follower import Follower, Wanted
@@ -21,6 +24,8 @@ from tests.unit.services.engine.memory_store import POLICY, MemoryStore
 from tests.unit.services.engine.world import logprobs_of, make_engine, reference, rounding, until
 
 PROMPT = [5, 9, 33, 12]
+KEY = "the-key-of-this-test"
+JSON = {"content-type": "application/json"}
 ASSIGNED: dict[str, Wanted] = {"live": Wanted(1), "candidate": Wanted(None), "training": Wanted(3)}
 
 
@@ -29,12 +34,13 @@ class Served:
 
     def __init__(self, store: MemoryStore) -> None:
         self.engine: Engine = make_engine(store)
-        app = make_app(self.engine, Follower(self.engine, lambda: ASSIGNED, on_exit=lambda: None))
+        app = make_app(self.engine, Follower(self.engine, lambda: ASSIGNED, on_exit=lambda: None), KEY)
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
         self._socket = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
+        self.client = httpx.Client(base_url=self.url, headers=authorization(KEY))
 
     def start(self) -> None:
         self._thread.start()
@@ -42,6 +48,7 @@ class Served:
             time.sleep(0.02)
 
     def stop(self) -> None:
+        self.client.close()
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()
@@ -60,7 +67,7 @@ def body(**fields: Any) -> dict[str, Any]:
 
 
 def test_a_completion_carries_its_provenance(served: Served, store: MemoryStore) -> None:
-    answer = httpx.post(f"{served.url}/v1/completions", json=body(temperature=0.7, request_id="mine")).json()
+    answer = served.client.post("/v1/completions", json=body(temperature=0.7, request_id="mine")).json()
     (choice,) = answer["choices"]
     logprobs = logprobs_of(reference(store.weights[1]), PROMPT, choice["token_ids"], 0.7)
     assert choice["logprobs"]["token_logprobs"] == pytest.approx(logprobs, abs=rounding(0.7))
@@ -74,7 +81,7 @@ def test_a_completion_carries_its_provenance(served: Served, store: MemoryStore)
 
 def test_a_stream_says_the_same_in_parts(served: Served, store: MemoryStore) -> None:
     events: list[str] = []
-    with httpx.stream("POST", f"{served.url}/v1/completions", json=body(stream=True)) as response:
+    with served.client.stream("POST", "/v1/completions", json=body(stream=True)) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         events.extend(line.removeprefix("data: ") for line in response.iter_lines() if line)
     assert events[-1] == "[DONE]"
@@ -95,7 +102,8 @@ async def test_a_client_that_leaves_cancels_its_request(served: Served, stream: 
     content = json.dumps(body(max_tokens=500, stream=stream)).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nhost: engine\r\ncontent-length: %d\r\n\r\n" % len(content) + content
+        b"POST /v1/completions HTTP/1.1\r\nhost: engine\r\nauthorization: Bearer %b\r\n"
+        b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % (KEY.encode(), len(content)) + content
     )
     await until(lambda: live.num_in_flight == 1)
     (ticket,) = live._tickets.values()
@@ -108,7 +116,7 @@ async def test_a_client_that_leaves_cancels_its_request(served: Served, stream: 
 def test_mistakes_are_openai_errors(served: Served) -> None:
     def post(path: str, content: Any) -> tuple[int, str, str | None]:
         raw = content if isinstance(content, bytes) else json.dumps(content)
-        response = httpx.post(f"{served.url}{path}", content=raw)
+        response = served.client.post(path, content=raw, headers=JSON)
         error = response.json()["error"]
         return response.status_code, error["code"], error["param"]
 
@@ -123,41 +131,48 @@ def test_mistakes_are_openai_errors(served: Served) -> None:
     assert post("/update_weights", {}) == (400, "invalid_request", "update_info")
     assert post("/update_weights", {"update_info": {"arm": "side", "version": 1}}) == (400, "invalid_request", "arm")
     assert post("/update_weights", {"update_info": {"arm": "candidate", "version": 9}}) == (404, "not_found", None)
-    assert httpx.get(f"{served.url}/health").json()["restarts"] == 0
+    assert served.client.get("/state").json()["restarts"] == 0
 
 
 def test_a_candidate_comes_beside_live(served: Served) -> None:
     update = {"update_info": {"arm": "candidate", "version": 2}}
-    assert httpx.post(f"{served.url}/update_weights", json=update).json() == {
+    assert served.client.post("/update_weights", json=update).json() == {
         "arm": "candidate", "version": 2, "swap": None,
     }  # fmt: skip
     update["update_info"]["version"] = 3
-    swap = httpx.post(f"{served.url}/update_weights", json=update).json()["swap"]
+    swap = served.client.post("/update_weights", json=update).json()["swap"]
     assert swap["version"] == 3
-    assert httpx.get(f"{served.url}/swaps").json()["swaps"][-1] == swap
-    models = [model["id"] for model in httpx.get(f"{served.url}/v1/models").json()["data"]]
+    assert served.client.get("/swaps").json()["swaps"][-1] == swap
+    models = [model["id"] for model in served.client.get("/v1/models").json()["data"]]
     assert models == [POLICY, f"{POLICY}@v1", f"{POLICY}@v3"]
-    health = httpx.get(f"{served.url}/health").json()
+    health = served.client.get("/state").json()
     assert health["versions"] == {"live": 1, "candidate": 3}
     assert (health["status"], health["dtype"], health["problems"]) == ("serving", "float32", {})
-    pinned = httpx.post(f"{served.url}/v1/completions", json=body(model=f"{POLICY}@v3")).json()
+    pinned = served.client.post("/v1/completions", json=body(model=f"{POLICY}@v3")).json()
     assert pinned["spans"] == [{"start": 0, "version": 3}]
-    assert httpx.get(f"{served.url}/version").json() == {"version": ENGINE}
+    assert served.client.get("/version").json() == {"version": ENGINE}
 
 
 def test_pause_and_resume(served: Served) -> None:
-    assert httpx.get(f"{served.url}/is_paused").json() == {"is_paused": False}
-    httpx.post(f"{served.url}/pause?mode=keep").raise_for_status()
-    assert httpx.get(f"{served.url}/is_paused").json() == {"is_paused": True}
+    assert served.client.get("/is_paused").json() == {"is_paused": False}
+    served.client.post("/pause?mode=keep").raise_for_status()
+    assert served.client.get("/is_paused").json() == {"is_paused": True}
+    for path, says in (("/health", "not serving"), ("/state", "paused")):
+        answer = served.client.get(path)
+        assert (answer.status_code, answer.json()["status"]) == (503, says)
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{served.url}/v1/completions", json=body(), timeout=0.2)
-    httpx.post(f"{served.url}/resume").raise_for_status()
-    assert httpx.post(f"{served.url}/v1/completions", json=body()).status_code == httpx.codes.OK
+        served.client.post("/v1/completions", json=body(), timeout=0.2)
+    with pytest.raises(Unavailable, match="the engine is paused"):
+        check_ready(served.engine)
+    served.client.post("/resume").raise_for_status()
+    check_ready(served.engine)
+    assert httpx.get(f"{served.url}/health").json() == {"status": "serving"}, "anybody may ask, and hears no more"
+    assert served.client.post("/v1/completions", json=body()).status_code == httpx.codes.OK
 
 
 def test_the_follower_follows_while_it_serves(served: Served) -> None:
     def health() -> Any:
-        return httpx.get(f"{served.url}/health").json()
+        return served.client.get("/state").json()
 
     ASSIGNED["live"] = Wanted(9)
     while not health()["problems"]:

@@ -177,6 +177,9 @@ def test_operators_ask_sentinels_with_their_own_sampling_of_a_pinned_version(
 
     [record] = inference.logged()
     assert (record.purpose, record.arm, record.arm_probability) == ("sentinel", "pinned", 1.0)
+    assert inference.engine.requests[-1]["priority"] == 1, "users come first"
+    inference.ask()
+    assert "priority" not in inference.engine.requests[-1]
     assert record.sampling == Sampling(temperature=0, max_tokens=9)
     assert inference.engine.requests[0]["model"] == "demo@v3"
 

@@ -27,7 +27,7 @@ DELTA = {"previous_snapshot_identity": "v6", "compression_format": "arc_v2", "ch
 
 
 class FollowingEngine(FakeEngine):
-    """Says in /health which version it holds, and what stops it from following."""
+    """Says in /state which version it holds, and what stops it from following."""
 
     def __init__(self) -> None:
         super().__init__("{ok}", version=6)

@@ -65,17 +65,30 @@ def test_a_request_waits_for_an_engine_that_restarts(inference: Inference) -> No
     assert inference.ask().choices[0].message.content == TEXT
 
 
-@pytest.mark.slow
-def test_a_request_that_no_engine_takes_is_sent_again(inference: Inference) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_slow_engine_is_asked_once_also_by_an_sdk_that_retries(inference: Inference, stream: bool) -> None:
     inference.engine.mute = True
-    asking = threading.Thread(target=inference.ask)
-    asking.start()
-    wait_until(lambda: inference.engine.requests)
-    wait_until(lambda: len(inference.engine.requests) == 2)
+    asking = inference.client.with_options(max_retries=2).chat.completions
+    with pytest.raises(openai.InternalServerError, match=r"took no request for 1\.5 s") as error:
+        asking.create(model="demo", messages=[{"role": "user", "content": "hi"}], stream=stream)
     inference.engine.mute = False
-    asking.join()
 
-    assert [record.finish_reason for record in inference.logged()] == ["stop"]
+    assert (error.value.status_code, error.value.code) == (504, "engine_silent")
+    assert len(inference.engine.requests) == 1
+    assert inference.logged() == []
+
+
+def test_an_engine_that_cuts_an_answer_off_and_lives_is_not_asked_again(inference: Inference) -> None:
+    engine = inference.engine
+    engine.die_after, engine.survives = 4, True
+    with pytest.raises(openai.InternalServerError, match="broke off an answer"):
+        inference.ask()
+
+    assert len(engine.requests) == 1
+    wait_until(inference.logged)
+    [record] = inference.logged()
+    assert record.finish_reason == "error"
+    assert unpack_ids(record.open().completion_ids) == engine.answer[:4]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -58,8 +58,9 @@ class FakeEngine:
     Attributes:
         die_after: the next answer breaks off after so many tokens.
         stays_dead: after that nothing is served any more.
+        survives: it breaks off without dying.
         hold_after: answers wait for `go` after so many tokens.
-        serving: what /health says.
+        serving: what /state says.
         mute: requests are read and not answered, as by a socket that outlives its process.
     """
 
@@ -73,20 +74,23 @@ class FakeEngine:
         self.mute = False
         self.die_after: int | None = None
         self.stays_dead = False
+        self.survives = False
         self.dies_by_event = False
         self.hold_after: int | None = None
         self.go = threading.Event()
         self.requests: list[dict[str, Any]] = []
         self.num_closed = 0
+        self.num_starts = 1
         self._prompt_sizes: dict[str, int] = {}
         self.app = FastAPI()
-        self.app.get("/health")(self.health)
+        self.app.get("/state")(self.health)
         self.app.get("/v1/models")(self.models)
         self.app.post("/v1/completions")(self.completions)
 
     async def health(self) -> Response:
-        content = {"status": "serving", "engine": "fake/1", "dtype": "float32"}
-        return JSONResponse(content, status_code=200 if self.serving else 503)
+        content = {"engine": "fake/1", "dtype": "float32", "instance": f"start {self.num_starts}"}
+        status, code = ("serving", 200) if self.serving else ("restarting", 503)
+        return JSONResponse({"status": status, **content}, status_code=code)
 
     async def models(self) -> dict[str, Any]:
         return {"data": [{"id": "demo"}, *({"id": f"demo@v{number}"} for number in sorted(self.resident))]}
@@ -112,6 +116,7 @@ class FakeEngine:
                 if self.die_after == place:
                     self.die_after = None
                     self.serving = not self.stays_dead
+                    self.num_starts += not self.survives
                     if not self.dies_by_event:
                         raise ConnectionResetError
                     yield 'data: {"error": {"message": "manager died", "code": "engine_restarted"}, "status": 503}\n\n'

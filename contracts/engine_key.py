@@ -1,0 +1,72 @@
+"""The secret between a home's processes and its engine: whoever has it may ask, pause and change the engine.
+
+<home>/engine.key          one line, 0600, made by whoever needs it first
+MILLRACE_ENGINE_KEY        stands before the file, for an engine that does not see the home
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import re
+import secrets
+from pathlib import Path
+
+from contracts.errors import InvalidSettings
+
+ENGINE_KEY = "MILLRACE_ENGINE_KEY"
+FILE_NAME = "engine.key"
+_SCHEME = b"bearer "
+_USABLE = re.compile(r"[!-~]{16,256}")
+
+
+def engine_key(home: Path) -> str:
+    """The secret of this home; made if there is none. Of several that make it at once, one wins, and all return that.
+
+    Raises:
+        InvalidSettings: the variable or the file holds no usable secret, or the file can be neither read nor made.
+    """
+    if told := os.environ.get(ENGINE_KEY, "").strip():
+        return _usable(told, ENGINE_KEY)
+    path = home / FILE_NAME
+    try:
+        if not path.exists():
+            _make(path)
+        return _usable(path.read_text().strip(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSettings(f"{path} cannot be used ({error}); make it readable, or set {ENGINE_KEY}") from error
+
+
+def authorization(key: str) -> dict[str, str]:
+    """The header that an engine wants to see."""
+    return {"authorization": f"Bearer {key}"}
+
+
+def is_authorized(header: bytes, key: str) -> bool:
+    """True if an `Authorization` header carries the key. Takes as long for a wrong key as for the right one."""
+    given = header[len(_SCHEME) :].strip()
+    return hmac.compare_digest(given, key.encode()) and header[: len(_SCHEME)].lower() == _SCHEME
+
+
+def _usable(key: str, where: str) -> str:
+    if not _USABLE.fullmatch(key):
+        raise InvalidSettings(
+            f"{where} holds no engine key: 16 to 256 printable characters without spaces. `openssl rand -hex 32` makes one; "
+            "all processes of a home and its engine need the same"
+        )
+    return key
+
+
+def _make(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{FILE_NAME}.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f"mre-{secrets.token_hex(32)}\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(temporary, path)  # whole or not at all, and only the first
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink(missing_ok=True)

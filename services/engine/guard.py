@@ -1,0 +1,64 @@
+"""Who may speak to the engine: programs that have the home's secret, and no web page. Decided before any route is looked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from contracts.engine_key import is_authorized
+from contracts.errors import MillraceError, OriginRefused, Unauthorized, UnsupportedMediaType
+from services.http import reply_error
+
+OPEN = ("GET", "/health")
+"""The one thing that anybody may ask: whether it serves."""
+_POLICY_VIOLATION = 1008
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Guard:
+    """See the module. `key`: the home's secret."""
+
+    def __init__(self, app: ASGIApp, key: str) -> None:
+        self._app = app
+        self._key = key
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or refuse it without reading its body."""
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+            return
+        if scope["type"] == "http":
+            refusal = refuse(scope["method"], scope["path"], scope["headers"], self._key)
+            if refusal is not None:
+                await reply_error(refusal)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def refuse(method: str, path: str, headers: Headers, key: str) -> MillraceError | None:
+    """Why a request is not let in; None if it is. Header names are in lower case, as ASGI has them."""
+    if _values(headers, b"origin"):
+        return OriginRefused("a web page may not speak to the engine; ask from a program, without an Origin header")
+    if (method, path) == OPEN:
+        return None
+    given = _values(headers, b"authorization")
+    if len(given) != 1 or not is_authorized(given[0], key):
+        return Unauthorized(
+            "send the engine's key as `Authorization: Bearer ...`: it is in engine.key of the home, or in MILLRACE_ENGINE_KEY"
+        )
+    kinds = [value.split(b";")[0].strip().lower() for value in _values(headers, b"content-type")]
+    if kinds != [b"application/json"] and (kinds or _has_body(headers)):
+        return UnsupportedMediaType("a body is JSON: send it with `content-type: application/json`")
+    return None
+
+
+def _has_body(headers: Headers) -> bool:
+    return bool(_values(headers, b"transfer-encoding")) or any(
+        length.strip() != b"0" for length in _values(headers, b"content-length")
+    )
+
+
+def _values(headers: Headers, name: bytes) -> list[bytes]:
+    return [value for key, value in headers if key == name]

@@ -1,0 +1,26 @@
+"""Whatever an engine says, the unmodified openai SDK raises what fits, and the log says what was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.attacks._broken_cases import CASES, Case
+from benchmarks.attacks._broken_engine import Gateway, gateway
+
+
+@pytest.fixture(scope="module")
+def attacked() -> Iterator[Gateway]:
+    with gateway() as attacked:
+        yield attacked
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_client_is_told_and_the_log_says_what_it_was(attacked: Gateway, case: Case, stream: bool) -> None:
+    assert attacked.trouble(case, stream=stream) is None
+
+
+def test_after_all_of_it_whole_answers_come_through(attacked: Gateway) -> None:
+    assert attacked.serves()
