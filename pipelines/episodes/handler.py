@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+import msgspec
 from sqlalchemy import Connection
 
 from contracts.errors import InvalidRecord, InvalidRequest
@@ -317,7 +318,7 @@ class EpisodesHandler:
             revision=revision,
             reason=reason,
             turns=(held.record,),
-            signals=tuple(said.record for said in counting),
+            signals=tuple(_as_evidence(said.record) for said in counting),
             closed_at=now,
             provisional=held.closes_at is not None,
         )
@@ -345,6 +346,13 @@ def _awaits_its_first(held: HeldGeneration, task: Task | None) -> bool:
     if held.revision == 0 or held.superseded_by is None or held.closes_at is None or task is None:
         return held.revision == 0
     return held.closes_at <= join.first_close(held.record, task, is_decided=False)
+
+
+def _as_evidence(said: Signal) -> Signal:
+    """What graders see: a comment is for people, and a hundred long ones would make the episode too large for the log."""
+    if said.comment is None and said.metadata is None:
+        return said
+    return msgspec.structs.replace(said, comment=None, metadata=None)
 
 
 def _counting(samples: Samples, key: Key) -> list[Signal]:
