@@ -25,7 +25,7 @@ MAX_NAME, MAX_ID, MAX_ARM, MAX_REASON, MAX_REQUEST = 64, 128, 16, 128, 32
 """Characters of the columns in `contracts/tables`."""
 _WORD = 4
 _UUID7 = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-_is_completion_id = re.compile(rf"chatcmpl-{_UUID7}").fullmatch
+is_completion_id = re.compile(rf"chatcmpl-{_UUID7}").fullmatch
 is_sample_key = re.compile(rf"chatcmpl-{_UUID7}:(?:0|[1-9][0-9]{{0,8}})").fullmatch
 
 _Lengths = Sequence[tuple[str, int]]
@@ -50,7 +50,7 @@ def packed_problem(name: str, packed: bytes) -> str:
 
 def _generation(record: Generation) -> str:
     return (
-        ("" if _is_completion_id(record.completion_id) else _no_key("completion_id", record.completion_id))
+        ("" if is_completion_id(record.completion_id) else _no_key("completion_id", record.completion_id))
         or _whole("choice", record.choice)
         or _texts(record, _GENERATION_TEXTS)
         or _time("created_at", record.created_at)
@@ -67,7 +67,7 @@ def _generation(record: Generation) -> str:
 
 def _signal(record: Signal) -> str:
     return (
-        ("" if _is_completion_id(record.completion_id) else _no_key("completion_id", record.completion_id))
+        ("" if is_completion_id(record.completion_id) else _no_key("completion_id", record.completion_id))
         or _whole("choice", record.choice)
         or _texts(record, _SIGNAL_TEXTS)
         or _text("submitter.id", record.submitter.id, MAX_ID)

@@ -18,7 +18,7 @@ from contracts.ids import new_completion_id
 from contracts.keys import Caller
 from contracts.records import Attempt
 from contracts.tasks import Task
-from services.http import reply
+from services.http import CLIENT_LEFT, reply
 from services.inference import replies
 from services.inference.arms import Assignments, choose_arm, draw_of, pinned_version
 from services.inference.completion import Completion
@@ -31,7 +31,6 @@ from services.inference.template import ChatTemplate
 from services.inference.versions import asked_versions
 
 _SHORT_CHARACTERS = 4000
-_CLIENT_LEFT = 499  # nobody reads it; nginx's number for it
 
 
 class Endpoint:
@@ -107,7 +106,7 @@ class Endpoint:
             presence.end()
             completion.abandon()
         if logged is None:
-            return Response(status_code=_CLIENT_LEFT)
+            return Response(status_code=CLIENT_LEFT)
         body = replies.completion_body(plan, completion.choices, self._template.tokenizer)
         return reply(body, headers=_headers(plan) | ({} if logged else {"x-millrace-logged": "false"}))
 
@@ -121,7 +120,7 @@ class Endpoint:
                 first = await anext(deltas)
                 events = completion_events(completion, first, deltas, self._template.tokenizer)
                 response = CompletionStream(completion, events, _headers(plan), presence)
-            return response or Response(status_code=_CLIENT_LEFT)
+            return response or Response(status_code=CLIENT_LEFT)
         finally:
             if response is None:
                 presence.end()
