@@ -162,7 +162,8 @@ class KeyRing:
             Unavailable: the database is away, and this key was not seen before.
         """
         until, caller = self._known.get(authorization, (0.0, None))
-        if caller is None or until < time.monotonic():
+        asked_at = time.monotonic()  # not when the answer came: it may have been a while, and the key revoked in it
+        if caller is None or until < asked_at:
             try:
                 caller = await asyncio.to_thread(self._look_up, authorization)
             except Unauthorized:
@@ -174,7 +175,7 @@ class KeyRing:
                 # Whoever was known a moment ago is served: apps do not wait for our database.
             if len(self._known) >= _MAX_KEYS:
                 self._known.clear()
-            self._known[authorization] = (time.monotonic() + self._keep, caller)
+            self._known[authorization] = (asked_at + self._keep, caller)
         if caller.expires_at is not None and caller.expires_at <= self._clock():
             raise Unauthorized(f"the key {caller.key_id} has expired; make another with: millrace keys api new")
         return caller

@@ -254,6 +254,33 @@ def test_an_operator_promotes_and_rolls_back_in_two_steps(page: Chromium, tmp_pa
         site.close()
 
 
+@pytest.mark.parametrize("width", [1280, 400])
+def test_a_tenant_sees_its_own_figures_and_no_button(
+    page: Chromium, site: Site, settings: Settings, tmp_path: Path, *, width: int
+) -> None:
+    database = settings.database()
+    with database.transaction() as connection:
+        key = create_key(connection, "app")
+    database.close()
+    page.resize(width, 900, dark=False)
+    page.open(site.url)
+    page.evaluate(f"document.querySelector('#key').value = '{key}'")
+    page.evaluate("document.querySelector('form button').click()")
+    page.wait_for(READY)
+    for path, figures in {
+        "/": {"#tiles .tile": 6, "#rates canvas": 1, "#rewards canvas": 1, "main button": 0, "nav a": 2},
+        "/ledger": {"#generations li": 11, "#signals li": 5, "#by-version tbody tr": NUM_VERSIONS, "#dead": 0},
+    }.items():
+        page.open(site.url + path)
+        page.wait_for(READY)
+        for selector, number in figures.items():
+            assert count(page, selector) == number, (path, selector)
+        assert page.evaluate(SCROLL) <= 0, path
+        assert "undefined" not in page.evaluate("document.querySelector('main').innerText"), path
+        assert page.errors == [], path
+        page.screenshot(tmp_path / f"own-{path.strip('/')}-{width}.png")
+
+
 def decide(page: Chromium, reason: str) -> None:
     page.evaluate(f"document.querySelector('#reason').value = '{reason}'")
     page.evaluate("document.querySelector('#decision button.danger').click()")

@@ -1,4 +1,4 @@
-"""Who is served while the database is away."""
+"""Who is served while a key is remembered, and while the database is away."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import Connection, delete
 
 from contracts.database import Database
 from contracts.errors import Unauthorized, Unavailable
-from contracts.keys import create_key
+from contracts.keys import NewKey, create_key, make_key, revoke_keys
 from contracts.tables import api_key
 from services.http import KeyRing
 
@@ -60,4 +60,29 @@ async def test_a_key_that_was_refused_once_is_not_served_again_while_the_databas
         await keys.caller(header)
     leaving.is_away = True
     with pytest.raises(Unavailable):
+        await keys.caller(header)
+
+
+async def test_a_revoked_key_is_remembered_no_longer_than_any_other(leaving: Leaving) -> None:
+    header = a_header(leaving)
+    remembering, forgetting = KeyRing(leaving), KeyRing(leaving, keep_seconds=0.0)
+    assert await remembering.caller(header) == await forgetting.caller(header)
+    with leaving.transaction() as connection:
+        revoke_keys(connection, [header.split("-")[2]], 1.0)
+    assert (await remembering.caller(header)).role == "app"  # for two seconds
+    with pytest.raises(Unauthorized, match="revoked"):
+        await forgetting.caller(header)
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_a_key_ends_when_it_expires_however_it_is_remembered(leaving: Leaving, is_away: bool) -> None:
+    now = 3_999_999_999.0
+    with leaving.transaction() as connection:
+        header = f"Bearer {make_key(connection, NewKey('app', expires_at=now + 1))}"
+    keys = KeyRing(leaving, keep_seconds=0.0 if is_away else 1e6, clock=lambda: now)
+    await keys.caller(header)
+    leaving.is_away = is_away
+    await keys.caller(header)
+    now += 1
+    with pytest.raises(Unauthorized, match="expired"):
         await keys.caller(header)

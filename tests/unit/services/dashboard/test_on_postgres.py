@@ -16,6 +16,7 @@ from contracts.tables import dashboard_session, generation
 from services.dashboard import repository
 from services.dashboard.app import create_app
 from services.dashboard.generations.queries import Search, find_page
+from services.dashboard.own.watching import OwnReader
 from services.dashboard.sessions import MAX_SESSIONS, Sessions
 from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, STARTED, key_of, seed
@@ -38,6 +39,19 @@ def test_the_state_is_that_of_the_embedded_home(settings: Settings, seeded: Sett
     assert [(leg.name, leg.number > 0) for leg in state.freshness] == [(leg.name, True) for leg in embedded.freshness]
     assert sum(rate or 0 for rate in state.rates["generations"]) > 0
     assert [row.version for row in state.versions] == list(range(NUM_VERSIONS, -1, -1))
+
+
+def test_a_tenants_own_state_is_that_of_the_embedded_home(settings: Settings, seeded: Settings) -> None:
+    states = []
+    for home in (settings, seeded):
+        database = home.database()
+        states.append(OwnReader(home, database).read("default", STARTED))
+        database.close()
+    assert states[0].generations == states[1].generations
+    assert states[0].generations.total == 600
+    assert states[0].signals == states[1].signals
+    assert states[0].headline == states[1].headline
+    assert states[0].rewards == states[1].rewards
 
 
 @pytest.mark.parametrize(
@@ -75,8 +89,8 @@ def test_sessions_are_shared_and_bounded(settings: Settings) -> None:
         for number in range(MAX_SESSIONS):
             row = {"id_hash": f"{number}", "role": "app", "name": "", "csrf": "", "started_at": time.time()}
             repository.add(connection, row | {"used_at": time.time()})
-    session_id = Sessions(database).start("viewer", "v")
-    assert Sessions(other).find(session_id).name == "v"
+    session_id = Sessions(database).start(None)
+    assert Sessions(other).find(session_id).name == "one-time link"
     with database.snapshot() as connection:
         assert connection.execute(select(func.count()).select_from(dashboard_session)).scalar_one() == MAX_SESSIONS
         assert repository.find(connection, "0") is None

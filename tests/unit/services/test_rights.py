@@ -1,0 +1,108 @@
+"""Every route of `web`, as everybody: the matrix is made from the routers, so that a new route has its place in it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from typing import Annotated, Any
+
+import pytest
+from fastapi import Response, Security
+from fastapi.routing import APIRoute
+
+from benchmarks.attacks import keys as attacks
+from benchmarks.attacks._keys_world import World, a_world, routes_of
+from contracts.keys import SCOPES, Caller
+from services.http import InferenceCaller, reply
+from services.rights import scopes_of
+
+Tried = Callable[[World], Coroutine[Any, Any, list[str]]]
+
+
+class Held:
+    """One world for all tests, on a loop of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="world")
+        self._thread.start()
+        self._entered = a_world()
+        self.world = self.run(self._entered.__aenter__())
+
+    def run(self, awaited: Awaitable[Any]) -> Any:
+        """On that loop."""
+
+        async def waiting() -> Any:
+            return await awaited
+
+        return asyncio.run_coroutine_threadsafe(waiting(), self._loop).result(60)
+
+    def close(self) -> None:
+        """End it."""
+        self.run(self._entered.__aexit__(None, None, None))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@pytest.fixture(scope="module")
+def held() -> Iterator[Held]:
+    made = Held()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "tried",
+    [
+        attacks.cross_scopes,
+        attacks.read_of_others,
+        attacks.take_back_of_others,
+        attacks.speak_as_others,
+        attacks.other_purposes,
+        attacks.after_the_end,
+    ],
+)
+def test_an_attack_with_keys_is_refused(held: Held, tried: Tried) -> None:
+    assert held.run(tried(held.world)) == []
+
+
+def test_a_new_route_without_a_right_fails_by_name(held: Held) -> None:
+    def show() -> Response:
+        return reply({})
+
+    child = held.world.children["/v1/"]
+    child.add_api_route("/v1/unguarded", show)
+    try:
+        found = held.run(attacks.cross_scopes(held.world))
+    finally:
+        child.router.routes[:] = [
+            route
+            for route in child.routes
+            if not (isinstance(route, APIRoute) and route.path_format == "/v1/unguarded")
+        ]
+    assert found == ["GET /v1/unguarded has no right in its signature, and is not in the list of open routes"]
+
+
+def test_every_scope_opens_a_route_and_every_open_route_exists(held: Held) -> None:
+    routes = routes_of(held.world)
+    opened = {
+        scope
+        for route in routes
+        if route.name not in attacks.OPEN and callable(route.endpoint)
+        for right in scopes_of(route.endpoint)
+        for scope in right
+    }
+    assert opened == set(SCOPES)
+    assert {route.name for route in routes} >= attacks.OPEN
+
+
+def test_rights_are_read_from_a_signature() -> None:
+    def none(name: str) -> None: ...
+
+    def one(caller: InferenceCaller, name: str) -> None: ...
+
+    def known(caller: Annotated[Caller, Security()]) -> None: ...
+
+    assert [scopes_of(handle) for handle in (none, one, known)] == [[], [("inference",)], [()]]
