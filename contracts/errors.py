@@ -8,6 +8,8 @@ MillraceError
 │   ├── Unsupported              part of OpenAI's API, and not of ours: said aloud instead of ignored
 │   ├── UnsupportedMediaType (415) a body that is not application/json
 │   ├── InvalidTarget            a signal is about exactly one thing
+│   │   ├── NotStored (422)      its answer was asked for with store=false: nothing about it may be kept
+│   │   └── NoSuchChoice (422)   its completion never had that many choices
 │   ├── InvalidValue (422)       well-formed, but not what the task declares
 │   │   └── UnknownSignal        no task declares it
 │   └── Conflict (409)           not as things stand: same idempotency key and other content, another version is live
@@ -92,6 +94,16 @@ class Unsupported(InvalidRequest):
 
 class InvalidTarget(InvalidRequest):
     code = "invalid_target"
+
+
+class NotStored(InvalidTarget):
+    status = 422
+    code = "not_stored"
+
+
+class NoSuchChoice(InvalidTarget):
+    status = 422
+    code = "no_such_choice"
 
 
 class InvalidValue(InvalidRequest):

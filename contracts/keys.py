@@ -121,7 +121,7 @@ def check_key(connection: Connection, authorization: str | None, now: float | No
     """
     scheme, _, text = (authorization or "").partition(" ")
     parts = text.strip().split("-")
-    if scheme.lower() != "bearer" or len(parts) != _PARTS or parts[0] != "mr":
+    if scheme.lower() != "bearer" or len(parts) != _PARTS or parts[0] != "mr" or not parts[2].isalnum():
         raise Unauthorized("send your Millrace key as `Authorization: Bearer mr-...`; `millrace up` printed it")
     row = connection.execute(select(api_key).where(api_key.c.id == parts[2])).one_or_none()
     if row is None or not hmac.compare_digest(row.secret_hash, _digest(parts[3])):

@@ -15,7 +15,15 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, Connection, and_, case, exists, func, literal, not_, or_, select
 
 from contracts.ids import sample_key
-from contracts.tables import generation, ledger_epoch, received_signal, signal, signal_count, waiting_signal
+from contracts.tables import (
+    generation,
+    ledger_epoch,
+    received_signal,
+    rejection_count,
+    signal,
+    signal_count,
+    waiting_signal,
+)
 
 NO_END = 2**62
 """The last sequence of the newest epoch: everything that it says holds."""
@@ -89,6 +97,15 @@ def signal_counts(connection: Connection) -> Counts:
         seen += count
     states[PENDING] = states.get(PENDING, 0) + max(0, accepted - seen)
     return Counts(total, states)
+
+
+def rejection_counts(connection: Connection) -> dict[str, int]:
+    """Why signals were refused at the door or rejected by the join, as far as it was noted: reason to how many."""
+    found = {row.reason: row.count for row in connection.execute(select(rejection_count))}
+    statement = select(signal.c.reason, func.count()).where(signal.c.state == "rejected").group_by(signal.c.reason)
+    for reason, count in connection.execute(statement):
+        found[reason] = found.get(reason, 0) + count
+    return found
 
 
 def num_waiting(connection: Connection) -> int:

@@ -21,7 +21,8 @@ from contracts.event_log import is_damaged
 from contracts.ids import sample_key
 from contracts.soundness import packed_problem, problem_of
 
-SCHEMA = 1
+SCHEMA = 2
+"""2: heads name the key that a body is sealed with, the try of a request and how many choices it had; signals have comments."""
 
 Purpose = Literal["user", "rollout", "sentinel", "shadow"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -74,6 +75,17 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = msgspec.field(default_factory=dict)
 
 
+class Attempt(msgspec.Struct, frozen=True):
+    """One try of a request by a client that counts its tries and sends no `Idempotency-Key`.
+
+    `request` is the same for all tries: a hash of the body, keyed with the caller's secret, so that nobody who reads the log can
+    guess the body by it. `count` is 0 for the first.
+    """
+
+    request: str
+    count: int
+
+
 class Generation(Record, frozen=True, kw_only=True):
     """One choice of one completion, with full provenance. Key: (completion id, choice)."""
 
@@ -99,6 +111,12 @@ class Generation(Record, frozen=True, kw_only=True):
     ask_probability: float = 0.0
     """With which the app was told to ask for feedback on it; 0 if its task asks nobody."""
     person: str | None = None
+    attempt: Attempt | None = None
+    """None: its client counts no tries, or sent an `Idempotency-Key`."""
+    num_choices: int = 0
+    """Of the completion; some may have no record, because they have no token. 0: logged by a release that did not say."""
+    key_id: str | None = None
+    """Of the key that the body is sealed with; None: it is not sealed."""
     seal: Literal["none"] = "none"
     body: bytes
 
@@ -135,6 +153,11 @@ class Signal(Record, frozen=True, kw_only=True):
     received_at: float
     tenant: str
     submitter: Submitter
+    comment: str | None = None
+    metadata: dict[str, str] | None = None
+    """For whoever reads it later; neither is part of a reward."""
+    key_id: str | None = None
+    """Of the key that the words are sealed with; None: they are not sealed."""
     retracted: bool = False
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from contracts.records import Episode, Experience, Generation, Outcome, Sampling, Signal, Span
+    from contracts.records import Attempt, Episode, Experience, Generation, Outcome, Sampling, Signal, Span
 
 LATEST_TIME = 4_102_444_800.0
 """2100-01-01, UTC epoch seconds. The range reaches as far back before 1970, and is this wide on purpose: a clock that is days
@@ -21,11 +21,11 @@ outside of it is no time at all: no calendar shows it, and sums of such times lo
 MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
 MAX_SEQUENCE = 2**62 - 1
 """Of what a trainer decides: one less than what stands for all of it."""
-MAX_NAME, MAX_ID, MAX_ARM, MAX_REASON = 64, 128, 16, 128
+MAX_NAME, MAX_ID, MAX_ARM, MAX_REASON, MAX_REQUEST = 64, 128, 16, 128, 32
 """Characters of the columns in `contracts/tables`."""
 _WORD = 4
 _UUID7 = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-_is_completion_id = re.compile(rf"chatcmpl-{_UUID7}").fullmatch
+is_completion_id = re.compile(rf"chatcmpl-{_UUID7}").fullmatch
 is_sample_key = re.compile(rf"chatcmpl-{_UUID7}:(?:0|[1-9][0-9]{{0,8}})").fullmatch
 
 _Lengths = Sequence[tuple[str, int]]
@@ -50,7 +50,7 @@ def packed_problem(name: str, packed: bytes) -> str:
 
 def _generation(record: Generation) -> str:
     return (
-        ("" if _is_completion_id(record.completion_id) else _no_key("completion_id", record.completion_id))
+        ("" if is_completion_id(record.completion_id) else _no_key("completion_id", record.completion_id))
         or _whole("choice", record.choice)
         or _texts(record, _GENERATION_TEXTS)
         or _time("created_at", record.created_at)
@@ -59,18 +59,22 @@ def _generation(record: Generation) -> str:
         or _share("ask_probability", record.ask_probability)
         or _spans(record.spans)
         or _sampling(record.sampling)
+        or _attempt(record.attempt)
+        or _whole("num_choices", record.num_choices)
+        or _key_id(record.key_id)
     )
 
 
 def _signal(record: Signal) -> str:
     return (
-        ("" if _is_completion_id(record.completion_id) else _no_key("completion_id", record.completion_id))
+        ("" if is_completion_id(record.completion_id) else _no_key("completion_id", record.completion_id))
         or _whole("choice", record.choice)
         or _texts(record, _SIGNAL_TEXTS)
         or _text("submitter.id", record.submitter.id, MAX_ID)
         or _time("at", record.at)
         or _time("received_at", record.received_at)
         or _value(record.value)
+        or _key_id(record.key_id)
     )
 
 
@@ -179,6 +183,16 @@ def _sampling(sampling: Sampling) -> str:
         if number - number != 0.0:
             return f"sampling.{name}: {number} is not a finite number"
     return _whole("sampling.top_k", sampling.top_k, -1) or _whole("sampling.max_tokens", sampling.max_tokens)
+
+
+def _attempt(attempt: Attempt | None) -> str:
+    if attempt is None:
+        return ""
+    return _text("attempt.request", attempt.request, MAX_REQUEST) or _whole("attempt.count", attempt.count)
+
+
+def _key_id(key_id: str | None) -> str:
+    return "" if key_id is None else _text("key_id", key_id, MAX_NAME)
 
 
 def _texts(record: object, lengths: _Lengths) -> str:

@@ -3,6 +3,7 @@
 position, outbox, dead_letter   every worker, its own rows
 log_topic                       every process at its start, episodes once a minute: which log this is, and how far it went;
                                 the command line, where a loss was accepted: how many records nobody had read
+rejection_count                 feedback: how many items it refused, by reason; a part of signal_count's `rejected`
 received_signal, signal_count   feedback; of received_signal episodes writes two things, so that the count stays exact: rows
                                 of signals that it makes itself (follow-ups), and in a row of a signal that waited for its
                                 key, whom it is about
@@ -73,6 +74,7 @@ from contracts.tables.stream import (
     outcome,
     position,
     received_signal,
+    rejection_count,
     signal,
     signal_count,
     waiting_signal,
@@ -102,6 +104,7 @@ __all__ = [
     "outcome",
     "position",
     "received_signal",
+    "rejection_count",
     "revocation",
     "score",
     "sentinel_answer",

@@ -14,6 +14,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    text,
 )
 
 from contracts.tables.base import BIG_SERIAL, MAX_KEY, SORTED_ID, SORTED_KEY, metadata
@@ -80,6 +81,13 @@ received_signal = Table(
     PrimaryKeyConstraint("tenant", "id"),
 )
 
+rejection_count = Table(
+    "rejection_count",
+    metadata,
+    Column("reason", String(64), primary_key=True),
+    Column("count", BigInteger, nullable=False),
+)
+
 signal_count = Table(
     "signal_count",
     metadata,
@@ -137,9 +145,24 @@ generation = Table(
     Column("record", LargeBinary, nullable=False),
     Column("state_sequence", BigInteger, nullable=False, server_default="0"),
     Column("tenant", String(64)),
+    Column("request", String(32)),
+    Column("retry_count", Integer),
+    Column("superseded_by", String(64)),
     PrimaryKeyConstraint("completion_id", "choice"),
     Index("ix_generation_closes_at", "closes_at"),
     Index("ix_generation_created_at", "created_at"),
+    Index(
+        "ix_generation_request",
+        "request",
+        sqlite_where=text("request IS NOT NULL"),
+        postgresql_where=text("request IS NOT NULL"),
+    ),
+    Index(
+        "ix_generation_retry",
+        "request",
+        sqlite_where=text("retry_count > 0"),
+        postgresql_where=text("retry_count > 0"),
+    ),
     Index("ix_generation_state", "state", "version", "state_writer", "state_epoch", "state_sequence", "tenant"),
     postgresql_partition_by="RANGE (completion_id)",
 )

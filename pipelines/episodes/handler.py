@@ -3,7 +3,7 @@
 In: generations and signals (in any order), outcomes. Out: episodes, one revision at the first decisive signal or when
 the window closes, one more for every later piece of evidence, and one when the last window of a slower signal closes, if
 what stood until then was provisional; outcomes for what never becomes an episode of a user; signals that waited for their
-answer (`keys/`). Waits: for windows and quarantines to end, which `tick` does; it also looks again, in pieces, at samples
+answer (`keys/`); a name for answers that a later try of their request replaced (`retries/`). Waits: for windows and quarantines to end, which `tick` does; it also looks again, in pieces, at samples
 whose outcomes a new epoch of the trainer did not keep (`epochs/`).
 
 A batch is read at once, decided in memory record by record, and written at once (`samples.py`, `repository.py`).
@@ -12,9 +12,10 @@ A batch is read at once, decided in memory record by record, and written at once
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+import msgspec
 from sqlalchemy import Connection
 
 from contracts.errors import InvalidRecord, InvalidRequest
@@ -23,15 +24,19 @@ from contracts.ids import parse_sample_key, route_of
 from contracts.outbox import message
 from contracts.records import Episode, Generation, Outcome, Signal, State, decode
 from contracts.tasks import Task
-from contracts.topics import EPISODES, GENERATIONS, OUTCOMES, SIGNALS
+from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
 from contracts.worker import BATCH
 from pipelines.episodes import join, repository
 from pipelines.episodes.curation.curator import Curator, Prompt
 from pipelines.episodes.epochs import repository as epochs_repository
 from pipelines.episodes.epochs.chain import Epochs, best
 from pipelines.episodes.keys import exchange
+from pipelines.episodes.retries import replacing
+from pipelines.episodes.retries.repository import lately_repeated, repeated
+from pipelines.episodes.retries.rules import SUPERSEDED
 from pipelines.episodes.samples import HeldGeneration, HeldSignal, Key, Samples
 
+NO_SUCH_CHOICE = "no_such_choice"
 _DUE_AT_ONCE = 500
 _SWEEP_EVERY_SECONDS = 60.0
 _KINDS: dict[str, type[Generation | Signal | Outcome]] = {GENERATIONS: Generation, SIGNALS: Signal, OUTCOMES: Outcome}
@@ -80,17 +85,20 @@ class EpisodesHandler:
         items, epochs = self._issued(connection, [each for item in items for each in _each(item)])
         if not items:
             return []
+        tried = repeated(connection, [item.record for item in items if isinstance(item.record, Generation)])
+        judged = {item.key[0] for item in items if item.key and not isinstance(item.record, Outcome)}
         samples = repository.load(
             connection,
-            completion_ids={item.key[0] for item in items if item.key},
+            completion_ids={item.key[0] for item in items if item.key} | tried.completion_ids,
             sample_keys={item.record.key for item in items if isinstance(item.record, Outcome)},
-            judged={item.key[0] for item in items if item.key and not isinstance(item.record, Outcome)},
+            judged=judged | tried.completion_ids,
         )
         messages: list[Message] = []
         for item in items:
             if isinstance(item.record, Outcome) and item.record.state == "epoch_started":
                 epochs = epochs_repository.begin(connection, epochs, item.record)
             messages += self._apply(samples, item, epochs)
+        messages += self._replace(samples, replacing.changes(samples, tried.requests))
         repository.save(connection, samples)
         arrived = [held.record for held in samples.generations.values() if held.is_new]
         return messages + exchange.register(connection, self._tasks, arrived, self._clock())
@@ -118,14 +126,27 @@ class EpisodesHandler:
         if now < self._sweeps_at:
             return []
         repository.reject_orphans(connection, now - join.ORPHAN_SECONDS, _DUE_AT_ONCE)
-        messages = exchange.sweep(connection, now)
+        messages = exchange.sweep(connection, now) + self._look_again(connection, now)
         self._sweeps_at = now if messages else now + _SWEEP_EVERY_SECONDS
+        return messages
+
+    def _look_again(self, connection: Connection, now: float) -> list[Message]:
+        """Tries of one request whose records two replicas joined at once: neither saw the other's."""
+        tried = lately_repeated(connection, now)
+        if not tried.completion_ids:
+            return []
+        samples = repository.load(connection, tried.completion_ids, (), judged=tried.completion_ids)
+        messages = self._replace(samples, replacing.changes(samples, tried.requests))
+        repository.save(connection, samples)
         return messages
 
     def _close(self, samples: Samples, key: Key, held: HeldGeneration, now: float) -> list[Message]:
         """A window or the quarantine has passed: the first episode is due, or the last word after a provisional one."""
         task = self._tasks.get(held.record.task)
-        if held.revision == 0:
+        if held.superseded_by:  # a log that was lost had this, and what was said of it
+            held.close_at(None)
+            return [self._fated(held.record, "filtered", SUPERSEDED, held.revision)]
+        if _awaits_its_first(held, task):
             is_decided = task is not None and join.is_decisive(task, held.record, _counting(samples, key))
             return self._emit(samples, key, held, "decisive" if is_decided else "window", now)
         # No later than the task's own window: a row of before there were slower ones, and nothing was provisional.
@@ -167,6 +188,8 @@ class EpisodesHandler:
         key = (record.completion_id, record.choice)
         for early in samples.signals_of(key, "pending"):
             self._settle(samples, early, record, task)
+        for early in samples.signals_beyond(record):
+            early.become("rejected", NO_SUCH_CHOICE)
         if fate is not None:
             messages = [self._fated(record, *fate)]
             # Rollouts are scored like users' answers; the gate grades its sentinels itself, and what curation refused is
@@ -194,6 +217,8 @@ class EpisodesHandler:
         if record.retracted:
             return self._retraction(samples, record, key, held)
         said = samples.add_signal(record, "pending")
+        if said is not None and samples.lacks_choice(key):
+            said.become("rejected", NO_SUCH_CHOICE)
         if said is None or held is None:
             return []
         if not self._settle(samples, said, held.record, self._tasks.get(held.record.task)):
@@ -204,13 +229,13 @@ class EpisodesHandler:
         said = samples.find_signal(record)
         if said is None:
             samples.add_signal(record, "retracted")
-            return []
+            return self._replace(samples, replacing.received(samples, record.completion_id))
         before = said.state
         said.become("retracted")
         # A task that was removed since judges nothing any more; its samples keep what they have.
         task = self._tasks.get(held.record.task) if held else None
         if held is None or task is None or before not in {"joined", "late"}:
-            return []
+            return self._replace(samples, replacing.received(samples, record.completion_id))
         self._resolve(samples, held.record, task)
         return self._hear(samples, key, held)
 
@@ -238,9 +263,36 @@ class EpisodesHandler:
         """What counts has changed: the first episode may be due, and later evidence makes a new revision, never a rewrite."""
         if held.record.purpose != "user":
             return []
-        if held.revision == 0:
+        if held.superseded_by:
+            return self._replace(samples, replacing.received(samples, key[0]))
+        if _awaits_its_first(held, self._tasks.get(held.record.task)):
             return self._emit_if_decided(samples, key, held)
         return self._emit(samples, key, held, "decisive", self._clock())
+
+    def _replace(self, samples: Samples, changes: Iterable[replacing.Change]) -> list[Message]:
+        """Name what a later try replaced, and take up again what was not replaced after all."""
+        messages: list[Message] = []
+        for held, later in list(changes):
+            if later is None:
+                messages += self._take_up(samples, held)
+                continue
+            was_named, was_sent = bool(held.superseded_by), held.revision > 0
+            held.set_aside(later)
+            if not was_named:
+                messages.append(self._fated(held.record, "filtered", SUPERSEDED, held.revision))
+            if was_sent and not was_named:
+                withdrawn = replacing.withdrawal(held, self._clock())
+                messages.append(message(EXPERIENCES, withdrawn.key, withdrawn))
+        return messages
+
+    def _take_up(self, samples: Samples, held: HeldGeneration) -> list[Message]:
+        held.take_up()
+        task = self._tasks.get(held.record.task)
+        fate = self._fate(held.record, task, None)
+        if fate is not None or task is None:
+            return [self._fated(held.record, *fate, held.revision)] if fate else []
+        held.close_at(join.first_close(held.record, task, is_decided=False))
+        return self._emit_if_decided(samples, (held.record.completion_id, held.record.choice), held)
 
     def _emit_if_decided(self, samples: Samples, key: Key, held: HeldGeneration) -> list[Message]:
         if held.closes_at is None:  # it never waited for signals
@@ -266,7 +318,7 @@ class EpisodesHandler:
             revision=revision,
             reason=reason,
             turns=(held.record,),
-            signals=tuple(said.record for said in counting),
+            signals=tuple(_as_evidence(said.record) for said in counting),
             closed_at=now,
             provisional=held.closes_at is not None,
         )
@@ -287,6 +339,20 @@ class EpisodesHandler:
         held = samples.generations.get(key)
         if held is not None:
             held.stand(best(samples.outcomes[record.key].values(), epochs, held.revision))
+
+
+def _awaits_its_first(held: HeldGeneration, task: Task | None) -> bool:
+    """True if no episode was sent of it yet; or none since it had been set aside, and was taken up again."""
+    if held.revision == 0 or held.superseded_by is None or held.closes_at is None or task is None:
+        return held.revision == 0
+    return held.closes_at <= join.first_close(held.record, task, is_decided=False)
+
+
+def _as_evidence(said: Signal) -> Signal:
+    """What graders see: a comment is for people, and a hundred long ones would make the episode too large for the log."""
+    if said.comment is None and said.metadata is None:
+        return said
+    return msgspec.structs.replace(said, comment=None, metadata=None)
 
 
 def _counting(samples: Samples, key: Key) -> list[Signal]:

@@ -121,6 +121,7 @@ def _held(row: Row[Any]) -> HeldGeneration:
         state_reason=row.state_reason,
         standing=Standing(row.state_writer, row.state_epoch, row.state_revision, row.state_sequence),
         state_version=row.state_version,
+        superseded_by=row.superseded_by,
         is_new=False,
     )
 
@@ -139,6 +140,8 @@ def _first_row(held: HeldGeneration) -> dict[str, Any]:
         "version": record.spans[0].version if record.spans else -1,
         "created_at": record.created_at,
         "joined_at": held.joined_at,
+        "request": record.attempt.request if record.attempt else None,
+        "retry_count": record.attempt.count if record.attempt else None,
         "record": encode(record),
     }
 
@@ -158,6 +161,7 @@ def _standing_row(held: HeldGeneration) -> dict[str, Any]:
         "state_revision": held.standing.revision,
         "state_version": held.state_version,
         "state_sequence": held.standing.sequence,
+        "superseded_by": held.superseded_by,
     }
 
 

@@ -12,6 +12,8 @@ from contracts.ledger import PENDING
 from contracts.records import Generation, Outcome, Signal
 from pipelines.episodes.join import Standing
 
+MAX_CHOICES = 8
+"""More are neither asked for nor spoken about."""
 _NOBODY_YET = Standing("episodes", 0, 0)
 Key = tuple[str, int]
 SignalName = tuple[str, str, str]
@@ -57,6 +59,8 @@ class HeldGeneration:
     state_reason: str = ""
     standing: Standing = _NOBODY_YET
     state_version: int | None = None
+    superseded_by: str | None = None
+    """The completion of a later try that replaced it; empty: one had, until somebody spoke about it."""
     is_new: bool = True
     is_changed: bool = False
 
@@ -71,6 +75,20 @@ class HeldGeneration:
         if self.standing.writer != "training":
             self.state, self.state_reason = PENDING, ""
         return self.revision
+
+    def set_aside(self, superseded_by: str) -> None:
+        """A later try replaced it: nothing more is expected. Nobody has said anything of the revision that this begins."""
+        if self.superseded_by:
+            self.superseded_by, self.is_changed = superseded_by, True
+            return
+        self.revision = max(1, self.revision)  # what was named at its arrival was named as revision 1
+        self.raise_revision()
+        self.superseded_by, self.closes_at = superseded_by, None
+
+    def take_up(self) -> None:
+        """Nothing replaced it after all."""
+        self.raise_revision()
+        self.superseded_by = ""
 
     def stand(self, record: Outcome | None) -> None:
         """Make an outcome its state; None: nobody has decided."""
@@ -119,6 +137,21 @@ class Samples:
         """The signals of a sample in the given states, oldest first."""
         found = [held for held in self._signals_of.get(key, ()) if held.state in states]
         return sorted(found, key=lambda held: (held.record.at, held.record.id))
+
+    def lacks_choice(self, key: Key) -> bool:
+        """True if the completion is known, and never had so many choices."""
+        completion_id, choice = key
+        if choice == 0 or key in self.generations:
+            return False
+        siblings = (self.generations.get((completion_id, other)) for other in range(min(choice, MAX_CHOICES)))
+        return any(held is not None and 0 < held.record.num_choices <= choice for held in siblings)
+
+    def signals_beyond(self, record: Generation) -> list[HeldSignal]:
+        """Signals about choices that its completion never had, and that nobody has judged."""
+        if not record.num_choices or not self.signals:
+            return []
+        beyond = range(record.num_choices, MAX_CHOICES)
+        return [held for choice in beyond for held in self.signals_of((record.completion_id, choice), PENDING)]
 
     def add_generation(self, held: HeldGeneration) -> bool:
         """False if it was there already."""

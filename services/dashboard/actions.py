@@ -12,6 +12,7 @@ from contracts.assignments import MOVED
 from contracts.errors import InvalidValue
 from contracts.revocations import Treatment, claimed_parents
 from contracts.rollback_effects import describe, describe_treatment, read_effects
+from contracts.soundness import MAX_INT32
 from contracts.version_parents import BASE, stored_parents
 from services.dashboard.access import Body, OperatorReader, OperatorWriter, own_page
 from services.http import read_json, reply
@@ -20,7 +21,8 @@ from services.openapi import takes
 router = APIRouter(dependencies=[Depends(own_page)])
 
 Version = Annotated[int | None, Query(ge=0, le=2**31 - 1)]
-Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT32)]
+Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=r"^[^\x00]*$")]
 
 
 class RollbackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,19 +31,19 @@ class RollbackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `revoke` None: everything between. `treatment`: see `contracts/revocations.py`.
     """
 
-    live: int
+    live: Number
     reason: Reason
-    to: int | None = None
+    to: Number | None = None
     treatment: Treatment = "evidence"
-    revoke: frozenset[int] | None = None
+    revoke: frozenset[Number] | None = None
 
 
 class PromoteRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`to` is above `live` and published; the gate's verdict on it is the operator's to overrule."""
 
-    live: int
+    live: Number
     reason: Reason
-    to: int
+    to: Number
 
 
 @router.get("/api/rollback")

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from contracts.database import Database
-from contracts.errors import Conflict, Forbidden, InvalidRequest, MillraceError, NotFound
+from contracts.errors import Conflict, Forbidden, InvalidRequest, MillraceError, NoSuchChoice, NotFound
 from contracts.keys import Caller
 from contracts.tasks import Task
 from services.feedback import repository
@@ -52,12 +53,13 @@ class Desk:
         else:
             read = self._read(items, caller, now)
         received = [item for item in read if isinstance(item, Received)]
-        entries = iter(await self._writer.submit(Submission(received, len(read) - len(received), num_bytes)))
+        refused = Counter(item.code for item in read if isinstance(item, MillraceError))
+        entries = iter(await self._writer.submit(Submission(received, refused.total(), num_bytes, refused)))
         return [item if isinstance(item, MillraceError) else _result(item, next(entries)) for item in read]
 
     async def reject(self, num: int) -> None:
         """Count items that were refused unread."""
-        await self._writer.submit(Submission((), num, 0))
+        await self._writer.submit(Submission((), num, 0, {InvalidRequest.code: num}))
 
     def show(self, signal_id: str, tenant: str) -> dict[str, Any]:
         """A signal and what became of it.
@@ -86,6 +88,8 @@ class Desk:
             "name": record.name,
             "value": record.value,
             "correction": record.correction,
+            "comment": record.comment,
+            "metadata": record.metadata,
             "submitter": record.submitter,
             "at": record.at,
             "received_at": record.received_at,
@@ -118,6 +122,9 @@ class Desk:
 
 def _result(received: Received, entry: Entry) -> Accepted | MillraceError:
     signal_id = received.signal.id
+    if entry.fate == "no_such_choice":
+        about = received.signal
+        return NoSuchChoice(f"{about.completion_id} has no choice {about.choice}; they count from 0", param="choice")
     if entry.fate == "conflict":
         return Conflict(f"the id {signal_id!r} was used for other content; send a new one", param="id")
     return Accepted(signal_id, entry.fate, entry.received_at)

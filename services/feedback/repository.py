@@ -15,14 +15,23 @@ from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Table, func, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from contracts.batches import insert_all_new
+from contracts.batches import among, insert_all_new
 from contracts.database import Database
+from contracts.errors import NoSuchChoice
 from contracts.outbox import message, put
 from contracts.records import Signal, decode_shape, encode
-from contracts.tables import join_key, received_signal, signal, signal_count, waiting_signal
+from contracts.tables import (
+    generation,
+    join_key,
+    received_signal,
+    rejection_count,
+    signal,
+    signal_count,
+    waiting_signal,
+)
 from contracts.topics import SIGNALS
 from services.feedback.requests import Key, Received
 
@@ -36,7 +45,7 @@ Name = tuple[str, str]
 class Entry(NamedTuple):
     """What became of an item. `received_at`: when its id was first received, UTC epoch seconds."""
 
-    fate: Literal["accepted", "duplicate", "conflict"]
+    fate: Literal["accepted", "duplicate", "conflict", "no_such_choice"]
     received_at: float
 
 
@@ -68,13 +77,26 @@ class _Holder(NamedTuple):
     received_at: float
 
 
-def add(connection: Connection, received: Sequence[Received], num_rejected: int = 0) -> list[Entry]:
+class _Choices(msgspec.Struct):
+    """Of the head of a generation."""
+
+    num_choices: int = 0
+
+
+def add(
+    connection: Connection,
+    received: Sequence[Received],
+    num_rejected: int = 0,
+    reasons: Mapping[str, int] | None = None,
+) -> list[Entry]:
     """Store signals and their messages; what became of each, as if they had come one after the other.
 
-    An id is taken once and for all within a tenant; the same id with other content is a conflict.
+    An id is taken once and for all within a tenant; the same id with other content is a conflict. `reasons`: under which codes
+    how many of the `num_rejected` items were refused.
     """
+    beyond = _beyond(connection, received)
     firsts: dict[Name, Received] = {}
-    for item in _aimed(connection, received):
+    for item in _aimed(connection, [item for item in received if id(item) not in beyond]):
         firsts.setdefault(_name(item), item)
     inserted = _insert_new(connection, firsts)
     holders = {key: _Holder(firsts[key].body_hash, firsts[key].signal.received_at) for key in inserted}
@@ -88,6 +110,9 @@ def add(connection: Connection, received: Sequence[Received], num_rejected: int 
     insert_all_new(connection, waiting_signal, [_waiting_row(item) for item in new if not item.signal.completion_id])
     entries, unsaid = [], set(inserted)
     for item in received:
+        if id(item) in beyond:
+            entries.append(Entry("no_such_choice", item.signal.received_at))
+            continue
         name = _name(item)
         holder = holders[name]
         if name in unsaid:
@@ -96,8 +121,9 @@ def add(connection: Connection, received: Sequence[Received], num_rejected: int 
         else:
             same = holder.body_hash == item.body_hash
             entries.append(Entry("duplicate" if same else "conflict", holder.received_at))
-    counts = Counter[str](entry.fate for entry in entries if entry.fate != "accepted")
-    _count(connection, counts + Counter({"rejected": num_rejected}))
+    fates = Counter[str](entry.fate for entry in entries if entry.fate in {"duplicate", "conflict"})
+    _count(connection, signal_count, fates + Counter({"rejected": num_rejected + len(beyond)}))
+    _count(connection, rejection_count, Counter(reasons or {}) + Counter({NoSuchChoice.code: len(beyond)}))
     return entries
 
 
@@ -182,6 +208,21 @@ def _aimed(connection: Connection, received: Sequence[Received]) -> list[Receive
     return aimed
 
 
+def _beyond(connection: Connection, received: Sequence[Received]) -> set[int]:
+    """By `id()`, those about a choice that their completion never had. Only the tenant's own answers are looked at."""
+    asked = [item for item in received if item.signal.completion_id and item.signal.choice > 0]
+    if not asked:
+        return set()
+    table = generation.c
+    wanted = among(connection, table.completion_id, {item.signal.completion_id for item in asked})
+    rows = connection.execute(select(table.completion_id, table.tenant, table.record).where(wanted))
+    known = {
+        (row.tenant, row.completion_id): msgspec.msgpack.decode(row.record, type=_Choices).num_choices for row in rows
+    }
+    found = ((item, known.get((item.signal.tenant, item.signal.completion_id), 0)) for item in asked)
+    return {id(item) for item, num_choices in found if 0 < num_choices <= item.signal.choice}
+
+
 def _waiting_row(item: Received) -> dict[str, Any]:
     kind, value = item.key or ("", "")
     return {
@@ -225,14 +266,15 @@ def _find_holders(connection: Connection, keys: Collection[Name]) -> dict[Name, 
     return holders
 
 
-def _count(connection: Connection, counts: Mapping[str, int]) -> None:
-    rows = [{"state": state, "count": num} for state, num in sorted(counts.items()) if num]
+def _count(connection: Connection, table: Table, counts: Mapping[str, int]) -> None:
+    [name] = table.primary_key.columns.keys()
+    rows = [{name: key, "count": num} for key, num in sorted(counts.items()) if num]
     if not rows:
         return
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    statement = dialect.insert(signal_count).values(rows)
-    added = signal_count.c["count"] + statement.excluded["count"]
-    connection.execute(statement.on_conflict_do_update(index_elements=["state"], set_={"count": added}))
+    statement = dialect.insert(table).values(rows)
+    added = table.c["count"] + statement.excluded["count"]
+    connection.execute(statement.on_conflict_do_update(index_elements=[name], set_={"count": added}))
 
 
 def _name(item: Received) -> Name:

@@ -11,22 +11,24 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from contracts.errors import Forbidden, InvalidRequest, InvalidTarget, InvalidValue, UnknownSignal
-from contracts.ids import route_of
+from contracts.errors import Forbidden, InvalidRequest, InvalidTarget, InvalidValue, NotStored, UnknownSignal
+from contracts.ids import is_stored, route_of
 from contracts.keys import Role
 from contracts.records import Scalar, Signal, Submitter
 from contracts.tables import MAX_KEY
 from contracts.tasks import Task
+from services.fields import refuse_unknown
 from services.http import read_shape
 
 MAX_AHEAD_SECONDS = 60.0
 _MAX_CHOICE = 7
-_MAX_ID, _MAX_TEXT = 128, 65_536
+_MAX_ID, _MAX_TEXT, _MAX_COMMENT = 128, 65_536, 16_384
+_MAX_PAIRS, _MAX_PAIR_KEY, _MAX_PAIR_VALUE = 16, 64, 512
 _TARGETS = ("completion_id", "session_id", "join_key")
 
 
 class FeedbackItem(msgspec.Struct, frozen=True, kw_only=True):
-    """What an app may send. Other fields are ignored, and do not count when two items are compared."""
+    """What an app may send. Other fields are refused by name."""
 
     name: str
     value: Scalar
@@ -42,6 +44,10 @@ class FeedbackItem(msgspec.Struct, frozen=True, kw_only=True):
     """When it happened: ISO 8601 or epoch seconds; now, if absent."""
     comment: str | None = None
     metadata: dict[str, str] | None = None
+    """Both are kept and shown, and are part of no reward."""
+
+
+_FIELDS, _SUBMITTER_FIELDS = FeedbackItem.__struct_fields__, Submitter.__struct_fields__
 
 
 class Key(NamedTuple):
@@ -66,10 +72,14 @@ def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float, 
     """Check one item. `role`: of the key that it came with.
 
     Raises:
+        NotStored: its answer may not be kept; before anything else is looked at.
         Forbidden: the key's role may not speak as this submitter.
-        InvalidRequest: a missing or malformed field, or not exactly one target.
+        InvalidRequest: a missing, unknown or malformed field, or not exactly one target.
         UnknownSignal, InvalidValue: not what any task declares.
     """
+    if isinstance(content, Mapping):
+        _check_stored(content.get("completion_id"))
+        _check_known(content)
     item = read_shape(FeedbackItem, content)
     _check_speaker(item.submitter, role)
     key = _key_of(item)
@@ -88,6 +98,8 @@ def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float, 
         received_at=now,
         tenant=tenant,
         submitter=item.submitter,
+        comment=item.comment,
+        metadata=item.metadata,
     )
     content_hash = hashlib.blake2b(tenant.encode() + b"\0" + msgspec.json.encode(item), digest_size=32)
     return Received(signal, content_hash.hexdigest(), key)
@@ -101,6 +113,22 @@ def _check_speaker(submitter: Submitter, role: Role) -> None:
             "do nothing else with: millrace keys api new --role operator --scopes feedback",
             param="submitter.kind",
         )
+
+
+def _check_stored(completion_id: object) -> None:
+    if isinstance(completion_id, str) and not is_stored(completion_id):
+        raise NotStored(
+            f"the answer {completion_id} was asked for with store=false, or its task keeps nothing unless store=true: neither it "
+            "nor what is said about it is kept. To learn from feedback ask for answers with store=true",
+            param="completion_id",
+        )
+
+
+def _check_known(content: Mapping[str, Any]) -> None:
+    refuse_unknown(content, _FIELDS)
+    submitter = content.get("submitter")
+    if isinstance(submitter, Mapping):
+        refuse_unknown(submitter, _SUBMITTER_FIELDS, "submitter.")
 
 
 def _key_of(item: FeedbackItem) -> Key | None:
@@ -133,9 +161,20 @@ def _check_sizes(item: FeedbackItem) -> None:
             raise InvalidRequest(f"{name} takes 1 to {longest} characters, not {len(text)}", param=name)
         if text is not None and "\0" in text:
             raise InvalidRequest(f"{name} has a NUL character; PostgreSQL keeps none", param=name)
-    for name, value in (("value", item.value), ("correction", item.correction), ("comment", item.comment)):
-        if isinstance(value, str) and len(value) > _MAX_TEXT:
-            raise InvalidRequest(f"{name} takes up to {_MAX_TEXT} characters, not {len(value)}", param=name)
+    for name, value, longest in (
+        ("value", item.value, _MAX_TEXT),
+        ("correction", item.correction, _MAX_TEXT),
+        ("comment", item.comment, _MAX_COMMENT),
+    ):
+        if isinstance(value, str) and len(value) > longest:
+            raise InvalidRequest(f"{name} takes up to {longest} characters, not {len(value)}", param=name)
+    pairs = item.metadata or {}
+    if len(pairs) > _MAX_PAIRS or any(len(key) > _MAX_PAIR_KEY or len(pairs[key]) > _MAX_PAIR_VALUE for key in pairs):
+        raise InvalidRequest(
+            f"metadata takes up to {_MAX_PAIRS} pairs, keys of up to {_MAX_PAIR_KEY} characters and values of up to "
+            f"{_MAX_PAIR_VALUE}",
+            param="metadata",
+        )
 
 
 def _check_value(item: FeedbackItem, tasks: Mapping[str, Task]) -> None:

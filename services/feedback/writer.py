@@ -7,9 +7,10 @@ and a wake-up of the relay. Waits for: work; then for the commit, and whoever co
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import structlog
@@ -28,11 +29,15 @@ _log = structlog.get_logger(__name__)
 
 
 class Submission(NamedTuple):
-    """The items of one request: those that may be stored, and how many may not. `num_bytes`: of its body."""
+    """The items of one request: those that may be stored, and how many may not. `num_bytes`: of its body.
+
+    `reasons`: how many of those that may not were refused under which code.
+    """
 
     received: Sequence[Received]
     num_rejected: int
     num_bytes: int
+    reasons: Mapping[str, int] = MappingProxyType({})
 
 
 Work = Submission | Retraction
@@ -133,7 +138,9 @@ class Writer:
                 else:
                     submissions = [work for work in group if isinstance(work, Submission)]
                     received = [item for work in submissions for item in work.received]
-                    entries = iter(repository.add(connection, received, sum(work.num_rejected for work in submissions)))
+                    num_rejected = sum(work.num_rejected for work in submissions)
+                    reasons = sum((Counter(work.reasons) for work in submissions), Counter[str]())
+                    entries = iter(repository.add(connection, received, num_rejected, reasons))
                     fates = [[next(entries) for _ in work.received] for work in submissions]
         except Unavailable as error:
             return [error] * len(group)
@@ -152,7 +159,7 @@ def _count(group: Sequence[Work], fates: Sequence[Fate]) -> None:
     for work, fate in zip(group, fates, strict=True):
         if isinstance(work, Submission) and isinstance(fate, list):
             for entry in fate:
-                SIGNALS.labels(entry.fate).inc()
+                SIGNALS.labels("rejected" if entry.fate == "no_such_choice" else entry.fate).inc()
             SIGNALS.labels("rejected").inc(work.num_rejected)
         elif isinstance(work, Retraction) and fate == work.at:  # not one that was taken back before, or never came
             SIGNALS.labels("retracted").inc()

@@ -21,6 +21,7 @@ from contracts.tasks.loading import load_tasks
 from services.http import InferenceCaller, KeyRing, make_service, reply, with_caller
 from services.inference import hot_load
 from services.inference.arms import Assignments
+from services.inference.attempts import attempt_of
 from services.inference.endpoint import Endpoint
 from services.inference.engine_client import PATIENCE_SECONDS, EngineClient
 from services.inference.engine_http import READ_SECONDS
@@ -114,7 +115,8 @@ def _add_routes(service: FastAPI, endpoint: Endpoint, repeats: Repeats, limit: L
     async def create_chat_completion(client: Request, caller: InferenceCaller) -> Response:
         standing, body = await limit.check(caller), await client.body()
         request = parse_chat_request(body)
-        plan = await endpoint.plan(request, caller, client.headers.get("x-millrace-purpose"))
+        attempt = attempt_of(client.headers, body)
+        plan = await endpoint.plan(request, caller, client.headers.get("x-millrace-purpose"), attempt)
         # What consent forbids to log is not kept for repeats either.
         key = client.headers.get("idempotency-key") if plan.logged else None
         answer = endpoint.stream if request.stream else endpoint.answer

@@ -16,8 +16,9 @@ from fastapi import Request, Response
 
 from contracts.ids import new_completion_id
 from contracts.keys import Caller
+from contracts.records import Attempt
 from contracts.tasks import Task
-from services.http import reply
+from services.http import CLIENT_LEFT, reply
 from services.inference import replies
 from services.inference.arms import Assignments, choose_arm, draw_of, pinned_version
 from services.inference.completion import Completion
@@ -30,7 +31,6 @@ from services.inference.template import ChatTemplate
 from services.inference.versions import asked_versions
 
 _SHORT_CHARACTERS = 4000
-_CLIENT_LEFT = 499  # nobody reads it; nginx's number for it
 
 
 class Endpoint:
@@ -53,7 +53,9 @@ class Endpoint:
         self._engine = engine
         self._recorder = recorder
 
-    async def plan(self, request: ChatRequest, caller: Caller, purpose_header: str | None) -> Plan:
+    async def plan(
+        self, request: ChatRequest, caller: Caller, purpose_header: str | None, attempt: Attempt | None = None
+    ) -> Plan:
         """Decide everything about a request; see the errors of each decision."""
         version = pinned_version(request.model, self._policy)
         asked = asked_versions(request.labels, version)
@@ -65,7 +67,8 @@ class Endpoint:
         session_id = request.labels.get("session_id")
         arms = await self._assignments.held()
         arm = choose_arm(arms, self._policy, version, draw_of(session_id), asked.minimum)
-        completion_id = new_completion_id(session_id)
+        logged = may_log(request, task, purpose)
+        completion_id = new_completion_id(session_id, stored=logged)
         held = arms.get(arm.name)
         structlog.contextvars.bind_contextvars(completion=completion_id, version=held.version if held else version)
         return Plan(
@@ -84,11 +87,12 @@ class Endpoint:
             stops=request.stops,
             num_choices=request.num_choices,
             person=request.safety_identifier or request.user,
-            logged=may_log(request, task, purpose),
+            logged=logged,
             logprobs=bool(request.logprobs),
             include_usage=request.stream_options is not None and request.stream_options.include_usage,
             asked=asked,
             refusal=decide_refusal(asked, held.version if held else None),
+            attempt=attempt if purpose == "user" else None,
         )
 
     async def answer(self, plan: Plan, client: Request) -> Response:
@@ -102,7 +106,7 @@ class Endpoint:
             presence.end()
             completion.abandon()
         if logged is None:
-            return Response(status_code=_CLIENT_LEFT)
+            return Response(status_code=CLIENT_LEFT)
         body = replies.completion_body(plan, completion.choices, self._template.tokenizer)
         return reply(body, headers=_headers(plan) | ({} if logged else {"x-millrace-logged": "false"}))
 
@@ -116,7 +120,7 @@ class Endpoint:
                 first = await anext(deltas)
                 events = completion_events(completion, first, deltas, self._template.tokenizer)
                 response = CompletionStream(completion, events, _headers(plan), presence)
-            return response or Response(status_code=_CLIENT_LEFT)
+            return response or Response(status_code=CLIENT_LEFT)
         finally:
             if response is None:
                 presence.end()

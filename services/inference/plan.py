@@ -11,7 +11,7 @@ import msgspec
 from contracts.asking import is_asked
 from contracts.errors import ContextLengthExceeded, InvalidRequest, VersionNotServed
 from contracts.keys import Caller
-from contracts.records import Purpose, Sampling
+from contracts.records import Attempt, Purpose, Sampling
 from contracts.tasks import SamplingRule, Task
 from services.inference.arms import Arm
 from services.inference.requests import ChatRequest
@@ -44,6 +44,8 @@ class Plan(NamedTuple):
     asked: Asked
     refusal: VersionNotServed | None
     """Why it cannot be answered now. Whoever has its answer already, as a repeat, never hears of it."""
+    attempt: Attempt | None = None
+    """Which try of a user's request it is, if the client counts them."""
 
     @property
     def session_id(self) -> str | None:

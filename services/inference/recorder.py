@@ -125,5 +125,7 @@ def generation_of(plan: Plan, choice: Choice, system: System, finished_at: float
         join_key=plan.metadata.get("join_key"),
         ask_probability=plan.ask_probability,
         person=plan.person,
+        attempt=plan.attempt,
+        num_choices=plan.num_choices,
         body=seal_body(body),
     )

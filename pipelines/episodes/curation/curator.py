@@ -64,12 +64,21 @@ class Curator:
         return Prompt(content.refusal(rule, text, language), seen)
 
     def decide(self, record: Generation, prompt: Prompt) -> str | None:
-        """Why it is not learned from: by itself, or because the window holds enough of its kind. All choices fare alike."""
+        """Why it is not learned from: by itself, or because the window holds enough of its kind.
+
+        All choices fare alike, and a later try of a request fares like the one before: it is no second prompt.
+        """
         if record.completion_id in self._decided:
             return self._decided[record.completion_id]
-        reason = prompt.refusal or self._windows[record.task].admit(prompt.seen)
-        self._decided[record.completion_id] = reason
-        if len(self._decided) > _MOST_DECIDED:
+        request = record.attempt.request if record.attempt else None
+        if record.attempt and record.attempt.count > 0 and request is not None and request in self._decided:
+            reason = self._decided[request]
+        else:
+            reason = prompt.refusal or self._windows[record.task].admit(prompt.seen)
+        for name in (record.completion_id, request):
+            if name is not None:
+                self._decided[name] = reason
+        while len(self._decided) > _MOST_DECIDED:
             self._decided.popitem(last=False)
         CURATED.labels(record.task, reason or "kept").inc()
         return reason

@@ -93,7 +93,9 @@ def _said(wire: bytes) -> tuple[str, str]:
         return error.message, ""
     value = record.value if isinstance(record.value, str) else _json(record.value)
     correction = f"\ncorrection: {record.correction}" if record.correction else ""
-    return f"{value}{correction}", f" ({record.submitter.kind})"
+    comment = f"\ncomment: {record.comment}" if record.comment else ""
+    labels = f"\nmetadata: {_json(record.metadata)}" if record.metadata else ""
+    return f"{value}{correction}{comment}{labels}", f" ({record.submitter.kind})"
 
 
 def _score(row: Any) -> Event:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from typing import Annotated
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, StringConstraints
 
 from contracts.errors import InvalidValue, NotFound
 from contracts.ledger import GENERATION_STATES
 from contracts.records import unpack_floats, unpack_ids
+from contracts.soundness import MAX_ID, MAX_INT32, is_completion_id
 from services.dashboard.access import OperatorReader, PageRoute, render
 from services.dashboard.generations.detail import cut, excerpt, messages, story
 from services.dashboard.generations.queries import Cursor, Search, find_page, find_whole
@@ -20,7 +22,8 @@ from services.dashboard.generations.tokens import LIMITS, MAX_TOKENS, Token, tok
 router = APIRouter(prefix="/generations", route_class=PageRoute)
 _FORM_TIME = "%Y-%m-%dT%H:%M"
 
-Text = Annotated[str, StringConstraints(max_length=200, strip_whitespace=True)]
+Text = Annotated[str, StringConstraints(max_length=200, strip_whitespace=True, pattern=r"^[^\x00]*$")]
+Choice = Annotated[int, Path(ge=0, le=MAX_INT32)]
 
 
 class Asked(BaseModel):
@@ -69,13 +72,14 @@ def search(request: Request, session: OperatorReader, asked: Annotated[Asked, Qu
 
 
 @router.get("/{completion_id}/{choice}")
-def show(request: Request, session: OperatorReader, completion_id: str, choice: int) -> Response:
+def show(request: Request, session: OperatorReader, completion_id: str, choice: Choice) -> Response:
     """One answer with all that became of it."""
     with request.app.state.database.snapshot() as connection:
-        whole = find_whole(connection, completion_id, choice)
+        # What is no id is in no table, and not every text can be asked for.
+        whole = find_whole(connection, completion_id, choice) if is_completion_id(completion_id) else None
     if whole is None:
         raise NotFound(
-            f"there is no answer {completion_id} with choice {choice} here; it may not have been joined yet, or its "
+            f"there is no answer {completion_id[:MAX_ID]} with choice {choice} here; it may not have been joined yet, or its "
             "day was deleted"
         )
     body = whole.record.open() if whole.record else None
@@ -106,10 +110,11 @@ def show(request: Request, session: OperatorReader, completion_id: str, choice: 
 def _number(text: str) -> int | None:
     if not text:
         return None
-    try:
-        return int(text.removeprefix("v"))
-    except ValueError as error:
-        raise InvalidValue(f"{text!r} is not a version; write 7 or v7", param="version") from error
+    number = text.removeprefix("v")
+    # A base that nobody trained is version -1 of a record without spans.
+    if not (number.isascii() and number.removeprefix("-").isdecimal() and abs(int(number)) <= MAX_INT32):
+        raise InvalidValue(f"{text!r} is not a version; write 7 or v7", param="version")
+    return int(number)
 
 
 def _time(text: str) -> float | None:
@@ -130,8 +135,14 @@ def _written(cursor: Cursor) -> str:
 def _cursor(text: str) -> Cursor | None:
     if not text:
         return None
+    at, _, key = text.partition("_")
+    completion_id, _, choice = key.partition("_")
     try:
-        at, completion_id, choice = text.split("_")
-        return Cursor(float(at), completion_id, int(choice))
-    except ValueError as error:
-        raise InvalidValue("this page's address is damaged; begin with the newest answers", param="after") from error
+        cursor = Cursor(float(at), completion_id, int(choice))
+    except ValueError:
+        cursor = None
+    if cursor is None or not (
+        math.isfinite(cursor.at) and is_completion_id(completion_id) and 0 <= cursor.choice <= MAX_INT32
+    ):
+        raise InvalidValue("this page's address is damaged; begin with the newest answers", param="after")
+    return cursor

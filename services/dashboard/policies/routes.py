@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from contracts.errors import InvalidValue, NotFound, WeightsRefused
+from contracts.soundness import MAX_INT32, is_sample_key
 from contracts.weights.manifest import Manifest
 from contracts.weights.store import WeightStore
 from services.dashboard.access import OperatorReader, PageRoute, render
@@ -78,6 +79,6 @@ def _key(text: str) -> Key | None:
     if not text:
         return None
     completion_id, _, choice = text.rpartition("_")
-    if not choice.isdecimal():
+    if not (is_sample_key(f"{completion_id}:{choice}") and int(choice) <= MAX_INT32):
         raise InvalidValue("this page's address is damaged; begin with the newest samples", param="after")
     return completion_id, int(choice)

@@ -1,13 +1,23 @@
 from __future__ import annotations
 
 import time
+import uuid
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.errors import InvalidRequest
-from contracts.ids import NUM_ROUTES, new_completion_id, parse_sample_key, route_of, route_of_text, sample_key
+from contracts.ids import (
+    NUM_ROUTES,
+    is_stored,
+    new_completion_id,
+    parse_sample_key,
+    route_of,
+    route_of_text,
+    sample_key,
+    time_of,
+)
 
 
 @given(st.text(min_size=1, max_size=40))
@@ -20,6 +30,20 @@ def test_ids_are_unique_and_sort_by_time() -> None:
     assert len(set(first)) == 1000
     time.sleep(0.002)
     assert max(first)[:22] <= new_completion_id()[:22]
+
+
+@given(st.text(min_size=1, max_size=40))
+def test_an_id_says_that_its_answer_is_kept_nowhere(session: str) -> None:
+    kept, unkept = new_completion_id(session), new_completion_id(session, stored=False)
+    assert (is_stored(kept), is_stored(unkept)) == (True, False)
+    assert uuid.UUID(unkept.removeprefix("chatcmpl-")).version == 8
+    assert route_of(unkept) == route_of(kept)
+    assert time_of(unkept) == pytest.approx(time.time(), abs=60)
+
+
+@pytest.mark.parametrize("text", ["", "chatcmpl-", "chatcmpl-xyz", "x" * 22 + "8", "chatcmpl-xxxxxxxx-xxxx-8"])
+def test_what_is_no_id_says_nothing(text: str) -> None:
+    assert is_stored(text)
 
 
 def test_routes_spread() -> None:

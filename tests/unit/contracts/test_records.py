@@ -4,7 +4,17 @@ import msgspec
 import pytest
 
 from contracts.errors import InvalidRecord, NewerSchema
-from contracts.records import Generation, Signal, decode, encode, pack_floats, pack_ids, unpack_floats, unpack_ids
+from contracts.records import (
+    SCHEMA,
+    Generation,
+    Signal,
+    decode,
+    encode,
+    pack_floats,
+    pack_ids,
+    unpack_floats,
+    unpack_ids,
+)
 from tests.fakes import a_generation, a_signal
 
 
@@ -23,9 +33,28 @@ def test_unknown_fields_are_ignored() -> None:
 
 
 def test_a_newer_schema_is_refused_by_name() -> None:
-    wire = msgspec.msgpack.decode(encode(a_signal(a_generation()))) | {"schema": 2}
-    with pytest.raises(NewerSchema, match=r"schema 2.*upgrade"):
+    wire = msgspec.msgpack.decode(encode(a_signal(a_generation()))) | {"schema": SCHEMA + 1}
+    with pytest.raises(NewerSchema, match=rf"schema {SCHEMA + 1}.*upgrade"):
         decode(Signal, msgspec.msgpack.encode(wire))
+
+
+NEW = {"attempt", "num_choices", "key_id", "comment", "metadata"}
+"""Fields of heads that records of schema 1 lack."""
+
+
+@pytest.mark.parametrize("record", [a_generation(), a_signal(a_generation())], ids=["generation", "signal"])
+def test_records_of_schema_1_are_read_and_are_not_sealed(record: Generation | Signal) -> None:
+    old = {name: value for name, value in msgspec.msgpack.decode(encode(record)).items() if name not in NEW}
+    found = decode(type(record), msgspec.msgpack.encode(old | {"schema": 1}))
+    assert found == msgspec.structs.replace(record, schema=1)
+    assert found.key_id is None
+
+
+def test_the_head_says_which_key_a_body_is_sealed_with() -> None:
+    for record in (a_generation(key_id="k1"), a_signal(a_generation(), key_id="k1")):
+        assert decode(type(record), encode(record)).key_id == "k1"
+    with pytest.raises(InvalidRecord, match="key_id"):
+        decode(Generation, encode(a_generation(key_id="k" * 65)))
 
 
 @pytest.mark.parametrize("wire", [b"", b"garbage", msgspec.msgpack.encode([1, 2])])

@@ -10,16 +10,16 @@ from sqlalchemy import delete, select
 from contracts.database import Database
 from contracts.event_log import LogRecord
 from contracts.ledger import signal_counts, signal_states
-from contracts.records import Episode, Generation, Outcome, Record, Signal, decode, encode
+from contracts.records import Episode, Experience, Generation, Outcome, Record, Signal, decode, encode
 from contracts.tables import outbox
 from contracts.tasks import Task
-from contracts.topics import EPISODES, GENERATIONS, OUTCOMES, SIGNALS
+from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
 from services.feedback import repository as feedback
 from services.feedback.requests import read_item
 
 TOPICS: dict[type[Record], str] = {Generation: GENERATIONS, Signal: SIGNALS, Outcome: OUTCOMES}
-KINDS: dict[str, type[Record]] = {EPISODES: Episode, SIGNALS: Signal, OUTCOMES: Outcome}
+KINDS: dict[str, type[Record]] = {EPISODES: Episode, EXPERIENCES: Experience, SIGNALS: Signal, OUTCOMES: Outcome}
 
 
 class Join:

@@ -2,7 +2,8 @@
 
 Every history has duplicates, reordered arrivals and crashes between any two steps; at its end everything that was sent
 has exactly one state, the same one that the history without any trouble gives, and no revision is scored twice. Some
-signals name their answer by a key, and some windows are slower than their task's.
+signals name their answer by a key, some windows are slower than their task's, and some requests were tried again: two clients
+may have sent the same.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -26,7 +28,17 @@ from contracts.faults import FaultPoint
 from contracts.ledger import generation_counts, generation_states, signal_counts, signal_states
 from contracts.local_log import LocalLog
 from contracts.outbox import Relay, message
-from contracts.records import Episode, Experience, Generation, GenerationBody, Outcome, Signal, decode, seal_body
+from contracts.records import (
+    Attempt,
+    Episode,
+    Experience,
+    Generation,
+    GenerationBody,
+    Outcome,
+    Signal,
+    decode,
+    seal_body,
+)
 from contracts.tables import received_signal
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
@@ -119,7 +131,11 @@ class System:
             # Consumers keep the first of each (key, revision); the relay may have sent it twice.
             if first and (experience.key not in newest or newest[experience.key].revision < experience.revision):
                 newest[experience.key] = experience
-        return generations, signals, {key: item.reward for key, item in newest.items()}
+        # What was replaced before it was scored has no experience, and what was replaced afterwards one without a reward.
+        rewards = {key: item.reward for key, item in newest.items() if generations[key][1] != "filtered"}
+        withdrawn = [item.reward for key, item in newest.items() if generations[key][1] == "filtered"]
+        assert withdrawn == [None] * len(withdrawn), "nobody learns what was replaced"
+        return generations, signals, rewards
 
     def _episodes(self) -> list[Episode]:
         return [decode(Episode, record.value) for record in everything(self.log, EPISODES)]
@@ -143,7 +159,8 @@ def a_history(seed: int) -> list[Event]:
     """A handful of generations, and signals about them: right, wrong, repeated, retracted, late, conflicting."""
     chance = random.Random(seed)
     messages: list[Event] = []
-    for _ in range(chance.randint(1, 4)):
+    for number in range(chance.randint(1, 5)):
+        started_at = 90.0 + number
         finish = chance.choice(["stop", "stop", "stop", "cancelled"])
         identity = uuid.UUID(int=chance.getrandbits(128) & ~(0xF << 76) & ~(3 << 62) | 7 << 76 | 2 << 62)
         about = a_generation(
@@ -154,19 +171,25 @@ def a_history(seed: int) -> list[Event]:
             task=chance.choice(["booking"] * 3 + ["slow"] * 2 + ["gone"]),
             join_key=chance.choice([None, f"order {identity}"]),
             session_id=chance.choice([None, f"session {identity}"]),
+            created_at=started_at,
+            finished_at=chance.choice([started_at + 0.5, 101.0]),
+            num_choices=1,
+            attempt=chance.choice([None, *(Attempt("ab", count) for count in (0, 0, 1, 1, 2))]),
         )
         messages.append(message(GENERATIONS, about.key, about))
-        for number in range(chance.randint(0, 3)):
+        for said in range(chance.randint(0, 3)):
             received = chance.choice([102.0, 105.0, 500.0])
             name, value = chance.choice(
                 [("accepted", True), ("accepted", False), ("comment", "hm"), ("merged", True), ("nosuch", 1)]
             )
-            id_ = f"fb_{identity}_{number}"
+            id_ = f"fb_{identity}_{said}"
             if name != "nosuch" and (target := a_key_of(about, chance)):
-                item = {"id": id_, "name": name, "value": value, "at": 102.0 + number, **target}
+                item = {"id": id_, "name": name, "value": value, "at": 102.0 + said, **target}
                 messages += keyed(item, received, chance)
                 continue
-            signal = a_signal(about, name, value, id=id_, at=102.0 + number, received_at=received)
+            signal = a_signal(about, name, value, id=id_, at=102.0 + said, received_at=received)
+            if chance.random() < 0.1:  # about a choice that never was
+                signal = msgspec.structs.replace(signal, choice=1)
             messages.append(message(SIGNALS, signal.key, signal))
             if chance.random() < 0.2:
                 taken_back = type(signal)(

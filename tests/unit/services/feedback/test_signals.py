@@ -32,7 +32,6 @@ def test_an_early_signal_is_accepted_and_relayed(feedback: Feedback) -> None:
         submitter={"id": "u1", "kind": "user"},
         comment="hm",
         metadata={"screen": "a"},
-        unknown_field=1,
     )
 
     assert response.status_code == 202

@@ -1,0 +1,1 @@
+"""Several tries of one request: which answer a later try replaced."""
