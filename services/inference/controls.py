@@ -84,17 +84,23 @@ class Controls:
         Raises:
             InvalidRequest: they hold every character that could stand in.
         """
-        texts = [text for message in messages for text in _said(message)]
-        if not any(map(self._is_suspicious, texts)):
+        # One text for all: most requests end here, and must not notice.
+        text = "\0".join([text for message in messages for text in _said(message)])
+        if not self._is_suspicious(text):
             return None
-        stand_ins = self._choose("\0".join(texts))
+        stand_ins = self._choose(text)
         return Marked([self._marked(message, stand_ins) for message in messages], stand_ins)
 
     def _is_suspicious(self, text: str) -> bool:
-        if any(mark in text for mark in self._marks):
-            return True
-        lower = text.lower() if self._words else ""
-        return any(word in lower for word in self._words)
+        for mark in self._marks:  # `any` over a generator takes three times as long
+            if mark in text:
+                return True
+        if self._words:
+            lower = text.lower()
+            for word in self._words:
+                if word in lower:
+                    return True
+        return False
 
     def _choose(self, text: str) -> dict[str, str]:
         """By character, one that the text does not hold."""
@@ -185,10 +191,15 @@ def _is_role(name: str, value: Any) -> bool:
     return name == "role" and value in ROLES
 
 
-def _said(message: dict[str, Any]) -> Iterator[str]:
+def _said(message: dict[str, Any]) -> list[str]:
+    said: list[str] = []
     for name, value in message.items():
-        if not _is_role(name, value):
-            yield from _texts(value)
+        if value.__class__ is str:
+            if name != "role" or value not in ROLES:
+                said.append(value)
+        else:
+            said += _texts(value)
+    return said
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -132,6 +132,7 @@ class EngineClient:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
             "logprobs": 0,
             "stream": True,
             "return_token_ids": True,
