@@ -121,13 +121,13 @@ def forge_elsewhere() -> str | None:
             template = load_template(str(make_family(Path(folder), family)))
         messages: Conversation = [{"role": "user", "content": "hi"}, message]
         if _controls(template, family, messages) != _controls(template, family, harmless(messages)):
-            found.append(f"{family.name}: {message}")
+            found.append(f"{family.name}: {', '.join(message)}")
     return "; ".join(found) or None
 
 
 def be_ignored() -> str | None:
     """Fields that we do not serve, with values that change the answer."""
-    taken = [f"{name}={value}" for name, values in CHANGING.items() for value in values if _is_taken({name: value})]
+    taken = [name for name, values in CHANGING.items() if any(_is_taken({name: value}) for value in values)]
     return f"accepted and ignored: {', '.join(taken)}" if taken else None
 
 
