@@ -54,6 +54,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
     max_tokens: int
     seed: int | None = None
     """Of the request; its choices each had one made of it. Answers with one seed are one draw, not several."""
@@ -61,7 +62,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def on_support(self) -> bool:
         """True if log-probs describe the whole distribution: neither greedy nor truncated."""
-        return self.temperature > 0 and self.top_p >= 1.0 and self.top_k == 0
+        return self.temperature > 0 and self.top_p >= 1.0 and self.top_k == 0 and self.min_p == 0
 
 
 class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):

@@ -178,7 +178,7 @@ def _spans(spans: Iterable[Span]) -> str:
 
 
 def _sampling(sampling: Sampling) -> str:
-    for name in ("temperature", "top_p"):
+    for name in ("temperature", "top_p", "min_p"):
         number = getattr(sampling, name)
         if number - number != 0.0:
             return f"sampling.{name}: {number} is not a finite number"

@@ -10,6 +10,7 @@ from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 from transformers.generation.continuous_batching.continuous_api import OutputRouter
 
+from services.engine.min_p import MinP
 from services.engine.sampling import Limits
 from services.engine.seeded import SeededSampling
 from services.engine.settings import EngineSettings
@@ -77,9 +78,11 @@ def build_manager(model: Any, settings: EngineSettings, receive: Callable[[list[
         use_cuda_graph=False,  # a graph would keep the filters of the step it was recorded in
     )
     manager = model.init_continuous_batching(generation_config=defaults, continuous_batching_config=config)
-    off = {"temperature": 1.0, "top_k": model.config.vocab_size, "top_p": 1.0}
+    off = {"temperature": 1.0, "top_k": model.config.vocab_size, "top_p": 1.0, "min_p": 0.0}
     filters = manager.logit_processor.logits_processor
-    filters[:] = [IdleFilter(wrapped, off) for wrapped in filters]
+    filters[:] = [IdleFilter(wrapped, off) for wrapped in (*filters, MinP())]
+    manager.logit_processor.tensors_required += 1
+    manager.logit_processor.supported_keys["min_p"] = float
     manager.output_router = Router(receive)
     manager.logit_processor.supported_keys["seed"] = int
     _sample_with_seeds(manager)

@@ -29,6 +29,8 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     top_k: int = 0
     """0 or -1 is off."""
+    min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest are left out; 0 is off."""
     logprobs: int | None = None
     """Accepted for the dialect; the sampled token's log-prob is always returned."""
     stream: bool = False
@@ -95,6 +97,8 @@ def _check_sampling(request: CompletionRequest) -> None:
         raise InvalidRequest(f"top_p must lie in (0, 1], not {top_p}", param="top_p")
     if request.top_k < -1:
         raise InvalidRequest(f"top_k must be 0 (off) or positive, not {request.top_k}", param="top_k")
+    if not 0 <= request.min_p <= 1:
+        raise InvalidRequest(f"min_p must lie in [0, 1], not {request.min_p}", param="min_p")
     if request.max_tokens < 1:
         raise InvalidRequest(f"max_tokens must be at least 1, not {request.max_tokens}", param="max_tokens")
     if request.seed is not None and request.seed not in _SEEDS:
@@ -124,9 +128,10 @@ def processor_arguments(request: CompletionRequest, vocab_size: int) -> dict[str
     """
     seed = {} if request.seed is None else {"seed": request.seed}
     if request.temperature == 0:
-        return {"temperature": 1.0, "top_k": 1, "top_p": 1.0, **seed}
+        return {"temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0, **seed}
     top_k = min(request.top_k, vocab_size) if request.top_k > 0 else vocab_size
-    return {"temperature": float(request.temperature), "top_k": top_k, "top_p": float(request.top_p), **seed}
+    filters = {"top_k": top_k, "top_p": float(request.top_p), "min_p": float(request.min_p)}
+    return {"temperature": float(request.temperature), **filters, **seed}
 
 
 def stop_ids(request: CompletionRequest, end_ids: frozenset[int]) -> frozenset[int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import structlog
 from fastapi import Request, Response
@@ -29,8 +28,6 @@ from services.inference.requests import ChatRequest
 from services.inference.streams import CompletionStream, Presence, completion_events
 from services.inference.template import ChatTemplate
 from services.inference.versions import asked_versions
-
-_SHORT_CHARACTERS = 4000
 
 
 class Endpoint:
@@ -62,7 +59,7 @@ class Endpoint:
         version = asked.exact if version is None else version
         purpose = decide_purpose(purpose_header, caller)
         task = find_task(self._tasks, request)
-        prompt_ids = await self._encode(request.messages)
+        prompt_ids = await self._encode(request)
         sampling = decide_sampling(request, task.sampling, purpose, len(prompt_ids), self._template.context)
         session_id = request.labels.get("session_id")
         arms = await self._assignments.held()
@@ -89,7 +86,7 @@ class Endpoint:
             person=request.safety_identifier or request.user,
             logged=logged,
             logprobs=bool(request.logprobs),
-            include_usage=request.stream_options is not None and request.stream_options.include_usage,
+            include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
             asked=asked,
             refusal=decide_refusal(asked, held.version if held else None),
             attempt=attempt if purpose == "user" else None,
@@ -131,11 +128,11 @@ class Endpoint:
         held = await self._engine.models()
         return [self._policy, *(name for name in held if name.startswith(f"{self._policy}@v"))]
 
-    async def _encode(self, messages: list[dict[str, Any]]) -> list[int]:
+    async def _encode(self, request: ChatRequest) -> list[int]:
         # A thread costs more than a short prompt does, and a long prompt would keep everybody else waiting.
-        if sum(len(str(message.get("content"))) for message in messages) <= _SHORT_CHARACTERS:
-            return self._template.encode(messages)
-        return await asyncio.to_thread(self._template.encode, messages)
+        if request.is_short:
+            return self._template.encode(request.messages)
+        return await asyncio.to_thread(self._template.encode, request.messages)
 
     def _start(self, plan: Plan) -> Completion:
         if plan.refusal is not None:

@@ -240,6 +240,7 @@ def _body(model: str, sampling: Sampling, request_id: str, *, background: bool) 
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
         "logprobs": 0,
         "stream": True,
         "return_token_ids": True,

@@ -116,9 +116,10 @@ def decide_sampling(
     """How answers are sampled: as the task says where it owns the rule and a user asks, else as the caller does.
 
     A task that owns the rule owns the chance too: a user's seed is left out, or an app that always sends the same one
-    would get the same answer to a prompt again and again, and nothing would be explored.
+    would get the same answer to a prompt again and again, and nothing would be explored. The answer says what was used.
 
-    An answer may be cut to what the context leaves, unless the caller asked for a length: then it is refused.
+    A shorter answer than the task's is served to anybody. An answer may be cut to what the context leaves, unless a
+    caller who owns the rule asked for a length: then it is refused.
 
     Raises:
         ContextLengthExceeded: the prompt, or the length asked for with it, does not fit.
@@ -129,7 +130,8 @@ def decide_sampling(
             f"the prompt has {num_prompt} tokens; this policy's context is {context}, answer included", param="messages"
         )
     if rule.owner == "task" and purpose == "user":
-        return Sampling(temperature=rule.temperature, top_p=rule.top_p, max_tokens=min(rule.max_tokens, room))
+        longest = rule.max_tokens if request.longest is None else min(rule.max_tokens, request.longest)
+        return Sampling(temperature=rule.temperature, top_p=rule.top_p, max_tokens=min(longest, room))
     if request.longest is not None and request.longest > room:
         raise ContextLengthExceeded(
             f"{num_prompt} prompt tokens and an answer of {request.longest} exceed this policy's context of {context}",
@@ -138,6 +140,8 @@ def decide_sampling(
     return Sampling(
         temperature=rule.temperature if request.temperature is None else request.temperature,
         top_p=rule.top_p if request.top_p is None else request.top_p,
+        top_k=max(request.top_k or 0, 0),
+        min_p=request.min_p or 0.0,
         max_tokens=request.longest or min(rule.max_tokens, room),
         seed=request.seed,
     )

@@ -1,4 +1,8 @@
-"""The shapes of OpenAI's chat API, with `policy_version` beside them and, where the task asks users, `ask_feedback`. Pure."""
+"""The shapes of OpenAI's chat API. Pure.
+
+Beside them stand `policy_version`, `sampling` (what was used, whatever was asked for; in the first chunk of a choice) and,
+where the task asks users, `ask_feedback`.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +29,17 @@ def completion_body(plan: Plan, choices: Sequence[Choice], tokenizer: Tokenizer)
         }
         for choice in choices
     ]
-    return {**_head(plan, "chat.completion", _version(choices)), "choices": shown, "usage": usage(plan, choices)}
+    return {
+        **_head(plan, "chat.completion", _version(choices)),
+        "sampling": plan.sampling,
+        "choices": shown,
+        "usage": usage(plan, choices),
+    }
 
 
 def opening_chunk(plan: Plan, choice: Choice) -> dict[str, Any]:
-    """The first chunk of a choice: who speaks."""
-    return _chunk(plan, choice, {"role": "assistant", "content": ""})
+    """The first chunk of a choice: who speaks, and how it is sampled."""
+    return {**_chunk(plan, choice, {"role": "assistant", "content": ""}), "sampling": plan.sampling_of(choice.index)}
 
 
 def delta_chunk(plan: Plan, choice: Choice, delta: Delta, tokenizer: Tokenizer) -> dict[str, Any]:

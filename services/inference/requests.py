@@ -1,10 +1,13 @@
 """The body of `POST /v1/chat/completions`, read and checked. Pure.
 
-Fields that we do not know are ignored; known ones that would change the answer are refused by name.
+`services/inference/fields.py` says which fields there are. However large a body, reading it keeps the event loop for
+milliseconds: messages and parts are counted, and only they may be many.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -12,53 +15,42 @@ import msgspec
 from contracts.errors import InvalidRequest, Unsupported
 from contracts.tables import MAX_KEY
 from services.http import read_json
+from services.inference.controls import ROLES
+from services.inference.fields import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    Body,
+    Message,
+    Part,
+    Served,
+    ToolCall,
+    check_neutral,
+    explain,
+    unserved_of,
+)
 
 MAX_CHOICES = 8
 _MAX_STOPS = 4
 _MAX_TEMPERATURE = 2.0
+_MAX_TOP_K = 2**31 - 1
 _SEEDS = range(-(2**63), 2**63)
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 _MAX_REFERENCE = 50_000
 """The suite of a program is longer than any label."""
-_NEUTRAL = {"response_format": {"type": "text"}, "tool_choice": "none", "function_call": "none"}
+_LARGE = 2**18
+"""Bytes; a body above is looked at before it is read."""
+_MAX_ARGUMENTS = 2**18
+"""Bytes of all arguments of tool calls that are objects; those that are texts are not read."""
+_MAX_SHORT_MESSAGES, _MAX_SHORT_CHARACTERS = 64, 4000
+_served = attrgetter(*Served.__struct_fields__)
+_TEXTS = ("name", "reasoning_content", "reasoning", "thinking", "tool_call_id")
 
 
-class StreamOptions(msgspec.Struct, frozen=True):
-    """Options of a streamed answer."""
+class ChatRequest(Served, frozen=True, kw_only=True):
+    """What a caller says, as it is served."""
 
-    include_usage: bool = False
-
-
-class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller may say. Other fields are ignored."""
-
-    model: str
     messages: list[dict[str, Any]]
-    n: int | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    """64 bits with sign; each choice has a seed of its own, made of it. `system_fingerprint` tells which weights answered.
-    Left out where the task owns the sampling and a user asks."""
-    stop: str | list[str] | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: Any = None
-    logit_bias: Any = None
-    frequency_penalty: Any = None
-    presence_penalty: Any = None
+    """As templates expect them: nothing that is null, and text parts joined into one text."""
 
     @property
     def num_choices(self) -> int:
@@ -73,12 +65,21 @@ class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def longest(self) -> int | None:
         """The longest answer the caller wants, in tokens."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        given = [longest for longest in (self.max_tokens, self.max_completion_tokens) if longest is not None]
+        return min(given, default=None)
 
     @property
     def labels(self) -> dict[str, str]:
         """The metadata."""
         return self.metadata or {}
+
+    @property
+    def is_short(self) -> bool:
+        """True if making a prompt of it takes no longer than handing it to a thread."""
+        if len(self.messages) > _MAX_SHORT_MESSAGES:
+            return False
+        values = [value for message in self.messages for value in message.values()]
+        return all(isinstance(value, str) for value in values) and sum(map(len, values)) <= _MAX_SHORT_CHARACTERS
 
 
 def parse_chat_request(body: bytes) -> ChatRequest:
@@ -86,30 +87,43 @@ def parse_chat_request(body: bytes) -> ChatRequest:
 
     Raises:
         InvalidRequest: `param` names the field.
-        Unsupported: a field that we know and do not serve.
+        Unsupported: a field that we know and do not serve, or one that nobody knows.
     """
-    request = read_json(ChatRequest, body)
-    _check_supported(request)
-    _check_numbers(request)
-    _check_metadata(request.labels)
-    if len(request.stops) > _MAX_STOPS or "" in request.stops:
-        raise InvalidRequest(f"stop takes up to {_MAX_STOPS} strings, none of them empty", param="stop")
-    return msgspec.structs.replace(request, messages=[_plain_message(m, i) for i, m in enumerate(request.messages)])
-
-
-def _check_supported(request: ChatRequest) -> None:
-    for name in (
-        "tools", "tool_choice", "functions", "function_call", "response_format", "logit_bias", "frequency_penalty",
-        "presence_penalty",
-    ):  # fmt: skip
-        value = getattr(request, name)
-        if value and value != _NEUTRAL.get(name):
-            raise Unsupported(f"`{name}` is not supported; leave it out", param=name)
-    if request.top_logprobs:
+    if len(body) > _LARGE:
+        _check_size(body)
+    try:
+        read = read_json(Body, body)
+    except InvalidRequest as error:
+        raise explain(error) from error
+    check_neutral(read)
+    if read.top_logprobs:
         raise Unsupported(
             "`top_logprobs` is not supported: only the log-prob of the sampled token is known; send 0 or leave it out",
             param="top_logprobs",
         )
+    served = dict(zip(Served.__struct_fields__, _served(read), strict=True))
+    request = ChatRequest(messages=_plain_messages(read.messages), **served)
+    _check_numbers(request)
+    _check_metadata(request.labels)
+    if len(request.stops) > _MAX_STOPS or "" in request.stops:
+        raise InvalidRequest(f"stop takes up to {_MAX_STOPS} strings, none of them empty", param="stop")
+    return request
+
+
+class _Outline(msgspec.Struct):
+    messages: msgspec.Raw = msgspec.Raw(b"")
+
+
+def _check_size(body: bytes) -> None:
+    """Refuse junk before objects are made of it. Inside of a JSON text a quotation mark has a backslash before it."""
+    if body.count(b'"role"') > 2 * MAX_MESSAGES:
+        raise _too_many(f"up to {MAX_MESSAGES:,} messages")
+    if len(body) - len(bytes(read_json(_Outline, body).messages)) > _LARGE:
+        raise InvalidRequest(f"everything but `messages` takes up to {_LARGE // 2**10} KiB", param=None)
+
+
+def _too_many(what: str) -> InvalidRequest:
+    return InvalidRequest(f"`messages` takes {what} in one request; send fewer", param="messages")
 
 
 def _check_numbers(request: ChatRequest) -> None:
@@ -122,6 +136,10 @@ def _check_numbers(request: ChatRequest) -> None:
         )
     if request.top_p is not None and not 0 < request.top_p <= 1:
         raise InvalidRequest(f"top_p must lie in (0, 1], not {request.top_p:g}", param="top_p")
+    if request.top_k is not None and not -1 <= request.top_k <= _MAX_TOP_K:
+        raise InvalidRequest(f"top_k must be 0 (off) or positive, not {request.top_k}", param="top_k")
+    if request.min_p is not None and not 0 <= request.min_p <= 1:
+        raise InvalidRequest(f"min_p must lie in [0, 1], not {request.min_p:g}; 0 is off", param="min_p")
     if request.seed is not None and request.seed not in _SEEDS:
         raise InvalidRequest(f"seed must fit into 64 bits with sign, not {request.seed}", param="seed")
     for name, value in (
@@ -154,21 +172,59 @@ def _check_metadata(pairs: dict[str, str]) -> None:
         )
 
 
-def _plain_message(message: dict[str, Any], index: int) -> dict[str, Any]:
-    """A message as templates expect it: nothing that is null, and text parts joined into one text."""
+def _plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
+    calls = [call for message in messages if message.tool_calls for call in message.tool_calls]
+    num_parts = len(calls)
+    for message in messages:
+        if isinstance(message.content, list):
+            num_parts += len(message.content)
+    if num_parts > MAX_PARTS:
+        raise _too_many(f"up to {MAX_PARTS:,} parts and tool calls in all messages")
+    _check_arguments(calls)
+    return [_plain_message(message, index) for index, message in enumerate(messages)]
+
+
+def _plain_message(message: Message, index: int) -> dict[str, Any]:
     where = f"messages[{index}]"
-    if not isinstance(message.get("role"), str):
-        raise InvalidRequest(f"{where}.role must be a text", param=f"{where}.role")
-    plain = {key: value for key, value in message.items() if value is not None}
-    content = plain.get("content")
-    if isinstance(content, list):
-        plain["content"] = "\n".join(_text_of(part, f"{where}.content") for part in content)
-    elif not isinstance(content, str) and (content is not None or message["role"] != "assistant"):
+    if message.role not in ROLES:
+        given = message.role[:_MAX_KEY]
+        raise InvalidRequest(f"{where}.role is one of {', '.join(ROLES)}, not {given!r}", param=f"{where}.role")
+    if (unserved := unserved_of(message)) is not None:
+        raise Unsupported(f"`{where}.{unserved}` is not supported; leave it out", param=f"{where}.{unserved}")
+    plain: dict[str, Any] = {"role": message.role}
+    if isinstance(message.content, list):
+        plain["content"] = "\n".join([_text_of(part, f"{where}.content") for part in message.content])
+    elif message.content is not None:
+        plain["content"] = message.content
+    elif message.role != "assistant":
         raise InvalidRequest(f"{where}.content must be a text or a list of text parts", param=f"{where}.content")
+    for name in _TEXTS:
+        if (text := getattr(message, name)) is not None:
+            plain[name] = text
+    if message.tool_calls:
+        plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
     return plain
 
 
-def _text_of(part: Any, where: str) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
+def _text_of(part: Part, where: str) -> str:
+    if part.type == "text" and part.text is not None:
+        return part.text
     raise Unsupported(f'{where} takes parts {{"type": "text", "text": "..."}} only', param=where)
+
+
+def _check_arguments(calls: Iterable[ToolCall]) -> None:
+    sizes = (len(bytes(call.function.arguments)) for call in calls if not _is_text(call.function.arguments))
+    if sum(sizes) > _MAX_ARGUMENTS:
+        raise InvalidRequest(
+            f"arguments of tool calls that are objects take up to {_MAX_ARGUMENTS // 2**10} KiB; send them as texts",
+            param="messages",
+        )
+
+
+def _plain_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": msgspec.json.decode(call.function.arguments)}
+    return {**({} if call.id is None else {"id": call.id}), "type": call.type or "function", "function": function}
+
+
+def _is_text(content: msgspec.Raw) -> bool:
+    return bytes(content).lstrip().startswith(b'"')

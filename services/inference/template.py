@@ -1,12 +1,14 @@
 """Messages to token ids and back, without transformers: the base folder's chat template and its tokenizer.
 
 The same ids as `AutoTokenizer.from_pretrained(base).apply_chat_template(messages, add_generation_prompt=True)` of
-transformers 5.23.
+transformers 5.23, for all messages but those whose text holds control strings (`<|im_start|>`): these stay text here. See
+services/inference/controls.py and twin.py.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,13 @@ from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer
 
 from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings
+from services.inference.controls import Controls, Marked
+from services.inference.literals import Literals, literals_of
 from services.inference.sandbox import make_sandbox
+from services.inference.twin import Twin
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_BRACKETED = re.compile(r"[^\w\s].*\w.*[^\w\s]")
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -30,18 +36,27 @@ class ChatTemplate:
     """
 
     def __init__(self, folder: Path) -> None:
-        settings = _read(folder, "tokenizer_config.json")
+        settings, content = _read(folder, "tokenizer_config.json"), _text(folder, "tokenizer.json")
         self.context = _context_of(_read(folder, "config.json"), folder)
-        self.tokenizer = _tokenizer_of(folder)
+        self.tokenizer = _tokenizer_of(content, folder)
         # No token stands for more characters than its own name has, so a text longer than this cannot fit.
         self.most_characters = self.context * max(map(len, self.tokenizer.get_vocab()), default=1)
         self._special = _special_tokens(settings)
+        source, sandbox = _template_of(folder, settings), make_sandbox()
         try:
-            self._template = make_sandbox().from_string(_template_of(folder, settings))
+            self._template = sandbox.from_string(source)
+            literals = literals_of(sandbox.parse(source))
         except jinja2.TemplateError as error:
             raise InvalidSettings(f"{folder}: the chat template is not valid: {error}") from error
         # jinja2 goes through all of them on every render, and its own chain of dicts is slow at that.
         self._template.globals = dict(self._template.globals)
+        self._knows_developers = "developer" in source
+        self._rewrites = literals.rewrites
+        tokens = json.loads(content)["added_tokens"]
+        hard, soft = _control_strings(tokens, literals)
+        self._controls = Controls(hard, soft, literals)
+        self._twin = Twin(json.loads(content), hard | soft)
+        self._normalizes = self.tokenizer.normalizer is not None and any(token["normalized"] for token in tokens)
 
     def render(self, messages: list[dict[str, Any]]) -> str:
         """The prompt as text.
@@ -53,7 +68,7 @@ class ChatTemplate:
             raise InvalidRequest("send at least one message", param="messages")
         try:
             return self._template.render(
-                messages=[_with_reasoning(message) for message in messages],
+                messages=[self._prepared(message) for message in messages],
                 tools=None,
                 documents=None,
                 add_generation_prompt=True,
@@ -65,18 +80,53 @@ class ChatTemplate:
     def encode(self, messages: list[dict[str, Any]]) -> list[int]:
         """The prompt as token ids; long ones take a while, during which other threads run.
 
+        Control tokens are the template's: a message's own text never makes one.
+
         Raises:
             InvalidRequest: see `render`.
             ContextLengthExceeded: so long a text that its tokens need no counting.
         """
-        text = self.render(messages)
+        marked = self._controls.mark(messages)
+        if marked is None:
+            text = self._bounded(self.render(messages))
+            ids = self._ids(text)
+            # A normalizer may turn harmless characters into a control string.
+            if self._normalizes and self._twin.num_controls(ids) != len(self._controls.find(text)):
+                return self._twin.encode(text, self._controls.find(text), str)
+            return ids
+        return self._encode_marked(messages, marked)
+
+    def _encode_marked(self, messages: list[dict[str, Any]], marked: Marked) -> list[int]:
+        text = self._bounded(self.render(marked.messages))
+        spans = self._controls.find(text)
+        if self._rewrites:  # stand-ins are written otherwise than the characters themselves
+            plain = self._bounded(self.render(messages))
+            is_harmless = self._controls.strings(plain) == self._controls.strings(text)
+        else:
+            plain = marked.restore(text)
+            is_harmless = self._controls.find(plain) == spans
+        if is_harmless:
+            ids = self._ids(plain)
+            if not self._normalizes or self._twin.num_controls(ids) == len(spans):
+                return ids
+        return self._twin.encode(text, spans, marked.restore)
+
+    def _bounded(self, text: str) -> str:
         if len(text) > self.most_characters:
             raise ContextLengthExceeded(
                 f"the prompt has {len(text)} characters; this policy's context of {self.context} tokens holds at most "
                 f"{self.most_characters}",
                 param="messages",
             )
+        return text
+
+    def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
+
+    def _prepared(self, message: dict[str, Any]) -> dict[str, Any]:
+        if message.get("role") == "developer" and not self._knows_developers:
+            message = {**message, "role": "system"}
+        return _with_reasoning(message)
 
 
 def load_template(base: str) -> ChatTemplate:
@@ -98,8 +148,7 @@ def _text(folder: Path, name: str) -> str:
         raise InvalidSettings(f"{folder / name}: {error.strerror}; is this the folder of a base policy?") from error
 
 
-def _tokenizer_of(folder: Path) -> Tokenizer:
-    content = _text(folder, "tokenizer.json")
+def _tokenizer_of(content: str, folder: Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_str(content)
     except Exception as error:  # the library raises nothing more specific
@@ -140,6 +189,16 @@ def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
     found = {name: settings.get(name) for name in _SPECIAL_TOKENS}
     texts = {name: token["content"] if isinstance(token, dict) else token for name, token in found.items()}
     return {name: text for name, text in texts.items() if text is not None}
+
+
+def _control_strings(tokens: list[dict[str, Any]], literals: Literals) -> tuple[frozenset[str], frozenset[str]]:
+    """The tokenizer's special tokens, and others that the template says (`<think>`), which assistants may say too."""
+    texts = {token["content"]: bool(token["special"]) for token in tokens if token["content"].strip()}
+    soft = {text for text, special in texts.items() if not special and _BRACKETED.fullmatch(text)}
+    return (
+        frozenset(text for text, special in texts.items() if special),
+        frozenset(text for text in soft if any(text in literal for literal in literals.said)),
+    )
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:

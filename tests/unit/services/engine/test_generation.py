@@ -50,6 +50,24 @@ async def test_truncated_logprobs_are_of_the_truncated_distribution(engine: Engi
     assert answer.logprobs == pytest.approx([expected[answer.token_ids[0]]], abs=rounding())
 
 
+async def test_min_p_leaves_out_what_is_less_likely_than_its_share_of_the_best(
+    engine: Engine, store: MemoryStore
+) -> None:
+    logits = reference(store.weights[1])(torch.tensor([PROMPT])).logits[0, -1]
+    probabilities = logits.softmax(-1)
+    fifth, sixth = (probabilities.topk(6).values[4:] / probabilities.max()).tolist()
+    min_p = (fifth + sixth) / 2
+    kept = probabilities >= min_p * probabilities.max()
+    assert int(kept.sum()) == 5
+    expected = (probabilities * kept / (probabilities * kept).sum()).log()
+    for seed in range(8):
+        answer = await complete(engine, ask(PROMPT, min_p=min_p, max_tokens=1, seed=seed))
+        assert kept[answer.token_ids[0]]
+        assert answer.logprobs == pytest.approx([float(expected[answer.token_ids[0]])], abs=rounding())
+    beside = await asyncio.gather(complete(engine, ask(PROMPT, min_p=1.0, max_tokens=4)), complete(engine, ask([7, 8])))
+    assert beside[0].logprobs == [0.0] * 4
+
+
 async def test_sixteen_at_once_do_not_mix(engine: Engine, store: MemoryStore) -> None:
     prompts = [[number + 1, 7, 2 * number + 3] for number in range(16)]
     requests = [ask(prompt, max_tokens=20, temperature=(1.0, 0.5)[prompt[0] % 2]) for prompt in prompts]

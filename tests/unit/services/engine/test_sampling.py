@@ -30,6 +30,8 @@ def body(**fields: Any) -> bytes:
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.01}, "top_p"),
         ({"top_k": -2}, "top_k"),
+        ({"min_p": -0.1}, "min_p"),
+        ({"min_p": 1.1}, "min_p"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [64]}, "prompt"),
@@ -78,10 +80,10 @@ def test_numbers_that_json_cannot_carry_are_refused_too(value: float) -> None:
 
 def test_every_processor_is_always_given() -> None:
     arguments = processor_arguments(parse_request(body(temperature=0, top_p=0.5)), 64)
-    assert arguments == {"temperature": 1.0, "top_k": 1, "top_p": 1.0}
+    assert arguments == {"temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0}
     arguments = processor_arguments(parse_request(body(temperature=2, top_k=-1, top_p=1)), 64)
-    assert arguments == {"temperature": 2.0, "top_k": 64, "top_p": 1.0}
-    assert [type(value) for value in arguments.values()] == [float, int, float], "the manager checks types"
+    assert arguments == {"temperature": 2.0, "top_k": 64, "top_p": 1.0, "min_p": 0.0}
+    assert [type(value) for value in arguments.values()] == [float, int, float, float], "the manager checks types"
     assert processor_arguments(parse_request(body(top_k=9000)), 64)["top_k"] == 64
 
 

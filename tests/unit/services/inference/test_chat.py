@@ -25,7 +25,8 @@ def test_a_plain_answer_has_the_shape_that_the_sdk_reads(inference: Inference) -
     assert route_of(answer.id) >= 0
     assert answer._request_id == answer.id
     assert answer.system_fingerprint == "demo@v3"
-    assert answer.model_extra == {"policy_version": 3}
+    sampling = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": 32, "seed": None}
+    assert answer.model_extra == {"policy_version": 3, "sampling": sampling}
     num_prompt, num_made = len(make_tokenizer().encode(PROMPT).ids), len(inference.engine.answer)
     assert answer.usage.prompt_tokens == num_prompt
     assert answer.usage.completion_tokens == num_made
@@ -47,14 +48,14 @@ def test_a_stream_says_the_same_and_ends_with_usage(inference: Inference) -> Non
 
 def test_the_generation_is_logged_with_its_whole_provenance(inference: Inference) -> None:
     answer = inference.ask(
-        temperature=0.1, top_p=0.5, max_tokens=3, user="u1", metadata={"session_id": "s1", "reference": "{ok}"}
+        temperature=0.1, top_p=0.5, max_tokens=30, user="u1", metadata={"session_id": "s1", "reference": "{ok}"}
     )
 
     [record] = inference.logged()
     assert (record.completion_id, record.choice) == (answer.id, 0)
     assert (record.policy, record.task, record.tenant, record.purpose) == ("demo", "booking", "default", "user")
     assert (record.arm, record.arm_probability, record.spans) == ("live", 1.0, (Span(0, 3),))
-    assert record.sampling == Sampling(temperature=1.0, top_p=1.0, max_tokens=32)
+    assert record.sampling == Sampling(temperature=1.0, top_p=1.0, max_tokens=30)
     assert (record.engine, record.dtype, record.finish_reason) == ("fake/1", "float32", "stop")
     assert (record.session_id, record.person) == ("s1", "u1")
     assert record.created_at <= record.finished_at
@@ -125,11 +126,16 @@ def test_the_answer_is_cut_to_the_length_of_the_task(inference: Inference) -> No
 def test_a_task_may_leave_sampling_to_the_caller(inference: Inference) -> None:
     inference.ask(metadata={"task": "private"}, store=True)
     inference.ask(metadata={"task": "private"}, store=True, temperature=0, top_p=0.9, max_completion_tokens=5)
+    filters = {"top_k": 40, "min_p": 0.05}
+    answer = inference.ask(metadata={"task": "private"}, store=True, temperature=1, extra_body=filters)
 
-    defaults, own = (record.sampling for record in inference.logged())
+    defaults, own, filtered = (record.sampling for record in inference.logged())
     assert defaults == Sampling(temperature=0.7, max_tokens=8)
     assert own == Sampling(temperature=0, top_p=0.9, max_tokens=5)
-    assert not own.on_support
+    assert filtered == Sampling(temperature=1, top_k=40, min_p=0.05, max_tokens=8)
+    assert (defaults.on_support, own.on_support, filtered.on_support) == (True, False, False)
+    assert answer.model_extra["sampling"].items() >= filters.items()
+    assert inference.engine.requests[2].items() >= filters.items()
     assert (inference.engine.requests[1]["temperature"], inference.engine.requests[1]["max_tokens"]) == (0, 5)
 
 
@@ -150,6 +156,26 @@ def test_a_seed_reaches_the_engine_and_each_choice_has_one_made_of_it(inference:
     assert without == [None] * 3
     assert "seed" not in inference.engine.requests[-1]
     assert {record.sampling.seed for record in inference.logged()} == {5, 6, None}
+
+
+def test_a_task_that_owns_its_sampling_says_what_was_used(inference: Inference) -> None:
+    asked = {"temperature": 0.2, "top_p": 0.5, "seed": 5, "extra_body": {"top_k": 3, "min_p": 0.5}}
+    used = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": 32, "seed": None}
+
+    assert inference.ask(**asked).model_extra["sampling"] == used
+    first, *others = inference.ask(**asked, stream=True)
+    assert first.model_extra["sampling"] == used
+    assert all("sampling" not in chunk.model_extra for chunk in others)
+    assert [record.sampling for record in inference.logged()] == [Sampling(temperature=1.0, max_tokens=32)] * 2
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_shorter_answer_than_the_tasks_is_served(inference: Inference, name: str) -> None:
+    answer = inference.ask(**{name: 5})
+
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (TEXT[:5], "length")
+    assert inference.ask(**{name: 500}).model_extra["sampling"]["max_tokens"] == 32
+    assert [record.sampling.max_tokens for record in inference.logged()] == [5, 32]
 
 
 @pytest.mark.parametrize(

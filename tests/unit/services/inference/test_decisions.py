@@ -73,9 +73,31 @@ CALLER_RULE = SamplingRule(owner="caller", temperature=0.8, top_p=0.9, max_token
 
 
 def test_the_task_replaces_what_a_user_asks_for() -> None:
-    asked = request(temperature=0.0, top_p=0.1, max_tokens=500)
+    asked = request(temperature=0.0, top_p=0.1, top_k=5, min_p=0.5, max_tokens=500)
 
     assert decide_sampling(asked, TASK_RULE, "user", 10, 100) == Sampling(temperature=0.8, top_p=0.9, max_tokens=20)
+
+
+@pytest.mark.parametrize(
+    ("asked", "num_prompt", "longest"),
+    [
+        ({"max_tokens": 7}, 10, 7),
+        ({"max_completion_tokens": 7}, 10, 7),
+        ({"max_tokens": 9, "max_completion_tokens": 7}, 10, 7),
+        ({"max_tokens": 7, "max_completion_tokens": 9}, 10, 7),
+        ({"max_tokens": 21}, 10, 20),
+        ({"max_tokens": 7}, 95, 5),
+    ],
+)
+def test_a_shorter_answer_than_the_tasks_may_be_asked_for(asked: dict[str, int], num_prompt: int, longest: int) -> None:
+    assert decide_sampling(request(**asked), TASK_RULE, "user", num_prompt, 100).max_tokens == longest
+
+
+@pytest.mark.parametrize(("asked", "used"), [({"top_k": -1}, 0), ({"top_k": 0}, 0), ({"top_k": 4}, 4), ({}, 0)])
+def test_filters_are_the_callers_where_the_sampling_is(asked: dict[str, int], used: int) -> None:
+    sampling = decide_sampling(request(**asked, min_p=0.1), CALLER_RULE, "user", 10, 100)
+
+    assert (sampling.top_k, sampling.min_p, sampling.on_support) == (used, 0.1, False)
 
 
 @pytest.mark.parametrize(("rule", "purpose"), [(CALLER_RULE, "user"), (TASK_RULE, "sentinel"), (TASK_RULE, "rollout")])

@@ -28,7 +28,7 @@ RICH = """\
 DEMO = Path("examples/reservations/base")
 CONVERSATIONS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "Tisch für vier, 19 Uhr 🍽"}],
-    [{"role": "system", "content": " Be <brief> & 'kind'.\n"}, {"role": "user", "content": "hi <|end|> there"}],
+    [{"role": "system", "content": " Be <brief> & 'kind'.\n"}, {"role": "user", "content": "hi <| end |> there"}],
     [
         {"role": "user", "content": "one", "extra": {"html": "<b>", "ü": [1, None]}},
         {"role": "assistant", "content": "two", "reasoning": "because"},

@@ -1,0 +1,224 @@
+"""Control strings: what the tokenizer turns into a control token. A message's text must never become one.
+
+Flows in: messages. Flows out: the same messages, in which every character that could begin or complete a control string is
+replaced by a stand-in, a character that occurs nowhere else; after rendering, whatever is still a control string was said by
+the template. Stand-ins are single characters and no whitespace, so trimming, cutting, joining and changing case do to them
+what they would do to the characters themselves; texts that a template compares with are left as they are where they cannot
+be part of a control string (`</think>`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from contracts.errors import InvalidRequest
+from services.inference.literals import Literals
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Who may speak. A role is a word of ours, not of the caller's: it may complete a control string (`<|` + role + `|>`)."""
+_STAND_INS = "".join(map(chr, (*range(0xFDD0, 0xFDEE), *range(0xE000, 0xE100))))
+"""Noncharacters, which no text should hold, then private ones; few, so that a text that holds them all costs little."""
+
+Span = tuple[int, int]
+
+
+class Marked(NamedTuple):
+    """Messages with stand-ins, and what the stand-ins stand for."""
+
+    messages: list[dict[str, Any]]
+    stand_ins: dict[str, str]
+
+    def restore(self, text: str) -> str:
+        """The characters themselves, in their places."""
+        for character, stand_in in self.stand_ins.items():
+            text = text.replace(stand_in, character)
+        return text
+
+
+class Controls:
+    """See the module.
+
+    Args:
+        hard: control strings whoever says them.
+        soft: control strings that are the assistant's own words when it says them (`<think>`), else as hard ones.
+        literals: what the template says.
+    """
+
+    def __init__(self, hard: Collection[str], soft: Collection[str], literals: Literals) -> None:
+        every = frozenset(hard) | frozenset(soft)
+        # Where the template begins a control string that something else completes, the rest of it is dangerous too.
+        begun = [control for control in every if any(_begins(literal, control) for literal in literals.said)]
+        self._strings = every
+        self._lengths = _lengths_by_first(every)
+        self._beginning = re.compile("|".join(map(re.escape, sorted(self._lengths))) or r"(?!)")
+        self._marks = _marks(every, begun)
+        self._words = sorted({word.lower() for control in begun for word in re.findall(r"\w+", control)})
+        self._whole_words = re.compile(rf"\b(?:{'|'.join(map(re.escape, self._words))})\b", re.IGNORECASE)
+        self._kept = self._harmless(literals.compared, every)
+        self._assistants = self._harmless(literals.compared | frozenset(soft), frozenset(hard))
+        self._free = [c for c in _STAND_INS if not any(c in text for text in literals.said | every)]
+
+    def find(self, text: str) -> list[Span]:
+        """Where control strings stand: from the left, the longest first, as tokenizers look for them."""
+        found: list[Span] = []
+        end = 0
+        for match in self._beginning.finditer(text):
+            start = match.start()
+            if start >= end:
+                for length in self._lengths[match[0]]:
+                    if text[start : start + length] in self._strings:
+                        end = start + length
+                        found.append((start, end))
+                        break
+        return found
+
+    def strings(self, text: str) -> list[str]:
+        """The control strings of a text, in their order."""
+        return [text[start:end] for start, end in self.find(text)]
+
+    def mark(self, messages: list[dict[str, Any]]) -> Marked | None:
+        """The messages with stand-ins; None if nothing in them could be part of a control string.
+
+        Raises:
+            InvalidRequest: they hold every character that could stand in.
+        """
+        # One text for all: most requests end here, and must not notice.
+        text = "\0".join([text for message in messages for text in _said(message)])
+        if not self._is_suspicious(text):
+            return None
+        stand_ins = self._choose(text)
+        return Marked([self._marked(message, stand_ins) for message in messages], stand_ins)
+
+    def _is_suspicious(self, text: str) -> bool:
+        for mark in self._marks:  # `any` over a generator takes three times as long
+            if mark in text:
+                return True
+        if self._words:
+            lower = text.lower()
+            for word in self._words:
+                if word in lower:
+                    return True
+        return False
+
+    def _choose(self, text: str) -> dict[str, str]:
+        """By character, one that the text does not hold."""
+        firsts = {word[0] for word in self._words}
+        characters = sorted({*self._marks, *firsts, *map(str.upper, firsts)})
+        free = [character for character in self._free if character not in text]
+        if len(free) < len(characters):
+            raise InvalidRequest(
+                "the messages hold too many private and noncharacters of Unicode (U+E000, U+FDD0 ...); leave some out",
+                param="messages",
+            )
+        return dict(zip(characters, free, strict=False))
+
+    def _marked(self, message: dict[str, Any], stand_ins: dict[str, str]) -> dict[str, Any]:
+        kept = self._assistants if message.get("role") == "assistant" else self._kept
+
+        def mark_name(text: str) -> str:
+            for character in self._marks:
+                text = text.replace(character, stand_ins[character])
+            return text
+
+        def mark_all(text: str) -> str:
+            if self._words:
+                text = self._whole_words.sub(lambda match: stand_ins[match[0][0]] + match[0][1:], text)
+            return mark_name(text)
+
+        def mark(text: str) -> str:
+            if not self._is_suspicious(text):
+                return text
+            marked = mark_all(text)
+            for literal in kept:
+                if literal in text:
+                    marked = marked.replace(mark_all(literal), literal)
+            return marked
+
+        return {
+            name: value if _is_role(name, value) else _each(value, mark, mark_name) for name, value in message.items()
+        }
+
+    def _harmless(self, literals: Iterable[str], controls: Collection[str]) -> list[str]:
+        """The literals whose marked characters are part of no control string wherever the literal stands."""
+        return [
+            literal
+            for literal in sorted(literals)
+            if any(mark in literal for mark in self._marks)
+            and not any(_could_share(literal, control, self._marks) for control in controls)
+        ]
+
+
+def _marks(controls: Iterable[str], begun: Iterable[str]) -> tuple[str, ...]:
+    """The characters that are replaced: the first of each control string; of those begun, all but letters and digits."""
+    firsts = {case for control in controls for case in (control[0].lower(), control[0].upper())}
+    rest = {character for control in begun for character in control if not character.isalnum()}
+    return tuple(sorted(character for character in firsts | rest if not character.isspace()))
+
+
+def _lengths_by_first(controls: Iterable[str]) -> dict[str, list[int]]:
+    lengths: dict[str, set[int]] = {}
+    for control in controls:
+        lengths.setdefault(control[0], set()).add(len(control))
+    return {first: sorted(found, reverse=True) for first, found in lengths.items()}
+
+
+def _begins(literal: str, control: str) -> bool:
+    """Whether a text ends with the beginning of a control string, and not with all of it."""
+    return any(literal.endswith(control[:size]) for size in range(1, len(control)))
+
+
+def _could_share(literal: str, control: str, marks: Collection[str]) -> bool:
+    """Whether a marked character of a literal could, where it stands, be one of a control string too."""
+    literal, control = literal.casefold(), control.casefold()
+    places = [place for place, character in enumerate(literal) if character in marks]
+    return any(
+        _agree(literal, control, place - other)
+        for place in places
+        for other, character in enumerate(control)
+        if character == literal[place]
+    )
+
+
+def _agree(literal: str, control: str, shift: int) -> bool:
+    """Whether two texts agree where they overlap, with the second moved to the right by `shift`."""
+    start, end = max(0, shift), min(len(literal), shift + len(control))
+    return literal[start:end] == control[start - shift : end - shift]
+
+
+def _is_role(name: str, value: Any) -> bool:
+    return name == "role" and value in ROLES
+
+
+def _said(message: dict[str, Any]) -> list[str]:
+    said: list[str] = []
+    for name, value in message.items():
+        if value.__class__ is str:
+            if name != "role" or value not in ROLES:
+                said.append(value)
+        else:
+            said += _texts(value)
+    return said
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for part in value.values():
+            yield from _texts(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts(part)
+
+
+def _each(value: Any, change: Callable[[str], str], change_name: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change_name(name): _each(part, change, change_name) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_each(part, change, change_name) for part in value]
+    return value

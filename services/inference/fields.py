@@ -1,0 +1,201 @@
+"""The fields of `POST /v1/chat/completions`: which are served, which cannot change an answer, which are refused.
+
+A field that changes the answer is served or refused by name, never ignored; so is a field that nobody knows.
+"""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+import msgspec
+
+from contracts.errors import InvalidRequest, Unsupported
+
+MAX_MESSAGES = 4096
+MAX_PARTS = 4096
+"""Of all messages together: parts of content, and tool calls."""
+_NUM_SHOWN = 64
+_UNKNOWN_FIELD = re.compile(r"unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
+_MISSING_FIELD = re.compile(r"missing required field `(\w+)` - at `\$\.(.*)`$")
+
+HARMLESS = (
+    "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "service_tier",
+)  # fmt: skip
+"""Accepted whatever they say: they are about speed, price or caches, or about tools where there are none."""
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "modalities": (["text"],),
+    "audio": (),
+    "moderation": (),
+    "reasoning_effort": ("medium",),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+"""Not served; accepted with these values, or null, which change nothing."""
+_ABSENT = msgspec.Raw(b"null")
+_LONGEST_NEUTRAL = 64
+
+
+class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of a streamed answer. No stream of ours is obfuscated."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """What is served, beside the messages."""
+
+    model: str
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    """0 or -1 is off."""
+    min_p: float | None = None
+    """Tokens less likely than this share of the likeliest are left out; 0 is off."""
+    seed: int | None = None
+    """64 bits with sign; each choice has a seed of its own, made of it. `system_fingerprint` tells which weights answered.
+    Left out where the task owns the sampling and a user asks."""
+    stop: str | list[str] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a message's content; only text is served."""
+
+    type: str
+    text: str | None = None
+    refusal: msgspec.Raw = _ABSENT
+    image_url: msgspec.Raw = _ABSENT
+    input_audio: msgspec.Raw = _ABSENT
+    file: msgspec.Raw = _ABSENT
+    prompt_cache_breakpoint: msgspec.Raw = _ABSENT
+    cache_control: msgspec.Raw = _ABSENT
+
+
+class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an assistant called, and with what: JSON as a text, or an object."""
+
+    name: str
+    arguments: msgspec.Raw = _ABSENT
+
+
+class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """An assistant's call of a tool."""
+
+    function: Function
+    id: str | None = None
+    type: str | None = None
+    index: int | None = None
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message as callers send it. Templates read names and reasoning, or do not."""
+
+    role: str
+    content: str | list[Part] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    annotations: msgspec.Raw = _ABSENT
+    audio: msgspec.Raw = _ABSENT
+    function_call: msgspec.Raw = _ABSENT
+
+
+class _Fields(Served, frozen=True, kw_only=True):
+    messages: Annotated[list[Message], msgspec.Meta(max_length=MAX_MESSAGES)]
+
+
+Body: Any = msgspec.defstruct(
+    "Body",
+    [(name, msgspec.Raw, _ABSENT) for name in (*HARMLESS, *NEUTRAL)],
+    bases=(_Fields,),
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+)
+"""Every field that is known; those that are not served stay JSON."""
+_STRUCTS = (
+    (re.compile(r""), Body),
+    (re.compile(r"stream_options"), StreamOptions),
+    (re.compile(r"messages\[\d+\]"), Message),
+    (re.compile(r"messages\[\d+\]\.content\[\d+\]"), Part),
+    (re.compile(r"messages\[\d+\]\.tool_calls\[\d+\]"), ToolCall),
+    (re.compile(r"messages\[\d+\]\.tool_calls\[\d+\]\.function"), Function),
+)
+
+
+def check_neutral(body: Any) -> None:
+    """Refuse what is not served and would change the answer.
+
+    Raises:
+        Unsupported: `param` names the field.
+    """
+    for name, values in NEUTRAL.items():
+        content = getattr(body, name)
+        if content is not _ABSENT and not _is_neutral(content, values):
+            raise Unsupported(f"`{name}` is not supported; leave it out{_allowed(name)}", param=name)
+
+
+def unserved_of(message: Message) -> str | None:
+    """A field of a message that says something that is not served, if there is one."""
+    if message.refusal:
+        return "refusal"
+    if message.audio is not _ABSENT and bytes(message.audio) != b"null":
+        return "audio"
+    if message.function_call is not _ABSENT and bytes(message.function_call) != b"null":
+        return "function_call"
+    return None
+
+
+def explain(error: InvalidRequest) -> InvalidRequest:
+    """The same error; an unknown field with the nearest known one, a missing one with where it should be."""
+    if missing := _MISSING_FIELD.search(error.message):
+        return InvalidRequest(error.message, param=f"{missing[2]}.{missing[1]}")
+    match = _UNKNOWN_FIELD.search(error.message)
+    if match is None:
+        return error
+    name, where = match[1][:_NUM_SHOWN], match[2] or ""
+    known = next((struct.__struct_encode_fields__ for place, struct in _STRUCTS if place.fullmatch(where)), ())
+    near = get_close_matches(name, known, n=1)
+    served = [field for field in known if field not in NEUTRAL and field not in HARMLESS]
+    hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(served)}"
+    path = f"{where}.{name}" if where else name
+    return Unsupported(f"`{path}` is no field of this API; {hint}", param=path)
+
+
+def _is_neutral(content: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:
+    if len(bytes(content)) > _LONGEST_NEUTRAL:
+        return False
+    value = msgspec.json.decode(content)
+    return value is None or value in neutral
+
+
+def _allowed(name: str) -> str:
+    values = [msgspec.json.encode(value).decode() for value in NEUTRAL[name]]
+    return f", or send {' or '.join(values)}" if values else ""

@@ -1,0 +1,95 @@
+"""A tokenizer's twin, which knows the control tokens by secret names only: a control string is plain text to it.
+
+Everything else is the tokenizer's own, so that pieces of text beside a control token are cut exactly as they would be beside
+the real one. The names are drawn when the process starts and go nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from contracts.errors import InvalidRequest
+
+_Content = dict[str, Any]
+
+
+class Twin:
+    """See the module.
+
+    Args:
+        content: of tokenizer.json.
+        controls: the control strings, each an added token.
+    """
+
+    def __init__(self, content: _Content, controls: Collection[str]) -> None:
+        secret = secrets.token_hex(8)
+        self._names = {text: f"\ufdee{secret}:{place}\ufdef" for place, text in enumerate(sorted(controls))}
+        self._tokenizer = Tokenizer.from_str(json.dumps(_renamed(content, self._names), ensure_ascii=False))
+        ids = {token["content"]: token["id"] for token in content["added_tokens"]}
+        found = {self._tokenizer.token_to_id(self._names.get(text, text)): own for text, own in ids.items()}
+        self._own_ids = {ours: own for ours, own in found.items() if ours != own}
+        # The unknown token stands for characters that the tokenizer does not know: ordinary text makes it too.
+        self._control_ids = frozenset(ids[text] for text in controls) - {ids.get(_unknown(content["model"]))}
+
+    def encode(self, text: str, spans: Sequence[tuple[int, int]], restore: Callable[[str], str]) -> list[int]:
+        """Token ids of a text of which only `spans` are control tokens; `restore` is applied to everything else.
+
+        Raises:
+            InvalidRequest: other control tokens came out; what surrounds them makes it so.
+        """
+        parts, end = list[str](), 0
+        for start, stop in spans:
+            parts += [restore(text[end:start]), self._names[text[start:stop]]]
+            end = stop
+        parts.append(restore(text[end:]))
+        ids = self._tokenizer.encode_batch_fast(["".join(parts)], add_special_tokens=False)[0].ids
+        own = [self._own_ids.get(number, number) for number in ids] if self._own_ids else list(ids)
+        if self.num_controls(own) != len(spans):
+            raise InvalidRequest(
+                "the messages hold control strings that this policy's tokenizer cannot tell from its own; leave them out",
+                param="messages",
+            )
+        return own
+
+    def num_controls(self, ids: Sequence[int]) -> int:
+        """How many of these ids are control tokens."""
+        return sum(number in self._control_ids for number in ids)
+
+
+def _unknown(model: _Content) -> str:
+    """The unknown token, or nothing."""
+    if isinstance(model.get("unk_id"), int):
+        return str(model["vocab"][model["unk_id"]][0])
+    return model.get("unk_token") or ""
+
+
+def _renamed(content: _Content, names: dict[str, str]) -> _Content:
+    model = dict(content["model"])
+    if isinstance(model.get("vocab"), dict):
+        model["vocab"] = {names.get(text, text): number for text, number in model["vocab"].items()}
+    elif "vocab" in model:
+        model["vocab"] = [[names.get(text, text), score] for text, score in model["vocab"]]
+    if "merges" in model:
+        model["merges"] = [merge for merge in model["merges"] if not _makes(merge, names)]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    added = [{**token, "content": names.get(token["content"], token["content"])} for token in content["added_tokens"]]
+    return {
+        **content,
+        "model": model,
+        "added_tokens": added,
+        "post_processor": None,
+        "truncation": None,
+        "padding": None,
+    }
+
+
+def _makes(merge: str | list[str], names: dict[str, str]) -> bool:
+    """Whether a merge takes or makes a control string."""
+    first, second = merge.split(" ", 1) if isinstance(merge, str) else merge
+    return first in names or second in names or first + second in names
