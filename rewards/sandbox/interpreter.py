@@ -9,9 +9,11 @@ import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
+from rewards.sandbox.filter import program_of
+
 
 class Interpreter(NamedTuple):
-    """The command that starts the driver, and the paths that it reads."""
+    """The command that starts the driver, whose last word is its filter in hex, and the paths that it reads."""
 
     command: tuple[str, ...]
     readable: tuple[str, ...]
@@ -19,7 +21,11 @@ class Interpreter(NamedTuple):
 
 @functools.cache
 def interpreter() -> Interpreter:
-    """The one that runs us, without its environment, its site packages and its user's settings."""
+    """The one that runs us, without its environment, its site packages and its user's settings.
+
+    Raises:
+        Unavailable: there is no filter for this machine.
+    """
     binary = os.path.realpath(sys.executable)
     driver = (Path(__file__).parent / "driver.py").read_text()
     paths = sysconfig.get_paths(vars={"base": sys.base_prefix, "platbase": sys.base_prefix})
@@ -37,4 +43,4 @@ def interpreter() -> Interpreter:
         "/dev/null",
     )
     readable = tuple(dict.fromkeys(path for path in wanted if os.path.lexists(path)))
-    return Interpreter((binary, "-I", "-S", "-c", driver), readable)
+    return Interpreter((binary, "-I", "-S", "-c", driver, program_of().hex()), readable)
