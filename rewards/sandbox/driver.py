@@ -1,9 +1,9 @@
 """What runs first inside the sandbox: it reads one request and becomes the program.
 
-It is never imported by us: its text is given to `python -I -S -c`, and after it the filter of system calls, in hex. In:
-eight digits, as many bytes of JSON, then the program's standard input. Out, on the descriptor that was standard output: "+" once all is ready, then for a function
-call the nonce and the value as JSON; for a script whatever it prints. It imports only what is built in, because a start
-is most of a run's cost.
+It is never imported by us: `interpreter.py` compiles it and gives it to `python -I -S -c`, in hex, and after it the filter
+of system calls. In: eight digits, as many bytes of JSON, then the program's standard input. Out, on the descriptor that was
+standard output: "+" once all is ready, then for a function call the nonce and the value as JSON; for a script whatever it
+prints. It imports only what is built in, and what the filter needs, because a start is most of a run's cost.
 """
 
 import os
@@ -130,7 +130,7 @@ def main() -> None:
     nonce, source, function, arguments = parsed(read_exactly(int(read_exactly(8))).decode())
     outer, first = os.getppid(), os.getpid()
     become_child()
-    close_doors(bytes.fromhex(sys.argv[1]), first, outer)
+    close_doors(bytes.fromhex(sys.argv[2]), first, outer)
     channel = 1
     if function is not None:
         # What the program prints is not the value that it returns.

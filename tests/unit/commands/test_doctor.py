@@ -8,7 +8,7 @@ from contracts.settings import Settings, write_settings
 from pipelines.release.settings import ReleaseSettings
 from rewards.sandbox.choose import sandbox_named
 from rewards.sandbox.port import Sandbox
-from tests.unit.rewards.sandbox.worlds import NoSandbox
+from benchmarks.attacks._worlds import NoSandbox
 
 
 def missing() -> Sandbox:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.attacks._worlds import NoSandbox
 from contracts.errors import InvalidTask, Unavailable
 from rewards.sandbox.choose import first_that_holds, sandbox_named, ways_out
 from rewards.sandbox.port import Limits, Ran, Sandbox, SandboxBroken
 from rewards.sandbox.programs import Program
 from rewards.verifiers.code import CodeConfig
-from tests.unit.rewards.sandbox.worlds import NoSandbox
 
 ROOT = Path(__file__).parents[4]
 AS_NOBODY = """
