@@ -16,7 +16,7 @@ from rewards.sandbox.port import Limits, Sandbox
 from rewards.sandbox.programs import Program, ProgramFailed
 
 _LIMITS = Limits(seconds=10.0)
-_STAY_SECONDS = 0.5
+_STAY_SECONDS = 0.3
 """How long two runs of the probe look for each other."""
 _PROBE = Path(__file__).parent / "probe.py"
 
@@ -69,13 +69,19 @@ def first_that_holds(makers: Mapping[str, Maker]) -> Sandbox:
 
 
 def tried(make: Maker) -> Sandbox | str:
-    """The sandbox if it holds, else what is wrong with it."""
+    """The sandbox if it holds, else what is wrong with it. One that held is not tried again by this process."""
     try:
-        sandbox = make()
-        escapes = ways_out(sandbox)
+        return _admitted(make)
     except (MillraceError, ProgramFailed) as error:
         return str(error)
-    return f"it does not keep a program from {', '.join(escapes)}" if escapes else sandbox
+
+
+@functools.cache
+def _admitted(make: Maker) -> Sandbox:
+    sandbox = make()
+    if escapes := ways_out(sandbox):
+        raise Unavailable(f"it does not keep a program from {', '.join(escapes)}")
+    return sandbox
 
 
 def ways_out(sandbox: Sandbox) -> Sequence[str]:
@@ -98,6 +104,13 @@ def shown(sandbox: Sandbox) -> Sequence[str]:
         secret.touch()
         there = [path for path in (str(secret), "/etc/shadow", f"/proc/{os.getpid()}") if os.path.lexists(path)]
         return _asked(sandbox, "shows", [there])
+
+
+def described(sandbox: Sandbox) -> str:
+    """Its name, and what it cannot hide, if there is something. Raises SandboxBroken, ProgramFailed."""
+    if not shown(sandbox):
+        return sandbox.name
+    return f"{sandbox.name} (it cannot hide which files and processes there are, and how large the files)"
 
 
 def _meetings(sandbox: Sandbox) -> Sequence[str]:

@@ -39,7 +39,7 @@ def close_doors(instructions: bytes, first: int, outer: int) -> None:
         from _ctypes import call_function, dlopen, dlsym  # noqa: PLC0415 it may be missing
     except ImportError as error:
         refuse(str(error))
-    library = dlopen(None, 0)
+    library = dlopen(None, 0)  # type: ignore[arg-type]  # the process itself
     if call_function(dlsym(library, "syscall"), (CLOSE_RANGE, 3, -1, 0)):
         os.closerange(3, 4096)  # an older kernel
     for stands_for, process in ((FIRST, first), (OUTER, outer)):

@@ -5,6 +5,7 @@ would that want to meet; `shows` says which files it is told of without being le
 """
 
 import ctypes
+import fcntl
 import mmap
 import os
 import resource
@@ -12,8 +13,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-
-import fcntl
 
 LIBRARY = ctypes.CDLL(None, use_errno=True)
 ON_X86 = os.uname().machine == "x86_64"
@@ -62,7 +61,8 @@ def succeeds(attempt: Callable[[], object]) -> bool:
 
 def any_of(attempts: list[Callable[[], object]]) -> None:
     """Raises OSError where none succeeds."""
-    if not any([succeeds(attempt) for attempt in attempts]):
+    found = [succeeds(attempt) for attempt in attempts]
+    if True not in found:
         raise OSError
 
 
@@ -129,7 +129,7 @@ def foreign_calls() -> None:
 
 
 def by_interrupt() -> None:
-    """push rbx; mov eax, 359; mov ebx, 1; mov ecx, 1; xor edx, edx; int 0x80; pop rbx; ret. Raises OSError."""
+    """Push rbx; mov eax, 359; mov ebx, 1; mov ecx, 1; xor edx, edx; int 0x80; pop rbx; ret. Raises OSError."""
     page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     page.write(bytes.fromhex("53 b867010000 bb01000000 b901000000 31d2 cd80 5b c3"))
     if ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))() < 0:
