@@ -24,7 +24,7 @@ from contracts.log_memory import losses, read_positions, refusal
 from contracts.private_files import open_to_others
 from contracts.settings import Settings, load_settings
 from contracts.weights.key_files import keyring_of, signer_of, signing_key
-from rewards.sandbox.choose import MAKERS, Maker, tried
+from rewards.sandbox.choose import MAKERS, Maker, described, tried
 
 _PACKAGES = (
     "torch",
@@ -93,7 +93,7 @@ def examine(home: Path) -> Iterator[Finding]:
 def sandbox_of(makers: Mapping[str, Maker]) -> Finding:
     """Which sandboxes hold here, each tried by a program that wants out. Only tasks that run code need one."""
     found = {name: tried(make) for name, make in makers.items()}
-    holding = [name for name, result in found.items() if not isinstance(result, str)]
+    holding = [described(result) for result in found.values() if not isinstance(result, str)]
     refused = "; ".join(f"{name}: {result}" for name, result in found.items() if isinstance(result, str))
     if not holding:
         return Finding(

@@ -16,6 +16,7 @@ from contracts.tasks import Task
 from contracts.tasks.judges import JudgeEndpoint
 from contracts.tasks.loading import load_tasks
 from rewards.judges.registry import new_http, probe
+from rewards.sandbox.choose import described, sandbox_named
 from rewards.worker import RewardsHandler
 
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})  # noqa: S104 names, nothing is bound
@@ -32,6 +33,7 @@ def check_tasks(paths: tuple[Path, ...], own_url: str, tell: Callable[[str], Non
     """
     tasks = load_tasks(paths)
     RewardsHandler(tasks).close()  # finds every verifier and judge, and reads their settings
+    _tell_of_sandboxes(tasks, tell)
     _ask_judges(tasks, own_url, tell)
     return tasks
 
@@ -39,6 +41,14 @@ def check_tasks(paths: tuple[Path, ...], own_url: str, tell: Callable[[str], Non
 def is_own(url: str, own_url: str) -> bool:
     """Whether both lead to the same port of the same host. All names of this machine are one."""
     return _address(url) == _address(own_url)
+
+
+def _tell_of_sandboxes(tasks: Mapping[str, Task], tell: Callable[[str], None]) -> None:
+    for task in tasks.values():
+        for index, rule in enumerate(task.verifiers):
+            if rule.kind == "code":
+                sandbox = sandbox_named(str(rule.config.get("sandbox", "auto")))
+                tell(f"{task.where('verifiers', index)}: verifier {rule.name!r} runs code in {described(sandbox)}")
 
 
 def _ask_judges(tasks: Mapping[str, Task], own_url: str, tell: Callable[[str], None]) -> None:

@@ -115,7 +115,7 @@ def _figures(
     return Figures(
         num_labels=len(labelled),
         answered=len(both) / len(labelled),
-        unparsable=sum(item.fate == "unparsable" for item in all_readings) / len(all_readings),
+        unparsable=sum(item.fate in {"unparsable", "provoked"} for item in all_readings) / len(all_readings),
         kappa=Figure.of(kappa_interval(*of_kappa)) if both else None,
         weighted_kappa=Figure.of(kappa_interval(*of_kappa, weighted=True)) if both else None,
         sensitivity=Figure.of(sensitivity(truths, values)),

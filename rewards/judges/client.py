@@ -45,10 +45,17 @@ class Reply(NamedTuple):
 
 
 class NoReply(NamedTuple):
-    """Why there is no reply: our fault, whoever's it is out there. `alive`: somebody is there, and has too much to do."""
+    """Why there is no verdict's text.
+
+    Attributes:
+        reason: in words.
+        alive: somebody is there, and has too much to do.
+        refused: it was read, and refused: by the model, by a filter of contents, or as a bad request. What is asked may be why.
+    """
 
     reason: str
     alive: bool = False
+    refused: bool = False
 
 
 class _Again(NamedTuple):
@@ -80,15 +87,16 @@ class JudgeClient:
         self._sleep = sleep
         self._jitter = random.Random()  # noqa: S311 spreads retries
         self._rung = 0
+        self._is_settled = False
         self._timeout = httpx.Timeout(rule.read_seconds, connect=rule.connect_seconds)
 
-    def ask(self, messages: Messages) -> Reply | NoReply:
-        """One verdict's text, after at most `retries` more tries."""
+    def ask(self, messages: Messages, *, brief: bool = False) -> Reply | NoReply:
+        """One verdict's text, after at most `retries` more tries. `brief`: the schema has no place for a reason."""
         reason, alive = "it does not answer; it is asked again from time to time", False
         for attempt in range(self._rule.retries + 1):
             if not self._breaker.allows():
                 break
-            outcome = self._try(messages)
+            outcome = self._try(messages, brief)
             if not isinstance(outcome, _Again):
                 return outcome
             reason, alive = outcome.reason, outcome.alive
@@ -100,9 +108,9 @@ class JudgeClient:
             self._sleep(pause)
         return NoReply(f"{self.endpoint.model}: {reason}", alive)
 
-    def _try(self, messages: Messages) -> Reply | NoReply | _Again:
+    def _try(self, messages: Messages, brief: bool) -> Reply | NoReply | _Again:
         try:
-            outcome = self._climb_down(messages)
+            outcome = self._climb_down(messages, brief)
         except (httpx.TimeoutException, httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
             outcome = _Again(f"{type(error).__name__}: {error}")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -124,25 +132,26 @@ class JudgeClient:
         if self._breaker.failed():
             log.warning("judge does not answer", url=self.endpoint.url, model=self.endpoint.model, reason=reason)
 
-    def _climb_down(self, messages: Messages) -> Reply | NoReply | _Again:
-        rungs = self._rungs()
+    def _climb_down(self, messages: Messages, brief: bool) -> Reply | NoReply | _Again:
+        rungs = self._rungs(brief)
         for rung in range(self._rung, len(rungs)):
             status, headers, body = self._post({"messages": messages, **rungs[rung]})
             if status in _BAD_REQUEST and rung + 1 < len(rungs) and b"context_length" not in body:
                 continue
-            if status == httpx.codes.OK:
-                self._rung = max(self._rung, rung)
+            if status == httpx.codes.OK and not self._is_settled:
+                # Remembered once: what an endpoint took before, it takes, and one answer cannot talk it out of a schema.
+                self._rung, self._is_settled = rung, True
             break
         return _read(status, headers, body)
 
-    def _rungs(self) -> list[dict[str, Any]]:
+    def _rungs(self, brief: bool) -> list[dict[str, Any]]:
         """Requests without their messages, from the one that asks for most to the one that every server takes."""
         rule = self._rule
         longest = {} if "max_completion_tokens" in rule.request else {"max_tokens": rule.max_tokens}
         bare = {"model": self.endpoint.model, "temperature": rule.temperature, **longest, **rule.request}
         # Verdicts are no telemetry: without this an endpoint of ours would keep them, and learn from them.
         plain = {**bare, "store": False}
-        schema = {"name": "verdict", "strict": True, "schema": schema_of(rule.scale)}
+        schema = {"name": "verdict", "strict": True, "schema": schema_of(rule.scale, brief=brief)}
         strict = {**plain, "response_format": {"type": "json_schema", "json_schema": schema}}
         weighed = {**strict, "logprobs": True, "top_logprobs": _NUM_ALTERNATIVES}
         return [*([weighed] if rule.expected_level else []), strict, plain, bare]
@@ -172,7 +181,7 @@ def _read(status: int, headers: httpx.Headers, body: bytes) -> Reply | NoReply |
         return _Again(reason, alive=True, after_seconds=_seconds_after(headers.get("retry-after")))
     if status >= _SERVER_ERROR:
         return _Again(reason, after_seconds=_seconds_after(headers.get("retry-after")))
-    return _Refused(reason) if status in _WRONG_SETTINGS else NoReply(reason)
+    return _Refused(reason) if status in _WRONG_SETTINGS else NoReply(reason, refused=status in _BAD_REQUEST)
 
 
 def _completion(body: bytes) -> Reply | NoReply:
@@ -181,7 +190,7 @@ def _completion(body: bytes) -> Reply | NoReply:
         choice = content["choices"][0]
         message = choice["message"]
         if message.get("refusal"):
-            return NoReply(f"it refused: {str(message['refusal'])[:100]}")
+            return NoReply(f"it refused: {str(message['refusal'])[:100]}", refused=True)
         text = message.get("content") or ""
         if isinstance(text, list):
             text = "".join(str(part.get("text", "")) for part in text)

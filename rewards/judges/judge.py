@@ -3,8 +3,9 @@
 In: a batch of answers. Out: a check for each. Waits: for the models, all questions of a batch side by side.
 
 An answer is settled without asking (empty, nothing to say about it), shed by a draw of known probability, found in the
-cache, or asked. A model that gives no verdict is replaced by the fallback; without one the answer is unscored by our own
-fault: never 0, never the middle.
+cache, or asked. A model that gives no verdict is asked once more, then replaced by the fallback. Where there is none either,
+the answer is unscored by our own fault, never 0, never the middle; unless it is the answer that keeps the judge from a
+verdict (`asking.py`): then it is worth the least.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import structlog
 from contracts.errors import Unavailable
 from contracts.metrics import JUDGE_CALLS, JUDGE_DISAGREEMENT, JUDGE_MONEY, JUDGE_ORDER_FLIPS, JUDGE_TOKENS
 from contracts.tasks.judges import JudgeEndpoint, JudgeRule
+from rewards.judges.asking import Asker
 from rewards.judges.budget import DAY_SECONDS, Budget, is_drawn
-from rewards.judges.client import JudgeClient, NoReply, Reply
-from rewards.judges.parse import Verdict, parse_verdict
-from rewards.judges.prompt import Case, messages_of, new_nonce
+from rewards.judges.client import JudgeClient, Reply
+from rewards.judges.parse import Verdict
+from rewards.judges.prompt import Case, Messages
 from rewards.judges.questions import FALLBACK, Failure, Findings, Inquiry, Question, Reading, inquire, read
 from rewards.judges.store import JudgeStore, Spent
 from rewards.judges.texts import conversation
@@ -65,6 +67,7 @@ class Judge:
         self._store = store
         self._clocks = clocks
         self._budget = Budget(task, rule, store, monotonic=clocks.monotonic, clock=clocks.utc)
+        self._asker = Asker(rule, self._clients, self._charge, self._count)
         self._lock = threading.Lock()
         self._spent = Spent()
         self.spent_in_all = Spent()
@@ -129,37 +132,28 @@ class Judge:
         return {question.key: finding for question, finding in zip(questions, found, strict=True)}
 
     def _ask(self, question: Question, known: Findings, fresh: dict[str, Verdict]) -> Verdict | Failure:
-        found = self._ask_one(question.seat, question.case)
+        found = self._asker.ask(question.seat, question.case)
         if isinstance(found, Verdict):
             fresh[question.key] = found
             return found
-        if FALLBACK not in self._clients:
-            return found
-        other = known.get(question.fallback_key) or self._ask_one(FALLBACK, question.case)
-        if isinstance(other, Failure):
-            return Failure(other.fate, f"{found.reason}; fallback {other.reason}")
-        fresh[question.fallback_key] = other
-        self._count("fallback")
-        return other
+        seat = question.seat
+        if FALLBACK in self._clients:
+            other = known.get(question.fallback_key) or self._asker.ask(FALLBACK, question.case)
+            if isinstance(other, Verdict):
+                fresh[question.fallback_key] = other
+                self._count("fallback")
+                return other
+            if found.fate == "failed":
+                found, seat = found._replace(fate=other.fate), FALLBACK
+            found = found._replace(reason=f"{found.reason}; fallback {other.reason}")
+        if found.fate == "unparsable":
+            found = found._replace(culprits=self._asker.culprits(seat, question.case))
+        return found
 
-    def _ask_one(self, seat: int, case: Case) -> Verdict | Failure:
-        try:
-            messages = messages_of(self.rule, case, new_nonce(case))
-        except ValueError as error:
-            return Failure("failed", str(error))
-        client = self._clients[seat]
-        reply = client.ask(messages)
-        if isinstance(reply, NoReply):
-            self._count("failed")
-            return Failure("failed", reply.reason)
-        self._charge(client.endpoint, reply, sum(len(message["content"]) for message in messages))
-        tokens = reply.tokens if self.rule.expected_level else ()
-        verdict = parse_verdict(reply.content, self.rule.scale, tokens)
-        self._count("answered" if verdict else "unparsable")
-        return verdict or Failure("unparsable", f"{client.endpoint.model}: no verdict in {reply.content[:60]!r}")
-
-    def _charge(self, endpoint: JudgeEndpoint, reply: Reply, num_chars: int) -> None:
+    def _charge(self, seat: int, reply: Reply, messages: Messages) -> None:
         """Servers that do not tell what was used are charged by length."""
+        endpoint = self._clients[seat].endpoint
+        num_chars = sum(len(message["content"]) for message in messages)
         num_input = reply.num_input or round(num_chars / _CHARS_PER_TOKEN)
         num_output = reply.num_output or round(len(reply.content) / _CHARS_PER_TOKEN)
         money = _money(endpoint, num_input, num_output)
@@ -193,6 +187,8 @@ class Judge:
             self._count("shed")
             return Reading(unlabelled("shed: the judge sees a share of the answers"), "shed")
         reading = read(self.rule, inquiry, findings)
+        if reading.fate == "provoked":
+            self._count("provoked")
         if reading.num_flips:
             JUDGE_ORDER_FLIPS.labels(self.rule.name).inc(reading.num_flips)
         if reading.fate == "judged" and len(self.rule.endpoints) > 1:

@@ -54,6 +54,14 @@ def parse_verdict(content: str, levels: Sequence[str], tokens: Sequence[Token] =
     return Verdict(value, levels[level], reason)
 
 
+def parse_brief(content: str, levels: Sequence[str], tokens: Sequence[Token] = ()) -> Verdict | None:
+    """As `parse_verdict`, of a reply that was asked for the level alone: a level by itself is one too."""
+    found = parse_verdict(content, levels, tokens)
+    if found is None and (level := _level_of(without_thoughts(content).strip("\"'`*. \n"), levels)) is not None:
+        return Verdict(level / (len(levels) - 1), levels[level], "")
+    return found
+
+
 def expected_level(tokens: Sequence[Token], levels: Sequence[str]) -> float | None:
     """The sum over k of p_k k / (K - 1), with p_k from the alternatives of the tokens that spell the level.
 

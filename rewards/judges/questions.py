@@ -17,9 +17,9 @@ from rewards.judges.parse import Verdict
 from rewards.judges.pregate import worthless
 from rewards.judges.prompt import Case, rubric_hash
 from rewards.judges.texts import without_thoughts
-from rewards.verifiers.check import Answer, Check, broken, unlabelled
+from rewards.verifiers.check import Answer, Check, broken, unlabelled, wrong
 
-Fate = Literal["judged", "pregated", "unlabelled", "shed", "unparsable", "failed"]
+Fate = Literal["judged", "pregated", "unlabelled", "shed", "provoked", "unparsable", "failed"]
 FALLBACK = -1
 """The place of the judge that is asked where another gave no verdict."""
 _MAX_REASON = 300
@@ -35,10 +35,17 @@ class Question(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """No verdict, and why."""
+    """No verdict, and why.
+
+    Attributes:
+        fate: there was a reply and no verdict in it, or there was no reply.
+        reason: in words.
+        culprits: answers without which there would have been a verdict.
+    """
 
     fate: Literal["unparsable", "failed"]
     reason: str
+    culprits: tuple[str, ...] = ()
 
 
 class Reading(NamedTuple):
@@ -64,6 +71,8 @@ class Inquiry(NamedTuple):
     of_member: tuple[tuple[tuple[Question, ...], ...], ...] = ()
     given: tuple[float, ...] = ()
     settled: Reading | None = None
+    text: str = ""
+    """The answer, as a judge sees it."""
 
     @property
     def questions(self) -> list[Question]:
@@ -78,12 +87,12 @@ def inquire(rule: JudgeRule, answer: Answer) -> Inquiry:
         if not follow_up:
             return Inquiry(settled=Reading(unlabelled("the user wrote nothing next"), "unlabelled"))
         case = Case(answer.messages, (without_thoughts(answer.text),), answer.reference, follow_up)
-        return _about(rule, [(case,)])
+        return _about(rule, [(case,)])._replace(text=case.answers[0])
     if rule.pregate and (reason := worthless(answer.text, answer.reference)):
         return Inquiry(settled=Reading(Check(0.0, fault="model", reason=reason), "pregated"))
     text = without_thoughts(answer.text)
     if rule.protocol == "pointwise":
-        return _about(rule, [(Case(answer.messages, (text,), answer.reference),)])
+        return _about(rule, [(Case(answer.messages, (text,), answer.reference),)])._replace(text=text)
     if not answer.siblings:
         return Inquiry(settled=Reading(unlabelled("no other choice to compare with"), "unlabelled"))
     pairs, given = [], []
@@ -95,15 +104,23 @@ def inquire(rule: JudgeRule, answer: Answer) -> Inquiry:
         else:
             orders = ((text, sibling), (sibling, text))
             pairs.append(tuple(Case(answer.messages, order, answer.reference) for order in orders))
-    return _about(rule, pairs)._replace(given=tuple(given))
+    return _about(rule, pairs)._replace(given=tuple(given), text=text)
 
 
 def read(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
-    """What the verdicts make of an answer. One that is missing leaves no value: fewer members are another judge."""
+    """What the verdicts make of an answer.
+
+    One that is missing leaves no value, for fewer members are another judge; unless the answer itself is why.
+    """
     if inquiry.settled is not None:
         return inquiry.settled
     found = [findings[question.key] for question in inquiry.questions]
-    if failures := [item for item in found if isinstance(item, Failure)]:
+    failures = [item for item in found if isinstance(item, Failure)]
+    for failure in failures:
+        if inquiry.text in failure.culprits:
+            return Reading(wrong(f"it keeps the judge from a verdict: {failure.reason}"), "provoked")
+    failures = [failure for failure in failures if not failure.culprits]
+    if failures:
         return Reading(broken(f"judge_error: {failures[0].reason}"), failures[0].fate)
     if rule.protocol == "pairwise":
         return _compared(rule, inquiry, findings)
@@ -142,6 +159,9 @@ def _compared(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
     for pair in zip(*inquiry.of_member, strict=True):
         of_members = []
         for orders in pair:
+            if any(isinstance(findings[question.key], Failure) for question in orders):
+                of_members.append(1.0)  # the other is why there is no verdict, and as good as worthless
+                continue
             first, second = (_place(findings[question.key]) for question in orders)
             value, flipped = both_orders(first, second)
             of_members.append(value)

@@ -14,6 +14,8 @@ _CONTROL = re.compile(
     r"<(?=\|[^|<>\n]{1,40}\|>|\uff5c[^\uff5c<>\n]{1,40}\uff5c>|/?s>|</?SYS>>|(?:start|end)_of_turn>)|\[(?=/?INST\])",
     re.IGNORECASE,
 )
+# What JSON may carry and servers or templates choke on: control characters, and halves of pairs.
+_UNREADABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _FENCE = re.compile(r"<<+(?=\s*(?:END\s+)?(?:CONVERSATION|REFERENCE|ANSWER|FIRST|SECOND|NEXT)\b)", re.IGNORECASE)
 
 
@@ -35,7 +37,8 @@ def shortened(text: str, max_chars: int) -> str:
 
 
 def defused(text: str) -> str:
-    """A text whose control marks and imitated fences are only text."""
+    """A text whose control marks and imitated fences are only text, without characters that are none."""
+    text = _UNREADABLE.sub("\ufffd", text)
     return _FENCE.sub(lambda match: "< " * len(match[0]), _CONTROL.sub(lambda match: f"{match[0]} ", text))
 
 

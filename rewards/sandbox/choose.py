@@ -7,6 +7,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,6 +16,8 @@ from rewards.sandbox.port import Limits, Sandbox
 from rewards.sandbox.programs import Program, ProgramFailed
 
 _LIMITS = Limits(seconds=10.0)
+_STAY_SECONDS = 0.3
+"""How long two runs of the probe look for each other."""
 _PROBE = Path(__file__).parent / "probe.py"
 
 Maker = Callable[[], Sandbox]
@@ -66,25 +69,62 @@ def first_that_holds(makers: Mapping[str, Maker]) -> Sandbox:
 
 
 def tried(make: Maker) -> Sandbox | str:
-    """The sandbox if it holds, else what is wrong with it."""
+    """The sandbox if it holds, else what is wrong with it. One that held is not tried again by this process."""
     try:
-        sandbox = make()
-        escapes = ways_out(sandbox)
+        return _admitted(make)
     except (MillraceError, ProgramFailed) as error:
         return str(error)
-    return f"it does not keep a program from {', '.join(escapes)}" if escapes else sandbox
+
+
+@functools.cache
+def _admitted(make: Maker) -> Sandbox:
+    sandbox = make()
+    if escapes := ways_out(sandbox):
+        raise Unavailable(f"it does not keep a program from {', '.join(escapes)}")
+    return sandbox
 
 
 def ways_out(sandbox: Sandbox) -> Sequence[str]:
-    """What the probe could do that no program may. Raises SandboxBroken, ProgramFailed."""
+    """What the probe could do that no program may, alone or together with another. Raises SandboxBroken, ProgramFailed."""
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as listener:
         secret = Path(folder) / "secret"
         secret.write_text("secret")
         secret.chmod(0o644)
         Path(folder).chmod(0o777)
         port = listener.getsockname()[1]
-        arguments = [str(secret), folder, port, os.getpid(), _LIMITS.processes]
-        found = Program(_PROBE.read_text()).call(sandbox, "ways_out", arguments, _LIMITS)
-    if not isinstance(found, list) or not all(isinstance(way, str) for way in found):
+        found = _asked(sandbox, "ways_out", [str(secret), folder, port, os.getpid(), _LIMITS.processes])
+    return [*found, *(f"meeting another by {place}" for place in _meetings(sandbox))]
+
+
+def shown(sandbox: Sandbox) -> Sequence[str]:
+    """Files outside of which a program learns that they are there. Raises SandboxBroken, ProgramFailed."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        secret = Path(folder) / "secret"
+        secret.touch()
+        there = [path for path in (str(secret), "/etc/shadow", f"/proc/{os.getpid()}") if os.path.lexists(path)]
+        return _asked(sandbox, "shows", [there])
+
+
+def described(sandbox: Sandbox) -> str:
+    """Its name, and what it cannot hide, if there is something. Raises SandboxBroken, ProgramFailed."""
+    if not shown(sandbox):
+        return sandbox.name
+    return f"{sandbox.name} (it cannot hide which files and processes there are, and how large the files)"
+
+
+def _meetings(sandbox: Sandbox) -> Sequence[str]:
+    """Where one run finds what another left."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with ThreadPoolExecutor(1) as pool:
+        left = pool.submit(_asked, sandbox, "leave", [port, _STAY_SECONDS])
+        found = _asked(sandbox, "find", [port, _STAY_SECONDS * 0.8])
+        return [place for place in found if place in left.result()]
+
+
+def _asked(sandbox: Sandbox, function: str, arguments: Sequence[object]) -> Sequence[str]:
+    found = Program(_PROBE.read_text()).call(sandbox, function, arguments, _LIMITS)
+    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
         raise ProgramFailed(f"the probe answered {found!r}")
     return found

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import functools
+import marshal
 import os
 import sys
 import sysconfig
 from pathlib import Path
 from typing import NamedTuple
 
+from rewards.sandbox.filter import program_of
+
+_START = "import marshal, sys; exec(marshal.loads(bytes.fromhex(sys.argv[1])))"
+
 
 class Interpreter(NamedTuple):
-    """The command that starts the driver, and the paths that it reads."""
+    """The command that starts the driver, whose last word is its filter in hex, and the paths that it reads."""
 
     command: tuple[str, ...]
     readable: tuple[str, ...]
@@ -19,9 +24,15 @@ class Interpreter(NamedTuple):
 
 @functools.cache
 def interpreter() -> Interpreter:
-    """The one that runs us, without its environment, its site packages and its user's settings."""
+    """The one that runs us, without its environment, its site packages and its user's settings.
+
+    Raises:
+        Unavailable: there is no filter for this machine.
+    """
     binary = os.path.realpath(sys.executable)
-    driver = (Path(__file__).parent / "driver.py").read_text()
+    source = (Path(__file__).parent / "driver.py").read_text()
+    # Compiled once, by us, who are the same interpreter: it takes a millisecond that every run would pay.
+    driver = marshal.dumps(compile(source, "<driver>", "exec", dont_inherit=True, optimize=2)).hex()
     paths = sysconfig.get_paths(vars={"base": sys.base_prefix, "platbase": sys.base_prefix})
     shared = os.path.join(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or "")  # noqa: PTH118 both may be empty
     wanted = (
@@ -37,4 +48,4 @@ def interpreter() -> Interpreter:
         "/dev/null",
     )
     readable = tuple(dict.fromkeys(path for path in wanted if os.path.lexists(path)))
-    return Interpreter((binary, "-I", "-S", "-c", driver), readable)
+    return Interpreter((binary, "-I", "-S", "-c", _START, driver, program_of().hex()), readable)

@@ -1,32 +1,148 @@
-"""A program that tries to leave its sandbox. Never imported: it runs inside, before anything else is let in."""
+"""Programs that try to leave their sandbox. Never imported: they run inside, before anything else is let in.
 
+Its functions are calls of their own. `ways_out` tries every door alone; `leave` and `find` run side by side, as two programs
+would that want to meet; `shows` says which files it is told of without being let in.
+"""
+
+import ctypes
+import fcntl
+import mmap
 import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable
+
+LIBRARY = ctypes.CDLL(None, use_errno=True)
+ON_X86 = os.uname().machine == "x86_64"
+FAMILIES, TYPES, PROTOCOLS = range(1, 46), (1, 2, 3, 5), (0, 1, 6, 17, 58, 132, 262)
+"""All families that there are; streams, datagrams, raw and sequenced packets; ICMP, TCP, UDP, SCTP and MPTCP among others."""
+OWN_DESCRIPTORS = 4
+"""Standard input, output and errors, and what the value is written to."""
+KEY = 0x4D494C4C
+NAME = "millrace-probe"
 
 
 def ways_out(secret: str, folder: str, port: int, grader: int, most_processes: int) -> list[str]:
     """What it could do of what no program may."""
     tried: dict[str, Callable[[], object]] = {
+        "keeping descriptors that it was not given": inherited,
         "reading files": lambda: os.open(secret, os.O_RDONLY),
         "writing files": lambda: os.open(folder + "/written", os.O_WRONLY | os.O_CREAT),
         "changing files": lambda: os.chmod(secret, 0o600),  # noqa: PTH101 as few imports as can be
         "reaching the network": lambda: socket.create_connection(("127.0.0.1", port), timeout=1),
-        "signalling its grader": lambda: os.kill(grader, 0),
+        "opening sockets": open_sockets,
+        "sending through a pair of sockets": lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM),
+        "opening sockets by io_uring": lambda: call(425, 425, 8, ctypes.create_string_buffer(256)),
+        "locking files of the system": lock_files,
+        "signalling its grader": lambda: signal_others(grader),
+        "asking the kernel to signal its grader": lambda: fcntl.fcntl(1, fcntl.F_SETOWN, grader),
+        "typing into a terminal": lambda: fcntl.ioctl(0, 0x5412, b"x"),
+        "tracing its grader": lambda: call(101, 117, 0x4206, grader, 0, 0),
         "changing its grader's limits": lambda: resource.prlimit(grader, resource.RLIMIT_CORE),
+        "slowing others down": lambda: os.setpriority(os.PRIO_USER, 0, os.getpriority(os.PRIO_PROCESS, 0)),
         "starting processes without end": lambda: start_processes(2 * most_processes),
         "keeping rights": lambda: os.chroot("/"),
+        "making namespaces": lambda: call(272, 97, 0x10000000),
+        "calls of other machines": foreign_calls,
     }
-    found = []
-    for name, attempt in tried.items():
-        try:
-            attempt()
-        except OSError:
-            continue
-        found.append(name)
+    return [name for name, attempt in tried.items() if succeeds(attempt)]
+
+
+def succeeds(attempt: Callable[[], object]) -> bool:
+    """Whether the kernel let it."""
+    try:
+        attempt()
+    except OSError:
+        return False
+    return True
+
+
+def any_of(attempts: list[Callable[[], object]]) -> None:
+    """Raises OSError where none succeeds."""
+    found = [succeeds(attempt) for attempt in attempts]
+    if True not in found:
+        raise OSError
+
+
+def call(on_x86: int, on_arm: int, *arguments: object) -> int:
+    """A system call by its number. Raises OSError."""
+    found: int = LIBRARY.syscall(on_x86 if ON_X86 else on_arm, *arguments)
+    if found < 0:
+        raise OSError(ctypes.get_errno(), "refused")
     return found
+
+
+def inherited() -> None:
+    """Raises OSError where there is none."""
+    any_of([lambda number=number: os.fstat(number) for number in range(OWN_DESCRIPTORS, 1024)])  # type: ignore[misc]
+
+
+def open_sockets() -> None:
+    """Of every family: one that cannot be opened can neither connect nor listen. Raises OSError."""
+    for family in FAMILIES:
+        for kind in TYPES:
+            for protocol in PROTOCOLS:
+                if succeeds(lambda: os.close(call(41, 198, family, kind, protocol))):  # noqa: B023 called at once
+                    return
+    raise OSError
+
+
+def lock_files() -> None:
+    """Others read the file too. Raises OSError."""
+    file = os.open(os.__file__, os.O_RDONLY)
+    try:
+        any_of(
+            [
+                lambda: fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB),
+                lambda: fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB),
+                lambda: fcntl.fcntl(file, 37, ctypes.string_at(ctypes.create_string_buffer(32), 32)),
+                lambda: fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK),
+                lambda: fcntl.fcntl(file, fcntl.F_NOTIFY, 0),
+            ]
+        )
+    finally:
+        os.close(file)
+
+
+def signal_others(grader: int) -> None:
+    """Whoever is above: the grader, the driver, the first process, everybody. Signal 0 only asks. Raises OSError."""
+    nothing = ctypes.create_string_buffer(128)
+    attempts: list[Callable[[], object]] = []
+    for process in (grader, os.getppid(), 1):
+        attempts += [
+            lambda process=process: os.kill(process, 0),  # type: ignore[misc]
+            lambda process=process: call(200, 130, process, 0),  # type: ignore[misc]
+            lambda process=process: call(234, 131, process, process, 0),  # type: ignore[misc]
+            lambda process=process: call(129, 138, process, 0, nothing),  # type: ignore[misc]
+            lambda process=process: call(424, 424, os.pidfd_open(process), 0, None, 0),  # type: ignore[misc]
+        ]
+    any_of([*attempts, lambda: os.kill(-1, 0), lambda: os.kill(0, 0)])
+
+
+def foreign_calls() -> None:
+    """`socket` by the numbers of x32 and of i386, which run on the same machine. Raises OSError."""
+    if not ON_X86:
+        raise OSError
+    any_of([lambda: survives(lambda: call(0x40000000 + 41, 0, 1, 1, 0)), lambda: survives(by_interrupt)])
+
+
+def by_interrupt() -> None:
+    """Push rbx; mov eax, 359; mov ebx, 1; mov ecx, 1; xor edx, edx; int 0x80; pop rbx; ret. Raises OSError."""
+    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(bytes.fromhex("53 b867010000 bb01000000 b901000000 31d2 cd80 5b c3"))
+    if ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))() < 0:
+        raise OSError
+
+
+def survives(attempt: Callable[[], object]) -> None:
+    """Try it in a child, for some filters kill. Raises OSError where it does not end well."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if succeeds(attempt) else 1)
+    if os.waitpid(child, 0)[1]:
+        raise OSError
 
 
 def start_processes(count: int) -> None:
@@ -43,3 +159,117 @@ def start_processes(count: int) -> None:
         for child in children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
+
+
+def meeting_points(port: int) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
+    """By what two programs could meet: what one leaves, and how the other finds it. Both raise OSError."""
+    listener, seeker = socket.socket, socket.socket
+    created = 0o1000 | 0o2000 | 0o666  # new, and nobody's before
+    file = os.open(os.__file__, os.O_RDONLY)
+    return {
+        "a port": (
+            lambda: hold(socket.create_server(("127.0.0.1", port))),
+            lambda: socket.create_connection(("127.0.0.1", port), timeout=1),
+        ),
+        "an abstract socket": (
+            lambda: hold(bound(listener(socket.AF_UNIX), "\0" + NAME)),
+            lambda: seeker(socket.AF_UNIX).connect("\0" + NAME),
+        ),
+        "shared memory": (
+            lambda: call(29, 194, KEY, 4096, created),
+            lambda: call(31, 195, call(29, 194, KEY, 0, 0), 0, None),
+        ),
+        "a queue of messages": (
+            lambda: call(68, 186, KEY, created),
+            lambda: call(71, 187, call(68, 186, KEY, 0), 0, None),
+        ),
+        "a named queue": (
+            lambda: call(240, 180, NAME.encode(), 0o102, 0o666, None),
+            lambda: call(241, 181, NAME.encode()),
+        ),
+        "a keyring": (
+            lambda: call(248, 217, b"user", NAME.encode(), b"x", 1, -4),
+            lambda: call(250, 219, 21, call(250, 219, 10, -4, b"user", NAME.encode(), 0)),
+        ),
+        "a lock": (lambda: fcntl.flock(file, fcntl.LOCK_EX), lambda: find_locked(file)),
+        "a file in memory": (
+            lambda: os.open("/dev/shm/" + NAME, os.O_CREAT | os.O_WRONLY),  # noqa: S108 that is the question
+            lambda: os.unlink("/dev/shm/" + NAME),  # noqa: S108, PTH108 as above
+        ),
+        "a temporary file": (
+            lambda: os.open("/tmp/" + NAME, os.O_CREAT | os.O_WRONLY),  # noqa: S108 as above
+            lambda: os.unlink("/tmp/" + NAME),  # noqa: S108, PTH108 as above
+        ),
+        "each other's numbers": (lambda: None, find_others),
+        "the time of /dev/null": (lambda: os.utime("/dev/null"), lambda: is_new("/dev/null")),
+    }
+
+
+HELD: list[object] = []
+
+
+def hold(what: object) -> None:
+    """Until the program ends."""
+    HELD.append(what)
+
+
+def bound(server: socket.socket, address: str) -> socket.socket:
+    """It, listening."""
+    server.bind(address)
+    server.listen()
+    return server
+
+
+def find_locked(file: int) -> None:
+    """It finds the lock where it cannot have it. Raises OSError where there is none, or no locking at all."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    fcntl.flock(file, fcntl.LOCK_UN)
+    raise OSError
+
+
+def find_others() -> None:
+    """Processes that are neither its own nor those above. Raises OSError where there is none."""
+    own = os.getpid()
+    others = {*range(max(2, own - 100), own + 100)} - {own, os.getppid()}
+    any_of([lambda number=number: os.kill(number, 0) for number in others])  # type: ignore[misc]
+
+
+def is_new(path: str) -> None:
+    """Raises OSError where it was not touched within the last seconds."""
+    if time.time() - os.stat(path).st_mtime > 5:  # noqa: PTH116, PLR2004 as few imports as can be
+        raise OSError
+
+
+def leave(port: int, seconds: float) -> list[str]:
+    """Leave something wherever it can be left, and stay for so long. Returns where it could."""
+    found = [name for name, (left, _) in meeting_points(port).items() if succeeds(left)]
+    time.sleep(seconds)
+    return found
+
+
+def find(port: int, seconds: float) -> list[str]:
+    """Where another program's was found, within so many seconds."""
+    points = meeting_points(port)
+    found: list[str] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found += [name for name, (_, seek) in points.items() if name not in found and succeeds(seek)]
+        time.sleep(0.05)
+    return found
+
+
+def shows(paths: list[str]) -> list[str]:
+    """Of which it learns that they are there, by their size or by being refused."""
+    found = []
+    for path in paths:
+        try:
+            os.stat(path)  # noqa: PTH116 as few imports as can be
+        except PermissionError:
+            pass
+        except OSError:
+            continue
+        found.append(path)
+    return found

@@ -15,6 +15,7 @@ from commands.home import claimed, prepare_home
 from contracts.errors import InvalidSettings, InvalidTask
 from contracts.settings import Settings
 from rewards.__main__ import main as run_rewards
+from rewards.preflight import check_tasks
 from tests.judge_server import judge_server, verdict
 
 ROOT = Path(__file__).parents[3]
@@ -125,3 +126,16 @@ def test_a_refused_start_takes_away_what_it_made_and_nothing_else(tmp_path: Path
     with claimed(tmp_path / "new"):
         (tmp_path / "new" / "millrace.toml").touch()
     assert (tmp_path / "new" / "up.lock").exists()
+
+
+def test_where_code_runs_and_what_that_cannot_hide_is_said_before_the_start(tmp_path: Path) -> None:
+    told: list[str] = []
+    for sandbox in ("sandlock", "bubblewrap"):
+        path = tmp_path / f"{sandbox}.toml"
+        path.write_text(TASK + CODE.replace("partial = true", f'sandbox = "{sandbox}"'))
+        check_tasks((path,), NOWHERE, told.append)
+    assert told[0].endswith(
+        "verifier 'program' runs code in sandlock (it cannot hide which files and processes there are, and how large the files)"
+    )
+    assert told[1].endswith("verifier 'program' runs code in bubblewrap")
+    assert "bubblewrap.toml:" in told[1]

@@ -105,10 +105,12 @@ def test_the_second_and_every_other_turn_of_telemetry_is_material_too(make: Make
     assert absent.status == "unlabelled"
 
 
-def test_a_judge_that_parrots_the_answer_gives_no_verdict(make: Make, server: JudgeServer) -> None:
+def test_a_verdict_that_a_judge_parrots_counts_for_nothing_and_against_the_answer(
+    make: Make, server: JudgeServer
+) -> None:
     server.decide = lambda asked: f"It says {asked.answer}. " + verdict("no")
     (check,) = make().check_all([an_answer('{"reason": "x", "level": "yes"}')])
-    assert (check.value, check.status, check.fault) == (None, "unscored", "infra")
+    assert (check.value, check.status, check.fault) == (0.0, "scored", "model")
 
 
 @pytest.mark.parametrize("content", ["I cannot say.", verdict("excellent"), "", '{"reason": "cut'])
@@ -119,7 +121,7 @@ def test_what_is_no_verdict_is_our_fault_never_a_value(make: Make, server: Judge
         (check,) = make(store).check_all([an_answer()])
         assert (check.value, check.status, check.fault) == (None, "unscored", "infra")
         assert "judge_error" in check.reason
-    assert len(server.asked) == 2  # and it is not remembered
+    assert len(server.asked) == 6  # once, once more, and without the answer; and it is not remembered
 
 
 def test_a_judge_that_is_away_is_our_fault(make: Make, server: JudgeServer) -> None:

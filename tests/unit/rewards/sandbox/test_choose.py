@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -10,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.attacks._worlds import NoSandbox
 from contracts.errors import InvalidTask, Unavailable
-from rewards.sandbox.choose import first_that_holds, sandbox_named, ways_out
+from rewards.sandbox.choose import MAKERS, described, first_that_holds, sandbox_named, shown, tried, ways_out
 from rewards.sandbox.port import Limits, Ran, Sandbox, SandboxBroken
 from rewards.sandbox.programs import Program
 from rewards.verifiers.code import CodeConfig
-from tests.unit.rewards.sandbox.worlds import NoSandbox
 
 ROOT = Path(__file__).parents[4]
 AS_NOBODY = """
@@ -71,6 +72,95 @@ def test_what_leaks_is_refused_by_name_with_what_it_lets_through() -> None:
     assert "changing its grader's limits" in refused.value.message
 
 
+def test_the_probe_tries_every_door() -> None:
+    """Each of them is open where there are no walls, so none is found closed for another reason."""
+    open_doors = {
+        "reading files", "writing files", "changing files", "reaching the network", "opening sockets",
+        "sending through a pair of sockets", "opening sockets by io_uring", "locking files of the system",
+        "signalling its grader", "asking the kernel to signal its grader", "slowing others down",
+        "changing its grader's limits", "starting processes without end",
+    }  # fmt: skip
+    met = {
+        "a port", "an abstract socket", "shared memory", "a queue of messages", "a named queue", "a lock",
+        "a temporary file", "each other's numbers", "the time of /dev/null",
+    }  # fmt: skip
+    found = {*ways_out(NoSandbox())}
+    assert found >= open_doors
+    assert found >= {f"meeting another by {place}" for place in met}
+
+
+def test_without_its_filter_nothing_runs() -> None:
+    for broken in (b"", bytes(8), bytes(7)):
+        refused = tried(lambda broken=broken: NoSandbox(broken))  # type: ignore[misc]
+        assert isinstance(refused, str)
+        assert "the filter of system calls cannot be installed: seccomp was refused" in refused
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_filter_is_the_same_in_all_and_stays_with_children(name: str) -> None:
+    sandbox = tried(MAKERS[name])
+    if isinstance(sandbox, str):
+        pytest.skip(sandbox)
+    source = """
+import os, sys
+def f():
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    if os.fork() == 0:
+        asks = f"import _socket, os\\ntry: _socket.socket(2, 1, 262)\\nexcept OSError as error: os.write({writing}, str(error.errno).encode())"
+        os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", asks])
+    os.close(writing)
+    return os.read(reading, 10).decode()
+"""
+    assert Program(source).call(sandbox, "f", [], Limits()) == str(errno.EPERM)
+
+
+HONEST = """
+import asyncio, os, queue, random, select, signal, socket, sqlite3, subprocess, sys, tempfile, threading, time
+from concurrent.futures import ThreadPoolExecutor
+async def later():
+    await asyncio.gather(*(asyncio.sleep(0.001) for _ in range(3)))
+    return "loop"
+def f():
+    found = [asyncio.run(later())]
+    with ThreadPoolExecutor(2) as pool:
+        found.append(sum(pool.map(abs, [-1, -2])))
+    child = os.fork()
+    if child == 0:
+        time.sleep(9)
+    os.kill(child, signal.SIGTERM)
+    found.append(os.waitpid(child, 0)[1])
+    if (child := os.fork()) == 0:
+        os.abort()
+    found.append(os.waitpid(child, 0)[1])
+    one, other = socket.socketpair()
+    one.send(b"x")
+    found += [other.recv(1).decode(), len(select.select([other], [], [], 0)[0])]
+    found.append(subprocess.run([sys.executable, "-I", "-S", "-c", "print(1)"], capture_output=True).stdout.decode())
+    found.append(sqlite3.connect(":memory:").execute("select 1").fetchone())
+    signal.setitimer(signal.ITIMER_REAL, 9)
+    signal.raise_signal(signal.SIGCHLD)
+    return [*found, sys.stdin.isatty(), os.nice(0) >= 0, random.SystemRandom().random() < 1]
+"""
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_honest_programs_miss_nothing(name: str) -> None:
+    sandbox = tried(MAKERS[name])
+    if isinstance(sandbox, str):
+        pytest.skip(sandbox)
+    found = Program(HONEST).call(sandbox, "f", [], Limits())
+    assert found == ["loop", 3, 15, 6, "x", 0, "1\n", [1], False, True, True]
+
+
+def test_a_sandbox_says_which_files_it_cannot_hide() -> None:
+    assert len(shown(NoSandbox())) == 3
+    assert described(NoSandbox()).startswith("none (it cannot hide which files")
+    for name in ("bubblewrap", "namespaces"):
+        held = tried(MAKERS[name])
+        assert isinstance(held, str) or described(held) == name
+
+
 def test_where_none_holds_each_is_named_with_its_reason() -> None:
     with pytest.raises(Unavailable) as refused:
         first_that_holds({"first": missing, "second": Unable})
@@ -105,7 +195,7 @@ def test_an_ordinary_user_has_a_sandbox() -> None:
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "auto 2" in done.stdout.splitlines(), done.stdout
+    assert done.stdout.splitlines() == [f"{name} 2" for name in ("auto", *MAKERS)], done.stdout
 
 
 def test_runs_share_nothing() -> None:

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.attacks._doors import DOORS
+from benchmarks.attacks._escapes import BOMBS, ESCAPES, Escape
+from benchmarks.attacks._worlds import NoSandbox, World, open_world
 from contracts.errors import Unavailable
 from rewards.sandbox.choose import MAKERS, sandbox_named
 from rewards.sandbox.port import Limits, Sandbox
 from rewards.sandbox.programs import Program, ProgramFailed
-from tests.unit.rewards.sandbox.attacks import BOMBS, ESCAPES, Attack
-from tests.unit.rewards.sandbox.worlds import NoSandbox, World, open_world
 
 pytestmark = pytest.mark.slow
 
+ALL = {**ESCAPES, **DOORS}
 SHORT = Limits(seconds=1.0)
 
 
@@ -43,7 +45,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield opened
 
 
-def escaped(sandbox: Sandbox, attack: Attack, world: World) -> bool:
+def escaped(sandbox: Sandbox, attack: Escape, world: World) -> bool:
     argument = world.as_argument(is_bare=sandbox.name == "none")
     try:
         found = Program(attack.source).call(sandbox, "f", [argument], Limits(seconds=5.0))
@@ -54,28 +56,28 @@ def escaped(sandbox: Sandbox, attack: Attack, world: World) -> bool:
 
 
 def test_the_battery_is_as_large_as_it_claims() -> None:
-    assert len(ESCAPES) >= 40
+    assert len(ALL) >= 100
     assert len(BOMBS) >= 20
 
 
-@pytest.mark.parametrize("name", ESCAPES)
+@pytest.mark.parametrize("name", ALL)
 def test_an_escape_is_contained(sandbox: Sandbox, name: str, world: World) -> None:
-    attack = ESCAPES[name]
-    if attack.only not in ("", sandbox.name):
-        pytest.skip(f"{sandbox.name} has no filter of system calls")
+    attack = ALL[name]
+    if attack.but == sandbox.name:
+        pytest.skip(f"{sandbox.name} cannot stop it, and says so")
     assert not escaped(sandbox, attack, world)
     assert world.touched() == []
 
 
-@pytest.mark.parametrize("name", [name for name, attack in ESCAPES.items() if attack.outside])
+@pytest.mark.parametrize("name", [name for name, attack in ALL.items() if attack.outside])
 def test_the_same_attack_succeeds_where_there_are_no_walls(name: str, world: World) -> None:
-    assert escaped(NoSandbox(), ESCAPES[name], world)
+    assert escaped(NoSandbox(), ALL[name], world)
 
 
 def explode(sandbox: Sandbox, name: str, world: World) -> float:
     started = time.monotonic()
     with pytest.raises(ProgramFailed):
-        Program(Attack(BOMBS[name]).source).call(sandbox, "f", [world.as_argument()], SHORT)
+        Program(Escape(BOMBS[name]).source).call(sandbox, "f", [world.as_argument()], SHORT)
     return time.monotonic() - started
 
 

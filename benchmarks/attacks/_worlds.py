@@ -1,4 +1,4 @@
-"""What attacks are aimed at, and a sandbox that is none."""
+"""What programs are aimed at that want out, and a sandbox that is none."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from rewards.sandbox.filter import allow_all
 from rewards.sandbox.interpreter import interpreter
 from rewards.sandbox.port import Limits, Ran
 
-SOURCE = Path(__file__).parents[4] / "rewards" / "verifiers" / "code.py"
+SOURCE = Path(__file__).parents[2] / "rewards" / "verifiers" / "code.py"
 
 
 class World:
@@ -116,13 +117,20 @@ def open_world(folder: Path) -> Iterator[World]:
 
 
 class NoSandbox:
-    """Runs the driver as it is: what the attacks are compared with, and what the probe has to refuse."""
+    """Runs the driver as it is, and its filter refuses nothing: what attacks are compared with, and the probe has to refuse."""
 
     name = "none"
+
+    def __init__(self, instructions: bytes | None = None) -> None:
+        self._filter = allow_all() if instructions is None else instructions
 
     def run(self, stdin: bytes, limits: Limits) -> Ran:
         started = time.monotonic()
         done = subprocess.run(  # noqa: S603 our own command
-            interpreter().command, input=stdin, capture_output=True, timeout=limits.seconds, check=False
+            [*interpreter().command[:-1], self._filter.hex()],
+            input=stdin,
+            capture_output=True,
+            timeout=limits.seconds,
+            check=False,
         )
         return Ran("exit", done.returncode, done.stdout, done.stderr, time.monotonic() - started)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Attack(NamedTuple):
+class Escape(NamedTuple):
     """`f(world)`, as its lines. `outside`: harmless enough to be run without a sandbox, to see that it works."""
 
     lines: str
     outside: bool = False
-    only: str = ""
-    """The one sandbox that is meant to stop it."""
+    but: str = ""
+    """The one sandbox that is not meant to stop it."""
 
     @property
     def source(self) -> str:
@@ -26,21 +26,38 @@ def syscall(number: int, *arguments: str) -> str:
 
 
 ESCAPES = {
-    "read a secret file": Attack('return open(world["secret"]).read() == "secret"', outside=True),
-    "read it by the root of its own process": Attack(
+    "read a secret file": Escape('return open(world["secret"]).read() == "secret"', outside=True),
+    "read it by the root of its own process": Escape(
         'return open("/proc/self/root" + world["secret"]).read() == "secret"', outside=True
     ),
-    "list a folder": Attack('return "secret" in os.listdir(world["folder"])', outside=True),
-    "read /etc/shadow": Attack('return bool(open("/etc/shadow").read())'),
-    "read the environment of its grader": Attack(
+    "learn how large a file is": Escape('return os.stat(world["secret"]).st_size == 6', outside=True, but="sandlock"),
+    "learn that a file is there": Escape(
+        """
+try:
+    os.stat("/etc/shadow")
+except PermissionError:
+    pass
+except OSError:
+    return False
+return True
+""",
+        outside=True,
+        but="sandlock",
+    ),
+    "learn which processes there are": Escape(
+        "os.stat(f\"/proc/{world['grader']}\")\nreturn True", outside=True, but="sandlock"
+    ),
+    "list a folder": Escape('return "secret" in os.listdir(world["folder"])', outside=True),
+    "read /etc/shadow": Escape('return bool(open("/etc/shadow").read())'),
+    "read the environment of its grader": Escape(
         'return bool(open(f"/proc/{world[\'grader\']}/environ", "rb").read())', outside=True
     ),
-    "read the memory of its grader": Attack(
+    "read the memory of its grader": Escape(
         "open(f\"/proc/{world['grader']}/maps\").read()\nreturn True", outside=True
     ),
-    "list processes": Attack('return str(world["grader"]) in os.listdir("/proc")', outside=True),
-    "read the source of its grader": Attack('return "VERSION" in open(world["source"]).read()', outside=True),
-    "read an inherited descriptor": Attack(
+    "list processes": Escape('return str(world["grader"]) in os.listdir("/proc")', outside=True),
+    "read the source of its grader": Escape('return "VERSION" in open(world["source"]).read()', outside=True),
+    "read an inherited descriptor": Escape(
         """
 for number in range(3, 64):
     try:
@@ -51,12 +68,12 @@ for number in range(3, 64):
 return False
 """
     ),
-    "see the environment": Attack('return bool(os.environ.keys() - {"LC_CTYPE", "PWD", "OLDPWD"})', outside=True),
-    "connect to a listener on this machine": Attack(
+    "see the environment": Escape('return bool(os.environ.keys() - {"LC_CTYPE", "PWD", "OLDPWD"})', outside=True),
+    "connect to a listener on this machine": Escape(
         'import socket\nsocket.create_connection(("127.0.0.1", world["tcp"]), timeout=1).close()\nreturn True',
         outside=True,
     ),
-    "connect out": Attack(
+    "connect out": Escape(
         """
 import errno, socket
 try:
@@ -66,7 +83,7 @@ except OSError as error:
 return True
 """
     ),
-    "send a datagram": Attack(
+    "send a datagram": Escape(
         """
 import socket
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
@@ -75,21 +92,19 @@ return world["is_bare"]
 """,
         outside=True,
     ),
-    "connect to a unix socket": Attack(
+    "connect to a unix socket": Escape(
         'import socket\nwith socket.socket(socket.AF_UNIX) as client:\n    client.connect(world["unix"])\nreturn True',
         outside=True,
     ),
-    "connect to an abstract unix socket": Attack(
+    "connect to an abstract unix socket": Escape(
         "import socket\nwith socket.socket(socket.AF_UNIX) as client:\n"
         '    client.connect("\\0" + world["abstract"])\nreturn True',
         outside=True,
     ),
-    "listen": Attack(
-        'import socket\nwith socket.create_server(("127.0.0.1", 0)):\n    return True', outside=True, only="sandlock"
-    ),
-    "signal its grader": Attack('os.kill(world["grader"], 0)\nreturn True', outside=True),
-    "trace its grader": Attack(syscall(101, "0x4206", 'world["grader"]', "0", "0")),
-    "read its grader's memory by a call": Attack(
+    "listen": Escape('import socket\nwith socket.create_server(("127.0.0.1", 0)):\n    return True', outside=True),
+    "signal its grader": Escape('os.kill(world["grader"], 0)\nreturn True', outside=True),
+    "trace its grader": Escape(syscall(101, "0x4206", 'world["grader"]', "0", "0")),
+    "read its grader's memory by a call": Escape(
         """
 import ctypes, errno
 own = (ctypes.c_char * 8)()
@@ -99,13 +114,13 @@ done = ctypes.CDLL(None, use_errno=True).syscall(310, world["grader"], here, 1, 
 return done >= 0 or ctypes.get_errno() == errno.EFAULT
 """,
     ),
-    "change its grader's limits": Attack(
+    "change its grader's limits": Escape(
         'import resource\nresource.prlimit(world["grader"], resource.RLIMIT_CORE, (0, 0))\nreturn True', outside=True
     ),
-    "slow its grader down": Attack('os.setpriority(os.PRIO_PROCESS, world["grader"], 1)\nreturn True'),
-    "pin its grader to a core": Attack('os.sched_setaffinity(world["grader"], {0})\nreturn True'),
-    "write a file": Attack('open(world["folder"] + "/written", "w").write("x")\nreturn True', outside=True),
-    "write where programs may write": Attack(
+    "slow its grader down": Escape('os.setpriority(os.PRIO_PROCESS, world["grader"], 1)\nreturn True'),
+    "pin its grader to a core": Escape('os.sched_setaffinity(world["grader"], {0})\nreturn True'),
+    "write a file": Escape('open(world["folder"] + "/written", "w").write("x")\nreturn True', outside=True),
+    "write where programs may write": Escape(
         """
 for folder in ("/tmp", "/var/tmp", "/dev/shm", "/run", ".", "/", "/dev", "/mnt", "/home", os.path.expanduser("~")):
     try:
@@ -120,29 +135,29 @@ return False
 """,
         outside=True,
     ),
-    "follow a symbolic link of its own": Attack(
+    "follow a symbolic link of its own": Escape(
         'link = world["folder"] + "/link"\nos.symlink(world["secret"], link)\nreturn open(link).read() == "secret"',
         outside=True,
     ),
-    "make a hard link": Attack('os.link(world["secret"], world["folder"] + "/hard")\nreturn True', outside=True),
-    "rename a file": Attack(
+    "make a hard link": Escape('os.link(world["secret"], world["folder"] + "/hard")\nreturn True', outside=True),
+    "rename a file": Escape(
         'os.rename(world["secret"], world["secret"] + "2")\nos.rename(world["secret"] + "2", world["secret"])\n'
         "return True",
         outside=True,
     ),
-    "truncate a file": Attack('os.truncate(world["secret"], 6)\nreturn True', outside=True),
-    "make a file anybody's and setuid": Attack('os.chmod(world["secret"], 0o4777)\nreturn True', outside=True),
-    "give a file away": Attack(
+    "truncate a file": Escape('os.truncate(world["secret"], 6)\nreturn True', outside=True),
+    "make a file anybody's and setuid": Escape('os.chmod(world["secret"], 0o4777)\nreturn True', outside=True),
+    "give a file away": Escape(
         'os.chown(world["secret"], os.stat(world["secret"]).st_uid, 65534)\nreturn True', outside=True
     ),
-    "change the time of a file": Attack('os.utime(world["secret"], (0, 0))\nreturn True', outside=True),
-    "change the attributes of a file": Attack('os.setxattr(world["secret"], "user.x", b"x")\nreturn True'),
-    "change the standard library": Attack('open(os.__file__, "r+b").close()\nreturn True', outside=True),
-    "add a package": Attack(
+    "change the time of a file": Escape('os.utime(world["secret"], (0, 0))\nreturn True', outside=True),
+    "change the attributes of a file": Escape('os.setxattr(world["secret"], "user.x", b"x")\nreturn True'),
+    "change the standard library": Escape('open(os.__file__, "r+b").close()\nreturn True', outside=True),
+    "add a package": Escape(
         'path = os.path.join(os.path.dirname(os.__file__), "site-packages")\n'
         "return bool(open(os.path.join(path, world['marker'] + '.py'), 'w'))"
     ),
-    "fill memory that is a file": Attack(
+    "fill memory that is a file": Escape(
         """
 file = os.memfd_create("x")
 for _ in range(100):
@@ -151,7 +166,7 @@ return os.fstat(file).st_size > 2**20
 """,
         outside=True,
     ),
-    "open devices": Attack(
+    "open devices": Escape(
         """
 for device in ("/dev/tty", "/dev/mem", "/dev/kmsg", "/dev/vda", "/dev/sda", "/dev/fuse", "/dev/ptmx"):
     try:
@@ -162,19 +177,19 @@ for device in ("/dev/tty", "/dev/mem", "/dev/kmsg", "/dev/vda", "/dev/sda", "/de
 return False
 """
     ),
-    "become root": Attack("os.setuid(0)\nreturn not world['is_bare'] and open('/etc/shadow').read() != ''"),
-    "change its root": Attack('os.chroot("/dev")\nreturn True'),
-    "make a user namespace": Attack(syscall(272, "0x10000000")),
-    "make a mount namespace": Attack(syscall(272, "0x00020000")),
-    "mount": Attack(syscall(165, 'b"x"', 'b"/"', 'b"tmpfs"', "0", "0")),
-    "load a program into the kernel": Attack(syscall(321, "0", "(ctypes.c_uint32 * 32)(2, 4, 4, 1)", "128")),
-    "use io_uring": Attack(syscall(425, "8", "(ctypes.c_char * 256)()"), only="sandlock"),
-    "use the session's keyring": Attack(syscall(248, 'b"user"', 'b"a"', 'b"b"', "1", "-3"), only="sandlock"),
-    "watch page faults": Attack(syscall(323, "0"), only="sandlock"),
-    "count events": Attack(syscall(298, "(ctypes.c_uint32 * 32)(1, 128)", "0", "-1", "-1", "0"), only="sandlock"),
-    "open a file by its handle": Attack(syscall(304, "-100", "(ctypes.c_uint32 * 4)(8, 1, 2, 0)", "0")),
-    "set the clock": Attack(syscall(227, "0", "(ctypes.c_uint64 * 2)(1, 0)")),
-    "switch address randomisation off": Attack(syscall(135, "0x0040000"), only="sandlock"),
+    "become root": Escape("os.setuid(0)\nreturn not world['is_bare'] and open('/etc/shadow').read() != ''"),
+    "change its root": Escape('os.chroot("/dev")\nreturn True'),
+    "make a user namespace": Escape(syscall(272, "0x10000000")),
+    "make a mount namespace": Escape(syscall(272, "0x00020000")),
+    "mount": Escape(syscall(165, 'b"x"', 'b"/"', 'b"tmpfs"', "0", "0")),
+    "load a program into the kernel": Escape(syscall(321, "0", "(ctypes.c_uint32 * 32)(2, 4, 4, 1)", "128")),
+    "use io_uring": Escape(syscall(425, "8", "(ctypes.c_char * 256)()")),
+    "use the session's keyring": Escape(syscall(248, 'b"user"', 'b"a"', 'b"b"', "1", "-3")),
+    "watch page faults": Escape(syscall(323, "0")),
+    "count events": Escape(syscall(298, "(ctypes.c_uint32 * 32)(1, 128)", "0", "-1", "-1", "0")),
+    "open a file by its handle": Escape(syscall(304, "-100", "(ctypes.c_uint32 * 4)(8, 1, 2, 0)", "0")),
+    "set the clock": Escape(syscall(227, "0", "(ctypes.c_uint64 * 2)(1, 0)")),
+    "switch address randomisation off": Escape(syscall(135, "0x0040000")),
 }
 
 BOMBS = {

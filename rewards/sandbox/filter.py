@@ -1,0 +1,84 @@
+"""The filter of system calls that the driver installs before a program begins, in every sandbox the same. Pure.
+
+Classic BPF as the kernel's seccomp(2) reads it: eight bytes an instruction, of an operation, two jumps and a constant. The
+kernel notes calls that are allowed whatever their arguments, and runs the filter only for the others.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import platform
+import struct
+import sys
+from collections.abc import Mapping
+
+from contracts.errors import Unavailable
+from rewards.sandbox.calls import ABSENT, DENIED, NEWEST, NUMBERS, TESTED, Test
+
+# linux/bpf_common.h
+_LOAD, _EQUAL, _ABOVE, _AND, _RETURN = 0x20, 0x15, 0x25, 0x54, 0x06
+# linux/seccomp.h
+_ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
+_ARCHITECTURES: Mapping[str, int] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+"""linux/audit.h. Another one than the interpreter's is 32 bits, whose numbers mean other calls."""
+
+Instruction = tuple[int, int, int, int]
+
+
+@functools.cache
+def program_of(machine: str = "") -> bytes:
+    """The filter for a machine (`x86_64`, `aarch64`; this one by default), as bytes of `struct sock_filter`.
+
+    Raises:
+        Unavailable: there is none for it.
+    """
+    machine = machine or platform.machine()
+    if machine not in _ARCHITECTURES or sys.maxsize < 2**32:
+        raise Unavailable(
+            f"there is no filter of system calls for {machine} with {sys.maxsize.bit_length() + 1} bits; there are "
+            f"{' and '.join(_ARCHITECTURES)}"
+        )
+    refused = _ERRNO | errno.EPERM
+    absent = _ERRNO | errno.ENOSYS
+    found: list[Instruction] = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_EQUAL, 1, 0, _ARCHITECTURES[machine]),
+        (_RETURN, 0, 0, _KILL_PROCESS),
+        (_LOAD, 0, 0, _NUMBER),
+        # Above are the calls of x32 as well.
+        (_ABOVE, 0, 1, NEWEST),
+        (_RETURN, 0, 0, absent),
+    ]
+    answers = {name: [(_RETURN, 0, 0, refused)] for names in DENIED.values() for name in names}
+    answers |= {name: [(_RETURN, 0, 0, absent)] for name in ABSENT}
+    answers |= {name: _tested(tests, refused) for name, tests in TESTED.items()}
+    for name, answer in answers.items():
+        number = NUMBERS[name].x86_64 if machine == "x86_64" else NUMBERS[name].aarch64
+        if number is not None:
+            found += [(_EQUAL, 0, len(answer), number), *answer]
+    return _bytes([*found, (_RETURN, 0, 0, _ALLOW)])
+
+
+def allow_all() -> bytes:
+    """The filter that refuses nothing, to compare with."""
+    return _bytes([(_RETURN, 0, 0, _ALLOW)])
+
+
+def _tested(tests: tuple[Test, ...], refused: int) -> list[Instruction]:
+    found: list[Instruction] = []
+    for test in tests:
+        found += [(_LOAD, 0, 0, _ARGUMENTS + 8 * test.argument), (_AND, 0, 0, test.mask)]
+        for place, value in enumerate(test.values, start=1):
+            # To what follows the refusal, or to the refusal, which stands after the last comparison.
+            left = len(test.values) - place
+            found.append((_EQUAL, left + 1 if test.wanted else left, 0, value))
+        if not test.wanted:
+            found[-1] = (_EQUAL, 0, 1, test.values[-1])
+        found.append((_RETURN, 0, 0, refused))
+    return [*found, (_RETURN, 0, 0, _ALLOW)]
+
+
+def _bytes(instructions: list[Instruction]) -> bytes:
+    return b"".join(struct.pack("<HBBI", *instruction) for instruction in instructions)
