@@ -170,7 +170,7 @@ def _signed_by(home: Path, key_id: str) -> list[int]:
     """Versions that only this key vouches for; none where a home has no settings yet, hence no store."""
     if not (home / "millrace.toml").exists():
         return []
-    from contracts.weights.store import open_any_store  # noqa: PLC0415 the other commands need no codec
+    from contracts.weights.opening import open_any_store  # noqa: PLC0415 the other commands need no codec
 
     settings = load_settings(home)
     store = open_any_store(settings, keyring=None)

@@ -8,16 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from contracts.errors import StaleWrite
-from contracts.weights.files import make_folder_durably, read_file, write_durably
-from contracts.weights.pointer import PointerStore, Stored, pointer_path
+from contracts.errors import StaleWrite, WeightsRefused
+from contracts.weights.files import make_folder_durably, read_small, write_durably
+from contracts.weights.pointer import MOST_BYTES, PointerStore, Stored, pointer_path
 from contracts.weights.store import FolderWeightStore, WeightStore
 
 if TYPE_CHECKING:
     from contracts.weights.object_store import ObjectWeightStore
-
-_MOST_BYTES = 2**16
-"""Of a pointer; what is longer is none."""
 
 
 class FolderPointers(PointerStore):
@@ -29,9 +26,11 @@ class FolderPointers(PointerStore):
     def read(self, policy: str, arm: str) -> Stored | None:
         """See `PointerStore.read`."""
         try:
-            text = read_file(self._root / pointer_path(policy, arm), 0, _MOST_BYTES)
+            text = read_small(self._root, pointer_path(policy, arm), MOST_BYTES)
         except FileNotFoundError:
             return None
+        except WeightsRefused as error:
+            return Stored(b"", tag="", problem=error.message)
         return Stored(text, tag="")
 
     def replace(self, policy: str, arm: str, text: bytes, seen: Stored | None) -> None:
@@ -63,7 +62,14 @@ class ObjectPointers(PointerStore):
         try:
             with self._failures_named():
                 found = obstore.get(self._objects, pointer_path(policy, arm))
-                return Stored(bytes(found.bytes()), tag=found.meta["e_tag"] or "")
+                tag, text = found.meta["e_tag"] or "", bytearray()
+                for piece in found.stream(min_chunk_size=MOST_BYTES):
+                    text += piece
+                    if len(text) > MOST_BYTES:
+                        return Stored(
+                            b"", tag, problem=f"{pointer_path(policy, arm)} is longer than {MOST_BYTES} bytes"
+                        )
+                return Stored(bytes(text), tag)
         except FileNotFoundError:
             return None
 

@@ -28,7 +28,8 @@ _log = structlog.get_logger(__name__)
 class LocalCopy:
     """A `VersionSource` over a store and a replica's folder. Its methods are called from one thread."""
 
-    def __init__(self, folder: Path, store: WeightReader, policy: str) -> None:
+    def __init__(self, folder: Path, store: WeightReader, policy: str, run: str | None = None) -> None:
+        self._run = run
         self._folder = folder
         self._store = store
         self._policy = policy
@@ -57,7 +58,7 @@ class LocalCopy:
         self._keeping.result()
         # To bring what is served would forget the chunks that were fetched for a candidate.
         if self._replica.serves != version:
-            self._replica.bring(version)
+            self._replica.bring(version, self._run)
         return self._replica.state()
 
     def stage_onto(
@@ -94,7 +95,7 @@ class LocalCopy:
         version = self._wanted
         try:
             if version is not None and self._replica.serves != version:
-                self._replica.bring(version)
+                self._replica.bring(version, self._run)
         except MillraceError as error:
             _log.warning("engine_copy_not_kept", version=version, code=error.code, error=error.message)
 

@@ -53,6 +53,7 @@ class Held(NamedTuple):
     root: str
     history: History
     """Never written to: arms share it."""
+    run: str
 
 
 class Base(NamedTuple):
@@ -78,20 +79,24 @@ class Step(NamedTuple):
 class Stager:
     """See the module."""
 
-    def __init__(self, policy: str, store: VersionSource) -> None:
+    def __init__(self, policy: str, store: VersionSource, run: str | None = None) -> None:
         self._policy = policy
+        self._run = run
         self._store = store
         self._models: dict[str, Any] = {}
         self._held: dict[str, Held] = {}
         self._before: dict[str, tuple[Held, Changes]] = {}
 
-    def stage(self, arm: str, model: Any, version: int, root: str | None = None) -> Step:
+    def stage(self, arm: str, model: Any, version: int, root: str | None = None, run: str | None = None) -> Step:
         """What brings an arm's model to a version; the model is not changed.
 
         Raises:
-            WeightsRefused: `wrong_root`, the version is not the one that was assigned, which adds up to `root`.
+            WeightsRefused: `wrong_run`, the version, or one on the way to it, is not of `run`, or of the engine's own;
+                `wrong_root`, it is not the one that was assigned, which adds up to `root`.
             NotFound, WeightsRefused, Unavailable: the version cannot be had, or is not of this architecture.
         """
+        for wanted in {run, self._run} - {None}:
+            self._check_run(arm, version, str(wanted))
         step = self._stage(arm, model, version)
         if root is not None and step.after.root != root:
             raise WeightsRefused(
@@ -101,6 +106,21 @@ class Stager:
                 version=version,
             )
         return step
+
+    def _check_run(self, arm: str, version: int, run: str) -> None:
+        before = self._before.get(arm)
+        is_at_hand = before is not None and before[0].version == version
+        found = before[0].run if before is not None and is_at_hand else self._run_of(version)
+        if found != run:
+            raise WeightsRefused(
+                "wrong_run",
+                f"version {version} is of run {found!r}, and {run!r} is what was assigned or what this home serves: see who "
+                "else writes to this store",
+                version=version,
+            )
+
+    def _run_of(self, version: int) -> str:
+        return self._store.edges(self._policy, version)[0].run
 
     def _stage(self, arm: str, model: Any, version: int) -> Step:
         before = self._before.get(arm)
@@ -180,7 +200,7 @@ class Stager:
         tensors, history = self._store.load_state(self._policy, version)
         whole = {name: Change(tensor.dtype, tensor.shape, None, words_of(tensor)) for name, tensor in tensors.items()}
         patches = stage_changes(model, whole, whole, with_undo=False)
-        return Step(patches, Held(version, root_of(tensors), history), None, None)
+        return Step(patches, Held(version, root_of(tensors), history, self._run_of(version)), None, None)
 
 
 def target_names(names: Iterable[str], hops: Iterable[Hop]) -> set[str]:
@@ -204,4 +224,4 @@ def _held_after(held: Held, hops: list[Hop]) -> Held:
     history = held.history.copy()
     for manifest, staged in hops:
         advance_history(history, manifest, staged.moves)
-    return Held(hops[-1].manifest.version, hops[-1].staged.target_root, history)
+    return Held(hops[-1].manifest.version, hops[-1].staged.target_root, history, hops[-1].manifest.run)

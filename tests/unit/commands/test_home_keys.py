@@ -12,7 +12,7 @@ from commands.keys import retire, rotate
 from contracts.errors import InvalidSettings, WeightsRefused
 from contracts.settings import Settings, load_settings, write_settings
 from contracts.weights.key_files import SIGNING_KEY, TRUSTED_KEYS, keyring_of, signer_of, trusted_folder
-from contracts.weights.store import open_weight_store
+from contracts.weights.opening import open_weight_store
 from tests.unit.contracts.weights.test_signing import STEP
 
 PRODUCT = Path(__file__).parent.parent.parent.parent / "examples" / "reservations"
