@@ -134,6 +134,30 @@ def make_folder_durably(folder: Path) -> None:
     sync_folder(folder.parent)
 
 
+def make_folders_below(root: Path, path: str) -> Path:
+    """Create the folder at `path` below `root`. What is no folder where one should be is put aside; the first is not.
+
+    Raises:
+        Unavailable: the disk is full or does not let us, or the first part of `path` is a link or no folder.
+    """
+    place = root
+    first, *_ = parts = path.split("/")
+    try:
+        make_folder_durably(root)
+        for part in parts:
+            place = place / part
+            if os.path.lexists(place) and not stat.S_ISDIR(place.lstat().st_mode):
+                if part == first:
+                    raise Unavailable(
+                        f"{place} is not a folder of its own: remove it; link {root} instead", path=str(place)
+                    )
+                place.replace(place.with_name(f"{place.name}.junk-{secrets.token_hex(4)}"))
+            make_folder_durably(place)
+    except OSError as error:
+        raise Unavailable(f"{place} cannot be made: {error.strerror}", path=str(place)) from error
+    return place
+
+
 @contextmanager
 def full_disk_named(path: Path) -> Iterator[None]:
     """Turn "no space left" into `Unavailable`, saying where and what to free."""

@@ -66,6 +66,7 @@ class JunkNoted:
         self._lock = threading.Lock()
 
     def __call__(self, place: str, reason: WeightsRefused) -> None:
+        """One object, by its place below the root, and why it cannot be used."""
         WEIGHT_JUNK.labels(reason.code).inc()
         with self._lock:
             if (place, reason.code) in self._named or len(self._named) >= _MOST_NAMED:

@@ -48,8 +48,8 @@ class Pace:
         began = getattr(self._local, "began", None)
         if began is None:
             return self._grace
-        earned: float = self._grace + self._local.num_bytes / self._least_rate
-        return earned - (self._clock() - began)
+        num_bytes: int = self._local.num_bytes
+        return self._grace + num_bytes / self._least_rate - (self._clock() - float(began))
 
     def is_kept(self, num_bytes: int) -> bool:
         """True if so many bytes are worth the time that the request of this thread took, but for a second."""
@@ -67,7 +67,7 @@ def keep_pace(client: httpx.Client, pace: Pace) -> None:
     transports = [client._transport, *client._mounts.values()]  # noqa: SLF001 httpx has no other way to time a whole answer
     for transport in transports:
         if isinstance(transport, httpx.HTTPTransport):
-            transport._pool._network_backend = _Backend(pace)  # type: ignore[union-attr] # noqa: SLF001 as above
+            transport._pool._network_backend = _Backend(pace)  # noqa: SLF001 as above
 
 
 class _Backend(httpcore.SyncBackend):

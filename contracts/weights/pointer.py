@@ -128,7 +128,7 @@ class PointerReader:
 
     def __init__(self, pointers: PointerStore, policy: str, arm: str, keyring: Keyring | None, memory: Path) -> None:
         self._pointers = pointers
-        self._policy = policy
+        self.policy = self._policy = policy
         self._arm = arm
         self._keyring = keyring
         self._memory = memory

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from contracts.errors import StaleWrite, WeightsRefused
-from contracts.weights.files import make_folder_durably, read_small, write_durably
+from contracts.errors import StaleWrite, Unavailable, WeightsRefused
+from contracts.weights.files import make_folders_below, read_small, write_durably
 from contracts.weights.pointer import MOST_BYTES, PointerStore, Stored, pointer_path
 from contracts.weights.store import FolderWeightStore, WeightStore
 
@@ -35,14 +35,16 @@ class FolderPointers(PointerStore):
 
     def replace(self, policy: str, arm: str, text: bytes, seen: Stored | None) -> None:
         """See `PointerStore.replace`."""
-        path = self._root / pointer_path(policy, arm)
-        make_folder_durably(path.parent)
+        folder, _, name = pointer_path(policy, arm).rpartition("/")
+        path = make_folders_below(self._root, folder) / name
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if self.read(policy, arm) != seen:
                 raise moved_elsewhere(policy, arm)
             write_durably(path, [text])
+        except OSError as error:
+            raise Unavailable(f"{path} cannot be written: {error.strerror}", path=str(path)) from error
         finally:
             os.close(descriptor)
 

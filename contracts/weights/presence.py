@@ -95,8 +95,12 @@ def present(
     """Replicas that said something after `since`; what cannot be read or believed is left out, and told of.
 
     Args:
-        since, now: UTC epoch seconds.
+        store: where they lie.
+        policy: whose versions they keep.
+        since: UTC epoch seconds.
+        now: the same.
         replicas: whose word counts; None or empty: anybody's, as a hint.
+        on_junk: told of what cannot be read or believed.
 
     Raises:
         Unavailable: the store is away.

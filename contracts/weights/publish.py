@@ -195,6 +195,7 @@ def _publish(store: WeightStore, about: Manifest, encoded: Encoded, signer: Mani
 def _checked_root(store: WeightStore, policy: str, version: int, base: Tensors, known: str | None = None) -> str:
     """The root of the base; `known`: what it should be, if the manifest of the version cannot be read any more."""
     root = root_of(base)
+    published: str | None
     try:
         published = store.manifest(policy, version).target_root
     except WeightsRefused:

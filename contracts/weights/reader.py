@@ -141,15 +141,15 @@ class WeightReader(ABC):
                 refused.append(error)
         return agreed, refused
 
-    def renew(self, policy: str, version: int | None = None) -> None:
-        """Look for a newer snapshot, if it is time, or if `version` is not in the one at hand.
+    def renew(self, policy: str, version: int | None = None, *, must: bool = False) -> None:
+        """Look for a newer snapshot, if it is time, if `version` is not in the one at hand, or if one `must`.
 
         One that is not accepted is told of; the one before still counts. A store that is away is borne if there is one.
 
         Raises:
             Unavailable: the store is away, and there is no snapshot at hand.
         """
-        if self._snapshots is None or not self._snapshots.is_due(policy, version):
+        if self._snapshots is None or not (must or self._snapshots.is_due(policy, version)):
             return
         path = snapshot_path(policy)
         try:

@@ -99,13 +99,9 @@ def plan_pruning(
     kept, lost = _kept_edges(edges_of, versions, wanted, floor)
     for version in extra:
         kept += route_from(edges_of, version, {}) or []
-    used = {chunk.name for edge in kept for chunk in edge.chunks}
-    for version in versions:
-        if version not in gone_versions:
-            edges_of(version)
-    if unreadable:
-        # What manifests that cannot be read may name is left: one may be put back.
-        named = {chunk.name for version in versions for edge in edges_of(version) for chunk in edge.chunks}
+    used = _chunks(kept)
+    named = {name for version in versions if version not in gone_versions for name in _chunks(edges_of(version))}
+    if unreadable:  # what manifests that cannot be read may name is left: one may be put back
         used |= there - named
     before = now - older_than
     unused = [chunk.name for chunk in stored if chunk.name not in used and chunk.written_at < before]
@@ -122,6 +118,10 @@ def plan_pruning(
         if version not in {*gone_versions, *unreadable} and route_from(left, version, {}) is None
     )
     return Plan({name: sizes[name] for name in unused}, unloadable, lost, before, sizes.keys())
+
+
+def _chunks(edges: Iterable[Manifest]) -> set[str]:
+    return {chunk.name for edge in edges for chunk in edge.chunks}
 
 
 def _kept_edges(

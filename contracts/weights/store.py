@@ -15,7 +15,7 @@ import os
 import stat
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import msgspec
 
 from contracts.errors import InvalidValue, Unavailable, WeightsRefused
-from contracts.weights.files import make_folder_durably, read_file, read_small, sync_folder, write_durably
+from contracts.weights.files import make_folders_below, read_file, read_small, sync_folder, write_durably
 from contracts.weights.layout import (
     EDGE,
     PRIMARIES,
@@ -123,7 +123,7 @@ class FolderWeightStore(WeightStore):
         parts = check_offer(manifest, payload, self._keyring)
         path = self.root / edge_path(manifest)
         with self._turn(manifest.policy):
-            make_folder_durably(path.parent)
+            make_folders_below(self.root, version_folder(manifest.policy, manifest.version))
             if self._is_published(manifest):
                 # A publisher killed right after its rename has not made the name durable.
                 sync_folder(path.parent)
@@ -134,10 +134,11 @@ class FolderWeightStore(WeightStore):
                 for chunk, part in parts:
                     self._write_chunk(manifest.policy, chunk, part, written)
                 write_durably(path, [msgspec.json.format(msgspec.json.encode(manifest))])
-            except Unavailable:
+            except (Unavailable, OSError) as error:
                 for leftover in (path, *written):
-                    leftover.unlink(missing_ok=True)
-                raise
+                    with suppress(OSError):
+                        leftover.unlink(missing_ok=True)
+                raise _unavailable(error, path) from error
 
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
         """See `WeightReader.chunk`."""
@@ -155,9 +156,12 @@ class FolderWeightStore(WeightStore):
 
     def write_small(self, path: str, text: bytes) -> None:
         """See `WeightStore.write_small`."""
-        place = self.root / path
-        make_folder_durably(place.parent)
-        write_durably(place, [text])
+        folder, _, name = path.rpartition("/")
+        place = make_folders_below(self.root, folder) / name
+        try:
+            write_durably(place, [text])
+        except OSError as error:
+            raise _unavailable(error, place) from error
 
     def list_small(self, folder: str, most: int) -> list[str]:
         """See `WeightStore.list_small`."""
@@ -199,7 +203,7 @@ class FolderWeightStore(WeightStore):
             os.utime(path)  # somebody needs it again: whoever prunes now must leave it
             sync_folder(path.parent)
             return
-        make_folder_durably(path.parent)
+        make_folders_below(self.root, chunk_path(policy, chunk.name).rpartition("/")[0])
         written.append(path)
         write_durably(path, [part])
 
@@ -213,8 +217,7 @@ class FolderWeightStore(WeightStore):
 
     @contextmanager
     def _turn(self, policy: str) -> Iterator[None]:
-        folder = self.root / policy_folder(policy)
-        make_folder_durably(folder)
+        folder = make_folders_below(self.root, policy_folder(policy))
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -246,6 +249,12 @@ def _status(path: Path) -> os.stat_result | None:
         return path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def _unavailable(error: Unavailable | OSError, path: Path) -> Unavailable:
+    if isinstance(error, Unavailable):
+        return error
+    return Unavailable(f"{path} cannot be written: {error.strerror}", path=str(path))
 
 
 def _remove(path: Path, before: float) -> bool:

@@ -27,7 +27,15 @@ from contracts.weights.layout import edge_name, policy_folder
 from contracts.weights.manifest import Manifest
 from contracts.weights.pointer import Pointer
 from contracts.weights.signing import Keyring
-from contracts.weights.snapshot import CLOCK_SECONDS, MOST_BYTES, Listed, Snapshot, digest_of_manifest, parse_snapshot
+from contracts.weights.snapshot import (
+    CLOCK_SECONDS,
+    MOST_BYTES,
+    RENEW_SECONDS,
+    Listed,
+    Snapshot,
+    digest_of_manifest,
+    parse_snapshot,
+)
 
 _LOOK_SECONDS = 60.0
 _FIRST_LOOK_SECONDS = 5.0
@@ -114,6 +122,11 @@ class Snapshots:
         """True if the store should have had a newer one."""
         snapshot = self.current(policy)
         return snapshot is not None and self._clock() > snapshot.expires_at + CLOCK_SECONDS
+
+    def is_late(self, policy: str) -> bool:
+        """True if the snapshot at hand is so old that there must be a newer one: another source may have it."""
+        snapshot = self.current(policy)
+        return snapshot is not None and self._clock() > snapshot.issued_at + RENEW_SECONDS + CLOCK_SECONDS
 
     def is_due(self, policy: str, version: int | None = None) -> bool:
         """True if the store should be asked for a snapshot before `version`, if that is said, is looked for."""

@@ -4,6 +4,7 @@ import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from unittest.mock import patch
 
 
@@ -13,7 +14,7 @@ def full_disk(name: str) -> Iterator[None]:
     real = os.fsync
 
     def fsync(descriptor: int) -> None:
-        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(name):
+        if str(Path(f"/proc/self/fd/{descriptor}").readlink()).endswith(name):
             raise OSError(errno.ENOSPC, "No space left on device")
         real(descriptor)
 
