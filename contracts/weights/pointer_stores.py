@@ -40,7 +40,9 @@ class FolderPointers(PointerStore):
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if self.read(policy, arm) != seen:
+            found = self.read(policy, arm)
+            was_put_aside = found is None and seen is not None and seen.problem
+            if found != seen and not was_put_aside:
                 raise moved_elsewhere(policy, arm)
             write_durably(path, [text])
         except OSError as error:

@@ -1,7 +1,7 @@
 """Reading versions. In: the edges and chunks of whatever keeps them. Out: verified tensors, or verified changes of tensors.
 
-A reader says where texts and chunks lie; how one comes from there to tensors is the same for all. An object that cannot be
-read where an edge should be is skipped and told of: the others are used as if it were not there.
+A reader says where texts and chunks lie; the rest is the same for all. What cannot be read or believed where an edge should
+be is skipped and told of.
 """
 
 from __future__ import annotations
@@ -106,6 +106,10 @@ class WeightReader(ABC):
             return found
         return self.edges(policy, version)[0]
 
+    def run_of(self, policy: str, version: int) -> str:
+        """The training run that made a version. Raises as `manifest`."""
+        return self.manifest(policy, version).run
+
     def edges(self, policy: str, version: int) -> list[Manifest]:
         """All edges to a version that are believed, the primary one first. Raises as `manifest`, if there is none."""
         edges, refused = self.survey(policy, version)
@@ -129,12 +133,10 @@ class WeightReader(ABC):
         edges = [edge for edge in found if isinstance(edge, Manifest)]
         refused = [reason for reason in found if isinstance(reason, WeightsRefused)]
         primary = next((edge for edge in edges if is_primary(edge)), edges[0] if edges else None)
-        agreed = [] if primary is None else [primary]
-        for edge in edges:
-            if primary is None or edge is primary:
-                continue
+        agreed = [primary] if primary else []
+        for edge in (edge for edge in edges if edge is not primary):
             try:
-                check_agreement(primary, edge)
+                check_agreement(agreed[0], edge)
                 agreed.append(edge)
             except WeightsRefused as error:
                 self.on_junk(f"{version_folder(policy, version)}/{edge_name(edge)}", error)
@@ -149,9 +151,9 @@ class WeightReader(ABC):
         Raises:
             Unavailable: the store is away, and there is no snapshot at hand.
         """
+        path = snapshot_path(policy)
         if self._snapshots is None or not (must or self._snapshots.is_due(policy, version)):
             return
-        path = snapshot_path(policy)
         try:
             self._snapshots.see(policy, self.read_small(path, MOST_SNAPSHOT_BYTES))
         except WeightsRefused as error:
@@ -306,7 +308,7 @@ class WeightReader(ABC):
 
     def _readable(self, policy: str, version: int, names: list[str]) -> list[Manifest | WeightsRefused]:
         """These edges, or why they cannot be used; those that are not there are left out."""
-        if self._connections == 1 or len(names) < 2:  # noqa: PLR2004 one needs no thread
+        if self._connections == 1:
             found = [self._edge(policy, version, name) for name in names]
         else:
             with ThreadPoolExecutor(self._connections) as pool:
@@ -316,9 +318,8 @@ class WeightReader(ABC):
     def _edge(self, policy: str, version: int, name: str) -> Manifest | WeightsRefused | None:
         path = f"{version_folder(policy, version)}/{name}"
         try:
-            if (text := self.read_small(path, MOST_MANIFEST_BYTES)) is None:
-                return None
-            return read_edge(text, policy, version, name, self._keyring)
+            text = self.read_small(path, MOST_MANIFEST_BYTES)
+            return None if text is None else read_edge(text, policy, version, name, self._keyring)
         except WeightsRefused as error:
             self.on_junk(path, error)
             return error

@@ -47,6 +47,12 @@ class LocalCopy:
         """See `VersionSource.edges`."""
         return self._store.edges(policy, version)
 
+    def run_of(self, policy: str, version: int) -> str:
+        """See `VersionSource.run_of`; of what is here the store is not asked."""
+        self._keeping.result()
+        held = self._replica.held
+        return held.run if held is not None and held.version == version else self._store.run_of(policy, version)
+
     def load_state(self, policy: str, version: int) -> tuple[Tensors, History]:
         """See `VersionSource.load_state`; of a version that is here the store is not asked.
 

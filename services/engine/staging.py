@@ -30,6 +30,9 @@ class VersionSource(Protocol):
     def edges(self, policy: str, version: int) -> list[Manifest]:
         """All edges to a version."""
 
+    def run_of(self, policy: str, version: int) -> str:
+        """The training run that made a version."""
+
     def load_state(self, policy: str, version: int) -> tuple[Tensors, History]:
         """The verified tensors of a version, and its history."""
 
@@ -110,7 +113,7 @@ class Stager:
     def _check_run(self, arm: str, version: int, run: str) -> None:
         before = self._before.get(arm)
         is_at_hand = before is not None and before[0].version == version
-        found = before[0].run if before is not None and is_at_hand else self._run_of(version)
+        found = before[0].run if before is not None and is_at_hand else self._store.run_of(self._policy, version)
         if found != run:
             raise WeightsRefused(
                 "wrong_run",
@@ -118,9 +121,6 @@ class Stager:
                 "else writes to this store",
                 version=version,
             )
-
-    def _run_of(self, version: int) -> str:
-        return self._store.edges(self._policy, version)[0].run
 
     def _stage(self, arm: str, model: Any, version: int) -> Step:
         before = self._before.get(arm)
@@ -200,7 +200,9 @@ class Stager:
         tensors, history = self._store.load_state(self._policy, version)
         whole = {name: Change(tensor.dtype, tensor.shape, None, words_of(tensor)) for name, tensor in tensors.items()}
         patches = stage_changes(model, whole, whole, with_undo=False)
-        return Step(patches, Held(version, root_of(tensors), history, self._run_of(version)), None, None)
+        return Step(
+            patches, Held(version, root_of(tensors), history, self._store.run_of(self._policy, version)), None, None
+        )
 
 
 def target_names(names: Iterable[str], hops: Iterable[Hop]) -> set[str]:
