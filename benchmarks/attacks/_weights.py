@@ -177,7 +177,7 @@ def junk(outside: Path) -> Iterator[Junk]:
         yield Junk(name, _bytes(content))
     (outside / "other.json").write_bytes(b"{}")
     yield Junk("1 GiB", _special(_sparse))
-    yield Junk("a pipe", _special(lambda path: os.mkfifo(path)))
+    yield Junk("a pipe", _special(os.mkfifo))
     yield Junk("a folder", _special(lambda path: path.mkdir()))
     yield Junk("a socket", _special(_socket))
     for name, target in (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import socketserver
 import tempfile
 import threading
@@ -26,26 +25,22 @@ from benchmarks.attacks._weights import (
     signer,
     weights_of,
 )
+from benchmarks.attacks._weights_people import OURS, REPLICA, Follower, Publisher
 from benchmarks.attacks.attack import Attack
-from commands.replica import Sources, bring_from
-from contracts.database import Database
 from contracts.errors import MillraceError, Unavailable, WeightsRefused
-from contracts.snapshots import Issuer
-from contracts.weights.format import root_of
 from contracts.weights.http_reader import HttpPointers, HttpReader, Patience, WebFolder
 from contracts.weights.layout import Verifier
-from contracts.weights.pointer import Pointer, PointerReader, PointerStore, move_pointer
+from contracts.weights.pointer import Pointer, move_pointer
 from contracts.weights.presence import Presence, announce, presence_path, present
-from contracts.weights.reader import WeightReader
+from contracts.weights.publish import publish_version
 from contracts.weights.replica import Replica
 from contracts.weights.retention import plan_pruning
-from contracts.weights.signing import Signer
 from contracts.weights.snapshot import snapshot_path
 from contracts.weights.store import WeightStore
 from contracts.weights.vouching import Snapshots
 
-OURS, REPLICA = signer(1), signer(2)
 DAY = 24 * 3600.0
+LIVE_NOW = 2
 PLACES = (
     f"{POLICY}/replicas/eu.json",
     f"{POLICY}/replicas/..%2f..%2fetc.json",
@@ -58,62 +53,6 @@ PLACES = (
     f"{POLICY}/pointers/live.json",
     f"{POLICY}/snapshot.json",
 )
-
-
-class Publisher:
-    """The honest publisher of a store, with its database."""
-
-    def __init__(self, place: Place, folder: Path, by: Signer = OURS, clock: Callable[[], float] = lambda: NOW) -> None:
-        self.place, self.by, self.trusted = place, by, keyring(OURS, by)
-        self.clock = clock
-        folder.mkdir(parents=True, exist_ok=True)
-        self.database = Database(f"sqlite:///{folder / 'db'}")
-        self.database.migrate()
-        self.snapshots = Snapshots(self.trusted, folder / "snapshots", run=RUN, publishes=True, clock=clock)
-        self.store = place.open(self.snapshots)
-        self.issuer = Issuer(
-            self.database, self.store, POLICY, RUN, signer=by, keyring=self.trusted, clock=lambda: self.clock()
-        )
-
-    def publish(self, version: int) -> None:
-        """Bytes, then the list."""
-        publish(self.store, version, self.by)
-        self.issuer.issue([version])
-
-    def point(self, version: int, epoch: int) -> None:
-        """The pointer, then the list."""
-        pointer = Pointer(policy=POLICY, run=RUN, arm="live", version=version, epoch=epoch)
-        move_pointer(self.place.pointers(), pointer, self.by, self.trusted)
-        self.issuer.issue(pointers={"live": epoch})
-
-
-class Follower:
-    """An honest replica."""
-
-    def __init__(self, place: Place, folder: Path, clock: Callable[[], float] = lambda: NOW) -> None:
-        self.snapshots = Snapshots(keyring(OURS), folder / "snapshots", clock=clock)
-        self.weights = place.open(self.snapshots)
-        self._begin([(self.weights, place.pointers())], folder)
-
-    def _begin(self, opened: list[tuple[WeightReader, PointerStore]], folder: Path) -> None:
-        self.sources = Sources(opened)
-        self.replica = Replica(folder, self.sources, POLICY, connections=1)
-        self.reader = PointerReader(self.sources, POLICY, "live", keyring(OURS), folder / "pointer.json")
-
-    def look(self) -> str:
-        """Follow the pointer once; what is said of it, a refusal too."""
-        try:
-            return bring_from(self.sources, self.replica, self.reader, self.snapshots)
-        except MillraceError as error:
-            return error.code
-
-    @property
-    def serves(self) -> int | None:
-        """The version, if its bits are right."""
-        version = self.replica.serves
-        if version is not None and root_of(self.replica.tensors()) != root_of(weights_of(version)):
-            return -1
-        return version
 
 
 @contextlib.contextmanager
@@ -190,72 +129,72 @@ def _go_on(publisher: Publisher, follower: Follower, version: int, *, is_heard: 
 def attempt_stolen(place: Place, folder: Path) -> str | None:
     """Whoever has the store's credentials, and no key: no byte is loaded, nothing goes back, what serves goes on serving."""
     publisher = Publisher(place, folder / "publisher")
-    for version in range(3):
+    yesterday: dict[str, bytes] = {}
+    for version in range(LIVE_NOW + 1):
+        yesterday = place.files()
         publisher.publish(version)
         publisher.point(version, version + 1)
-        if version == 1:
-            yesterday = place.files()
     clock = [NOW]
     follower = Follower(place, folder / "follower", lambda: clock[0])
     follower.look()
-    if follower.serves != 2:
-        return f"an honest follower is at {follower.serves}"
     today = place.files()
-    thief = signer(9)
-
-    def restore() -> None:
+    for name, deed in _deeds(place, follower, yesterday, folder).items():
+        deed()
+        clock[0] += 120.0
+        said = follower.look()
+        if follower.serves != LIVE_NOW:
+            return f"{name}: the follower serves {follower.serves} ({said[:100]})"
         for path in place.files().keys() - today.keys():
             place.remove(path)
         for path, content in today.items():
             place.put(path, content)
+    clock[0] += 120.0
+    follower.look()
+    publisher.publish(LIVE_NOW + 1)
+    publisher.point(LIVE_NOW + 1, LIVE_NOW + 2)
+    said = follower.look()
+    return None if follower.serves == LIVE_NOW + 1 else f"after all that it follows nobody: {said[:200]}"
+
+
+def _deeds(
+    place: Place, follower: Follower, yesterday: dict[str, bytes], folder: Path
+) -> dict[str, Callable[[], object]]:
+    """What a thief of credentials can do."""
+    pointer, snapshot = f"{POLICY}/pointers/live.json", snapshot_path(POLICY)
 
     def put_back(*paths: str) -> None:
         for path in paths:
             place.put(path, yesterday[path])
 
     def forge() -> None:
-        open_store = place.open(None)
-        publish(open_store, 3, thief)
-        forged = Pointer(policy=POLICY, run=RUN, arm="live", version=3, epoch=99)
+        thief = signer(9)
+        publish(place.open(None), LIVE_NOW + 1, thief)
+        forged = Pointer(policy=POLICY, run=RUN, arm="live", version=LIVE_NOW + 1, epoch=99)
         move_pointer(place.pointers(), forged, thief, None)
 
-    def unlist() -> None:
-        # Signed with the right key, by a publisher that died before it listed it, or that was told to take it back.
-        publish(place.open(keyring(OURS)), 3, OURS)
+    def offer_unlisted() -> None:
+        # Signed with the right key, by a publisher that died before it listed it.
+        publish(place.open(keyring(OURS)), LIVE_NOW + 1, OURS)
         with contextlib.suppress(MillraceError):
-            follower.replica.bring(3)
+            follower.replica.bring(LIVE_NOW + 1)
 
-    def another_run() -> None:
-        other = Folder(folder / "other").open(keyring(OURS))
-        for version in range(3):
-            publish(other, version, OURS, run="run-2")
-        for path, content in Folder(folder / "other").files().items():
+    def bring_another_run() -> None:
+        other = Folder(folder / "other")
+        for version in range(LIVE_NOW + 1):
+            publish(other.open(keyring(OURS)), version, OURS, run="run-2")
+        for path, content in other.files().items():
             place.put(path, content)
 
-    pointer_path = f"{POLICY}/pointers/live.json"
-    deeds: dict[str, Callable[[], None]] = {
-        "yesterday's pointer": lambda: put_back(pointer_path),
-        "yesterday's list": lambda: put_back(snapshot_path(POLICY)),
-        "all of yesterday": lambda: put_back(pointer_path, snapshot_path(POLICY)),
+    return {
+        "yesterday's pointer": lambda: put_back(pointer),
+        "yesterday's list": lambda: put_back(snapshot),
+        "all of yesterday": lambda: put_back(pointer, snapshot),
         "a version of its own": forge,
-        "a signed version that is not listed": unlist,
-        "another run of the same key": another_run,
-        "no list any more": lambda: place.remove(snapshot_path(POLICY)),
-        "nothing any more": lambda: [place.remove(path) for path in place.files()] and None,
+        "a signed version that is not listed": offer_unlisted,
+        "another run of the same key": bring_another_run,
+        "no list any more": lambda: place.remove(snapshot),
+        "nothing any more": lambda: [place.remove(path) for path in place.files()],
     }
-    for name, deed in deeds.items():
-        deed()
-        clock[0] += 120.0
-        said = follower.look()
-        if follower.serves != 2:
-            return f"{name}: the follower serves {follower.serves} ({said[:100]})"
-        restore()
-    clock[0] += 120.0
-    follower.look()
-    publisher.publish(3)
-    publisher.point(3, 4)
-    said = follower.look()
-    return None if follower.serves == 3 else f"after all that it follows nobody: {said[:200]}"
 
 
 def attempt_new_replica(place: Place, folder: Path) -> str | None:
@@ -336,7 +275,7 @@ def _hangs(url: str, place: Place, folder: Path) -> str | None:
         follower = Follower(place, folder)
         follower.replica.close()
         mirror = HttpReader(web, follower.snapshots)
-        follower._begin([(mirror, HttpPointers(web)), (follower.weights, place.pointers())], folder)  # noqa: SLF001 ours
+        follower.begin([(mirror, HttpPointers(web)), (follower.weights, place.pointers())], folder)
         done = threading.Thread(target=follower.look, daemon=True)
         done.start()
         done.join(20.0)
@@ -355,7 +294,7 @@ def attempt_other_slot() -> str | None:
         slot = follower.replica.model.parent
         other = Replica(folder / "b", _other_store(folder / "other"), POLICY, connections=1)
         held = other.bring(0)
-        os.rename(other.model.parent, slot.parent / other.model.parent.name)
+        other.model.parent.rename(slot.parent / other.model.parent.name)
         (folder / "follower" / "current").write_bytes(
             msgspec.json.encode({"slot": f"000000-{held.root[:12]}", "before": None})
         )
@@ -365,8 +304,6 @@ def attempt_other_slot() -> str | None:
 
 def _other_store(folder: Path) -> WeightStore:
     store, thief = Folder(folder).open(None), signer(9)
-    from contracts.weights.publish import publish_version  # noqa: PLC0415 for this alone
-
     publish_version(
         store, policy=POLICY, run=RUN, version=0, parent=None, base=None, target=weights_of(77), step=0, epoch=0,
         num_samples=0, created_at=NOW, signer=thief,
@@ -414,7 +351,7 @@ def attempt_clock(place: Place, folder: Path) -> str | None:
     said = follower.look()
     if follower.serves != 0 or "expired_snapshot" not in said:
         return f"with a list that expired it serves {follower.serves}: {said}"
-    publisher.clock = lambda: NOW + 2 * DAY
+    publisher.now = lambda: NOW + 2 * DAY
     publisher.issuer.issue()
     if place.get(snapshot_path(POLICY)) == frozen:
         return "the list was not renewed"
