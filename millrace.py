@@ -260,12 +260,24 @@ def keys_rotate(
 
 @keys_app.command("trust")
 def keys_trust(
-    file: Annotated[Path, typer.Argument(help="The .pub file of another home.")], home: HomeOption = DEFAULT_HOME
+    file: Annotated[Path, typer.Argument(help="The .pub file of another home.")],
+    home: HomeOption = DEFAULT_HOME,
+    replica: Annotated[
+        bool, typer.Option("--replica", help="It is a replica's: believe how far it says it got, and nothing else.")
+    ] = False,
 ) -> None:
     """Take versions that the key in this file signed."""
-    from commands.keys import trust  # noqa: PLC0415
+    from commands.keys import trust, trust_replica  # noqa: PLC0415
 
-    trust(home, file)
+    (trust_replica if replica else trust)(home, file)
+
+
+@keys_app.command("renew")
+def keys_renew(home: HomeOption = DEFAULT_HOME) -> None:
+    """Sign the list of versions again, as training and release do once an hour: for when neither runs."""
+    from commands.keys import renew  # noqa: PLC0415
+
+    renew(home)
 
 
 @keys_app.command("retire")
@@ -292,6 +304,9 @@ def replica(  # noqa: PLR0917 options of a command
     every: Annotated[float, typer.Option(help="Seconds between two looks at the pointer.")] = 2.0,
     name: Annotated[str, typer.Option(help="Under which the publisher knows it; by default the machine's.")] = "",
     unsigned: Annotated[bool, typer.Option("--unsigned", help="Take versions that nobody signed.")] = False,
+    fallback: Annotated[
+        list[str] | None, typer.Option(help="Another store, for when --store fails or is old; again for more.")
+    ] = None,
 ) -> None:
     """Keep a policy's weights in a folder, in step with a weight store; needs no home, no database and no torch."""
     from commands.replica import run_replica  # noqa: PLC0415
@@ -305,6 +320,7 @@ def replica(  # noqa: PLR0917 options of a command
         every=every,
         name=name,
         unsigned=unsigned,
+        fallbacks=fallback or (),
     )
 
 

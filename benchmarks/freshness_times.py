@@ -16,7 +16,7 @@ from contracts.records import Episode, decode
 from contracts.settings import Settings
 from contracts.tables import assignment_change, outcome, received_signal, score, signal
 from contracts.topics import EPISODES
-from contracts.weights.store import open_weight_store
+from contracts.weights.opening import open_weight_store
 
 _PAGE = 1000
 

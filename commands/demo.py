@@ -30,7 +30,7 @@ from contracts.database import Database
 from contracts.errors import MillraceError
 from contracts.ledger import PENDING, generation_counts, learned_signals, trained_versions
 from contracts.weights.manifest import Manifest
-from contracts.weights.store import open_weight_store
+from contracts.weights.opening import open_weight_store
 from examples.reservations.evaluate import Evaluation, evaluate
 from examples.reservations.sentences import requests
 from examples.reservations.summary import accept_rates, freshness, percentile

@@ -23,7 +23,7 @@ from contracts import assignments
 from contracts.assignments import LIVE
 from contracts.database import Database
 from contracts.engine_key import engine_key
-from contracts.errors import Forbidden, InvalidSettings, Unauthorized
+from contracts.errors import Forbidden, InvalidSettings, NotFound, Unauthorized
 from contracts.event_log import EventLog
 from contracts.integrity import check_files, damaged_records
 from contracts.keys import check_key, create_key
@@ -33,8 +33,9 @@ from contracts.private_files import create_private_files, make_private
 from contracts.settings import Section, Settings, load_settings, write_settings
 from contracts.weights.format import Tensor, Tensors, read_safetensors, root_of
 from contracts.weights.key_files import signer_of
+from contracts.weights.opening import open_weight_store
 from contracts.weights.publish import publish_version
-from contracts.weights.store import open_weight_store
+from contracts.weights.store import WeightStore
 from rewards.preflight import check_tasks
 from services.inference.template import load_template
 
@@ -110,10 +111,11 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
     target = to_bf16(read_safetensors(base))
     if not is_started:  # where keys went missing later, or were taken away, only a person may put others in their place
         make_first_keys(settings.home)
-    store = open_weight_store(settings)
-    is_new = 0 not in store.versions(settings.policy)
+    store = open_weight_store(settings, publishes=True)
+    begun_with = _base_root(store, settings.policy)
+    is_new = begun_with is None
     signer = signer_of(settings) if is_new else None
-    if not is_new and store.manifest(settings.policy, 0).target_root != root_of(target):
+    if begun_with not in {None, root_of(target)}:
         raise InvalidSettings(
             f"the weights in {base} are not those that {settings.home} began with; restore them, or choose another --home"
         )
@@ -156,6 +158,7 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
     if not token_file.exists():
         _write_secret(token_file, secrets.token_urlsafe(24))
     with database.transaction() as connection:
+        assignments.note_run(connection, settings.policy, settings.run)
         if LIVE not in assignments.read(connection, settings.policy):
             assignments.move(
                 connection,
@@ -167,9 +170,18 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
                 reason="base policy",
                 share=1.0,
                 root=store.manifest(settings.policy, 0).target_root,
+                run=settings.run,
             )
     database.close()
     return Home(settings, operator_file.read_text().strip(), app_key)
+
+
+def _base_root(store: WeightStore, policy: str) -> str | None:
+    """What version 0 adds up to; None: it was never published. Raises WeightsRefused: something else has its place."""
+    try:
+        return store.manifest(policy, 0).target_root
+    except NotFound:
+        return None
 
 
 def _check_database(database: Database, settings: Settings, versions: list[int], operator_file: Path) -> None:

@@ -20,6 +20,7 @@ from contracts.weights.key_files import (
     next_file,
     read_private_key,
     read_public_keys,
+    replicas_folder,
     signing_file,
     signing_key,
     trusted_folder,
@@ -119,8 +120,27 @@ def trust(home: Path, file: Path) -> None:
         print(f"{key_id_of(key)} is trusted{'' if is_new else ' already'}: {path}")
 
 
+def trust_replica(home: Path, file: Path) -> None:
+    """Believe how far the replicas say they got whose keys are in this file."""
+    home = _home(home)
+    for key in read_public_keys(file):
+        path = write_public_key(replicas_folder(home), key)
+        print(f"{key_id_of(key)} is believed as a replica: {path}")
+    print("  From now on only replicas with a key here are counted on.")
+
+
+def renew(home: Path) -> None:
+    """Issue the snapshot of the versions again."""
+    home = _home(home)
+    from commands.snapshots import issue_again  # noqa: PLC0415 the other commands need no codec
+
+    snapshot = issue_again(load_settings(home))
+    until = time.strftime("%Y-%m-%d %H:%M", time.gmtime(snapshot.expires_at))
+    print(f"snapshot {snapshot.sequence} of {len(snapshot.versions)} versions is good until {until} UTC")
+
+
 def retire(home: Path, key_id: str, *, force: bool) -> None:
-    """Take no version of this key any more, at once. `force`: also where the store holds some that it signed."""
+    """Take no version of this key any more, at once. `force`: also where only this key vouches for some in the store."""
     home = _home(home, TRUSTED_KEYS)
     trusted = trusted_keys(home)
     if key_id not in trusted:
@@ -138,12 +158,14 @@ def retire(home: Path, key_id: str, *, force: bool) -> None:
         raise InvalidSettings(f"{key_id} is the only key that {home} trusts: trust its successor first")
     if not force and (versions := _signed_by(home, key_id)):
         raise InvalidSettings(
-            f"{key_id} signed {len(versions)} of the versions in the store, {versions[0]} to {versions[-1]}: they would be refused, "
-            "also by an engine that starts and needs one of them, and by training, which needs version 0. Keep the key, or "
-            "retire it all the same with --force"
+            f"{key_id} alone vouches for {len(versions)} of the versions in the store, {versions[0]} to {versions[-1]}: they would "
+            "be refused, also by an engine that starts and needs one of them, and by training, which needs version 0. Let the "
+            f"key that signs now list them, with: millrace keys renew --home {home}; or retire it all the same with --force"
         )
     path = move_to_retired(home, key_id)
-    print(f"{key_id} is retired: versions that it signed are refused from now on, old ones too.")
+    print(
+        f"{key_id} is retired: what it signs is refused from now on. Of what it signed only listed versions are read."
+    )
     print(f"  back          millrace keys trust {path} --home {home}")
 
 
@@ -164,15 +186,12 @@ def _home(home: Path, *variables: str) -> Path:
 
 
 def _signed_by(home: Path, key_id: str) -> list[int]:
-    """Versions that only this key vouches for; none where a home has no settings yet, hence no store."""
+    """Versions that only this key vouches for, and no snapshot of another; none where a home has no store yet."""
     if not (home / "millrace.toml").exists():
         return []
-    from contracts.weights.store import open_any_store  # noqa: PLC0415 the other commands need no codec
+    from commands.snapshots import vouched_by  # noqa: PLC0415 the other commands need no codec
 
-    settings = load_settings(home)
-    store = open_any_store(settings, keyring=None)
-    versions = store.versions(settings.policy)
-    return [version for version in versions if store.manifest(settings.policy, version).key == key_id]
+    return vouched_by(load_settings(home), key_id)
 
 
 def _make_pair(home: Path) -> Signer:

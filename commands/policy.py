@@ -20,7 +20,7 @@ from contracts.revocations import Revocation, Treatment, claimed_parents
 from contracts.rollback_effects import describe, describe_treatment, read_effects
 from contracts.settings import Settings, load_settings
 from contracts.version_parents import BASE, stored_parents
-from contracts.weights.store import open_weight_store
+from contracts.weights.opening import open_weight_store
 
 EVIDENCE: Treatment = "evidence"
 _WRITER = "operator"

@@ -9,24 +9,32 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from contracts.assignments import LIVE
-from contracts.errors import InvalidSettings, NotFound, Unavailable, WeightsRefused
+from contracts.errors import Forbidden, InvalidSettings, MillraceError, NotFound, Unavailable, WeightsRefused
 from contracts.faults import no_fault
-from contracts.weights.key_files import TRUSTED_KEYS, trusted_folder, trusted_keys
-from contracts.weights.pointer import PointerReader, PointerStore
+from contracts.weights.key_files import TRUSTED_KEYS, replica_signer, trusted_folder, trusted_keys
+from contracts.weights.layout import Verifier
+from contracts.weights.manifest import Chunk, Manifest
+from contracts.weights.pointer import PointerReader, PointerStore, Stored
 from contracts.weights.pointer_stores import pointers_of
 from contracts.weights.presence import Presence, PresenceStore, announce
+from contracts.weights.reader import WeightReader
 from contracts.weights.replica import Replica, ReplicaStore
-from contracts.weights.signing import Keyring
+from contracts.weights.signing import Keyring, Signer
 from contracts.weights.slots import Slots
-from contracts.weights.store import FolderWeightStore, WeightStore
+from contracts.weights.store import WeightStore, open_store_at
+from contracts.weights.vouching import Snapshots
 
+_Result = TypeVar("_Result")
+_MOST_NAMED = 1000
 _ANNOUNCE_SECONDS = 60.0
 _WEB = ("http://", "https://")
 
@@ -41,40 +49,136 @@ def run_replica(
     every: float,
     unsigned: bool,
     name: str = "",
+    fallbacks: Sequence[str] = (),
 ) -> None:
     """Bring `version`, or what the pointer names, and say which file serves it; with `follow` until SIGTERM or SIGINT.
 
+    `fallbacks` are asked in turn where `store` fails, or shows an old state.
+
     Raises:
-        InvalidSettings: no key is trusted, or the store cannot be used.
+        InvalidSettings: no key is trusted, or a store cannot be used.
         NotFound, Unavailable, WeightsRefused: without `follow`, why it could not be brought.
     """
     if follow and version is not None:
         raise InvalidSettings("--follow follows the pointer, --version asks for one version: give one of them")
     keyring = None if unsigned else _keyring(folder)
-    with (
-        open_to_read(store, keyring, folder, policy) as (weights, pointers),
-        Replica(folder, weights, policy) as replica,
-    ):
-        reader = PointerReader(pointers, policy, LIVE, keyring, folder / "pointer.json")
+    snapshots = None if keyring is None else Snapshots(keyring, folder / "snapshots")
+    with ExitStack() as stack:
+        opened = [stack.enter_context(open_to_read(place, snapshots, folder, policy)) for place in (store, *fallbacks)]
+        sources = Sources(opened)
+        replica = stack.enter_context(Replica(folder, sources, policy))
+        reader = PointerReader(sources, policy, LIVE, keyring, folder / "pointer.json")
         if follow:
-            tell = _teller(weights, policy, name or name_of_machine())
-            _follow(lambda: tell(replica, bring_pointed(replica, reader)), _stopped_by_signals(), every)
+            tell = _teller(sources, policy, name or name_of_machine(), None if unsigned else replica_signer(folder))
+            _follow(
+                lambda: tell(replica, bring_from(sources, replica, reader, snapshots)), _stopped_by_signals(), every
+            )
         elif version is None:
-            print(bring_pointed(replica, reader))
+            print(bring_from(sources, replica, reader, snapshots))
         else:
-            replica.bring(version)
+            sources.first_that_can(lambda: replica.bring(version))
             print(_served(replica))
 
 
-def bring_pointed(replica: Replica, reader: PointerReader) -> str:
+class Sources(ReplicaStore, PointerStore):
+    """Several places that hold the same versions, one of them in use. Not for several threads to switch."""
+
+    def __init__(self, opened: Sequence[tuple[WeightReader, PointerStore]]) -> None:
+        self._opened = opened
+        self._weights, self._pointers = opened[0]
+        self._noted: set[str] = set()
+        self.writable = next((weights for weights, _ in opened if isinstance(weights, WeightStore)), None)
+
+    def first_that_can(
+        self, attempt: Callable[[], _Result], is_enough: Callable[[_Result], bool] | None = None
+    ) -> _Result:
+        """The result from the first place that gives one that is enough, else from any.
+
+        Raises:
+            NotFound, Unavailable, InvalidSettings, WeightsRefused: why the first could not, if none can.
+        """
+        failed: list[MillraceError] = []
+        results: list[_Result] = []
+        for opened in self._opened:
+            self._weights, self._pointers = opened
+            try:
+                results.append(attempt())
+            except (NotFound, Unavailable, InvalidSettings, WeightsRefused) as error:
+                failed.append(error)
+                continue
+            if is_enough is None or is_enough(results[-1]):
+                return results[-1]
+        if not results:
+            raise failed[0]
+        return results[-1]
+
+    def note(self, text: str) -> None:
+        """Say something to a person, once."""
+        if text not in self._noted:
+            self._noted.add(text)
+            print(text, file=sys.stderr, flush=True)
+
+    def edges(self, policy: str, version: int) -> list[Manifest]:
+        """See `ReplicaStore.edges`."""
+        return self._weights.edges(policy, version)
+
+    def believed(self, text: bytes, policy: str, version: int) -> Manifest:
+        """See `ReplicaStore.believed`."""
+        return self._weights.believed(text, policy, version)
+
+    def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
+        """See `ChunkSource.chunk`."""
+        return self._weights.chunk(policy, chunk, start)
+
+    def renew(self, policy: str) -> None:
+        """Look for a newer snapshot. Raises Unavailable."""
+        self._weights.renew(policy, must=True)
+
+    def read(self, policy: str, arm: str) -> Stored | None:
+        """See `PointerStore.read`."""
+        return self._pointers.read(policy, arm)
+
+    def replace(self, policy: str, arm: str, text: bytes, seen: Stored | None) -> None:  # noqa: ARG002 of the port
+        """Never: a replica moves no pointer. Raises Forbidden."""
+        raise Forbidden(f"a replica does not move {policy}/{arm}")
+
+
+def bring_from(sources: Sources, replica: Replica, reader: PointerReader, snapshots: Snapshots | None) -> str:
+    """Serve what the pointer of the first source names that can bring it, and whose state is not old; what to tell a person.
+
+    Raises:
+        NotFound: there is no pointer yet, or no such version.
+        Unavailable, InvalidSettings, WeightsRefused: why none could. What was served still is.
+    """
+    policy = reader.policy
+
+    def attempt() -> str:
+        if snapshots is not None and (snapshots.is_due(policy) or snapshots.is_late(policy)):
+            sources.renew(policy)
+        return bring_pointed(replica, reader, snapshots)
+
+    text = sources.first_that_can(attempt, lambda _: snapshots is None or not snapshots.is_late(policy))
+    if snapshots is None:
+        return text
+    if snapshots.current(policy) is None:
+        sources.note("no snapshot of the versions was seen yet: each is taken by its own signature")
+    if snapshots.is_expired(policy):
+        return f"{text}; expired_snapshot: nothing new is taken until the publisher renews it"
+    return text
+
+
+def bring_pointed(replica: Replica, reader: PointerReader, snapshots: Snapshots | None = None) -> str:
     """Serve what the pointer names; what to tell a person.
 
     Raises:
         NotFound: there is no pointer yet, or no such version.
-        Unavailable, WeightsRefused: see `PointerReader.look` and `Replica.bring`. What was served still is.
+        Unavailable, WeightsRefused: see `PointerReader.look`, `Snapshots.check_pointer` and `Replica.bring`. What was
+            served still is.
     """
     if (pointer := reader.look()) is None:
         raise NotFound("the store has no pointer yet: nothing is live")
+    if snapshots is not None:
+        snapshots.check_pointer(pointer, replica.serves)
     replica.bring(pointer.version, pointer.run)
     return _served(replica)
 
@@ -86,7 +190,15 @@ class Announcer:
     served all the same.
     """
 
-    def __init__(self, store: PresenceStore, policy: str, name: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        store: PresenceStore,
+        policy: str,
+        name: str,
+        clock: Callable[[], float] = time.time,
+        signer: Signer | None = None,
+    ) -> None:
+        self._signer = signer
         self._store = store
         self._policy = policy
         self._name = name
@@ -104,6 +216,7 @@ class Announcer:
                 self._store,
                 self._policy,
                 Presence(name=self._name, version=held.version, history=held.history, at=now),
+                self._signer,
             )
         except (Unavailable, InvalidSettings) as error:
             return f"{text}; not announced: {error.message}"
@@ -120,7 +233,7 @@ def _follow(step: Callable[[], str], stop: threading.Event, every: float) -> Non
     while not stop.is_set():
         try:
             text = step()
-        except (NotFound, Unavailable, WeightsRefused) as error:
+        except (NotFound, Unavailable, InvalidSettings, WeightsRefused) as error:
             text = f"{error.code}: {error.message}"
         if text != said:
             print(text, flush=True)
@@ -149,10 +262,17 @@ def _keyring(folder: Path) -> Keyring:
     return Keyring(trusted)
 
 
-def _teller(weights: ReplicaStore, policy: str, name: str) -> Callable[[Replica, str], str]:
-    """Who announces this replica, if that is possible."""
-    if isinstance(weights, WeightStore):
-        return Announcer(weights, policy, name)
+def _teller(sources: Sources, policy: str, name: str, own: tuple[Signer, Path] | None) -> Callable[[Replica, str], str]:
+    """Who announces this replica, if that is possible. `own`: the replica's key, and the file of its public half."""
+    if sources.writable is not None:
+        signer = None
+        if own is not None:
+            signer, public = own
+            print(
+                f"announced with the key {signer.key_id}; the publisher counts on it after: millrace keys trust --replica "
+                f"{public}   (a copy of the file, in the publisher's home)"
+            )
+        return Announcer(sources.writable, policy, name, signer=signer)
     print(
         "not announced: nothing can be written through a web server. The publisher folds for announced replicas, and keeps "
         "what they need; without that this one may have to take every step, or a full copy"
@@ -162,8 +282,8 @@ def _teller(weights: ReplicaStore, policy: str, name: str) -> Callable[[Replica,
 
 @contextmanager
 def open_to_read(
-    store: str, keyring: Keyring | None, folder: Path, policy: str
-) -> Iterator[tuple[ReplicaStore, PointerStore]]:
+    store: str, keyring: Verifier | None, folder: Path, policy: str
+) -> Iterator[tuple[WeightReader, PointerStore]]:
     """The versions and pointers at a folder, an `s3://` or an `http(s)://` address, for the replica in `folder`.
 
     Raises:
@@ -176,12 +296,21 @@ def open_to_read(
             return [slot.version for slot in Slots(folder, policy, no_fault).held()]
 
         with WebFolder(store) as web:
-            yield HttpReader(web, keyring, held), HttpPointers(web)
+            reader = HttpReader(web, keyring, held)
+            reader.on_junk = _name_once()
+            yield reader, HttpPointers(web)
         return
-    if not store.startswith("s3://"):
-        weights: WeightStore = FolderWeightStore(Path(store), keyring)
-    else:
-        from contracts.weights.object_store import open_objects  # noqa: PLC0415 a folder needs no client
-
-        weights = open_objects(store, keyring=keyring)
+    weights = open_store_at(store, keyring)
+    weights.on_junk = _name_once()
     yield weights, pointers_of(weights)
+
+
+def _name_once() -> Callable[[str, WeightsRefused], None]:
+    named: set[tuple[str, str]] = set()
+
+    def name(place: str, reason: WeightsRefused) -> None:
+        if (place, reason.code) not in named and len(named) < _MOST_NAMED:
+            named.add((place, reason.code))
+            print(f"not used: {place[:300]}: {reason.code}: {reason.message}", file=sys.stderr, flush=True)
+
+    return name

@@ -5,7 +5,7 @@
     training    set by release or an operator: "go on from this version"; the trainer rolls back to it
 
 An arm names a version *and* its root, the hash of all its tensors: whoever serves it refuses other weights under the same
-number. A version has one root for ever, that under which it was published first. Every move is kept in `assignment_change`, so that the past can be read.
+number. A version has one root for ever, that under which it was published first, and is of one run. Every move is kept in `assignment_change`, so that the past can be read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlalchemy import Connection, insert, select, update
 from contracts import revocations
 from contracts.database import insert_new
 from contracts.deletions import refer_to_version
-from contracts.errors import Conflict, StaleWrite
+from contracts.errors import Conflict, InvalidSettings, StaleWrite
 from contracts.tables import assignment, assignment_change, version_claim
 
 LIVE = "live"
@@ -39,12 +39,16 @@ class Assignment(NamedTuple):
     epoch: int
     root: str | None = None
     """What the version's weights add up to; None: nobody noted it, as in homes of before."""
+    run: str | None = None
+    """The training run that made the version; None: as above, until training starts."""
 
 
 def read(connection: Connection, policy: str) -> dict[str, Assignment]:
     """All arms of a policy, by name."""
     rows = connection.execute(select(assignment).where(assignment.c.policy == policy))
-    return {row.arm: Assignment(row.policy, row.arm, row.version, row.share, row.epoch, row.root) for row in rows}
+    return {
+        row.arm: Assignment(row.policy, row.arm, row.version, row.share, row.epoch, row.root, row.run) for row in rows
+    }
 
 
 def root_of_version(connection: Connection, policy: str, version: int) -> str | None:
@@ -64,6 +68,32 @@ def root_of_version(connection: Connection, policy: str, version: int) -> str | 
     return connection.execute(named).scalar_one_or_none()
 
 
+def run_of_policy(connection: Connection, policy: str) -> str | None:
+    """The run whose versions the arms of a policy name; None if nobody noted it. Runs never mix in one database."""
+    noted = (
+        select(assignment_change.c.run)
+        .where(assignment_change.c.policy == policy, assignment_change.c.run.is_not(None))
+        .limit(1)
+    )
+    return connection.execute(noted).scalar_one_or_none()
+
+
+def note_run(connection: Connection, policy: str, run: str) -> None:
+    """Fill in the run where homes of before did not note it; whoever starts knows it from the settings.
+
+    Raises:
+        InvalidSettings: the arms name versions of another run.
+    """
+    known = run_of_policy(connection, policy)
+    if known not in {None, run}:
+        raise InvalidSettings(
+            f"the database serves {policy!r} of run {known!r}, and this home is of run {run!r}: give it a database of its own, "
+            "or restore the millrace.toml that belongs to this one"
+        )
+    for table in (assignment, assignment_change):
+        connection.execute(update(table).where(table.c.policy == policy, table.c.run.is_(None)).values(run=run))
+
+
 def move(
     connection: Connection,
     *,
@@ -75,13 +105,14 @@ def move(
     reason: str,
     share: float = 0.0,
     root: str | None = None,
+    run: str | None = None,
 ) -> Assignment:
     """Point an arm at a version (or at none), if nobody moved it since `expected_epoch` (0: it does not exist yet).
 
-    `root` is what the version's weights add up to; None: what is known of it, if anything.
+    `root` is what the version's weights add up to, `run` the run that made it; None: what is known of it, if anything.
 
     Raises:
-        Conflict: the version is known with another root: these are not its weights.
+        Conflict: the version is known with another root: these are not its weights; or the policy with another run.
         NotFound: its bytes were removed from the weight store, or are about to be.
         StaleWrite: somebody else moved it first; read again and decide anew.
         VersionRevoked: a rollback took the version back; no arm ever points at it again.
@@ -97,7 +128,16 @@ def move(
                 version=version,
             )
         root = root or known
-    now, values = time.time(), {"version": version, "share": share, "epoch": expected_epoch + 1, "root": root}
+    known_run = run_of_policy(connection, policy)
+    if None not in {run, known_run} and run != known_run:
+        raise Conflict(
+            f"the arms of {policy!r} name versions of run {known_run!r}, not of {run!r}: runs never mix", policy=policy
+        )
+    run = run or known_run
+    now, values = (
+        time.time(),
+        {"version": version, "share": share, "epoch": expected_epoch + 1, "root": root, "run": run},
+    )
     values |= {"writer": writer, "reason": reason}
     if expected_epoch == 0:
         done = insert_new(connection, assignment, {"policy": policy, "arm": arm, "at": now, **values})
@@ -113,4 +153,4 @@ def move(
     if version is not None:
         revocations.refuse(connection, policy, version)
     connection.execute(insert(assignment_change).values(policy=policy, arm=arm, at=now, **values))
-    return Assignment(policy, arm, version, share, expected_epoch + 1, root)
+    return Assignment(policy, arm, version, share, expected_epoch + 1, root, run)

@@ -47,6 +47,14 @@ DEAD_LETTERS = Counter("millrace_dead_letters_total", "Records that could not be
 HALTED = Gauge("millrace_halted", "1: so many records cannot be processed that the worker stopped.", ["group"])
 TICK_FAILURES = Counter("millrace_tick_failures_total", "Times the passing of time could not be applied.", ["group"])
 
+# Every process that reads the weight store.
+WEIGHT_JUNK = Counter(
+    "millrace_weight_junk_total", "Times an object in the weight store could not be read or believed.", ["code"]
+)
+WEIGHT_SNAPSHOT_EXPIRES = Gauge(
+    "millrace_weight_snapshot_expires_timestamp_seconds", "When the newest snapshot of the versions expires."
+)
+
 # Every process that may mint ids, or relies on a log.
 CLOCK_OFFSET_SECONDS = Gauge(
     "millrace_clock_offset_seconds", "This machine's clock less the database's; 0 where they are one machine."

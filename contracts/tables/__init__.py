@@ -27,6 +27,7 @@ revocation                      release and operators: versions that are never s
 verdict                         release
 sentinel_answer, gate_anchor    release: what versions said to the gate, and whom later ones are compared with
 swap                            engine
+weight_snapshot                 training, release, `millrace keys renew`, by compare-and-set
 assignment, assignment_change   training (candidate), release and operators, by compare-and-set
 api_key                         the command line
 dashboard_session               dashboard
@@ -61,6 +62,7 @@ from contracts.tables.serving import (
     training_step,
     verdict,
     version_claim,
+    weight_snapshot,
 )
 from contracts.tables.stream import (
     dead_letter,
@@ -121,4 +123,5 @@ __all__ = [
     "vote",
     "vote_pace",
     "waiting_signal",
+    "weight_snapshot",
 ]

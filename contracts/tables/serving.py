@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Integer, PrimaryKeyConstraint, String, Table, Text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    Integer,
+    LargeBinary,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+)
 
 from contracts.tables.base import BIG_SERIAL, metadata
 
@@ -82,6 +94,7 @@ assignment = Table(
     Column("reason", Text, nullable=False),
     Column("at", Float, nullable=False),
     Column("root", String(64)),
+    Column("run", Text),
     PrimaryKeyConstraint("policy", "arm"),
 )
 
@@ -97,7 +110,16 @@ assignment_change = Table(
     Column("reason", Text, nullable=False),
     Column("at", Float, nullable=False),
     Column("root", String(64)),
+    Column("run", Text),
     PrimaryKeyConstraint("policy", "arm", "epoch"),
+)
+
+weight_snapshot = Table(
+    "weight_snapshot",
+    metadata,
+    Column("policy", String(64), primary_key=True),
+    Column("sequence", BigInteger, nullable=False),
+    Column("text", LargeBinary, nullable=False),
 )
 
 revocation = Table(
@@ -139,6 +161,7 @@ version_claim = Table(
     Column("parent", Integer, nullable=False),
     Column("epoch", Integer, nullable=False),
     Column("root", String(64)),
+    Column("run", Text),
     Column("claimed_at", Float, nullable=False),
     PrimaryKeyConstraint("policy", "version"),
 )

@@ -1,15 +1,25 @@
-"""Writes that survive a power cut: temporary file, fsync, rename, fsync of the folder. Reads that end."""
+"""Writes that survive a power cut: temporary file, fsync, rename, fsync of the folder. Reads that end.
+
+Whoever can write to a folder can put a link, a pipe or a device there. What is read here is a regular file of a bounded
+size, and no link on the way below the root is followed; what is written replaces whatever bears the name.
+"""
 
 from __future__ import annotations
 
 import errno
+import io
 import os
+import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
-from contracts.errors import Unavailable
+from contracts.errors import Unavailable, WeightsRefused
+
+_NOT_A_FILE = {errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.ENODEV, errno.ENAMETOOLONG, errno.EISDIR}
+"""What `open` says of a link, a socket, a file that should be a folder, a device without a driver."""
 
 
 def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
@@ -21,10 +31,15 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         with full_disk_named(path):
-            with temporary.open("wb") as file:
+            _clear(temporary)  # never opened as it lies there: a link leads elsewhere, a pipe waits for a reader
+            with os.fdopen(
+                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb"
+            ) as file:
                 file.writelines(chunks)
                 file.flush()
                 os.fsync(file.fileno())
+            if path.is_dir() and not path.is_symlink():
+                _clear(path)
             temporary.replace(path)
             sync_folder(path.parent)
     except (OSError, Unavailable):
@@ -32,23 +47,77 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
         raise
 
 
-def read_file(path: Path, start: int, most: int) -> bytes:
-    """At most `most` bytes of a file from `start` on; a link is followed, a pipe or a device is never waited for.
+def read_file(root: Path, path: str, start: int, most: int) -> bytes:
+    """At most `most` bytes from `start` on of the file at `path` below `root`.
 
     Raises:
         FileNotFoundError: nothing is there.
-        Unavailable: it is no file, or the disk does not give it.
+        WeightsRefused: `not_a_file`: a link, a pipe, a device, a folder; or one of these stands on the way to it.
+        Unavailable: the disk does not give it.
     """
+    with _opened_below(root, path) as file:
+        file.seek(start)
+        return file.read(most)
+
+
+def read_small(root: Path, path: str, most: int) -> bytes:
+    """All of the file at `path` below `root`. Raises as `read_file`, and WeightsRefused: `too_long`, above `most` bytes."""
+    with _opened_below(root, path) as file:
+        content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
+    if content is None or len(content) > most:
+        raise too_long(path, most)
+    return content
+
+
+def too_long(path: str, most: int) -> WeightsRefused:
+    """What to say of an object that is larger than any of its kind."""
+    return WeightsRefused("too_long", f"{path} is longer than {most} bytes: see who wrote it, and remove it", path=path)
+
+
+@contextmanager
+def _opened_below(root: Path, path: str) -> Iterator[BinaryIO]:
+    """Every part of `path` is opened by itself: the last as a regular file, the others as folders, none as a link."""
+    descriptor = -1
+    *folders, name = path.split("/")
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise Unavailable(f"{path} is no file: look at who wrote it, and remove it", path=str(path))
-            file.seek(start)
-            return file.read(most)
+        folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for part in folders:
+                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+                os.close(folder)
+                folder = inner
+            descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        finally:
+            os.close(folder)
+        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise _not_a_file(root / path)
+            yield io.BufferedReader(file)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise Unavailable(f"{path} cannot be read: {error.strerror}", path=str(path)) from error
+        if error.errno in _NOT_A_FILE:
+            raise _not_a_file(root / path) from error
+        raise Unavailable(f"{root / path} cannot be read: {error.strerror}", path=str(root / path)) from error
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _not_a_file(path: Path) -> WeightsRefused:
+    return WeightsRefused(
+        "not_a_file",
+        f"{path} is not a regular file, or a link stands on the way to it: see who made it, and remove it",
+        path=str(path),
+    )
+
+
+def _clear(path: Path) -> None:
+    """See that nothing has this name; a folder is put aside, never emptied."""
+    if path.is_dir() and not path.is_symlink():
+        path.replace(path.with_name(f"{path.name}.junk-{secrets.token_hex(4)}"))
+    else:
+        path.unlink(missing_ok=True)
 
 
 def make_folder_durably(folder: Path) -> None:
@@ -63,6 +132,30 @@ def make_folder_durably(folder: Path) -> None:
             folder.mkdir(exist_ok=True)
     # Also when it exists: whoever made it may have died before this line.
     sync_folder(folder.parent)
+
+
+def make_folders_below(root: Path, path: str) -> Path:
+    """Create the folder at `path` below `root`. What is no folder where one should be is put aside; the first is not.
+
+    Raises:
+        Unavailable: the disk is full or does not let us, or the first part of `path` is a link or no folder.
+    """
+    place = root
+    first, *_ = parts = path.split("/")
+    try:
+        make_folder_durably(root)
+        for part in parts:
+            place = place / part
+            if os.path.lexists(place) and not stat.S_ISDIR(place.lstat().st_mode):
+                if part == first:
+                    raise Unavailable(
+                        f"{place} is not a folder of its own: remove it; link {root} instead", path=str(place)
+                    )
+                place.replace(place.with_name(f"{place.name}.junk-{secrets.token_hex(4)}"))
+            make_folder_durably(place)
+    except OSError as error:
+        raise Unavailable(f"{place} cannot be made: {error.strerror}", path=str(place)) from error
+    return place
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Versions behind a web server: a static one, or a region's cache before it. Nothing can be written there.
 
-In: the URL of a store's root folder. Out: edges, chunks and pointers. Waits for: the server, each silence bounded.
+In: the URL of a store's root folder. Out: edges, chunks and pointers. Waits for: the server, each silence bounded, and each
+answer as a whole: `contracts.weights.pace`.
 
 A web server lists nothing, so edges are asked for by their names: the step, the full copy, and a fold from each version
 that whoever asks holds. A server that ignores Range is borne; one that closes in the middle of a chunk costs nothing but
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -19,23 +19,29 @@ from typing import NamedTuple, Self
 import httpx
 
 from contracts.errors import InvalidSettings, NotFound, Unavailable, Unsupported, WeightsRefused
-from contracts.weights.layout import PRIMARIES, Verifier, chunk_path, no_chunk, version_folder
+from contracts.weights.files import too_long
+from contracts.weights.layout import PRIMARIES, Verifier, chunk_path, is_primary, no_chunk
 from contracts.weights.manifest import Chunk, Manifest
-from contracts.weights.pointer import PointerStore, Stored, pointer_path
+from contracts.weights.pace import Pace, keep_pace
+from contracts.weights.pointer import MOST_BYTES, PointerStore, Stored, pointer_path
 from contracts.weights.reader import WeightReader
+from contracts.weights.snapshot import Listed
 
 _OK, _PARTIAL, _NOT_FOUND, _TIMEOUT, _BEYOND, _TOO_MANY, _SERVER_ERROR = 200, 206, 404, 408, 416, 429, 500
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(?:\d+|\*)")
-_LONGEST_TEXT = 64 * 2**20
 _SHOWN_BYTES = 300
-_CONCURRENCY = 4
+_DIGITS = 20
 
 
 class Patience(NamedTuple):
-    """Seconds to connect, and of silence until a request is given up: a cache is silent while it fetches a chunk."""
+    """How long one request may take: a cache is silent while it fetches a chunk."""
 
     connect: float = 5.0
+    """Seconds."""
     silence: float = 60.0
+    """Seconds in which nothing comes."""
+    least_rate: float = 2.0**16
+    """Bytes a second: what comes more slowly, over all of an answer less one `silence`, is given up."""
 
 
 PATIENCE = Patience()
@@ -65,6 +71,8 @@ class WebFolder:
             timeout=httpx.Timeout(patience.silence, connect=patience.connect),
             headers={"accept-encoding": "identity"},  # a part of what was compressed is no part of the file
         )
+        self._pace = Pace(patience.silence, patience.least_rate)
+        keep_pace(self._client, self._pace)
 
     def __enter__(self) -> Self:
         return self
@@ -78,35 +86,43 @@ class WebFolder:
         """Close the connections."""
         self._client.close()
 
-    def text(self, path: str) -> Stored | None:
-        """A small file, and the server's tag of it; None if there is none.
+    def text(self, path: str, most: int) -> Stored | None:
+        """A file of at most `most` bytes, and the server's tag of it; None if there is none.
 
         Raises:
-            Unavailable: the server is away, fails, or stopped in the middle; asking again is safe.
+            Unavailable: the server is away, fails, is too slow, or stopped in the middle; asking again is safe.
             InvalidSettings: it refuses, or sends elsewhere.
-            WeightsRefused: `too_long`, it is no small file.
+            WeightsRefused: `too_long`, as it says or as it turns out.
         """
         content = bytearray()
-        with self._failures_named(path), self._client.stream("GET", path) as answer:
+        with self._pace.begun(), self._failures_named(path), self._client.stream("GET", path) as answer:
             if not self._is_there(path, answer):
                 return None
+            said = answer.headers.get("content-length", "")
+            if said.isdecimal() and len(said) < _DIGITS and int(said) > most:
+                raise too_long(f"{self.place}/{path}", most)
             for piece in answer.iter_raw():
                 content += piece
-                if len(content) > _LONGEST_TEXT:
-                    raise WeightsRefused("too_long", f"{self.place}/{path} goes on after {_LONGEST_TEXT} bytes")
+                if len(content) > most:
+                    raise too_long(f"{self.place}/{path}", most)
             return Stored(bytes(content), answer.headers.get("etag", ""))
 
     def part(self, path: str, start: int, end: int) -> bytes | None:
         """Bytes `start` to `end` of a file, or the first of these if the answer broke off; None if there is no file.
 
         Raises:
-            Unavailable, InvalidSettings: as `text`, if nothing came.
+            Unavailable, InvalidSettings: as `text`, if nothing came, or too little for the time it took: whoever asks for
+                the rest of what never comes would do so for ever.
             WeightsRefused: `wrong_range`, the server sends another part than it was asked for.
         """
-        content, skipped = bytearray(), 0
+        content, skipped, keeps_pace = bytearray(), 0, False
         try:
             fields = {"range": f"bytes={start}-{end - 1}"}
-            with self._failures_named(path), self._client.stream("GET", path, headers=fields) as answer:
+            with (
+                self._pace.begun(),
+                self._failures_named(path),
+                self._client.stream("GET", path, headers=fields) as answer,
+            ):
                 if answer.status_code == _BEYOND:
                     return b""
                 if not self._is_there(path, answer):
@@ -114,10 +130,11 @@ class WebFolder:
                 skipped = start - self._first(path, answer, start)
                 for piece in answer.iter_raw():
                     content += piece
+                    keeps_pace = self._pace.is_kept(len(content) - skipped)
                     if len(content) > skipped + end - start:
                         break
         except Unavailable:
-            if len(content) <= skipped:
+            if len(content) <= skipped or not keeps_pace:
                 raise
         return bytes(memoryview(content)[skipped : skipped + end - start])
 
@@ -171,6 +188,8 @@ class HttpReader(WeightReader):
         held: the versions that whoever asks has, as they are now: folds from these are looked for.
     """
 
+    _connections = 4
+
     def __init__(
         self, folder: WebFolder, keyring: Verifier | None = None, held: Callable[[], Collection[int]] = tuple
     ) -> None:
@@ -178,15 +197,11 @@ class HttpReader(WeightReader):
         self._folder = folder
         self._held = held
 
-    def versions(self, policy: str) -> list[int]:
-        """Never. Raises Unsupported."""
+    def _numbers(self, policy: str) -> list[int]:
+        """Never: without a snapshot nobody can say. Raises Unsupported."""
         raise Unsupported(
             f"{self._folder.place} cannot say which versions of {policy!r} it has: ask for one by its number"
         )
-
-    def manifest(self, policy: str, version: int) -> Manifest:
-        """See `WeightReader.manifest`."""
-        return self.edges(policy, version)[0]
 
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
         """See `WeightReader.chunk`; less than there is, if the server stopped: ask for the rest.
@@ -208,17 +223,25 @@ class HttpReader(WeightReader):
                 content += more
             yield content
 
-    def _text(self, policy: str, version: int, name: str) -> bytes | None:
-        stored = self._folder.text(f"{version_folder(policy, version)}/{name}")
+    def read_small(self, path: str, most: int) -> bytes | None:
+        """See `WeightReader.read_small`; also raises InvalidSettings, as `WebFolder.text`."""
+        stored = self._folder.text(path, most)
         return None if stored is None else stored.text
 
-    def _texts(self, policy: str, version: int) -> dict[str, bytes]:
-        names = [*PRIMARIES, *(f"fold-{held:06d}.json" for held in sorted(set(self._held())) if held < version)]
-        with ThreadPoolExecutor(_CONCURRENCY) as pool:  # each may be a round trip to the other side of the world
-            texts = list(pool.map(lambda name: self._text(policy, version, name), names))
-        if all(text is None for text in texts[: len(PRIMARIES)]):
+    def survey(self, policy: str, version: int) -> tuple[list[Manifest], list[WeightsRefused]]:
+        """See `WeightReader.survey`. Raises NotFound: there is no such version."""
+        edges, refused = super().survey(policy, version)
+        if not refused and not any(is_primary(edge) for edge in edges):
             raise NotFound(f"{self._folder.place} has no version {version} of policy {policy!r}", policy=policy)
-        return {name: text for name, text in zip(names, texts, strict=True) if text is not None}
+        return edges, refused
+
+    def _names(self, policy: str, version: int) -> list[str]:  # noqa: ARG002 of the port
+        return [*PRIMARIES, *(f"fold-{held:06d}.json" for held in sorted(set(self._held())) if held < version)]
+
+    def _listed_names(self, entry: Listed | None) -> list[str]:
+        """Of the folds only those that whoever asks could use: each may be a round trip to the other side of the world."""
+        usable = {*PRIMARIES, *(f"fold-{held:06d}.json" for held in self._held())}
+        return [name for name in super()._listed_names(entry) if name in usable]
 
 
 class HttpPointers(PointerStore):
@@ -229,7 +252,10 @@ class HttpPointers(PointerStore):
 
     def read(self, policy: str, arm: str) -> Stored | None:
         """See `PointerStore.read`; also raises as `WebFolder.text`."""
-        return self._folder.text(pointer_path(policy, arm))
+        try:
+            return self._folder.text(pointer_path(policy, arm), MOST_BYTES)
+        except WeightsRefused as error:
+            return Stored(b"", "", problem=error.message)
 
     def replace(self, policy: str, arm: str, text: bytes, seen: Stored | None) -> None:  # noqa: ARG002 of the port
         """Never. Raises InvalidSettings."""

@@ -4,6 +4,8 @@
 <home>/keys/next.key            what `millrace keys rotate` will switch to, while others learn to trust it
 <home>/keys/trusted/<id>.pub    whose versions this home takes; PEM, named by the key's id
 <home>/keys/retired/<id>.pub    whose versions it no longer takes; nothing reads them
+<home>/keys/replicas/<id>.pub   of which replicas a publisher believes how far they got
+<folder>/keys/replica.key       signs what a replica says of itself; <folder>/keys/<id>.pub is its public half
 """
 
 from __future__ import annotations
@@ -93,6 +95,29 @@ def trusted_folder(home: Path) -> Path:
 def retired_folder(home: Path) -> Path:
     """Where public keys of a home are that are not trusted any more."""
     return home / "keys" / "retired"
+
+
+def replicas_folder(home: Path) -> Path:
+    """Where the public keys of replicas are, at their publisher."""
+    return home / "keys" / "replicas"
+
+
+def replica_keyring(home: Path) -> Keyring:
+    """Which replicas a publisher believes; empty: it takes what anybody says as a hint. Raises InvalidSettings."""
+    found = TrustedFolder(replicas_folder(home))
+    found.check()
+    return Keyring(found)
+
+
+def replica_signer(folder: Path) -> tuple[Signer, Path]:
+    """A replica's own key, made at its first start, and the file of the public half. Raises InvalidSettings."""
+    path = folder / "keys" / "replica.key"
+    if (signer := read_private_key(path)) is None:
+        key = Ed25519PrivateKey.generate()
+        write_private_key(path, key)
+        signer = Signer(key)
+    public = folder / "keys" / f"{signer.key_id}.pub"
+    return signer, public if public.exists() else write_public_key(folder / "keys", signer.public_key)
 
 
 def signing_key(home: Path) -> Signer | None:

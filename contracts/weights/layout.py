@@ -22,10 +22,10 @@ _CHUNK = re.compile(r"(e\d{6,18}/)?[0-9a-f]{64}")
 
 
 class Verifier(Protocol):
-    """Who decides whose versions are taken: contracts.weights.signing.Keyring."""
+    """Who decides which versions are taken: `signing.Keyring`, `vouching.Snapshots`."""
 
     def verify(self, manifest: Manifest) -> None:
-        """Raises WeightsRefused: `unsigned`, `unknown_key` or `bad_signature`."""
+        """Raises WeightsRefused: see there."""
 
 
 def policy_folder(policy: str) -> str:

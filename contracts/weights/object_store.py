@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -33,7 +34,8 @@ from obstore.exceptions import (
 )
 from obstore.store import S3Store
 
-from contracts.errors import InvalidSettings, Unavailable
+from contracts.errors import InvalidSettings, Unavailable, WeightsRefused
+from contracts.weights.files import too_long
 from contracts.weights.layout import (
     EDGE,
     PRIMARIES,
@@ -42,6 +44,7 @@ from contracts.weights.layout import (
     check_offer,
     chunk_folder,
     chunk_path,
+    edge_name,
     edge_path,
     is_chunk,
     no_chunk,
@@ -49,17 +52,17 @@ from contracts.weights.layout import (
     version_folder,
 )
 from contracts.weights.manifest import Chunk, Manifest
-from contracts.weights.presence import presence_path
 from contracts.weights.store import StoredChunk, WeightStore
 
 if TYPE_CHECKING:
-    from obstore import ObjectMeta
+    from obstore import GetResult, ObjectMeta, UpdateVersion
     from obstore.store import ObjectStore, S3Config
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 _CONCURRENCY = 4
+_PIECE_BYTES = 2**20
 _RENEW_SECONDS = 1800.0
 """A chunk older than this is written again by who needs it again: one older than an hour may just be pruned."""
 _PROBE = ".millrace-probe"
@@ -85,7 +88,7 @@ PATIENCE = Patience()
 
 
 class ObjectWeightStore(WeightStore):
-    """Versions in a bucket of any store that keeps `If-None-Match: *` on a write.
+    """Versions in a bucket of any store that keeps `If-None-Match: *` and `If-Match` on a write.
 
     Args:
         objects: the bucket, or a part of it.
@@ -93,6 +96,8 @@ class ObjectWeightStore(WeightStore):
         keyring: see `WeightReader`.
         clock: UTC epoch seconds, about those of the store.
     """
+
+    _connections = _CONCURRENCY
 
     def __init__(
         self,
@@ -117,30 +122,37 @@ class ObjectWeightStore(WeightStore):
         parts = check_offer(manifest, payload, self._keyring)
         if self._is_published(manifest):
             return
+        self._check_free(manifest)
         text = msgspec.json.format(msgspec.json.encode(manifest))
         with self.failures_named():
             self._each(lambda part: self._write_chunk(manifest.policy, *part), parts)
             # One that was repeated because its answer was lost finds its own manifest: equal, so no conflict.
             with suppress(AlreadyExistsError, PreconditionError):
-                obstore.put(self.objects, edge_path(manifest), text, mode="create")
+                obstore.put(self.objects, edge_path(manifest), text, mode=self._mode(manifest))
         # Whose manifest it is that is stored now decides.
         if not self._is_published(manifest):
             raise Unavailable(f"{self._place} did not keep version {manifest.version}: publish it again")
 
-    def write_presence(self, policy: str, name: str, text: bytes) -> None:
-        """See `contracts.weights.presence`."""
-        with self.failures_named():
-            obstore.put(self.objects, presence_path(policy, name), text)
+    def read_small(self, path: str, most: int) -> bytes | None:
+        """See `WeightReader.read_small`; what the store says of the size is believed as little as what it sends."""
+        try:
+            with self.failures_named():
+                found = obstore.get(self.objects, path)
+                if found.meta["size"] > most:
+                    raise too_long(path, most)
+                return self._bounded(found, path, most)
+        except FileNotFoundError:
+            return None
 
-    def presences(self, policy: str) -> list[bytes]:
-        """See `contracts.weights.presence`."""
-        texts = []
+    def write_small(self, path: str, text: bytes) -> None:
+        """See `WeightStore.write_small`."""
         with self.failures_named():
-            for page in obstore.list(self.objects, f"{policy_folder(policy)}/replicas/", chunk_size=1000):
-                for item in page:
-                    with suppress(FileNotFoundError):
-                        texts.append(bytes(obstore.get(self.objects, item["path"]).bytes()))
-        return texts
+            obstore.put(self.objects, path, text)
+
+    def list_small(self, folder: str, most: int) -> list[str]:
+        """See `WeightStore.list_small`."""
+        items = islice(self._items(folder), most)
+        return [item["path"].rpartition("/")[2] for item in items]
 
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
         """See `WeightReader.chunk`."""
@@ -152,13 +164,6 @@ class ObjectWeightStore(WeightStore):
                 return self._range(path, start, chunk.num_bytes)
         except FileNotFoundError as error:
             raise no_chunk(policy, chunk) from error
-
-    def versions(self, policy: str) -> list[int]:
-        """See `WeightReader.versions`."""
-        # Whatever begins with v comes after the chunks, which are many.
-        places = (item["path"].split("/")[-2:] for item in self._list(policy_folder(policy), after="v"))
-        names = (VERSION.fullmatch(folder) for folder, file in places if file in PRIMARIES)
-        return sorted({int(name[1]) for name in names if name})
 
     def chunks(self, policy: str) -> list[StoredChunk]:
         """See `WeightStore.chunks`."""
@@ -201,18 +206,25 @@ class ObjectWeightStore(WeightStore):
             f"{self._place} ignores `If-None-Match: *`: two trainers could publish one version; use a store that keeps it"
         )
 
-    def _text(self, policy: str, version: int, name: str) -> bytes | None:
-        try:
-            with self.failures_named():
-                return bytes(obstore.get(self.objects, f"{version_folder(policy, version)}/{name}").bytes())
-        except FileNotFoundError:
-            return None
+    def _numbers(self, policy: str) -> list[int]:
+        # Whatever begins with v comes after the chunks, which are many.
+        places = (item["path"].split("/")[-2:] for item in self._items(policy_folder(policy), after="v"))
+        names = (VERSION.fullmatch(folder) for folder, file in places if file in PRIMARIES)
+        return sorted({int(name[1]) for name in names if name})
 
-    def _texts(self, policy: str, version: int) -> dict[str, bytes]:
-        items = self._list(version_folder(policy, version))
-        names = [name for item in items if EDGE.fullmatch(name := item["path"].rpartition("/")[2])]
-        texts = self._each(lambda name: self._text(policy, version, name), names)
-        return {name: text for name, text in zip(names, texts, strict=True) if text is not None}
+    def _names(self, policy: str, version: int) -> list[str]:
+        items = self._items(version_folder(policy, version))
+        return [name for item in items if EDGE.fullmatch(name := item["path"].rpartition("/")[2])]
+
+    def _mode(self, manifest: Manifest) -> Literal["create"] | UpdateVersion:
+        """How to write an edge: over what is not believed there, as long as it is still that; else only if nothing is."""
+        try:
+            tag = obstore.head(self.objects, edge_path(manifest))["e_tag"]
+        except FileNotFoundError:
+            return "create"
+        # Judged after its tag was taken: what somebody else publishes meanwhile has another.
+        edge = self._edge(manifest.policy, manifest.version, edge_name(manifest))
+        return {"e_tag": tag} if isinstance(edge, WeightsRefused) else "create"
 
     def _contents(self, manifest: Manifest) -> Iterator[bytes]:
         with ThreadPoolExecutor(_CONCURRENCY) as pool:
@@ -233,20 +245,34 @@ class ObjectWeightStore(WeightStore):
     def _range(self, path: str, start: int, end: int) -> bytes:
         """At most these bytes: whether there are as many is for whoever checks them."""
         try:
-            return bytes(obstore.get_range(self.objects, path, start=start, end=end))
+            found = obstore.get(self.objects, path, options={"range": (start, end)})
+            return self._bounded(found, path, end - start)
         except BaseError as error:
             if _BEYOND.search(str(error)):
                 return b""
             raise
 
-    def _list(self, folder: str, after: str = "") -> list[ObjectMeta]:
+    def _bounded(self, found: GetResult, path: str, most: int) -> bytes:
+        """What comes, but no more than `most` bytes of it. Raises WeightsRefused: `too_long`."""
+        content = bytearray()
+        for piece in found.stream(min_chunk_size=_PIECE_BYTES):
+            content += piece
+            if len(content) > most:
+                raise too_long(path, most)
+        return bytes(content)
+
+    def _list(self, folder: str) -> list[ObjectMeta]:
+        return list(self._items(folder))
+
+    def _items(self, folder: str, after: str = "") -> Iterator[ObjectMeta]:
+        """What lies below a folder, page by page."""
         offset = f"{folder}/{after}" if after else None
         with self.failures_named():
             try:
-                pages = list(obstore.list(self.objects, f"{folder}/", offset=offset, chunk_size=1000))
+                for page in obstore.list(self.objects, f"{folder}/", offset=offset, chunk_size=1000):
+                    yield from page
             except FileNotFoundError as error:
                 raise self._no_bucket() from error
-        return [item for page in pages for item in page]
 
     def _each(self, work: Callable[[_Item], _Result], items: Iterable[_Item]) -> list[_Result]:
         with ThreadPoolExecutor(_CONCURRENCY) as pool:

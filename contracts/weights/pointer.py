@@ -22,6 +22,8 @@ from contracts.weights.layout import policy_folder
 from contracts.weights.signing import Keyring, Signer
 
 SCHEMA = 1
+MOST_BYTES = 2**16
+"""Of a pointer; what is longer is not read."""
 _ARM = re.compile(r"[a-z][a-z0-9_-]*")
 
 
@@ -46,6 +48,8 @@ class Stored(NamedTuple):
 
     text: bytes
     tag: str
+    problem: str = ""
+    """Why what stands there cannot be read; `text` is empty then."""
 
 
 class PointerStore(Protocol):
@@ -124,7 +128,7 @@ class PointerReader:
 
     def __init__(self, pointers: PointerStore, policy: str, arm: str, keyring: Keyring | None, memory: Path) -> None:
         self._pointers = pointers
-        self._policy = policy
+        self.policy = self._policy = policy
         self._arm = arm
         self._keyring = keyring
         self._memory = memory
@@ -139,6 +143,8 @@ class PointerReader:
         stored = self._pointers.read(self._policy, self._arm)
         if stored is None:
             return None
+        if stored.problem:
+            raise WeightsRefused("corrupt_pointer", stored.problem)
         pointer = parse_pointer(stored.text, self._policy, self._arm, self._keyring)
         last = self._last()
         if last is not None and pointer.epoch <= last.epoch:

@@ -8,16 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from contracts.errors import StaleWrite
-from contracts.weights.files import make_folder_durably, read_file, write_durably
-from contracts.weights.pointer import PointerStore, Stored, pointer_path
+from contracts.errors import StaleWrite, Unavailable, WeightsRefused
+from contracts.weights.files import make_folders_below, read_small, write_durably
+from contracts.weights.pointer import MOST_BYTES, PointerStore, Stored, pointer_path
 from contracts.weights.store import FolderWeightStore, WeightStore
 
 if TYPE_CHECKING:
     from contracts.weights.object_store import ObjectWeightStore
-
-_MOST_BYTES = 2**16
-"""Of a pointer; what is longer is none."""
 
 
 class FolderPointers(PointerStore):
@@ -29,21 +26,27 @@ class FolderPointers(PointerStore):
     def read(self, policy: str, arm: str) -> Stored | None:
         """See `PointerStore.read`."""
         try:
-            text = read_file(self._root / pointer_path(policy, arm), 0, _MOST_BYTES)
+            text = read_small(self._root, pointer_path(policy, arm), MOST_BYTES)
         except FileNotFoundError:
             return None
+        except WeightsRefused as error:
+            return Stored(b"", tag="", problem=error.message)
         return Stored(text, tag="")
 
     def replace(self, policy: str, arm: str, text: bytes, seen: Stored | None) -> None:
         """See `PointerStore.replace`."""
-        path = self._root / pointer_path(policy, arm)
-        make_folder_durably(path.parent)
+        folder, _, name = pointer_path(policy, arm).rpartition("/")
+        path = make_folders_below(self._root, folder) / name
         descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if self.read(policy, arm) != seen:
+            found = self.read(policy, arm)
+            was_put_aside = found is None and seen is not None and seen.problem
+            if found != seen and not was_put_aside:
                 raise moved_elsewhere(policy, arm)
             write_durably(path, [text])
+        except OSError as error:
+            raise Unavailable(f"{path} cannot be written: {error.strerror}", path=str(path)) from error
         finally:
             os.close(descriptor)
 
@@ -63,7 +66,14 @@ class ObjectPointers(PointerStore):
         try:
             with self._failures_named():
                 found = obstore.get(self._objects, pointer_path(policy, arm))
-                return Stored(bytes(found.bytes()), tag=found.meta["e_tag"] or "")
+                tag, text = found.meta["e_tag"] or "", bytearray()
+                for piece in found.stream(min_chunk_size=MOST_BYTES):
+                    text += piece
+                    if len(text) > MOST_BYTES:
+                        return Stored(
+                            b"", tag, problem=f"{pointer_path(policy, arm)} is longer than {MOST_BYTES} bytes"
+                        )
+                return Stored(bytes(text), tag)
         except FileNotFoundError:
             return None
 

@@ -45,6 +45,7 @@ def publish_version(
     created_at: float,
     history: History | None = None,
     signer: ManifestSigner | None = None,
+    parent_root: str | None = None,
 ) -> Manifest:
     """Publish `target` as a change of `base`, the parent's weights, and return the primary edge that is now stored.
 
@@ -55,7 +56,8 @@ def publish_version(
 
     `history` is the one after the parent, and is brought to the one after this version, in place, once that is durable.
     It is forgotten before, if it is not the parent's, or if a fold leads to the parent: who came by it knows no history,
-    and could not follow.
+    and could not follow. `parent_root` is what the parent adds up to, from who knows it otherwise: where its manifest cannot
+    be read any more, the version is published all the same, in full too.
 
     Raises:
         WeightsRefused: `wrong_base`, the base is not what was published as the parent.
@@ -87,7 +89,9 @@ def publish_version(
         if history is not None:
             history.reset()
         return store.manifest(policy, version)
-    return _publish_step(store, about, parent, base=base, target=target, history=history, signer=signer)
+    return _publish_step(
+        store, about, parent, base=base, target=target, history=history, signer=signer, parent_root=parent_root
+    )
 
 
 def publish_fold(
@@ -145,9 +149,10 @@ def _publish_step(
     target: Tensors,
     history: History | None,
     signer: ManifestSigner | None,
+    parent_root: str | None,
 ) -> Manifest:
     base = store.load(about.policy, parent) if base is None else base
-    base_root = _checked_root(store, about.policy, parent, base)
+    base_root = _checked_root(store, about.policy, parent, base, known=parent_root)
     past = _usable(store, about.policy, parent, history)
     is_anchor = _versions_since_full(store, about.policy, parent) + 1 >= ANCHOR_EVERY
     encoded = encode(base, target, past)
@@ -187,9 +192,15 @@ def _publish(store: WeightStore, about: Manifest, encoded: Encoded, signer: Mani
     store.publish(manifest, encoded.payload)
 
 
-def _checked_root(store: WeightStore, policy: str, version: int, base: Tensors) -> str:
+def _checked_root(store: WeightStore, policy: str, version: int, base: Tensors, known: str | None = None) -> str:
+    """The root of the base; `known`: what it should be, if the manifest of the version cannot be read any more."""
     root = root_of(base)
-    if root != store.manifest(policy, version).target_root:
+    published: str | None
+    try:
+        published = store.manifest(policy, version).target_root
+    except WeightsRefused:
+        published = known
+    if root != published:
         raise WeightsRefused("wrong_base", f"the base given is not what was published as version {version}")
     return root
 
@@ -198,7 +209,10 @@ def _usable(store: WeightStore, policy: str, parent: int, history: History | Non
     """The history, or an empty one if there is somebody who could not have it."""
     if history is None:
         return None
-    primary, *others = store.edges(policy, parent)
+    try:
+        primary, *others = store.edges(policy, parent)
+    except WeightsRefused:
+        return History()
     is_known = history.digest == primary.history_after and all(edge.kind != "fold" for edge in others)
     return history if is_known else History()
 
@@ -209,7 +223,10 @@ def _versions_since_full(store: WeightStore, policy: str, version: int) -> int:
     for distance in range(ANCHOR_EVERY):
         if at is None:
             break
-        manifest = store.manifest(policy, at)
+        try:
+            manifest = store.manifest(policy, at)
+        except WeightsRefused:
+            return ANCHOR_EVERY
         # An anchor whose publisher died before its full copy is none.
         if manifest.history_after == NO_HISTORY and any(edge.kind == "full" for edge in store.edges(policy, at)):
             return distance

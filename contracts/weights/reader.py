@@ -1,6 +1,7 @@
 """Reading versions. In: the edges and chunks of whatever keeps them. Out: verified tensors, or verified changes of tensors.
 
-A reader says where texts and chunks lie; how one comes from there to tensors is the same for all.
+A reader says where texts and chunks lie; the rest is the same for all. What cannot be read or believed where an edge should
+be is skipped and told of.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import NamedTuple, TypeVar
 
-from contracts.errors import NotFound, WeightsRefused
+from contracts.errors import NotFound, Unavailable, WeightsRefused
 from contracts.weights.codec import Staged, apply_staged, stage
 from contracts.weights.format import Tensor, Tensors, root_of
 from contracts.weights.history import History, Moves
@@ -25,10 +27,16 @@ from contracts.weights.layout import (
     is_primary,
     no_version,
     read_edge,
+    version_folder,
 )
-from contracts.weights.manifest import NO_HISTORY, Chunk, Manifest
+from contracts.weights.manifest import NO_HISTORY, Chunk, Manifest, parse_manifest
 from contracts.weights.route import Held, route
+from contracts.weights.snapshot import MOST_BYTES as MOST_SNAPSHOT_BYTES
+from contracts.weights.snapshot import Listed, snapshot_path
+from contracts.weights.vouching import Snapshots
 
+MOST_MANIFEST_BYTES = 2**26
+"""A full copy of 2 TB has 250,000 chunks of 130 bytes each in its manifest."""
 _T = TypeVar("_T")
 
 
@@ -43,50 +51,120 @@ class WeightReader(ABC):
     """Published versions of policies, for whoever needs their weights.
 
     Args:
-        keyring: whose versions are taken; None: everybody's.
+        keyring: whose versions are taken; None: everybody's. With `Snapshots` only what the newest one lists.
+
+    Attributes:
+        on_junk: told of every object that could not be read or believed, by its place below the root, and why.
     """
+
+    _connections = 1
+    """Texts that are asked for at the same time."""
 
     def __init__(self, keyring: Verifier | None = None) -> None:
         self._keyring = keyring
+        self._snapshots = keyring if isinstance(keyring, Snapshots) else None
+        self._believed: set[tuple[str, int]] = set()
+        self.on_junk: Callable[[str, WeightsRefused], None] = lambda _place, _reason: None
 
     @abstractmethod
-    def versions(self, policy: str) -> list[int]:
-        """Durable versions in ascending order; empty for an unknown policy."""
+    def read_small(self, path: str, most: int) -> bytes | None:
+        """A whole object of at most `most` bytes, by its place below the root; None if there is none.
+
+        Raises:
+            WeightsRefused: `not_a_file` or `too_long`: whatever lies there is not read.
+            Unavailable: the store is away.
+        """
 
     @abstractmethod
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
         """A chunk from byte `start` on, as stored: not yet checked, and never more than its size. Raises NotFound."""
 
     @abstractmethod
-    def _text(self, policy: str, version: int, name: str) -> bytes | None:
-        """A manifest's file; None if there is none."""
+    def _numbers(self, policy: str) -> list[int]:
+        """Versions that have a folder with something named as a primary edge in it, ascending; not read yet."""
 
     @abstractmethod
-    def _texts(self, policy: str, version: int) -> dict[str, bytes]:
-        """All files in the folder of a version; empty if there is none."""
+    def _names(self, policy: str, version: int) -> list[str]:
+        """What is named as an edge in the folder of a version; empty if there is none."""
+
+    def versions(self, policy: str) -> list[int]:
+        """Durable versions in ascending order; empty for an unknown policy. What only has the name of one is left out."""
+        listed = self._listed(policy)
+        if listed is not None:
+            return sorted(listed)
+        return [version for version in self._numbers(policy) if self._is_believed(policy, version)]
 
     def manifest(self, policy: str, version: int) -> Manifest:
-        """The primary edge of a version.
+        """The primary edge of a version; where that cannot be read, another one: all say the same of the version.
 
         Raises:
             NotFound: there is no such version; says what exists.
-            WeightsRefused: the manifest is damaged, out of place, of another schema, or not signed by a trusted key.
+            WeightsRefused: the manifest is damaged, out of place, of another schema, or not vouched for.
         """
-        if (found := self._primary(policy, version)) is None:
-            raise no_version(policy, version, self.versions(policy))
-        return found
+        self.renew(policy, version)
+        if (found := self._primary(policy, version)) is not None:
+            return found
+        return self.edges(policy, version)[0]
+
+    def run_of(self, policy: str, version: int) -> str:
+        """The training run that made a version. Raises as `manifest`."""
+        return self.manifest(policy, version).run
 
     def edges(self, policy: str, version: int) -> list[Manifest]:
-        """All edges to a version, the primary one first. Raises as `manifest`, for any of them."""
-        texts = {name: text for name, text in self._texts(policy, version).items() if EDGE.fullmatch(name)}
-        edges = [read_edge(texts[name], policy, version, name, self._keyring) for name in sorted(texts, reverse=True)]
-        # In this order `step` comes before `full`, which is primary only without it.
-        primary = next((edge for edge in edges if is_primary(edge)), None)
-        if primary is None:
+        """All edges to a version that are believed, the primary one first. Raises as `manifest`, if there is none."""
+        edges, refused = self.survey(policy, version)
+        if refused and not edges:
+            raise refused[0]
+        if not refused and (not edges or not is_primary(edges[0])):  # nothing stands where the primary should be
             raise no_version(policy, version, self.versions(policy))
-        for edge in edges:
-            check_agreement(primary, edge)
-        return [primary, *(edge for edge in edges if edge is not primary)]
+        return edges
+
+    def survey(self, policy: str, version: int) -> tuple[list[Manifest], list[WeightsRefused]]:
+        """What is believed of a version, the primary edge first, and why anything else is not; both empty if it is unknown.
+
+        Raises:
+            Unavailable: the store is away.
+        """
+        self.renew(policy, version)
+        listed = self._listed(policy)
+        names = self._names(policy, version) if listed is None else self._listed_names(listed.get(version))
+        # In this order `step` comes before `full`, which is primary only without it.
+        found = self._readable(policy, version, sorted(names, reverse=True))
+        edges = [edge for edge in found if isinstance(edge, Manifest)]
+        refused = [reason for reason in found if isinstance(reason, WeightsRefused)]
+        primary = next((edge for edge in edges if is_primary(edge)), edges[0] if edges else None)
+        agreed = [primary] if primary else []
+        for edge in (edge for edge in edges if edge is not primary):
+            try:
+                check_agreement(agreed[0], edge)
+                agreed.append(edge)
+            except WeightsRefused as error:
+                self.on_junk(f"{version_folder(policy, version)}/{edge_name(edge)}", error)
+                refused.append(error)
+        return agreed, refused
+
+    def renew(self, policy: str, version: int | None = None, *, must: bool = False) -> None:
+        """Look for a newer snapshot, if it is time, if `version` is not in the one at hand, or if one `must`.
+
+        One that is not accepted is told of; the one before still counts. A store that is away is borne if there is one.
+
+        Raises:
+            Unavailable: the store is away, and there is no snapshot at hand.
+        """
+        path = snapshot_path(policy)
+        if self._snapshots is None or not (must or self._snapshots.is_due(policy, version)):
+            return
+        try:
+            self._snapshots.see(policy, self.read_small(path, MOST_SNAPSHOT_BYTES))
+        except WeightsRefused as error:
+            self.on_junk(path, error)
+        except Unavailable:
+            if self._snapshots.current(policy) is None:
+                raise
+
+    def believed(self, text: bytes, policy: str, version: int) -> Manifest:
+        """The manifest in `text`, which was kept elsewhere, if it is vouched for now. Raises WeightsRefused."""
+        return read_edge(text, policy, version, edge_name(parse_manifest(text)), self._keyring)
 
     def payload(self, manifest: Manifest) -> bytes:
         """The payload of an edge, each chunk verified.
@@ -208,11 +286,43 @@ class WeightReader(ABC):
             yield self.chunk(manifest.policy, chunk)
 
     def _primary(self, policy: str, version: int) -> Manifest | None:
+        """The edge that makes a version exist; None if there is none that is believed."""
         for name in PRIMARIES:
-            if (text := self._text(policy, version, name)) is not None:
-                manifest = read_edge(text, policy, version, name, self._keyring)
-                return manifest if is_primary(manifest) else None
+            edge = self._edge(policy, version, name)
+            if isinstance(edge, Manifest) and is_primary(edge):
+                return edge
         return None
+
+    def _is_believed(self, policy: str, version: int) -> bool:
+        # What a version is never changes: it is looked at once.
+        if (policy, version) not in self._believed and self._primary(policy, version) is not None:
+            self._believed.add((policy, version))
+        return (policy, version) in self._believed
+
+    def _listed(self, policy: str) -> Mapping[int, Listed] | None:
+        self.renew(policy)
+        return None if self._snapshots is None else self._snapshots.listed(policy)
+
+    def _listed_names(self, entry: Listed | None) -> list[str]:
+        return [] if entry is None else [name for name in entry.edges if EDGE.fullmatch(name)]
+
+    def _readable(self, policy: str, version: int, names: list[str]) -> list[Manifest | WeightsRefused]:
+        """These edges, or why they cannot be used; those that are not there are left out."""
+        if self._connections == 1:
+            found = [self._edge(policy, version, name) for name in names]
+        else:
+            with ThreadPoolExecutor(self._connections) as pool:
+                found = list(pool.map(lambda name: self._edge(policy, version, name), names))
+        return [edge for edge in found if edge is not None]
+
+    def _edge(self, policy: str, version: int, name: str) -> Manifest | WeightsRefused | None:
+        path = f"{version_folder(policy, version)}/{name}"
+        try:
+            text = self.read_small(path, MOST_MANIFEST_BYTES)
+            return None if text is None else read_edge(text, policy, version, name, self._keyring)
+        except WeightsRefused as error:
+            self.on_junk(path, error)
+            return error
 
 
 def advance_history(history: History, manifest: Manifest, moves: Mapping[str, Moves]) -> None:

@@ -22,6 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+import msgspec
+
 from contracts.errors import Conflict, NotFound, Unavailable, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
 from contracts.weights.codec import apply_staged, stage
@@ -45,7 +47,10 @@ class ReplicaStore(ChunkSource, Protocol):
     """The part of a weight store that a replica needs."""
 
     def edges(self, policy: str, version: int) -> list[Manifest]:
-        """All edges to a version, their signatures verified. Raises NotFound, WeightsRefused, Unavailable."""
+        """All edges to a version, each vouched for. Raises NotFound, WeightsRefused, Unavailable."""
+
+    def believed(self, text: bytes, policy: str, version: int) -> Manifest:
+        """The manifest in `text`, if it is vouched for now. Raises WeightsRefused."""
 
 
 class Replica:
@@ -164,21 +169,65 @@ class Replica:
 
     def _take_up(self) -> None:
         """Serve what was served, or whatever else is whole: a slot that is not is removed when it is opened."""
-        while slots := self._slots.held():
+        passed: set[Held] = set()
+        while slots := [slot for slot in self._slots.held() if slot not in passed]:
             try:
+                self._check(slots[0])
                 self._serve(slots[0], self._slots.open(slots[0]))
-            except WeightsRefused:
+            except (Unavailable, NotFound):
+                passed.add(slots[0])  # nobody can vouch for it now; it stays until somebody can
+            except WeightsRefused as error:
+                if error.code not in _DAMAGED:  # nobody takes it any more: its bits are not proven to be anybody's
+                    self._slots.refused.append(error)
+                    passed.add(slots[0])
                 continue
-            return
+            else:
+                return
+
+    def _check(self, slot: Held) -> None:
+        """See that a trusted key vouches for what a slot says it is; its bytes are hashed when it is opened.
+
+        Slots of before have no manifest: the store is asked for it, and it is kept.
+
+        Raises:
+            WeightsRefused: as `WeightReader.believed`; `slot_damaged`, the manifest is of other weights: the slot is gone.
+            NotFound, Unavailable: the slot has no manifest, and the store cannot give it.
+        """
+        text = self._slots.manifest_of(slot)
+        if text is None:
+            manifest = self._store.edges(self._policy, slot.version)[0]
+        else:
+            manifest = self._store.believed(text, self._policy, slot.version)
+        if (manifest.target_root, manifest.run) != (slot.root, slot.run):
+            self._slots.drop(slot)
+            raise WeightsRefused(
+                "slot_damaged",
+                f"version {slot.version} in {self._slots.model_of(slot).parent} is said to be {slot.root} of run {slot.run!r}, and "
+                f"its manifest says {manifest.target_root} of run {manifest.run!r}: look after this disk",
+            )
+        if text is None:
+            self._slots.keep_manifest(slot, msgspec.json.encode(manifest))
 
     def _bring(self, version: int, run: str | None) -> Held:
-        held = {slot.version: slot for slot in reversed(self._slots.held()) if run in {None, slot.run}}
+        held = {slot.version: slot for slot in reversed(self._vouched()) if run in {None, slot.run}}
         wanted = held.get(version) or self._make(version, held, run)
         if wanted != self._held:
             self._serve(wanted, self._slots.open(wanted))
         self._slots.sweep()
         self._chunks.clear()
         return wanted
+
+    def _vouched(self) -> list[Held]:
+        """Slots that may be served, or built on."""
+        found = []
+        for slot in self._slots.held():
+            if slot != self._held:  # that one was checked when it began to serve
+                try:
+                    self._check(slot)
+                except (NotFound, Unavailable, WeightsRefused):
+                    continue
+            found.append(slot)
+        return found
 
     def _make(self, version: int, held: dict[int, Held], run: str | None) -> Held:
         """Fetch and build a version by the cheapest way whose bytes are there; manifests outlive their chunks."""
@@ -232,7 +281,7 @@ class Replica:
             self._write_model(path, edges, base, history)
             self._fault("slot: model durable")
             target = target._replace(history=history.digest)
-            self._slots.finish(target, history)
+            self._slots.finish(target, history, msgspec.json.encode(last))
         except (Unavailable, WeightsRefused):
             self._slots.drop(target)
             raise

@@ -1,7 +1,8 @@
 """What a store may forget. In: the versions somebody needs. Out: chunks that no way to or from these uses.
 
 `plan_pruning` only looks; whoever holds the right to delete says later, by `Plan`, what may go, and `WeightStore.remove_chunks`
-removes it. Manifests stay: they are small, and the lineage is read from them. A publisher may run meanwhile.
+removes it. Manifests stay: they are small, and the lineage is read from them. A publisher may run meanwhile. While the
+manifests of a version cannot be read, only what others name is removed.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def plan_pruning(
     Raises:
         InvalidValue: a bound above is not kept.
         NotFound: a needed version does not exist.
-        WeightsRefused, Unavailable: a manifest cannot be read.
+        Unavailable: the store is away.
     """
     if keep_anchors < 1 or older_than < YOUNGEST_SECONDS:
         raise InvalidValue(
@@ -81,9 +82,13 @@ def plan_pruning(
     sizes = {chunk.name: chunk.num_bytes for chunk in stored}
     there = sizes.keys() - set(gone)
 
+    unreadable: list[int] = []
+
     @cache
     def edges_of(version: int) -> list[Manifest]:
-        edges = store.edges(policy, version)
+        edges, refused = store.survey(policy, version)
+        if refused or not edges:
+            unreadable.append(version)
         return [edge for edge in edges if all(chunk.name in there for chunk in edge.chunks)]
 
     versions = store.versions(policy)
@@ -94,7 +99,10 @@ def plan_pruning(
     kept, lost = _kept_edges(edges_of, versions, wanted, floor)
     for version in extra:
         kept += route_from(edges_of, version, {}) or []
-    used = {chunk.name for edge in kept for chunk in edge.chunks}
+    used = _chunks(kept)
+    named = {name for version in versions if version not in gone_versions for name in _chunks(edges_of(version))}
+    if unreadable:  # what manifests that cannot be read may name is left: one may be put back
+        used |= there - named
     before = now - older_than
     unused = [chunk.name for chunk in stored if chunk.name not in used and chunk.written_at < before]
     reached = {edge.version for edge in kept}
@@ -105,9 +113,15 @@ def plan_pruning(
     lost_chunks = frozenset(unused)
     doubtful = (version for version in versions if version < floor and version not in reached)
     unloadable = tuple(
-        version for version in doubtful if version not in gone_versions and route_from(left, version, {}) is None
+        version
+        for version in doubtful
+        if version not in {*gone_versions, *unreadable} and route_from(left, version, {}) is None
     )
     return Plan({name: sizes[name] for name in unused}, unloadable, lost, before, sizes.keys())
+
+
+def _chunks(edges: Iterable[Manifest]) -> set[str]:
+    return {chunk.name for edge in edges for chunk in edge.chunks}
 
 
 def _kept_edges(

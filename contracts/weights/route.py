@@ -16,6 +16,9 @@ EdgesOf = Callable[[int], list[Manifest]]
 Held = Mapping[int, str | None]
 """Versions that somebody has, each with the digest of its history; None or `NO_HISTORY`: that is not known."""
 
+_Gone = dict[int, WeightsRefused | None]
+"""Versions that lead nowhere: they are not there, or cannot be believed, and why."""
+
 
 class _Place(NamedTuple):
     """Where the search stands: what has to be held for the edges behind it to apply."""
@@ -41,12 +44,15 @@ def route(edges_of: EdgesOf, version: int, held: Held) -> list[Manifest]:
 
     Raises:
         NotFound: there is no such version.
-        WeightsRefused: `broken_chain`, no way leads there, or an edge leads from a version that is not earlier.
+        WeightsRefused: `broken_chain`, no way leads there, or an edge leads from a version that is not earlier; what was
+            wrong with a version on the way, if that is why.
     """
-    gone: set[int] = set()
+    gone: _Gone = {}
     for start in (held, {}) if held else ({},):
         if (way := _search(edges_of, version, start, gone)) is not None:
             return way
+    if (refused := next((error for error in gone.values() if error is not None), None)) is not None:
+        raise refused
     reason = f"versions {sorted(gone)} are gone" if gone else "no full copy of it or of an ancestor is left"
     raise WeightsRefused(
         "broken_chain", f"no way leads to version {version}: {reason}; load another version", version=version
@@ -55,10 +61,10 @@ def route(edges_of: EdgesOf, version: int, held: Held) -> list[Manifest]:
 
 def route_from(edges_of: EdgesOf, version: int, held: Held) -> list[Manifest] | None:
     """As `route`, but None if no way leads to `version`, or, from something held, only a full copy does."""
-    return _search(edges_of, version, held, set())
+    return _search(edges_of, version, held, {})
 
 
-def _search(edges_of: EdgesOf, version: int, held: Held, gone: set[int]) -> list[Manifest] | None:
+def _search(edges_of: EdgesOf, version: int, held: Held, gone: _Gone) -> list[Manifest] | None:
     """Dijkstra over places. Without `held` ways begin with a full edge, otherwise none has one."""
     order = count()
     reached: list[tuple[int, int, int, _Place, _Way | None]] = [(0, 0, next(order), _Place(version, None), None)]
@@ -89,13 +95,18 @@ def _place_before(edge: Manifest) -> _Place:
     return _Place(edge.base_version, history)
 
 
-def _edges(edges_of: EdgesOf, version: int, gone: set[int], *, is_wanted: bool) -> list[Manifest]:
+def _edges(edges_of: EdgesOf, version: int, gone: _Gone, *, is_wanted: bool) -> list[Manifest]:
     try:
         edges = edges_of(version)
     except NotFound:
         if is_wanted:
             raise
-        gone.add(version)
+        gone[version] = None
+        return []
+    except WeightsRefused as error:
+        if is_wanted:
+            raise
+        gone[version] = error
         return []
     for edge in edges:
         fault = lineage_fault(edge)

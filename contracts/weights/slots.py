@@ -4,6 +4,7 @@ In: tensors that were verified. Out: the same, memory-mapped, verified again. Wa
 
 <folder>/slots/000012-0a1b2c3d4e5f/model.safetensors   first
                                    history.bin         second, if the history is known
+                                   manifest.json       third: the signed manifest that vouches for it
                                    held.json           last: a slot without it was never finished
 <folder>/current                                       the slot that is served and the one before it, replaced at once
 """
@@ -19,7 +20,7 @@ import msgspec
 
 from contracts.errors import NotFound, WeightsRefused
 from contracts.faults import FaultPoint
-from contracts.weights.files import make_folder_durably, write_durably
+from contracts.weights.files import make_folder_durably, read_small, write_durably
 from contracts.weights.format import SINGLE_FILE, Tensors, root_of
 from contracts.weights.history import History
 from contracts.weights.manifest import NO_HISTORY
@@ -28,6 +29,8 @@ from contracts.weights.mapped import map_safetensors
 SCHEMA = 1
 _LABEL = "held.json"
 _HISTORY = "history.bin"
+_MANIFEST = "manifest.json"
+_MOST_BYTES = 2**26
 _ROOT_LETTERS = 12
 _SLOT = re.compile(rf"\d{{6,}}-[0-9a-f]{{{_ROOT_LETTERS}}}")
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -126,6 +129,17 @@ class Slots:
         self.refused.append(refused)
         return refused
 
+    def manifest_of(self, held: Held) -> bytes | None:
+        """The manifest that was kept with a slot; None: none can be read, as in slots of before."""
+        try:
+            return read_small(self._place(held), _MANIFEST, _MOST_BYTES)
+        except (FileNotFoundError, WeightsRefused):
+            return None
+
+    def keep_manifest(self, held: Held, text: bytes) -> None:
+        """Keep what vouches for a slot."""
+        write_durably(self._place(held) / _MANIFEST, [text])
+
     def model_of(self, held: Held) -> Path:
         """The file of a slot's tensors."""
         return self._place(held) / SINGLE_FILE
@@ -136,11 +150,12 @@ class Slots:
         make_folder_durably(self._place(held))
         return self.model_of(held)
 
-    def finish(self, held: Held, history: History) -> None:
+    def finish(self, held: Held, history: History, manifest: bytes) -> None:
         """Make a slot whole, whose model is durable by now."""
         if held.history != NO_HISTORY:
             self._fault("slot: before history.bin")
             write_durably(self._place(held) / _HISTORY, [history.to_bytes()])
+        self.keep_manifest(held, manifest)
         self._fault("slot: before held.json")
         self._write_label(held)
         self._fault("slot: whole")

@@ -9,20 +9,21 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from contracts.errors import InvalidValue, Unavailable
-from contracts.settings import Settings
-from contracts.weights.files import make_folder_durably, read_file, sync_folder, write_durably
-from contracts.weights.key_files import keyring_of
+from contracts.errors import InvalidValue, Unavailable, WeightsRefused
+from contracts.weights.files import make_folders_below, read_file, read_small, sync_folder, write_durably
 from contracts.weights.layout import (
     EDGE,
     PRIMARIES,
@@ -38,15 +39,10 @@ from contracts.weights.layout import (
     is_primary,
     no_chunk,
     policy_folder,
-    read_edge,
     version_folder,
 )
 from contracts.weights.manifest import Chunk, Manifest
-from contracts.weights.presence import presence_path
 from contracts.weights.reader import WeightReader
-
-_MOST_TEXT_BYTES = 2**26
-"""Of a manifest; what is longer is none."""
 
 
 class StoredChunk(NamedTuple):
@@ -65,6 +61,8 @@ class WeightStore(WeightReader):
     def publish(self, manifest: Manifest, payload: bytes) -> None:
         """Make an edge durable, bytes first; a second time, with whatever payload to the same weights, is a no-op.
 
+        What stands there and is not believed is no reason to stay: it is replaced. One of another run stays.
+
         Raises:
             Conflict: the version exists with other weights or another parent.
             InvalidValue: a policy name that is none, a parent or base that is not earlier, or a fold or full copy of a
@@ -82,12 +80,12 @@ class WeightStore(WeightReader):
         """Remove those last written before a time, UTC epoch seconds; what was removed. By `Chunk.name`."""
 
     @abstractmethod
-    def write_presence(self, policy: str, name: str, text: bytes) -> None:
-        """See `contracts.weights.presence`."""
+    def write_small(self, path: str, text: bytes) -> None:
+        """Put an object at its place below the root, durably, instead of what is there. Raises Unavailable."""
 
     @abstractmethod
-    def presences(self, policy: str) -> list[bytes]:
-        """See `contracts.weights.presence`."""
+    def list_small(self, folder: str, most: int) -> list[str]:
+        """Names of objects directly in a folder, by name, the first `most` that there are. Raises Unavailable."""
 
     def _is_published(self, offered: Manifest) -> bool:
         """Whether an edge is there already. Raises Conflict, InvalidValue: see `publish`."""
@@ -99,11 +97,18 @@ class WeightStore(WeightReader):
             raise InvalidValue(f"version {version} does not exist: publish its step first", param="version")
         if is_primary(offered):
             return primary is not None
-        name = edge_name(offered)
-        if (text := self._text(policy, version, name)) is None:
-            return False
-        check_same(read_edge(text, policy, version, name, self._keyring), offered)
-        return True
+        edge = self._edge(policy, version, edge_name(offered))
+        if isinstance(edge, Manifest):
+            check_same(edge, offered)
+            return True
+        return False
+
+    def _check_free(self, offered: Manifest) -> None:
+        """Raises WeightsRefused: the place is taken by another run, or the policy by another publisher: nothing is written."""
+        edge = self._edge(offered.policy, offered.version, edge_name(offered))
+        taken = {"wrong_run", "unknown_key"} if offered.version == 0 else {"wrong_run"}
+        if isinstance(edge, WeightsRefused) and edge.code in taken:
+            raise edge
 
 
 class FolderWeightStore(WeightStore):
@@ -118,86 +123,101 @@ class FolderWeightStore(WeightStore):
         parts = check_offer(manifest, payload, self._keyring)
         path = self.root / edge_path(manifest)
         with self._turn(manifest.policy):
-            make_folder_durably(path.parent)
+            make_folders_below(self.root, version_folder(manifest.policy, manifest.version))
             if self._is_published(manifest):
                 # A publisher killed right after its rename has not made the name durable.
                 sync_folder(path.parent)
                 return
+            self._check_free(manifest)
             written: list[Path] = []
             try:
                 for chunk, part in parts:
                     self._write_chunk(manifest.policy, chunk, part, written)
                 write_durably(path, [msgspec.json.format(msgspec.json.encode(manifest))])
-            except Unavailable:
+            except (Unavailable, OSError) as error:
                 for leftover in (path, *written):
-                    leftover.unlink(missing_ok=True)
-                raise
+                    with suppress(OSError):
+                        leftover.unlink(missing_ok=True)
+                raise _unavailable(error, path) from error
 
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
         """See `WeightReader.chunk`."""
         try:
-            return read_file(self.root / chunk_path(policy, chunk.name), start, max(chunk.num_bytes - start, 0))
+            return read_file(self.root, chunk_path(policy, chunk.name), start, max(chunk.num_bytes - start, 0))
         except FileNotFoundError as error:
             raise no_chunk(policy, chunk) from error
 
-    def versions(self, policy: str) -> list[int]:
-        """See `WeightReader.versions`."""
-        folder = self.root / policy_folder(policy)
-        manifests = (path for name in PRIMARIES for path in folder.glob(f"v*/{name}"))
-        names = (VERSION.fullmatch(path.parent.name) for path in manifests)
-        return sorted({int(name[1]) for name in names if name})
+    def read_small(self, path: str, most: int) -> bytes | None:
+        """See `WeightReader.read_small`."""
+        try:
+            return read_small(self.root, path, most)
+        except FileNotFoundError:
+            return None
+
+    def write_small(self, path: str, text: bytes) -> None:
+        """See `WeightStore.write_small`."""
+        folder, _, name = path.rpartition("/")
+        place = make_folders_below(self.root, folder) / name
+        try:
+            write_durably(place, [text])
+        except OSError as error:
+            raise _unavailable(error, place) from error
+
+    def list_small(self, folder: str, most: int) -> list[str]:
+        """See `WeightStore.list_small`."""
+        return sorted(islice(_entries(self.root / folder), most))
 
     def chunks(self, policy: str) -> list[StoredChunk]:
         """See `WeightStore.chunks`."""
-        folder = self.root / chunk_folder(policy)
-        if not folder.is_dir():
-            return []
-        found = [(name, path.stat()) for path in folder.rglob("*") if is_chunk(name := str(path.relative_to(folder)))]
-        return [StoredChunk(name, status.st_size, status.st_mtime) for name, status in sorted(found)]
+        names = (name for name in self._chunk_files(policy) if is_chunk(name))
+        found = ((name, _status(self.root / chunk_folder(policy) / name)) for name in names)
+        return sorted(
+            StoredChunk(name, status.st_size, status.st_mtime)
+            for name, status in found
+            if status is not None and stat.S_ISREG(status.st_mode)
+        )
 
     def remove_chunks(self, policy: str, names: Iterable[str], before: float) -> list[str]:
         """See `WeightStore.remove_chunks`; what dead writers left goes with them."""
         with self._turn(policy):
-            for leftover in (self.root / chunk_folder(policy)).rglob("*.tmp"):
-                _remove(leftover, before)
+            folder = self.root / chunk_folder(policy)
+            for leftover in self._chunk_files(policy):
+                if leftover.endswith(".tmp"):
+                    _remove(folder / leftover, before)
             return [name for name in names if _remove(self.root / chunk_path(policy, name), before)]
 
-    def write_presence(self, policy: str, name: str, text: bytes) -> None:
-        """See `contracts.weights.presence`."""
-        path = self.root / presence_path(policy, name)
-        make_folder_durably(path.parent)
-        write_durably(path, [text])
-
-    def presences(self, policy: str) -> list[bytes]:
-        """See `contracts.weights.presence`."""
-        folder = self.root / policy_folder(policy) / "replicas"
-        return [path.read_bytes() for path in sorted(folder.glob("*.json"))]
+    def _chunk_files(self, policy: str) -> Iterator[str]:
+        """Names below the folder of chunks, one folder deep; a link to a folder is none."""
+        folder = self.root / chunk_folder(policy)
+        for name in _entries(folder):
+            status = _status(folder / name)
+            if status is not None and stat.S_ISDIR(status.st_mode):
+                yield from (f"{name}/{inner}" for inner in _entries(folder / name))
+            else:
+                yield name
 
     def _write_chunk(self, policy: str, chunk: Chunk, part: memoryview, written: list[Path]) -> None:
         path = self.root / chunk_path(policy, chunk.name)
-        if path.exists() and path.stat().st_size == chunk.num_bytes:
+        status = _status(path)
+        if status is not None and stat.S_ISREG(status.st_mode) and status.st_size == chunk.num_bytes:
             os.utime(path)  # somebody needs it again: whoever prunes now must leave it
             sync_folder(path.parent)
             return
-        make_folder_durably(path.parent)
+        make_folders_below(self.root, chunk_path(policy, chunk.name).rpartition("/")[0])
         written.append(path)
         write_durably(path, [part])
 
-    def _text(self, policy: str, version: int, name: str) -> bytes | None:
-        try:
-            return read_file(self.root / version_folder(policy, version) / name, 0, _MOST_TEXT_BYTES)
-        except FileNotFoundError:
-            return None
+    def _numbers(self, policy: str) -> list[int]:
+        folder = self.root / policy_folder(policy)
+        found = ((int(name[1]), folder / name[0]) for entry in _entries(folder) if (name := VERSION.fullmatch(entry)))
+        return sorted({number for number, path in found if any(_status(path / primary) for primary in PRIMARIES)})
 
-    def _texts(self, policy: str, version: int) -> dict[str, bytes]:
-        folder = self.root / version_folder(policy, version)
-        names = [path.name for path in folder.glob("*.json") if EDGE.fullmatch(path.name)]
-        return {name: text for name in names if (text := self._text(policy, version, name)) is not None}
+    def _names(self, policy: str, version: int) -> list[str]:
+        return [name for name in _entries(self.root / version_folder(policy, version)) if EDGE.fullmatch(name)]
 
     @contextmanager
     def _turn(self, policy: str) -> Iterator[None]:
-        folder = self.root / policy_folder(policy)
-        make_folder_durably(folder)
+        folder = make_folders_below(self.root, policy_folder(policy))
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -206,32 +226,46 @@ class FolderWeightStore(WeightStore):
             os.close(descriptor)
 
 
+def _entries(folder: Path) -> Iterator[str]:
+    """Names in a folder, as they come; none if it is no folder, or only a link to one."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return
+        raise Unavailable(f"{folder} cannot be read: {error.strerror}", path=str(folder)) from error
+    try:
+        with os.scandir(descriptor) as entries:
+            yield from (entry.name for entry in entries)
+    finally:
+        os.close(descriptor)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Of what lies there itself, a link included; None: nothing does."""
+    try:
+        return path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def _unavailable(error: Unavailable | OSError, path: Path) -> Unavailable:
+    if isinstance(error, Unavailable):
+        return error
+    return Unavailable(f"{path} cannot be written: {error.strerror}", path=str(path))
+
+
 def _remove(path: Path, before: float) -> bool:
     try:
-        if path.stat().st_mtime >= before:
+        status = path.lstat()
+        if status.st_mtime >= before or stat.S_ISDIR(status.st_mode):
             return False
         path.unlink()
     except FileNotFoundError:
         return False
     return True
-
-
-def open_weight_store(settings: Settings) -> WeightStore:
-    """The store of a home, which takes only versions that a trusted key signed. Nothing is asked yet.
-
-    Raises:
-        InvalidSettings: no key is trusted, or `weights_url` or an AWS_* variable cannot be used.
-    """
-    return open_any_store(settings, keyring_of(settings))
-
-
-def open_any_store(settings: Settings, keyring: Verifier | None) -> WeightStore:
-    """The store of a home: a bucket if `weights_url` names one, else a folder; `keyring` None takes anybody's versions.
-
-    Raises:
-        InvalidSettings: `weights_url` or an AWS_* variable cannot be used.
-    """
-    return open_store_at(settings.weights_url or str(settings.weights), keyring)
 
 
 def open_store_at(place: str, keyring: Verifier | None) -> WeightStore:

@@ -15,6 +15,7 @@ from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from pipelines.release.asking import Asker
 from pipelines.release.releaser import Releaser
+from pipelines.release.renewal import renewal
 from pipelines.release.settings import ReleaseSettings
 
 _ANSWER_SECONDS = 60.0
@@ -41,8 +42,9 @@ def main(home: Path, stop: threading.Event, make_grade: Callable[[Mapping[str, T
             engine_key=engine_key(settings.home),
         )
         bell = settings.passing().bell
+        database = settings.database()
         Releaser(
-            settings.database(),
+            database,
             asker,
             sentinels,
             grade,
@@ -50,5 +52,6 @@ def main(home: Path, stop: threading.Event, make_grade: Callable[[Mapping[str, T
             policy=settings.policy,
             settings=own,
             bell=bell,
+            each_look=renewal(settings, database),
         ).run(stop)
         bell.close()

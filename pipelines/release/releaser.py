@@ -53,6 +53,7 @@ class Releaser:
         policy: str,
         settings: ReleaseSettings,
         bell: Bell,
+        each_look: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._database = database
@@ -63,6 +64,7 @@ class Releaser:
         self._policy = policy
         self._settings = settings
         self._bell = bell
+        self._each_look = each_look
         self._since: float | None = None
         # Asked for at each scrape: it rises also while a look hangs.
         CANDIDATE_AGE_SECONDS.set_function(lambda: max(0.0, clock() - self._since) if self._since is not None else 0.0)
@@ -76,6 +78,7 @@ class Releaser:
         num_failures = 0
         while not stop.is_set():
             try:
+                self._each_look()
                 self.look(stop)
             except InvalidSettings:
                 raise

@@ -9,7 +9,7 @@ import torch
 from contracts.settings import load_section
 from contracts.tasks.loading import load_tasks
 from contracts.weights.key_files import keyring_of, signer_of
-from contracts.weights.store import open_weight_store
+from contracts.weights.opening import open_weight_store
 from contracts.weights.warm_up import warm_up
 from pipelines.training.learner import Learner
 from pipelines.training.lost_positions import described
@@ -56,7 +56,7 @@ def _trainer(settings: Settings, database: Database, lease: Lease, stop: threadi
     training = load_section(settings.home, "training", TrainingSettings).for_tasks(tasks.values())
     torch.set_num_threads(training.num_threads)
     warm_up()
-    store = open_weight_store(settings)
+    store = open_weight_store(settings, publishes=True)
     model = load_model(settings.base, device=settings.device, dtype=torch.float32)
     # The base policy is its published bits too, also where its files hold more precision.
     base = retried(stop, lambda: store.load(settings.policy, BASE_VERSION))

@@ -2,20 +2,33 @@
 
 In: the bits of a version whose checkpoint is durable. Out: the same in the weight store, as a delta of its parent, under the
 epoch of the lease; then the arm `candidate` by compare-and-set, in a transaction that checks the lease. Waits: for nothing; an arm that somebody else moved is tried again next turn, and a
-store that is away or refuses later and ever less often: until then the version is held here and nobody is offered it.
+store that is away or refuses later and ever less often: until then the version is held here and nobody is offered it. A
+version that the store has is listed in the next snapshot, and only then offered: readers take nothing that is not listed.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, MOVED, Assignment
-from contracts.errors import InvalidRequest, InvalidSettings, LeaseLost, StaleWrite, Unavailable, WeightsRefused
+from contracts.errors import (
+    InvalidRequest,
+    InvalidSettings,
+    LeaseLost,
+    NotFound,
+    StaleWrite,
+    Unavailable,
+    WeightsRefused,
+)
 from contracts.faults import FaultPoint, no_fault
+from contracts.metrics import WEIGHT_SNAPSHOT_EXPIRES
+from contracts.snapshots import Issuer
 from contracts.weights.history import History
+from contracts.weights.key_files import replica_keyring
 from contracts.weights.manifest import NO_HISTORY
 from contracts.weights.pointer import Pointer, move_pointer
 from contracts.weights.pointer_stores import pointers_of
@@ -26,6 +39,8 @@ from pipelines.training.pruning import Pruning
 from pipelines.training.state import BASE_VERSION, TrainerState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from contracts.database import Database
     from contracts.lease import Lease
     from contracts.settings import Settings
@@ -40,6 +55,7 @@ _LAG = 3
 _MOST_FOLDS = 4
 _FOLDED_SECONDS, _LISTED_SECONDS = 24 * 3600.0, 7 * 24 * 3600.0
 """After so long without a word a replica gets no more folds, and is no longer counted on."""
+_RENEWAL_LOOK_SECONDS = 300.0
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 5.0, 120.0
 
 log = structlog.get_logger()
@@ -71,12 +87,17 @@ class Publisher:
         signer: Signer | None = None,
         keyring: Keyring | None = None,
         keep_anchors: int = 2,
+        clock: Callable[[], float] = time.time,
     ) -> None:
+        self._clock = clock
         self._settings = settings
         self._database = database
         self._lease, self._fault = lease, fault
         self._store = store
         self._signer, self._keyring = signer, keyring
+        self._issuer = self._make_issuer(signer)
+        self._unlisted: set[int] = set()
+        self._renew_at = 0.0
         self._mirrored, self._mirror_at = 0, 0.0
         self._pruning = Pruning(settings.policy, database, store, lease, fault, keep_anchors=keep_anchors)
         self._bell = settings.passing().bell
@@ -101,18 +122,29 @@ class Publisher:
         What the store cannot say now is claimed at the next start.
         """
         policy = self._settings.policy
-        with self._database.snapshot() as connection:
+        with self._lease.transaction() as connection:
+            assignments.note_run(connection, policy, self._settings.run)
             claimed = repository.parents(connection, policy)
         try:
             strangers = [version for version in self.versions() if version not in claimed and version != BASE_VERSION]
-            manifests = [self._store.manifest(policy, version) for version in strangers]
-        except (Unavailable, InvalidRequest, InvalidSettings, WeightsRefused) as error:
+            manifests = self._manifests(strangers)
+        except (Unavailable, InvalidSettings) as error:
             log.warning("versions not claimed", reason=error.message)
             return [*claimed]
         if manifests:
             with self._lease.transaction() as connection:
                 repository.adopt_versions(connection, policy, manifests)
         return [*claimed, *strangers]
+
+    def _manifests(self, versions: list[int]) -> list[Manifest]:
+        """Of those that can be read and believed."""
+        found = []
+        for version in versions:
+            try:
+                found.append(self._store.manifest(self._settings.policy, version))
+            except (InvalidRequest, WeightsRefused) as error:
+                log.warning("version not claimed", version=version, reason=error.message)
+        return found
 
     def load(self, version: int) -> Tensors:
         """The bits of a version."""
@@ -154,8 +186,12 @@ class Publisher:
         if now < self._retry_at:
             return False
         try:
-            self._store_version(unsent)
-        except (Unavailable, InvalidSettings) as error:
+            if unsent.version not in self._unlisted:
+                self._store_version(unsent)
+            self._list()
+        except LeaseLost:
+            raise
+        except (Unavailable, InvalidSettings, WeightsRefused, StaleWrite, NotFound) as error:
             wait = min(FIRST_RETRY_SECONDS * 2.0**self._num_failures, LAST_RETRY_SECONDS)
             self._num_failures, self._retry_at = self._num_failures + 1, now + wait
             log.warning("version not published yet", version=unsent.version, reason=error.message, retry_seconds=wait)
@@ -188,8 +224,10 @@ class Publisher:
             created_at=unsent.cut_at,
             history=self._history,
             signer=self._signer,
+            parent_root=self._root_of(parent),
         )
         self._lease.check_now()
+        self._unlisted.add(version)
         self.held[version] = unsent.target
         for old in sorted(self.held)[:-VERSIONS_HELD]:
             del self.held[old]
@@ -203,6 +241,52 @@ class Publisher:
         )
         self._look_after_replicas(manifest, unsent.target, unsent.cut_at)
 
+    def _root_of(self, version: int) -> str | None:
+        with self._database.snapshot() as connection:
+            return assignments.root_of_version(connection, self._settings.policy, version)
+
+    def _make_issuer(self, signer: Signer | None) -> Issuer | None:
+        if signer is None:
+            return None
+        return Issuer(
+            self._database,
+            self._store,
+            self._settings.policy,
+            self._settings.run,
+            signer=signer,
+            keyring=self._keyring,
+            transaction=self._lease.transaction,
+            clock=self._clock,
+            accepted=lambda snapshot: WEIGHT_SNAPSHOT_EXPIRES.set(snapshot.expires_at),
+        )
+
+    def _list(self) -> None:
+        """Say in a snapshot what was published since the last. Raises as `Issuer.issue`."""
+        if self._issuer is not None and self._unlisted:
+            self._fault("publisher: before the snapshot")
+            self._issuer.issue(self._unlisted)
+        self._unlisted.clear()
+
+    def renew(self, now: float) -> None:
+        """Issue the snapshot again if it is an hour old; at first also what an earlier process did not come to list.
+
+        `now` is of a clock that only rises. What fails is tried again.
+        """
+        if self._issuer is None or now < self._renew_at:
+            return
+        try:
+            if not self._renew_at:
+                self._unlisted |= self._issuer.missing()
+                self._list()
+            self._issuer.renew()
+        except LeaseLost:
+            raise
+        except (Unavailable, InvalidRequest, InvalidSettings, WeightsRefused, StaleWrite) as error:
+            self._renew_at = now + FIRST_RETRY_SECONDS
+            log.warning("snapshot not renewed yet", reason=error.message)
+            return
+        self._renew_at = now + _RENEWAL_LOOK_SECONDS
+
     def _look_after_replicas(self, newest: Manifest, target: Tensors, now: float) -> None:
         """Lead those that fell behind here at once, and at anchors forget what nobody needs any more.
 
@@ -211,9 +295,15 @@ class Publisher:
         policy = self._settings.policy
         try:
             versions = set(self._store.versions(policy))
-            replicas = [
-                item for item in present(self._store, policy, now - _LISTED_SECONDS) if item.version in versions
-            ]
+            found = present(
+                self._store,
+                policy,
+                since=now - _LISTED_SECONDS,
+                now=now,
+                replicas=replica_keyring(self._settings.home),
+                on_junk=self._store.on_junk,
+            )
+            replicas = [item for item in found.replicas if item.version in versions]
             behind = {
                 item.version: item
                 for item in replicas
@@ -237,9 +327,11 @@ class Publisher:
                     epoch=self._lease.epoch,
                     signer=self._signer,
                 )
+                self._unlisted.add(newest.version)
                 log.info("fold published", version=newest.version, base=replica.version, num_bytes=fold.payload_bytes)
             if newest.history_after == NO_HISTORY or self._pruning.is_under_way:
-                self._pruning.advance({item.version for item in replicas}, now)
+                # What anybody can claim keeps nothing: a forged word would fill the disk for ever.
+                self._pruning.advance({item.version for item in replicas if found.is_signed}, now)
         except (Unavailable, InvalidRequest, InvalidSettings, WeightsRefused) as error:
             log.warning("replicas not looked after", version=newest.version, reason=error.message)
 
@@ -257,11 +349,14 @@ class Publisher:
             self._lease.check_now()
             self._fault("publisher: before the pointer")
             move_pointer(pointers_of(self._store), wanted, self._signer, self._keyring)
+            # The pointer first: a snapshot that knows a newer one than there is would have it refused.
+            if self._issuer is not None:
+                self._issuer.issue(pointers={LIVE: live.epoch})
         except LeaseLost:
             raise
         except StaleWrite as error:
             log.warning("pointer not moved", version=live.version, reason=error.message)
-        except (Unavailable, InvalidSettings) as error:
+        except (Unavailable, InvalidRequest, InvalidSettings, WeightsRefused) as error:
             self._mirror_at = now + FIRST_RETRY_SECONDS
             log.warning("pointer not moved yet", version=live.version, reason=error.message)
             return
@@ -288,13 +383,14 @@ class Publisher:
                     arm=CANDIDATE,
                     version=version,
                     root=root,
+                    run=self._settings.run,
                     expected_epoch=arm.epoch if arm else 0,
                     writer="training",
                     reason=reason,
                 )
         except LeaseLost:
             raise
-        except (StaleWrite, Unavailable, InvalidSettings) as error:
+        except (StaleWrite, Unavailable, InvalidSettings, WeightsRefused) as error:
             log.warning("candidate not assigned yet", version=version, reason=error.message)
             return False
         self._bell.ring(MOVED)

@@ -114,6 +114,7 @@ class Trainer:
             signer=signer,
             keyring=keyring,
             keep_anchors=training.keep_anchors,
+            clock=clock,
         )
         self._dirty, self._saved_at = False, 0.0
         self._due: Due | None = None
@@ -233,6 +234,7 @@ class Trainer:
         self._lease.assert_held()
         consumer = self.begin()
         arms = self._arms()
+        self._publisher.renew(self._monotonic())
         self._publisher.mirror(arms.get(LIVE), self._monotonic())
         self._obey_rollback(arms.get(TRAINING))
         self._read(consumer, timeout)

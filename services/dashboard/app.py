@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from contracts.assignments import MOVED
 from contracts.passing import Passing
 from contracts.settings import Settings
-from contracts.weights.store import open_weight_store
+from contracts.weights.opening import open_weight_store
 from services.dashboard.generations.tokens import TokenTexts
 from services.dashboard.own.watching import OwnReader, Watchers
 from services.dashboard.routes import router

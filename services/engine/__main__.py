@@ -16,7 +16,7 @@ from contracts.listening import listening_socket
 from contracts.logs import set_up_logs
 from contracts.operations import LONGEST_WORK_SECONDS, Operations
 from contracts.settings import Settings, load_section, load_settings
-from contracts.weights.store import open_weight_store
+from contracts.weights.opening import open_weight_store
 from contracts.weights.warm_up import warm_up
 from policy.load import load_model
 from services.engine.app import make_app
@@ -43,7 +43,7 @@ def main(home: Path) -> None:
     dtype = torch.float32 if settings.device == "cpu" else torch.bfloat16
     database = settings.database()
     store = open_weight_store(settings)
-    copy = LocalCopy(settings.home / "replica", store, settings.policy) if settings.weights_url else None
+    copy = LocalCopy(settings.home / "replica", store, settings.policy, settings.run) if settings.weights_url else None
     server: uvicorn.Server | None = None
 
     def swapped(record: SwapRecord) -> None:
@@ -63,6 +63,7 @@ def main(home: Path) -> None:
         make_model=lambda: _load(settings, dtype),
         on_swap=swapped,
         on_gave_up=end,
+        run=settings.run,
     )
     follower = Follower(engine, lambda: read_wanted(database, settings.policy), on_exit=end)
     config = uvicorn.Config(

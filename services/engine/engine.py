@@ -41,6 +41,7 @@ class Engine:
         policy: the name that requests carry as `model`.
         settings: sizes of each arm.
         store: where versions come from.
+        run: whose versions this engine serves; None: any.
         make_model: a new model of the policy's architecture, on its device; its weights are replaced.
         on_swap: told of every change of weights under traffic, on the control thread.
         on_gave_up: told when the live arm dies again and again; a new process is the last resort.
@@ -55,13 +56,14 @@ class Engine:
         make_model: Callable[[], Any],
         on_swap: Callable[[SwapRecord], None],
         on_gave_up: Callable[[], None],
+        run: str | None = None,
     ) -> None:
         self.policy = policy
         self.instance = uuid.uuid4().hex
         self.arms: dict[str, Arm] = {}
         self.swaps: deque[SwapRecord] = deque(maxlen=_MAX_SWAPS)
         self._settings = settings
-        self._stager = Stager(policy, store)
+        self._stager = Stager(policy, store, run)
         self._make_model = make_model
         self._on_swap = on_swap
         self._on_gave_up = on_gave_up
@@ -98,11 +100,12 @@ class Engine:
         """The version that each arm holds."""
         return {name: self.arms[name].version for name in ARMS if name in self.arms}
 
-    def update(self, arm: str, version: int, root: str | None = None) -> SwapRecord | None:
+    def update(self, arm: str, version: int, root: str | None = None, run: str | None = None) -> SwapRecord | None:
         """Bring an arm to a version, newer or older; the record, or None if nothing was interrupted.
 
         It is decoded and verified while the arm serves what it served; the pause only writes what differs. `root` is what
-        its weights must add up to, as whoever assigned it says; None: what its manifest says.
+        its weights must add up to and `run` which run it must be of, as whoever assigned it says; None: what its manifest
+        says, and the engine's own run.
 
         Raises:
             NotFound, WeightsRefused: the version cannot be had; the arm serves what it served.
@@ -110,7 +113,7 @@ class Engine:
         """
         if arm not in ARMS:
             raise InvalidRequest(f"arm must be one of {', '.join(ARMS)}, not {arm!r}", param="arm")
-        return self._control.submit(self._update, arm, version, root).result()
+        return self._control.submit(self._update, arm, version, root, run).result()
 
     def pause(self) -> None:
         """Stop every arm between two steps, keeping requests in flight, until `resume`."""
@@ -156,15 +159,15 @@ class Engine:
         for arm in self.arms.values():
             arm.stop()
 
-    def _update(self, name: str, version: int, root: str | None) -> SwapRecord | None:
+    def _update(self, name: str, version: int, root: str | None, run: str | None) -> SwapRecord | None:
         arm = self.arms.get(name)
         if arm is None:
-            self._load(name, version, root)
+            self._load(name, version, root, run)
             return None
         if arm.version == version and not arm.gave_up:
             return None
         started = perf_counter()
-        step = self._stager.stage(name, arm.model, version, root)
+        step = self._stager.stage(name, arm.model, version, root, run)
         stage_seconds = perf_counter() - started
         if arm.gave_up:
             arm.replace(step.patches, version)
@@ -190,10 +193,10 @@ class Engine:
         self._on_swap(record)
         return record
 
-    def _load(self, name: str, version: int, root: str | None) -> None:
+    def _load(self, name: str, version: int, root: str | None, run: str | None) -> None:
         started = perf_counter()
         model = self._make_model()
-        step = self._stager.stage(name, model, version, root)
+        step = self._stager.stage(name, model, version, root, run)
         apply_patches(step.patches)
         arm = Arm(name, model, version, self._settings, self._on_gave_up if name == "live" else _ignore)
         self._stager.made(name, model, step)

@@ -1,6 +1,6 @@
 """Follows the assignments: whatever version an arm is pointed at, the engine comes to hold.
 
-Flows in: arm → version and its root, read every tenth of a second, and at once when woken. Flows out: updates of the engine. Waits
+Flows in: arm → version, its root and its run, read every tenth of a second, and at once when woken. Flows out: updates of the engine. Waits
 for: nothing; a version that cannot be staged leaves the old one serving, is named in /state, and is tried again, ever less often.
 """
 
@@ -30,6 +30,8 @@ class Wanted(NamedTuple):
 
     version: int | None
     root: str | None = None
+    run: str | None = None
+    """The run that the version is of; None: that of the engine's home."""
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,15 +120,16 @@ class Follower:
             return
         self._problems.pop(_ASSIGNMENTS, None)
         for arm in ARMS:
-            (version, root), held = wanted.get(arm, Wanted(None)), self._engine.versions().get(arm)
+            to, held = wanted.get(arm, Wanted(None)), self._engine.versions().get(arm)
+            version = to.version
             if version is not None and due(version, held, self._problems.get(arm), now):
-                self._bring(arm, version, root, now)
+                self._bring(arm, version, to, now)
             elif version == held:
                 self._problems.pop(arm, None)
 
-    def _bring(self, arm: str, version: int, root: str | None, now: float) -> None:
+    def _bring(self, arm: str, version: int, to: Wanted, now: float) -> None:
         try:
-            self._engine.update(arm, version, root)
+            self._engine.update(arm, version, to.root, to.run)
         except MillraceError as error:
             if isinstance(error, InvalidSettings) and not self._engine.versions():
                 raise  # nothing serves yet, and starting again would not help

@@ -28,7 +28,8 @@ _log = structlog.get_logger(__name__)
 class LocalCopy:
     """A `VersionSource` over a store and a replica's folder. Its methods are called from one thread."""
 
-    def __init__(self, folder: Path, store: WeightReader, policy: str) -> None:
+    def __init__(self, folder: Path, store: WeightReader, policy: str, run: str | None = None) -> None:
+        self._run = run
         self._folder = folder
         self._store = store
         self._policy = policy
@@ -46,6 +47,12 @@ class LocalCopy:
         """See `VersionSource.edges`."""
         return self._store.edges(policy, version)
 
+    def run_of(self, policy: str, version: int) -> str:
+        """See `VersionSource.run_of`; of what is here the store is not asked."""
+        self._keeping.result()
+        held = self._replica.held
+        return held.run if held is not None and held.version == version else self._store.run_of(policy, version)
+
     def load_state(self, policy: str, version: int) -> tuple[Tensors, History]:
         """See `VersionSource.load_state`; of a version that is here the store is not asked.
 
@@ -57,7 +64,7 @@ class LocalCopy:
         self._keeping.result()
         # To bring what is served would forget the chunks that were fetched for a candidate.
         if self._replica.serves != version:
-            self._replica.bring(version)
+            self._replica.bring(version, self._run)
         return self._replica.state()
 
     def stage_onto(
@@ -94,7 +101,7 @@ class LocalCopy:
         version = self._wanted
         try:
             if version is not None and self._replica.serves != version:
-                self._replica.bring(version)
+                self._replica.bring(version, self._run)
         except MillraceError as error:
             _log.warning("engine_copy_not_kept", version=version, code=error.code, error=error.message)
 

@@ -12,9 +12,10 @@ from services.engine.swap import SwapRecord
 
 
 def read_wanted(database: Database, policy: str) -> dict[str, Wanted]:
-    """Arm → version and root, as assigned now."""
+    """Arm → version, root and run, as assigned now."""
     with database.snapshot() as connection:
-        return {name: Wanted(arm.version, arm.root) for name, arm in assignments.read(connection, policy).items()}
+        arms = assignments.read(connection, policy)
+        return {name: Wanted(arm.version, arm.root, arm.run) for name, arm in arms.items()}
 
 
 def keep_swap(database: Database, record: SwapRecord) -> None:

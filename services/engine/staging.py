@@ -30,6 +30,9 @@ class VersionSource(Protocol):
     def edges(self, policy: str, version: int) -> list[Manifest]:
         """All edges to a version."""
 
+    def run_of(self, policy: str, version: int) -> str:
+        """The training run that made a version."""
+
     def load_state(self, policy: str, version: int) -> tuple[Tensors, History]:
         """The verified tensors of a version, and its history."""
 
@@ -53,6 +56,7 @@ class Held(NamedTuple):
     root: str
     history: History
     """Never written to: arms share it."""
+    run: str
 
 
 class Base(NamedTuple):
@@ -78,20 +82,24 @@ class Step(NamedTuple):
 class Stager:
     """See the module."""
 
-    def __init__(self, policy: str, store: VersionSource) -> None:
+    def __init__(self, policy: str, store: VersionSource, run: str | None = None) -> None:
         self._policy = policy
+        self._run = run
         self._store = store
         self._models: dict[str, Any] = {}
         self._held: dict[str, Held] = {}
         self._before: dict[str, tuple[Held, Changes]] = {}
 
-    def stage(self, arm: str, model: Any, version: int, root: str | None = None) -> Step:
+    def stage(self, arm: str, model: Any, version: int, root: str | None = None, run: str | None = None) -> Step:
         """What brings an arm's model to a version; the model is not changed.
 
         Raises:
-            WeightsRefused: `wrong_root`, the version is not the one that was assigned, which adds up to `root`.
+            WeightsRefused: `wrong_run`, the version, or one on the way to it, is not of `run`, or of the engine's own;
+                `wrong_root`, it is not the one that was assigned, which adds up to `root`.
             NotFound, WeightsRefused, Unavailable: the version cannot be had, or is not of this architecture.
         """
+        for wanted in {run, self._run} - {None}:
+            self._check_run(arm, version, str(wanted))
         step = self._stage(arm, model, version)
         if root is not None and step.after.root != root:
             raise WeightsRefused(
@@ -101,6 +109,18 @@ class Stager:
                 version=version,
             )
         return step
+
+    def _check_run(self, arm: str, version: int, run: str) -> None:
+        before = self._before.get(arm)
+        is_at_hand = before is not None and before[0].version == version
+        found = before[0].run if before is not None and is_at_hand else self._store.run_of(self._policy, version)
+        if found != run:
+            raise WeightsRefused(
+                "wrong_run",
+                f"version {version} is of run {found!r}, and {run!r} is what was assigned or what this home serves: see who "
+                "else writes to this store",
+                version=version,
+            )
 
     def _stage(self, arm: str, model: Any, version: int) -> Step:
         before = self._before.get(arm)
@@ -180,7 +200,9 @@ class Stager:
         tensors, history = self._store.load_state(self._policy, version)
         whole = {name: Change(tensor.dtype, tensor.shape, None, words_of(tensor)) for name, tensor in tensors.items()}
         patches = stage_changes(model, whole, whole, with_undo=False)
-        return Step(patches, Held(version, root_of(tensors), history), None, None)
+        return Step(
+            patches, Held(version, root_of(tensors), history, self._store.run_of(self._policy, version)), None, None
+        )
 
 
 def target_names(names: Iterable[str], hops: Iterable[Hop]) -> set[str]:
@@ -204,4 +226,4 @@ def _held_after(held: Held, hops: list[Hop]) -> Held:
     history = held.history.copy()
     for manifest, staged in hops:
         advance_history(history, manifest, staged.moves)
-    return Held(hops[-1].manifest.version, hops[-1].staged.target_root, history)
+    return Held(hops[-1].manifest.version, hops[-1].staged.target_root, history, hops[-1].manifest.run)

@@ -104,7 +104,7 @@ def _durable_log(settings: Settings) -> EventLog:
 
 
 def _durable_versions(settings: Settings) -> list[int]:
-    from contracts.weights.store import open_weight_store  # noqa: PLC0415 its codecs are for who reads weights, not for us
+    from contracts.weights.opening import open_weight_store  # noqa: PLC0415 its codecs are for who reads weights, not for us
 
     return open_weight_store(settings).versions(settings.policy)
 

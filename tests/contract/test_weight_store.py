@@ -21,7 +21,7 @@ from contracts.errors import Conflict, InvalidValue, NotFound, WeightsRefused
 from contracts.weights.codec import CHUNK_BYTES, Staged, apply_staged, encode
 from contracts.weights.format import Tensors, root_of
 from contracts.weights.history import History
-from contracts.weights.layout import Verifier
+from contracts.weights.layout import Verifier, edge_name
 from contracts.weights.manifest import NO_HISTORY, Chunk, Manifest
 from contracts.weights.object_store import ObjectWeightStore, open_objects
 from contracts.weights.publish import ANCHOR_EVERY, publish_fold
@@ -585,6 +585,17 @@ def test_where_chunks_are_gone_another_way_is_taken(place: Place, store: WeightS
     assert same(store.load(POLICY, 25), weights[25])
 
 
+def noted(store: WeightStore) -> list[tuple[str, str]]:
+    """Where junk is met from now on, and why it is junk."""
+    found: list[tuple[str, str]] = []
+    store.on_junk = lambda place, reason: found.append((place, reason.code))
+    return found
+
+
+def edges_left(store: WeightStore, version: int) -> list[Manifest]:
+    return store.survey(POLICY, version)[0]
+
+
 MISPLACED = [
     ("v000002/step.json", "v000001/step.json", 1),
     ("v000000/full.json", "v000001/full.json", 1),
@@ -602,8 +613,13 @@ def test_a_manifest_in_the_wrong_place_is_refused(
 ) -> None:
     weights = publish_chain(store, 4)
     fold(store, weights, 1, 3)
+    junk = noted(store)
     place.write(target, place.read(source))
-    assert refusal(lambda: store.edges(POLICY, version)) == "corrupt_manifest"
+    left = edges_left(store, version)
+    assert junk == [(f"{POLICY}/{target}", "corrupt_manifest")]
+    assert target.rpartition("/")[2] not in {edge_name(edge) for edge in left}
+    if left:
+        assert same(store.load(POLICY, version), weights[version])
 
 
 def rewritten(place: Place, path: str, **fields: Any) -> None:
@@ -629,7 +645,12 @@ def test_an_edge_that_was_changed_is_refused(
     weights = publish_chain(store, 4)
     fold(store, weights, 1, 3)
     rewritten(place, path, **fields)
-    assert refusal(lambda: store.load(POLICY, 3)) == code
+    junk = noted(store)
+    (left,) = edges_left(store, 3)
+    assert {reason for _, reason in junk} == {code}
+    assert f"{POLICY}/{path}" == junk[0][0]
+    assert path != f"v000003/{edge_name(left)}"
+    assert same(store.load(POLICY, 3), weights[3]), "by the other way"
 
 
 def test_what_is_no_manifest_is_refused_and_what_is_no_edge_is_passed_over(place: Place, store: WeightStore) -> None:
@@ -671,7 +692,8 @@ def test_with_a_keyring_only_signed_versions_are_published_and_read(place: Place
     publish(unsigned, 2, base, parent=1, base=target)
     for ask in (strict.manifest, strict.edges, strict.load):
         assert refusal(partial(ask, POLICY, 2)) == "unsigned"
-    assert refusal(lambda: publish(strict, 2, base, parent=1, base=target, signer=signer)) == "unsigned"
+    publish(strict, 2, base, parent=1, base=target, signer=signer)
+    assert same(strict.load(POLICY, 2), base), "what nobody believes is replaced"
     stranger = Signer(Ed25519PrivateKey.from_private_bytes(bytes([1] * 32)))
     publish(unsigned, 3, base, parent=1, base=target, signer=stranger)
     assert refusal(lambda: strict.load(POLICY, 3)) == "unknown_key"

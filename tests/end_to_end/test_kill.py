@@ -22,7 +22,7 @@ from commands.up import listen, new_settings, running
 from contracts.ledger import trained_versions
 from contracts.records import Outcome, decode
 from contracts.topics import OUTCOMES
-from contracts.weights.store import open_weight_store
+from contracts.weights.opening import open_weight_store
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 from tests.fakes import everything

@@ -12,7 +12,7 @@ from commands.home import prepare_home, to_bf16
 from contracts.errors import InvalidSettings, MillraceError
 from contracts.settings import Settings, load_settings
 from contracts.weights.format import Tensor, read_safetensors
-from contracts.weights.store import open_weight_store
+from contracts.weights.opening import open_weight_store
 from tests.command_line import Ran
 from tests.command_line import run_here as millrace
 

@@ -18,8 +18,8 @@ from contracts.settings import Settings
 from contracts.tables import swap, verdict
 from contracts.topics import GENERATIONS, OUTCOMES, SIGNALS
 from contracts.weights.format import Tensor, Tensors
+from contracts.weights.opening import open_weight_store
 from contracts.weights.publish import publish_version
-from contracts.weights.store import open_weight_store
 from examples.reservations.evaluate import Evaluation
 from pipelines.episodes.handler import EpisodesHandler
 from tests.fakes import BOOKING_TASK, a_generation, a_signal

@@ -29,8 +29,8 @@ from contracts.tasks.loading import load_tasks
 from contracts.topics import GENERATIONS
 from contracts.weights.format import Tensor
 from contracts.weights.key_files import keyring_of, signer_of
+from contracts.weights.opening import open_weight_store
 from contracts.weights.publish import publish_version
-from contracts.weights.store import open_weight_store
 from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.training.checkpoint import CheckpointStore

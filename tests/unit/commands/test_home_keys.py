@@ -12,7 +12,7 @@ from commands.keys import retire, rotate
 from contracts.errors import InvalidSettings, WeightsRefused
 from contracts.settings import Settings, load_settings, write_settings
 from contracts.weights.key_files import SIGNING_KEY, TRUSTED_KEYS, keyring_of, signer_of, trusted_folder
-from contracts.weights.store import open_weight_store
+from contracts.weights.opening import open_weight_store
 from tests.unit.contracts.weights.test_signing import STEP
 
 PRODUCT = Path(__file__).parent.parent.parent.parent / "examples" / "reservations"
@@ -42,7 +42,7 @@ def test_version_0_is_signed_and_refused_once_its_key_is_retired(settings: Setti
     [old] = [path.stem for path in trusted_folder(settings.home).iterdir()]
     assert store.manifest("reservations", 0).key == old
     rotate(settings.home, only_prepare=False)
-    with pytest.raises(InvalidSettings, match=rf"{old} signed 1 of the versions in the store, 0 to 0"):
+    with pytest.raises(InvalidSettings, match=rf"{old} alone vouches for 1 of the versions in the store, 0 to 0"):
         retire(settings.home, old, force=False)
     assert store.load("reservations", 0)
     retire(settings.home, old, force=True)

@@ -19,6 +19,7 @@ from contracts.weights.format import (
 )
 from contracts.weights.manifest import OLDEST_SCHEMA, parse_manifest
 from tests.unit.contracts.weights.examples import bf16_policy, edge, same, tensor_of
+from tests.unit.contracts.weights.full_disk import full_disk
 
 
 def mixed_policy() -> Tensors:
@@ -159,8 +160,7 @@ def test_absent_weights_are_not_found(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     write_safetensors(path, bf16_policy())
-    (tmp_path / "model.safetensors.tmp").symlink_to("/dev/full")
-    with pytest.raises(Unavailable, match="free space"):
+    with full_disk("model.safetensors.tmp"), pytest.raises(Unavailable, match="free space"):
         write_safetensors(path, bf16_policy(seed=1))
     assert same(read_safetensors(path), bf16_policy())
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.safetensors"]

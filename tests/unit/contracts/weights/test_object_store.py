@@ -15,7 +15,8 @@ from contracts.weights.codec import encode
 from contracts.weights.format import Tensors
 from contracts.weights.manifest import Chunk, Manifest
 from contracts.weights.object_store import ObjectWeightStore, Patience, open_objects
-from contracts.weights.store import FolderWeightStore, open_weight_store
+from contracts.weights.opening import open_weight_store
+from contracts.weights.store import FolderWeightStore
 from tests.unit.contracts.weights.examples import POLICY, bf16_policy, edge, publish, publish_chain, same, stepped
 
 SHORT = Patience(connect=0.3, request=0.3, retries=1, retrying=0.3)

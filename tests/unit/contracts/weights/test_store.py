@@ -13,6 +13,7 @@ from contracts.weights.codec import encode
 from contracts.weights.format import Tensors
 from contracts.weights.store import FolderWeightStore
 from tests.unit.contracts.weights.examples import POLICY, bf16_policy, publish, publish_chain, same, stepped
+from tests.unit.contracts.weights.full_disk import full_disk
 
 
 @pytest.fixture
@@ -102,9 +103,8 @@ def test_a_full_disk_leaves_nothing_and_can_be_repeated(store: FolderWeightStore
     target = stepped(weights[0], 0.1)
     name = f"chunks/{digest_of_step(weights[0], target)}" if full == "chunk" else "v000001/step.json"
     (folder / "v000001").mkdir()
-    (folder / f"{name}.tmp").symlink_to("/dev/full")
     chunks = store.chunks(POLICY)
-    with pytest.raises(Unavailable, match="free space"):
+    with full_disk(f"{name}.tmp"), pytest.raises(Unavailable, match="free space"):
         publish(store, 1, target, parent=0, base=weights[0])
     assert store.versions(POLICY) == [0]
     assert store.chunks(POLICY) == chunks
@@ -116,8 +116,7 @@ def test_a_full_disk_leaves_nothing_and_can_be_repeated(store: FolderWeightStore
 def test_a_full_disk_takes_no_chunk_that_somebody_else_needs(store: FolderWeightStore, folder: Path) -> None:
     weights = publish_chain(store, 2)
     (folder / "v000002").mkdir()
-    (folder / "v000002" / "full.json.tmp").symlink_to("/dev/full")
-    with pytest.raises(Unavailable):
+    with full_disk("v000002/full.json.tmp"), pytest.raises(Unavailable):
         publish(store, 2, weights[0])
     assert same(store.load(POLICY, 1), weights[1])
 

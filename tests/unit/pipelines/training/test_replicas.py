@@ -9,7 +9,7 @@ from contracts.assignments import LIVE
 from contracts.weights.manifest import NO_HISTORY
 from contracts.weights.pointer import PointerReader
 from contracts.weights.pointer_stores import pointers_of
-from contracts.weights.presence import Presence, announce
+from contracts.weights.presence import Presence, announce, presence_path
 from contracts.weights.route import route
 from pipelines.training.worker import Trainer
 from tests.unit.contracts.weights.examples import same
@@ -81,7 +81,7 @@ def test_a_replica_that_is_close_or_has_long_been_silent_gets_none(world: World)
 
 def test_a_replica_that_says_nonsense_holds_nothing_up(world: World) -> None:
     trainer = world.start()
-    world.store.write_presence(POLICY, "broken", b"\xff{")
+    world.store.write_small(presence_path(POLICY, "broken"), b"\xff{")
     announced(world, 99)
     publish_until(world, trainer, NUM_VERSIONS)
     assert world.store.versions(POLICY) == list(range(NUM_VERSIONS + 1))

@@ -65,10 +65,6 @@ class MemoryStore(WeightReader):
         content[-1] ^= 1
         self._chunks[chunk.blake3] = bytes(content)
 
-    def versions(self, policy: str) -> list[int]:
-        assert policy == POLICY
-        return sorted(self._edges)
-
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
         assert policy == POLICY
         return self._chunks[chunk.blake3][start:]
@@ -84,9 +80,16 @@ class MemoryStore(WeightReader):
         self.staged.append((version, base_version))
         return super().stage_onto(policy, version, base_version, base, history, base_root=base_root, payload=payload)
 
-    def _text(self, policy: str, version: int, name: str) -> bytes | None:
-        return self._texts(policy, version).get(name)
-
-    def _texts(self, policy: str, version: int) -> dict[str, bytes]:
+    def read_small(self, path: str, most: int) -> bytes | None:
+        policy, folder, name = path.split("/")
         assert policy == POLICY
-        return {name: msgspec.json.encode(edge) for name, edge in self._edges.get(version, {}).items()}
+        edge = self._edges.get(int(folder[1:]), {}).get(name)
+        return None if edge is None else msgspec.json.encode(edge)[:most]
+
+    def _numbers(self, policy: str) -> list[int]:
+        assert policy == POLICY
+        return sorted(self._edges)
+
+    def _names(self, policy: str, version: int) -> list[str]:
+        assert policy == POLICY
+        return list(self._edges.get(version, {}))

@@ -1,0 +1,78 @@
+"""Honest people around a weight store: who publishes, and who follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.attacks._weights import NOW, POLICY, RUN, Place, keyring, publish, signer, weights_of
+from commands.replica import Sources, bring_from
+from contracts.database import Database
+from contracts.errors import MillraceError
+from contracts.snapshots import Issuer
+from contracts.weights.format import root_of
+from contracts.weights.pointer import Pointer, PointerReader, PointerStore, move_pointer
+from contracts.weights.reader import WeightReader
+from contracts.weights.replica import Replica
+from contracts.weights.signing import Signer
+from contracts.weights.vouching import Snapshots
+
+OURS, REPLICA = signer(1), signer(2)
+
+
+class Publisher:
+    """The honest publisher of a store, with its database."""
+
+    def __init__(self, place: Place, folder: Path, by: Signer = OURS, clock: Callable[[], float] = lambda: NOW) -> None:
+        self.place, self.by, self.trusted = place, by, keyring(OURS, by)
+        self.now = clock
+        folder.mkdir(parents=True, exist_ok=True)
+        self.database = Database(f"sqlite:///{folder / 'db'}")
+        self.database.migrate()
+        self.snapshots = Snapshots(self.trusted, folder / "snapshots", run=RUN, publishes=True, clock=clock)
+        self.store = place.open(self.snapshots)
+        self.issuer = Issuer(self.database, self.store, POLICY, RUN, signer=by, keyring=self.trusted, clock=self._clock)
+
+    def _clock(self) -> float:
+        return self.now()
+
+    def publish(self, version: int) -> None:
+        """Bytes, then the list."""
+        publish(self.store, version, self.by)
+        self.issuer.issue([version])
+
+    def point(self, version: int, epoch: int) -> None:
+        """The pointer, then the list."""
+        pointer = Pointer(policy=POLICY, run=RUN, arm="live", version=version, epoch=epoch)
+        move_pointer(self.place.pointers(), pointer, self.by, self.trusted)
+        self.issuer.issue(pointers={"live": epoch})
+
+
+class Follower:
+    """An honest replica."""
+
+    def __init__(self, place: Place, folder: Path, clock: Callable[[], float] = lambda: NOW) -> None:
+        self.snapshots = Snapshots(keyring(OURS), folder / "snapshots", clock=clock)
+        self.weights = place.open(self.snapshots)
+        self.begin([(self.weights, place.pointers())], folder)
+
+    def begin(self, opened: list[tuple[WeightReader, PointerStore]], folder: Path) -> None:
+        """Take up what is in the folder, and follow these sources."""
+        self.sources = Sources(opened)
+        self.replica = Replica(folder, self.sources, POLICY, connections=1)
+        self.reader = PointerReader(self.sources, POLICY, "live", keyring(OURS), folder / "pointer.json")
+
+    def look(self) -> str:
+        """Follow the pointer once; what is said of it, a refusal too."""
+        try:
+            return bring_from(self.sources, self.replica, self.reader, self.snapshots)
+        except MillraceError as error:
+            return error.code
+
+    @property
+    def serves(self) -> int | None:
+        """The version, if its bits are right."""
+        version = self.replica.serves
+        if version is not None and root_of(self.replica.tensors()) != root_of(weights_of(version)):
+            return -1
+        return version

@@ -1,0 +1,55 @@
+"""The list of versions, for the commands about keys: issued again, and asked whom it still needs."""
+
+from __future__ import annotations
+
+from contracts.errors import InvalidSettings, WeightsRefused
+from contracts.settings import Settings
+from contracts.snapshots import Issuer
+from contracts.weights.key_files import keyring_of, signer_of, trusted_keys
+from contracts.weights.layout import edge_name
+from contracts.weights.opening import open_any_store, open_weight_store
+from contracts.weights.signing import Keyring
+from contracts.weights.snapshot import MOST_BYTES, Snapshot, digest_of_manifest, parse_snapshot, snapshot_path
+from contracts.weights.store import WeightStore
+
+
+def issue_again(settings: Settings) -> Snapshot:
+    """Issue the snapshot of a home's versions, with the key that signs now.
+
+    Raises:
+        InvalidSettings: nothing signs here.
+        StaleWrite, Unavailable: see `Issuer.issue`.
+    """
+    signer = signer_of(settings)
+    if signer is None or settings.weights_unsigned:
+        raise InvalidSettings(f"{settings.home} signs nothing (weights_unsigned), so it has no snapshot to renew")
+    database, store = settings.database(), open_weight_store(settings, publishes=True)
+    try:
+        issuer = Issuer(database, store, settings.policy, settings.run, signer=signer, keyring=keyring_of(settings))
+        return issuer.issue()
+    finally:
+        database.close()
+
+
+def vouched_by(settings: Settings, key_id: str) -> list[int]:
+    """Versions with a manifest that this key signed, and that no snapshot of another trusted key lists."""
+    store = open_any_store(settings, keyring=None)
+    listed = _listed(settings, store, without=key_id)
+    signed = []
+    for version in store.versions(settings.policy):
+        edges, _ = store.survey(settings.policy, version)
+        alone = (edge for edge in edges if listed.get((version, edge_name(edge))) != digest_of_manifest(edge))
+        if any(edge.key == key_id for edge in alone):
+            signed.append(version)
+    return signed
+
+
+def _listed(settings: Settings, store: WeightStore, *, without: str) -> dict[tuple[int, str], str]:
+    """Digests of the manifests that the snapshot in the store lists, unless the key `without` signed it."""
+    trusted = {key_id: key for key_id, key in trusted_keys(settings.home).items() if key_id != without}
+    try:
+        text = store.read_small(snapshot_path(settings.policy), MOST_BYTES)
+        entries = {} if text is None else parse_snapshot(text, settings.policy, Keyring(trusted)).versions
+    except WeightsRefused:
+        return {}
+    return {(version, name): digest for version, entry in entries.items() for name, digest in entry.edges.items()}

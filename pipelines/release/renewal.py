@@ -1,0 +1,61 @@
+"""The list of versions is renewed while training is down, where release has the key that signs.
+
+In: the passing of time. Out: the snapshot of the policy's versions, signed again. Waits for: nothing; what fails is tried later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import structlog
+
+from contracts.database import Database
+from contracts.errors import InvalidRequest, InvalidSettings, StaleWrite, Unavailable, WeightsRefused
+from contracts.settings import Settings
+from contracts.snapshots import Issuer
+from contracts.weights.key_files import keyring_of, signer_of, signing_key
+from contracts.weights.opening import note_snapshot, open_weight_store
+from contracts.weights.snapshot import RENEW_SECONDS
+
+_LOOK_SECONDS = 300.0
+_OVERDUE_SECONDS = 2 * RENEW_SECONDS
+"""Training renews it after one hour; who finds it this old knows that training does not run."""
+log = structlog.get_logger()
+
+
+def renewal(
+    settings: Settings,
+    database: Database,
+    clock: Callable[[], float] = time.time,
+    monotonic: Callable[[], float] = time.monotonic,
+) -> Callable[[], None]:
+    """What to call again and again; it looks every five minutes. Nothing where no key signs."""
+    if settings.weights_unsigned or signing_key(settings.home) is None:
+        return lambda: None
+    store, signer = open_weight_store(settings, publishes=True), signer_of(settings)
+    assert signer is not None  # noqa: S101 of a home that signs
+    issuer = Issuer(
+        database,
+        store,
+        settings.policy,
+        settings.run,
+        signer=signer,
+        keyring=keyring_of(settings),
+        clock=clock,
+        accepted=note_snapshot,
+    )
+    look_at = 0.0
+
+    def look() -> None:
+        nonlocal look_at
+        if (now := monotonic()) < look_at:
+            return
+        look_at = now + _LOOK_SECONDS
+        try:
+            if issuer.renew(_OVERDUE_SECONDS):
+                log.warning("snapshot renewed by release: training does not run", policy=settings.policy)
+        except (Unavailable, InvalidRequest, InvalidSettings, StaleWrite, WeightsRefused) as error:
+            log.warning("snapshot not renewed yet", reason=error.message)
+
+    return look
