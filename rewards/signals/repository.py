@@ -18,7 +18,7 @@ from rewards.signals.votes import DelayName, Made, PaceName, PersonName
 
 FORGOTTEN_AT_ONCE = 2_000
 """Rows of a table: whoever forgets holds sums that all replicas add to."""
-_OF_USERS = "users_"
+_OF_USERS = "known_"
 _RESPONSES = ("response", "response_asked")
 """By `asked`."""
 

@@ -22,8 +22,7 @@ from sqlalchemy import Connection
 
 from contracts.tasks import Task
 from rewards.signals import delay
-from rewards.signals.audit import Known
-from rewards.signals.estimates import sums_of
+from rewards.signals.audit import Known, known_of_one, together
 from rewards.signals.expecting import Expectations, expects, longest_window
 from rewards.signals.influence import clipped
 from rewards.signals.repository import (
@@ -109,21 +108,18 @@ class Weighing:
 
     def _known(self, items: Sequence[Item], votes: Sequence[Vote | None]) -> dict[tuple[str, int], Known]:
         """What new samples of audited tasks say of their versions, before anybody's vote was weighed."""
-        values: dict[tuple[str, int], tuple[list[float], list[float], list[float]]] = {}
+        values: dict[tuple[str, int], Known] = {}
         for item, vote in zip(items, votes, strict=True):
             task = self._rules[item.task].task
-            if task.audit is None or item.revision > 1:
-                continue
-            said, predicted, difference = values.setdefault((item.task, item.version), ([], [], []))
-            share = 0.5
-            if item.reward is not None:
-                share = (item.reward - task.reward.low) / (task.reward.high - task.reward.low)
-            predicted.append(share)
-            if vote is not None:
-                said.append(share)
-            if item.audited is not None:
-                difference.append(item.audited - share)
-        return {of: Known(*map(sums_of, found)) for of, found in values.items()}
+            if task.audit is not None and item.revision == 1:
+                of = (item.task, item.version)
+                values[of] = together(
+                    [
+                        values.get(of, Known()),
+                        known_of_one(_share(task, item.reward), item.audited, is_said=vote is not None),
+                    ]
+                )
+        return values
 
     def _people(self, votes: Sequence[Vote | None]) -> set[PersonName]:
         known = [vote for vote in votes if vote is not None and vote.who is not None]
@@ -173,6 +169,11 @@ class Weighing:
             for name, window in self._rules[task].slow.items():
                 known = counts.get((task, name), ())
                 self._curves[task, name] = delay.curve_of(known, now[task], window, first)
+
+
+def _share(task: Task, reward: float | None) -> float | None:
+    """A reward as a share of its range."""
+    return None if reward is None else (reward - task.reward.low) / (task.reward.high - task.reward.low)
 
 
 def _paces(votes: Sequence[Vote | None]) -> set[PaceName]:
