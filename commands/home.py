@@ -37,6 +37,7 @@ from contracts.weights.opening import open_weight_store
 from contracts.weights.publish import publish_version
 from contracts.weights.store import WeightStore
 from rewards.preflight import check_tasks
+from rewards.unheard import propose
 from services.inference.template import load_template
 
 
@@ -100,7 +101,7 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
         Unavailable: the log or the database cannot be used.
     """
     check_passwords(settings, os.environ)
-    check_tasks(settings.tasks, settings.web_url, print)
+    tasks = check_tasks(settings.tasks, settings.web_url, print)
     is_started = (settings.home / "millrace.toml").exists()
     if is_started:
         settings = _continued(settings, load_settings(settings.home))
@@ -131,6 +132,7 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
     log.close()
     operator_file = settings.home / "operator.key"
     _check_database(database, settings, store.versions(settings.policy), operator_file)
+    propose(tasks, database, print)
     write_settings(settings, sections)
     if is_new:
         publish_version(

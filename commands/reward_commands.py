@@ -51,11 +51,12 @@ def rescore(  # noqa: PLR0917 options of a command
 def estimate(
     task: Annotated[str, typer.Option(help="Name of a task that audits some of its samples.")],
     home: HomeOption = DEFAULT_HOME,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
-    """How good each version is: by users who spoke, and corrected by audits for those who did not."""
+    """The mean reward of each version: where somebody spoke, and of all answers if the audit measures the reward."""
     from commands.estimate import run_estimate  # noqa: PLC0415
 
-    run_estimate(home, task)
+    run_estimate(home, task, as_json=as_json)
 
 
 @reward_app.command()

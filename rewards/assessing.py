@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import httpx
+import msgspec
 
 from contracts.asking import is_asked
 from contracts.clusters import Clusters, words_of
@@ -20,8 +21,9 @@ from rewards.grading import Panel
 from rewards.judges.registry import judges_of, new_http
 from rewards.judges.store import JudgeStore, MemoryStore
 from rewards.opened import Opened, answer_of
-from rewards.rubric import Verdict, combine
+from rewards.rubric import SILENT, Verdict, combine, grade_of, said_of
 from rewards.signals.mapping import About, score_signals
+from rewards.signals.silence import Expected
 from rewards.verifiers.check import Answer
 
 _MAX_THREADS = 32
@@ -36,6 +38,15 @@ class Assessed(NamedTuple):
     signals: tuple[Score, ...]
     verdict: Verdict
     cluster: str
+    grade: float | None = None
+    """What the graders alone make of it; only of a task that gives silence a value from what others said."""
+    said: float | None = None
+    """What users said, or what came next says for them; likewise."""
+
+    @property
+    def is_silent(self) -> bool:
+        """It has no reward only because nobody said anything."""
+        return self.verdict == SILENT
 
     @property
     def scores(self) -> tuple[Score, ...]:
@@ -102,8 +113,30 @@ class Assessor:
         was_asked = is_asked(item.turn.completion_id, item.turn.ask_probability)
         signals = score_signals(task, About(item.body.text, item.turn.finished_at, was_asked), item.episode.signals)
         cluster = self._clusters[task.name].of(words_of(item.body.messages))
-        verdict = combine(task, self._panels[task.name].graders, item.checks, signals)
-        return Assessed(item, tuple(signals), verdict, cluster)
+        graders = self._panels[task.name].graders
+        verdict = combine(task, graders, item.checks, signals)
+        found = Assessed(item, tuple(signals), verdict, cluster)
+        if task.silence != "expected":
+            return found
+        judged = [score for grader, score in zip(graders, item.checks, strict=True) if grader.role == "signal"]
+        said = said_of(task, signals, judged)
+        return found._replace(
+            grade=grade_of(task, graders, item.checks), said=said if isinstance(said, float) else None
+        )
+
+    def imputed(self, assessed: Assessed, expected: Expected) -> tuple[Assessed, Verdict]:
+        """The answer and its verdict with what others said in place of a word that did not come, or does not count."""
+        task = self._tasks[assessed.item.turn.task]
+        graders = self._panels[task.name].graders
+        verdict = combine(task, graders, assessed.item.checks, [], expected=expected.value)
+        instead = Score(
+            name="silence",
+            grader=f"signal/expected/1#{task.hash}",
+            value=expected.value,
+            reason=expected.in_words(),
+        )
+        unheard = (msgspec.structs.replace(score, weight=0.0) for score in assessed.signals)
+        return assessed._replace(signals=(*unheard, instead)), verdict
 
     def unheard(self, assessed: Assessed, reason: str) -> Verdict:
         """The verdict where the vote that decided does not count.

@@ -17,6 +17,7 @@ from contracts.tasks.judges import JudgeEndpoint
 from contracts.tasks.loading import load_tasks
 from rewards.judges.registry import new_http, probe
 from rewards.sandbox.choose import described, sandbox_named
+from rewards.unheard import warn_of_silence
 from rewards.worker import RewardsHandler
 
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})  # noqa: S104 names, nothing is bound
@@ -26,7 +27,7 @@ def check_tasks(paths: tuple[Path, ...], own_url: str, tell: Callable[[str], Non
     """Load the tasks, build every verifier and judge, and ask every judge something tiny.
 
     `own_url`: of this Millrace, which cannot answer before its start and is not asked. `tell` takes lines: that, and who
-    is asked, for one that is silent is waited for as long as its rule says.
+    is asked, for one that is silent is waited for as long as its rule says; and what a task pays for without knowing.
 
     Raises:
         InvalidTask: the first mistake, or a judge that does not answer; with file, line and what to do.
@@ -34,6 +35,8 @@ def check_tasks(paths: tuple[Path, ...], own_url: str, tell: Callable[[str], Non
     tasks = load_tasks(paths)
     RewardsHandler(tasks).close()  # finds every verifier and judge, and reads their settings
     _tell_of_sandboxes(tasks, tell)
+    for task in tasks.values():
+        warn_of_silence(task, tell)
     _ask_judges(tasks, own_url, tell)
     return tasks
 

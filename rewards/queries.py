@@ -1,4 +1,4 @@
-"""SQL of a replay: what was scored when the episodes came."""
+"""SQL of who looks back: what was scored when the episodes came."""
 
 from __future__ import annotations
 
@@ -26,3 +26,18 @@ def stored_scores(connection: Connection, keys: Collection[str]) -> dict[tuple[s
         return {}
     rows = connection.execute(select(score).where(among(connection, score.c.key, keys)))
     return {(row.key, row.revision): StoredScore(row.reward, row.status, row.fault, row.components) for row in rows}
+
+
+def newest_scores(connection: Connection, task: str, limit: int) -> list[StoredScore]:
+    """The last word on each of the answers to users that were scored last; at most `limit` scores are looked at."""
+    rows = connection.execute(
+        select(score)
+        .where(score.c.task == task, score.c.purpose == "user")
+        .order_by(score.c.at.desc(), score.c.revision.desc())
+        .limit(limit)
+    )
+    last: dict[str, tuple[int, StoredScore]] = {}
+    for row in rows:
+        if row.key not in last or last[row.key][0] < row.revision:
+            last[row.key] = (row.revision, StoredScore(row.reward, row.status, row.fault, row.components))
+    return [known for _, known in last.values()]

@@ -4,7 +4,7 @@ In: episodes. Out: an experience for each revision, scored or not, and an outcom
 verifiers and judges, before the transaction begins: nobody holds a row while somebody else thinks.
 
 Inside it each revision is weighed once (`signals/`), counted once (`monitors/`), and its scores are stored as they were given:
-what a vote weighs changes the experience, not the score.
+what a vote weighs, and what is expected of the silent, changes the experience, not the score.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class RewardsHandler:
             elif (episode.key, episode.revision) not in scored:
                 scored.add((episode.key, episode.revision))
                 found.append(self._assessor.assess(item))
-        for assessed, (verdict, weight) in zip(found, self._weigh(connection, found), strict=True):
+        for assessed, verdict, weight in self._weigh(connection, found):
             messages += self._sent(assessed, verdict, weight)
         add_scores(connection, [self._row(assessed) for assessed in found])
         self._monitors.note(connection, [_noted(assessed) for assessed in found])
@@ -113,17 +113,19 @@ class RewardsHandler:
         """Let go of graders."""
         self._assessor.close()
 
-    def _weigh(self, connection: Connection, found: Sequence[Assessed]) -> list[tuple[Verdict, float]]:
-        """Verdict and weight of each, in their order. Only users are weighed."""
+    def _weigh(self, connection: Connection, found: Sequence[Assessed]) -> list[tuple[Assessed, Verdict, float]]:
+        """Each as it is to be learned, its verdict and weight, in their order. Only users are weighed."""
         users = [place for place, assessed in enumerate(found) if assessed.item.turn.purpose == "user"]
         weights = self._weighing.weigh(connection, [self._ballot(found[place]) for place in users])
-        made = [(assessed.verdict, 1.0) for assessed in found]
+        made = [(assessed, assessed.verdict, 1.0) for assessed in found]
         for place, weight in zip(users, weights, strict=True):
             assessed = found[place]
-            if weight.value == 0.0 and weight.reason:
-                made[place] = (self._assessor.unheard(assessed, weight.reason), 1.0)
+            if weight.expected is not None:
+                made[place] = (*self._assessor.imputed(assessed, weight.expected), weight.value)
+            elif weight.value == 0.0 and weight.reason:
+                made[place] = (assessed, self._assessor.unheard(assessed, weight.reason), 1.0)
             else:
-                made[place] = (assessed.verdict._replace(reward=weight.reward), weight.value)
+                made[place] = (assessed, assessed.verdict._replace(reward=weight.reward), weight.value)
         return made
 
     def _ballot(self, assessed: Assessed) -> Item:
@@ -146,6 +148,9 @@ class RewardsHandler:
             person=item.turn.person,
             ask_probability=item.turn.ask_probability,
             audited=audits[0].value if audits else None,
+            grade=assessed.grade,
+            said=assessed.said,
+            is_silent=assessed.is_silent,
         )
 
     def _sent(self, assessed: Assessed, verdict: Verdict, weight: float) -> list[Message]:

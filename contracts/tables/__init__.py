@@ -13,6 +13,7 @@ score                           rewards
 behaviour, alarm                rewards: sums per version of what answers are like, and what stands out
 submitter, signal_delay         rewards: how much each person said, how long each signal takes
 vote, vote_pace                 rewards: who decided a sample and what that weighed, how fast votes come
+heard                           rewards: what people said of answers that graders call equally good
 judge_verdict, judge_spend      rewards: what judges answered and cost
 join_key                        episodes: which answer an app's own key (kind `key`), or a `session`, means: the newest
 waiting_signal                  feedback adds, episodes takes: signals whose key no answer has yet
@@ -39,6 +40,7 @@ from contracts.tables.base import MAX_KEY, metadata
 from contracts.tables.rewards import (
     alarm,
     behaviour,
+    heard,
     judge_spend,
     judge_verdict,
     score,
@@ -95,6 +97,7 @@ __all__ = [
     "gate_anchor",
     "generation",
     "generation_count",
+    "heard",
     "join_key",
     "judge_spend",
     "judge_verdict",

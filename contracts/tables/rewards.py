@@ -79,7 +79,22 @@ vote = Table(
     Column("offset", Float, nullable=False),
     Column("counted", JSON, nullable=False),
     Column("at", Float, nullable=False),
+    Column("evidence", String(64), nullable=False, server_default=""),
     Index("ix_vote_at", "at"),
+)
+
+heard = Table(
+    "heard",
+    metadata,
+    Column("task", String(64), nullable=False),
+    Column("task_hash", String(12), nullable=False),
+    Column("cohort", BigInteger, nullable=False),
+    Column("bucket", Integer, nullable=False),
+    Column("asked", Integer, nullable=False),
+    Column("num_answers", BigInteger, nullable=False),
+    Column("num_heard", BigInteger, nullable=False),
+    Column("total", Float, nullable=False),
+    PrimaryKeyConstraint("task", "task_hash", "cohort", "bucket", "asked"),
 )
 
 vote_pace = Table(

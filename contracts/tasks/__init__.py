@@ -50,8 +50,10 @@ class Task(Part):
     """How long signals are waited for, counted from the end of the answer."""
     consent: Literal["train", "none"] = "train"
     """What an absent `store` means: log and train, or neither."""
-    silence: Literal["unlabelled"] | float = "unlabelled"
-    """What it means when no decisive signal came: no reward, or this one."""
+    silence: Literal["unlabelled", "expected", "renormalise"] | float = "unlabelled"
+    """What it means when no decisive signal came. `unlabelled`: no reward. A number: this one. `expected`: what people who
+    spoke said of answers that the graders call equally good, at reduced weight. `renormalise`: the graders alone decide,
+    which pays for answers that nobody reacts to."""
     baseline_key: Literal["task", "tenant"] = "task"
     """Which samples share a baseline."""
     sampling: SamplingRule = SamplingRule()
@@ -87,6 +89,7 @@ class Task(Part):
                     *("signals", name),
                 )
         self._check_weights()
+        self._check_silence()
         self._check_audit()
         self._check_gate()
         return self
@@ -110,6 +113,23 @@ class Task(Part):
                 f"{', '.join(named) or 'nobody'}: only the form of an answer is looked at, so a wrong answer would pass; name "
                 "a grader that knows what is right, or take [gate] out and this task is ungated",
                 *("gate", "graders"),
+            )
+
+    def _check_silence(self) -> None:
+        if self.silence not in {"expected", "renormalise"}:
+            return
+        if self.signals_weight <= _ROUNDING:
+            raise Misplaced(
+                f"signals weigh nothing in this task, so `silence = {self.silence!r}` would do nothing; take it out, or set "
+                "`reward.signals`",
+                "silence",
+            )
+        if not any(rule.role == "gate" or (rule.role == "component" and rule.weight) for rule in self.grader_rules):
+            raise Misplaced(
+                f"no verifier or judge of this task is a gate or a component, so nothing is known of a silent answer, and "
+                f"`silence = {self.silence!r}` would give each the same reward whatever it says; add a grader, or leave "
+                "`silence` out and silent answers stay unlabelled",
+                "silence",
             )
 
     def _check_audit(self) -> None:

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "4c19e07ab3d2"
-down_revision = "8d41c6e0b2f5"
+down_revision = "b3f06a81d7c4"
 branch_labels = None
 depends_on = None
 

@@ -46,10 +46,19 @@ class Part:
 
 @dataclass(frozen=True)
 class Advantages:
-    """Of a batch: `values` float64 [N], and `scale`, what one unit of reward was multiplied by to make them."""
+    """Of a batch: `values` float64 [N], and `scale`, what one unit of reward was multiplied by to make them.
+
+    `surplus` float64 [N], in rewards: by how much each was above what would have been worth nothing; without it `values`.
+    """
 
     values: np.ndarray
     scale: float = 1.0
+    surplus: np.ndarray | None = None
+
+    @property
+    def above(self) -> np.ndarray:
+        """The surplus [N]."""
+        return self.values if self.surplus is None else self.surplus
 
 
 class Tracker(Protocol):
@@ -202,7 +211,7 @@ def component_advantages(
     values spread (GDPO, arXiv 2601.05242, with trackers and the batch for the group; weights add up to 1, so the sum is
     not normalised again). A component that is missing counts as its mean. With one component: the same as `advantages`.
     """
-    values, scales = np.zeros(len(samples)), np.zeros(len(samples))
+    values, scales, surplus = np.zeros(len(samples)), np.zeros(len(samples)), np.zeros(len(samples))
     for name in sorted({name for part in parts for name in part}):
         held = [index for index, part in enumerate(parts) if name in part]
         column = [component_of(samples[index], name, parts[index][name]) for index in held]
@@ -210,7 +219,8 @@ def component_advantages(
         found = advantages(column, tracker, whiten=True)
         values[held] += share * found.values
         scales[held] += share * found.scale
-    return Advantages(values, float(scales.mean()) if len(samples) else 1.0)
+        surplus[held] += share * found.above
+    return Advantages(values, float(scales.mean()) if len(samples) else 1.0, surplus)
 
 
 def component_of(sample: Scored, name: str, part: Part) -> Scored:
@@ -228,7 +238,7 @@ def whitened(raw: np.ndarray, weights: Sequence[float]) -> Advantages:
         return Advantages(raw)
     mean = float(np.average(raw, weights=weights))
     deviation = max(math.sqrt(np.average((raw - mean) ** 2, weights=weights)), STD_FLOOR)
-    return Advantages((raw - mean) / deviation, min(1.0 / deviation, math.sqrt(len(raw))))
+    return Advantages((raw - mean) / deviation, min(1.0 / deviation, math.sqrt(len(raw))), raw - mean)
 
 
 def _baseline(sample: Scored, group: Sequence[Scored], tracker: Tracker) -> float:

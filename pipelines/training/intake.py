@@ -51,7 +51,8 @@ def why_uncorrected(fate: Fate, later: Experience) -> str:
         return "unlabelled" if later.status == "unlabelled" else "unscored"
     if fate.applied_now is None:
         return "unknown_reward"
-    return "same_reward" if abs(worth(later) - fate.applied_now) <= ROUNDING else ""
+    is_same = max(abs(worth(later) - fate.applied_now), abs(fate.owed(later.weight))) <= ROUNDING
+    return "same_reward" if is_same else ""
 
 
 class Intake:

@@ -16,7 +16,7 @@ import base64
 import copy
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -68,6 +68,8 @@ class StepResult:
     samples: list[dict[str, Any]]
     pull: float = 1.0
     """What one unit of a sample's reward, at full weight, was multiplied by at each of its tokens."""
+    zeros: Mapping[str, float] = field(default_factory=dict)
+    """Key of a sample to the reward that would have pulled nothing: its baseline, with the mean of the whitening."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ class Learner:
         again = [item.experience for item in corrections]
         everything = [*experiences, *again]
         baselined, found = self._baselined(experiences), self._advantages(experiences)
-        values = [*found.values.tolist(), *(item.difference for item in corrections)]
+        values = [*found.values.tolist(), *(item.advantage for item in corrections)]
         pulls = [*weights, *(item.pull for item in corrections)]
         sums, drift, current_N = self._gradient(experiences, again, [v * w for v, w in zip(values, pulls, strict=True)])
         norm = float(self._accelerator.clip_grad_norm_(self._model.parameters(), self._settings.max_gradient_norm))
@@ -225,7 +227,10 @@ class Learner:
             **correction_figures(corrections),
         }
         rows = sample_rows(everything, values, pulls, current_N.tolist())
-        result = StepResult(verdict, metrics, rows, found.scale / max(num_tokens(experiences), 1))
+        pull = found.scale / max(num_tokens(experiences), 1)
+        above = found.above.tolist()
+        zeros = {item.key: (item.reward or 0.0) - more for item, more in zip(experiences, above, strict=True)}
+        result = StepResult(verdict, metrics, rows, pull, zeros)
         return _Prepared(result, baselined, drift, norm, expected)
 
     def _apply(self, prepared: _Prepared) -> None:

@@ -22,14 +22,21 @@ class Lesson:
     """A sample that was learned before and is worth something else since.
 
     `difference` is what its newest revision is worth less what was applied, in weight x reward; `pull` is what one unit
-    was multiplied by at each token when it was learned. Their product is what each token pulls: no baseline, no whitening,
-    no staleness and no denominator of the batch it meets now, so that what the sample pulls in all is what its last
-    revision alone would have pulled.
+    was multiplied by at each token when it was learned. No baseline of now, no whitening, no staleness and no denominator
+    of the batch it meets stand between them. `owed`: a sample that weighs more than before owes its first baseline for the
+    rest of the weight, else a bad word after a light guess would praise the answer. So what the sample pulls in all is what
+    its last revision alone would have pulled.
     """
 
     experience: Experience
     difference: float
     pull: float
+    owed: float = 0.0
+
+    @property
+    def advantage(self) -> float:
+        """What each token pulls, in units of `pull`."""
+        return self.difference - self.owed
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,9 @@ def draw(intake: Intake, size: int) -> Batch:
             samples.append(experience)
         else:
             pull = pull_of(fate, experience, size)
-            lessons.append(Lesson(experience, worth(experience) - (fate.applied_now or 0.0), pull))
+            lessons.append(
+                Lesson(experience, worth(experience) - (fate.applied_now or 0.0), pull, fate.owed(experience.weight))
+            )
     return Batch(samples, lessons)
 
 
@@ -96,11 +105,16 @@ def pull_of(fate: Fate, experience: Experience, batch_size: int) -> float:
     return fate.scale / max(batch_size * num_tokens([experience]), 1)
 
 
-def sample_fate(experience: Experience, skipped: str, pull: float) -> Fate:
-    """After its step; `skipped` is the guard's reason, `pull` what one unit of reward was multiplied by at each token."""
+def sample_fate(experience: Experience, skipped: str, pull: float, zero: float | None = None) -> Fate:
+    """After its step; `skipped` is the guard's reason, `pull` what one unit of reward was multiplied by at each token.
+
+    `zero`: the reward that would have pulled nothing.
+    """
     if skipped:
         return Fate(experience.revision, "quarantined", skipped)
-    return Fate(experience.revision, "trained", applied=worth(experience), pull=pull)
+    return Fate(
+        experience.revision, "trained", applied=worth(experience), pull=pull, weight=experience.weight, zero=zero
+    )
 
 
 def lesson_fate(lesson: Lesson, before: Fate, skipped: str) -> Fate:
@@ -108,7 +122,7 @@ def lesson_fate(lesson: Lesson, before: Fate, skipped: str) -> Fate:
     revision = lesson.experience.revision
     if skipped:
         return before.passed_over(revision, "correction_quarantined")
-    return before.corrected(revision, worth(lesson.experience))
+    return before.corrected(revision, worth(lesson.experience), lesson.experience.weight)
 
 
 class NullMass:

@@ -35,6 +35,8 @@ class Correction(msgspec.Struct, frozen=True, omit_defaults=True):
     """Weight x reward that the weights hold since: the last revision's, not the difference."""
     version: int | None = None
     """The first version that contains it; None: the next one to be cut."""
+    weight: float | None = None
+    """Of that revision; None: checkpoints did not say yet."""
 
 
 class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -56,6 +58,10 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
     pull: float | None = None
     """Trained: what one unit of its reward was multiplied by at each of its tokens, whatever its batch was divided by
     included. A correction pulls exactly as hard. None: trained before checkpoints knew it, see `scale`."""
+    weight: float | None = None
+    """Trained: of the sample itself; None: trained before checkpoints knew it."""
+    zero: float | None = None
+    """Trained: the reward that would have pulled nothing, likewise."""
     corrections: tuple[Correction, ...] = ()
     """Trained: the differences learned since, one for each version, oldest first."""
 
@@ -63,6 +69,17 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
     def applied_now(self) -> float | None:
         """Weight x reward that the weights hold of it."""
         return self.corrections[-1].applied if self.corrections else self.applied
+
+    @property
+    def weight_now(self) -> float | None:
+        """The weight with which it is applied."""
+        return self.corrections[-1].weight if self.corrections else self.weight
+
+    def owed(self, weight: float) -> float:
+        """What a revision of this weight owes the first baseline, in rewards; 0 where nobody remembers that."""
+        if self.zero is None or self.weight_now is None:
+            return 0.0
+        return (weight - self.weight_now) * self.zero
 
     @property
     def newest(self) -> int:
@@ -74,12 +91,12 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
         """False if a later revision may still become the sample: this one was only not meant to count."""
         return (self.state, self.reason) != NO_WEIGHT
 
-    def corrected(self, revision: int, applied: float) -> Fate:
+    def corrected(self, revision: int, applied: float, weight: float | None = None) -> Fate:
         """After the difference to a later revision was learned."""
         earlier = self.corrections
         if earlier and earlier[-1].version is None:
             earlier = earlier[:-1]
-        corrections = (*earlier, Correction(applied))
+        corrections = (*earlier, Correction(applied, weight=weight))
         return msgspec.structs.replace(self, late=revision, late_reason=CORRECTED, corrections=corrections)
 
     def passed_over(self, revision: int, reason: str) -> Fate:
@@ -99,7 +116,8 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
             self,
             version=ordinal if self.version is None else self.version,
             corrections=tuple(
-                Correction(item.applied, ordinal if item.version is None else item.version) for item in self.corrections
+                msgspec.structs.replace(item, version=ordinal) if item.version is None else item
+                for item in self.corrections
             ),
         )
 

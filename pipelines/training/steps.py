@@ -142,7 +142,8 @@ class Steps:
         self._fault("training: step taken")
         skipped = result.verdict.reason
         for item in batch.samples:
-            self._decide(item, sample_fate(item, skipped, freshness[item.key] * result.pull))
+            pull = freshness[item.key] * result.pull
+            self._decide(item, sample_fate(item, skipped, pull, result.zeros.get(item.key)))
         for lesson in batch.lessons:
             before = self._state.fates[lesson.experience.key]
             self._decide(lesson.experience, lesson_fate(lesson, before, skipped))

@@ -1,53 +1,28 @@
-"""The mean reward of a version, from what is known of every sample and a random audit of a few. Pure.
+"""The mean reward of a version, from those rewards that there are and a random audit of the rest. Pure.
 
 Users' own word is biased: who is unhappy answers more often than others, or less, and nothing that is observed says how
-much (missing not at random). An audit drawn at random is not. What every sample has, such as users' signals with some value
-for silence or a cheap judge, is the prediction; the audit measures how far it is off on average.
+much (missing not at random). An audit drawn at random is not. Where an answer has a reward, that is what counts; only for
+answers that nobody reacted to does the judge of the audit stand in. Its word is worth that much only if it means the same as
+the reward, which shows on answers that have both: `why_different` says if it does not, and then nothing is estimated.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from statistics import NormalDist
 from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import ArrayLike
 
 from contracts.errors import InvalidValue
 from rewards.monitors.evidence import Sums
-from rewards.signals.estimates import Estimate, mean_of, sums_of
+from rewards.signals.estimates import Estimate, mean_of, pooled
 
-
-def prediction_powered(predictions: Sums, differences: Sums) -> Estimate:
-    """Mean over all N of the prediction + mean over the n audited of (audited value - prediction).
-
-    Unbiased whatever the predictions are worth: good ones only make the error smaller.
-    SE^2 = Var(prediction) / N + Var(difference) / n. Angelopoulos et al., Prediction-Powered Inference, Science 382, 2023.
-
-    Args:
-        predictions: of every sample, audited or not.
-        differences: audited value - prediction, of the audited ones. Every sample had the same chance to be among them.
-    """
-    predicted, off = mean_of(predictions), mean_of(differences)
-    return Estimate(predicted.value + off.value, math.hypot(predicted.error, off.error))
-
-
-def tuned(predictions: ArrayLike, audited: ArrayLike, audited_predictions: ArrayLike) -> Estimate:
-    """As `prediction_powered`, with the predictions scaled by lambda, so that useless ones do no harm.
-
-    mean_n(audited) + lambda (mean_N(prediction) - mean_n(prediction)), lambda = Cov(audited, prediction) /
-    ((1 + n / N) Var(prediction)). Angelopoulos, Duchi, Zrnic, PPI++, 2023 (arXiv 2311.01453), example of the mean.
-
-    Args:
-        predictions: of all N samples.
-        audited: values of n >= 2 samples drawn at random.
-        audited_predictions: of the same n.
-    """
-    of_all, truth, guess = (np.asarray(values, np.float64) for values in (predictions, audited, audited_predictions))
-    share = len(truth) / len(of_all)
-    spread = (1 + share) * float(of_all.var())
-    scale = float(np.cov(truth, guess)[0, 1]) / spread if spread > 0 else 0.0
-    return prediction_powered(sums_of(scale * of_all), sums_of(truth - scale * guess))
+MIN_COMPARED = 30
+"""Answers with a reward and an audit, before which nobody can say whether both mean the same."""
+MARGIN = 0.1
+"""Share of the range of rewards: means that surely lie closer together are the same."""
+_CONFIDENCE = 0.95
+_ROUNDING = 1e-9
 
 
 class Accuracy(NamedTuple):
@@ -86,28 +61,129 @@ def rogan_gladen(said_good: Estimate, judge: Accuracy) -> Estimate:
         + (1 - share) ** 2 * judge.specificity * (1 - judge.specificity) / judge.num_bad
         + share**2 * judge.sensitivity * (1 - judge.sensitivity) / judge.num_good
     )
-    return Estimate(share, math.sqrt(squared) / informed)
+    return Estimate(share, math.sqrt(squared) / informed, said_good.degrees)
 
 
 class Known(NamedTuple):
-    """What is known of one version: shares of its task's range, each as the first revision of a sample had it.
-
-    Predictions may get better with every revision, but then the audited ones would have to follow.
-    """
+    """What is known of one version: shares of its task's range, each as the first revision of a sample had it."""
 
     said: Sums = Sums()
-    """Of the samples about which a user said something."""
-    predicted: Sums = Sums()
-    """Of all samples: their reward, one half where there was none."""
-    difference: Sums = Sums()
-    """Audit - prediction, of the audited."""
+    """Rewards that a user's word decided."""
+    rewarded: Sums = Sums()
+    """All rewards: what a gate refused, or graders alone decided, too."""
+    silent: Sums = Sums()
+    """Samples without a reward: their number alone."""
+    audited: Sums = Sums()
+    """What the audit said of samples that have a reward."""
+    compared: Sums = Sums()
+    """The rewards of the same samples."""
+    differences: Sums = Sums()
+    """Audit - reward, of the same samples."""
+    audited_silent: Sums = Sums()
+    """What the audit said of samples without a reward."""
+
+    @property
+    def num(self) -> int:
+        """All samples."""
+        return self.rewarded.num + self.silent.num
 
     @property
     def naive(self) -> Estimate:
-        """The mean of those who spoke."""
+        """The mean reward where a user spoke."""
         return mean_of(self.said)
 
     @property
-    def corrected(self) -> Estimate:
-        """The mean of all."""
-        return prediction_powered(self.predicted, self.difference)
+    def measured(self) -> Estimate:
+        """The mean reward where there is one."""
+        return mean_of(self.rewarded)
+
+    def corrected(self, judge: Accuracy | None = None) -> Estimate:
+        """The mean reward of all: of those that have none, what the audit says, its errors corrected if they are known.
+
+        Two strata, of which the sizes are drawn too: SE^2 = p^2 SE_1^2 + (1 - p)^2 SE_2^2 + p (1 - p) (m_1 - m_2)^2 / N.
+        """
+        if not self.silent.num:
+            return self.measured
+        silent = mean_of(self.audited_silent)
+        if judge is not None:
+            silent = rogan_gladen(silent, judge)
+        if not self.rewarded.num:
+            return silent
+        share, measured = self.rewarded.num / self.num, self.measured
+        between = math.sqrt(share * (1 - share) / self.num) * abs(measured.value - silent.value)
+        return pooled(
+            share * measured.value + (1 - share) * silent.value,
+            [
+                Estimate(0.0, share * measured.error, measured.degrees),
+                Estimate(0.0, (1 - share) * silent.error, silent.degrees),
+                Estimate(0.0, between, self.num - 1),
+            ],
+        )
+
+
+def known_of_one(share: float | None, audited: float | None, *, is_said: bool) -> Known:
+    """What one sample says of its version. `share`: its reward, if it has one; `is_said`: a user's word decided it."""
+    audit = Sums() if audited is None else _once(audited)
+    if share is None:
+        return Known(silent=Sums(1), audited_silent=audit)
+    known = Known(said=_once(share) if is_said else Sums(), rewarded=_once(share))
+    if audited is None:
+        return known
+    return known._replace(audited=audit, compared=_once(share), differences=_once(audited - share))
+
+
+def _once(value: float) -> Sums:
+    return Sums(1, value, value * value)
+
+
+def together(versions: Iterable[Known]) -> Known:
+    """What is known of all of them."""
+    found = Known()
+    for known in versions:
+        found = Known(*(one.plus(other) for one, other in zip(found, known, strict=True)))
+    return found
+
+
+def why_different(known: Known, judge: Accuracy | None = None) -> str:
+    """Why the audit cannot stand for the reward where that is missing; empty if it can.
+
+    On the answers that have both, the two means must surely lie within a tenth of the range, and the two must surely rise
+    and fall together: else the judge measures something else, and a "corrected" mean would be of that.
+    """
+    num = known.differences.num
+    if num < MIN_COMPARED:
+        return f"only {num} answers have both a reward and an audit; whether they mean the same takes {MIN_COMPARED}"
+    apart = mean_of(known.differences)
+    if judge is not None:
+        audit, reward = rogan_gladen(mean_of(known.audited), judge), mean_of(known.compared)
+        apart = pooled(audit.value - reward.value, [audit, reward])
+    low, high = apart.interval(_CONFIDENCE)
+    if low < -MARGIN or high > MARGIN:
+        return (
+            f"on the {num} answers that have both, the audit lies {apart.value:+.0%} of the range from the reward "
+            f"({low:+.0%} to {high:+.0%}), and it takes less than {MARGIN:.0%} to be the same"
+        )
+    lowest = _lowest_correlation(known)
+    if lowest <= 0.0:
+        return f"on the {num} answers that have both, audit and reward do not rise and fall together"
+    return ""
+
+
+def _lowest_correlation(known: Known) -> float:
+    """The lower end of the interval of Pearson's r between audit and reward (Fisher's z, 1915); 1 if both never change."""
+    audit, reward, apart = (_spread(sums) for sums in (known.audited, known.compared, known.differences))
+    if audit == reward == 0.0:
+        return 1.0
+    if audit == 0.0 or reward == 0.0:
+        return 0.0
+    r = (audit + reward - apart) / 2.0 / math.sqrt(audit * reward)
+    if r >= 1.0 - _ROUNDING:
+        return 1.0
+    z = math.atanh(max(r, -1.0 + _ROUNDING))
+    return math.tanh(z - NormalDist().inv_cdf(0.5 + _CONFIDENCE / 2) / math.sqrt(known.audited.num - 3))
+
+
+def _spread(sums: Sums) -> float:
+    """Sum of squares about the mean; what is left of rounding is none."""
+    found = sums.squares - sums.total**2 / sums.num
+    return found if found > _ROUNDING * sums.num else 0.0

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import math
-from statistics import NormalDist
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from rewards.monitors.evidence import Sums
+from rewards.signals.student import t_quantile
 
 
 class Estimate(NamedTuple):
-    """A value and its standard error, infinite where there is too little data to tell."""
+    """A value and its standard error, infinite where there is too little data to tell, with its degrees of freedom."""
 
     value: float
     error: float
+    degrees: float = math.inf
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
-        """Normal interval: value ± z x error."""
-        margin = NormalDist().inv_cdf(0.5 + confidence / 2) * self.error
+        """Student's interval: value ± t x error."""
+        if not math.isfinite(self.error) or self.degrees <= 0:
+            return -math.inf, math.inf
+        margin = t_quantile(0.5 + confidence / 2, self.degrees) * self.error
         return self.value - margin, self.value + margin
 
 
@@ -33,6 +37,18 @@ def sums_of(values: ArrayLike) -> Sums:
 def mean_of(sums: Sums) -> Estimate:
     """The mean; its squared error is the sample variance / n."""
     if sums.num < 2:  # noqa: PLR2004 one value has no variance
-        return Estimate(sums.mean, math.inf)
+        return Estimate(sums.mean, math.inf, 0.0)
     variance = max(0.0, sums.squares - sums.total**2 / sums.num) / (sums.num - 1)
-    return Estimate(sums.mean, math.sqrt(variance / sums.num))
+    return Estimate(sums.mean, math.sqrt(variance / sums.num), sums.num - 1)
+
+
+def pooled(value: float, parts: Sequence[Estimate]) -> Estimate:
+    """A value with the errors of independent parts: SE^2 = sum of SE_i^2.
+
+    Degrees of freedom: SE^4 / sum of SE_i^4 / v_i (Satterthwaite, Biometrics Bulletin 2, 1946; Welch 1947).
+    """
+    error = math.hypot(*(part.error for part in parts))
+    if not math.isfinite(error):
+        return Estimate(value, math.inf, 0.0)
+    spread = sum(part.error**4 / part.degrees for part in parts if part.error > 0)
+    return Estimate(value, error, error**4 / spread if spread > 0 else min(part.degrees for part in parts))

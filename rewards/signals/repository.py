@@ -7,17 +7,20 @@ from collections.abc import Collection, Mapping
 from sqlalchemy import Connection, func, select, update
 
 from contracts.batches import add_all, among, delete_free, insert_all_new, update_all
-from contracts.tables import behaviour, signal_delay, submitter, vote, vote_pace
+from contracts.tables import behaviour, heard, signal_delay, submitter, vote, vote_pace
 from rewards.monitors.evidence import Sums
 from rewards.signals.audit import Known
 from rewards.signals.bursts import Pace
 from rewards.signals.influence import Person
+from rewards.signals.silence import Place, Tally
 from rewards.signals.trust import Agreement
 from rewards.signals.votes import DelayName, Made, PaceName, PersonName
 
 FORGOTTEN_AT_ONCE = 2_000
 """Rows of a table: whoever forgets holds sums that all replicas add to."""
-_OF_USERS = "users_"
+_OF_USERS = "known_"
+_RESPONSES = ("response", "response_asked")
+"""By `asked`."""
 
 
 def remembered(connection: Connection, keys: Collection[str]) -> dict[str, Made]:
@@ -26,7 +29,9 @@ def remembered(connection: Connection, keys: Collection[str]) -> dict[str, Made]
         return {}
     found = connection.execute(select(vote).where(among(connection, vote.c.key, keys)))
     return {
-        row.key: Made(row.submitter, row.value, row.weight, row.reason, row.reward, row.offset, tuple(row.counted))
+        row.key: Made(
+            row.submitter, row.value, row.weight, row.reason, row.reward, row.offset, tuple(row.counted), row.evidence
+        )
         for row in found
     }
 
@@ -152,6 +157,59 @@ def forget_delays(connection: Connection, task: str, name: str, before_cohort: i
 def forget_votes(connection: Connection, before: float) -> bool:
     """Drop what was decided before (UTC epoch seconds); False if there may be more of it."""
     return delete_free(connection, vote, vote.c.at < before, limit=FORGOTTEN_AT_ONCE) < FORGOTTEN_AT_ONCE
+
+
+def add_heard(connection: Connection, counts: Mapping[Place, Tally]) -> None:
+    """Add to what was said of answers that are graded alike."""
+    add_all(connection, heard, [place._asdict() | tally._asdict() for place, tally in counts.items()])
+
+
+def heard_since(
+    connection: Connection, task: str, task_hash: str, first: int, last: int
+) -> list[tuple[int, int, Tally]]:
+    """(bucket, asked, tally) of the hours from `first` to `last`, the newest first."""
+    columns = heard.c
+    rows = connection.execute(
+        select(heard)
+        .where(columns.task == task, columns.task_hash == task_hash, columns.cohort.between(first, last))
+        .order_by(columns.cohort.desc(), columns.bucket, columns.asked)
+    )
+    return [(row.bucket, row.asked, Tally(row.num_answers, row.num_heard, row.total)) for row in rows]
+
+
+def forget_heard(connection: Connection, task: str, before: int) -> None:
+    """Drop hours that are too old to say what people think now."""
+    delete_free(connection, heard, heard.c.task == task, heard.c.cohort < before, limit=FORGOTTEN_AT_ONCE)
+
+
+def add_responses(connection: Connection, counts: Mapping[tuple[str, int, int], Sums]) -> None:
+    """Add to the answers of versions (`num`) and those that were spoken about (`total`), by (task, version, asked)."""
+    rows = [
+        {"task": task, "version": version, "cluster": "", "metric": _RESPONSES[asked], **sums._asdict()}
+        for (task, version, asked), sums in counts.items()
+    ]
+    add_all(connection, behaviour, rows)
+
+
+def responses_of(
+    connection: Connection, versions: Collection[tuple[str, int]]
+) -> dict[tuple[str, int], dict[int, tuple[int, int]]]:
+    """Answers of (task, version) and how many were spoken about, by `asked`."""
+    found: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}
+    tasks, numbers = {task for task, _ in versions}, {version for _, version in versions}
+    columns = behaviour.c
+    rows = connection.execute(
+        select(behaviour).where(
+            among(connection, columns.task, tasks),
+            among(connection, columns.version, numbers),
+            columns.cluster == "",
+            columns.metric.in_(_RESPONSES),
+        )
+    )
+    for row in rows:
+        of_version = found.setdefault((row.task, row.version), {})
+        of_version[_RESPONSES.index(row.metric)] = (row.num, round(row.total))
+    return found
 
 
 def add_known(connection: Connection, known: Mapping[tuple[str, int], Known]) -> None:

@@ -56,6 +56,12 @@ class Item(NamedTuple):
     """As the generation carries it."""
     audited: float | None = None
     """What the audit said of it, in [0, 1], if it was audited."""
+    grade: float | None = None
+    """What the graders alone make of it, in [0, 1]; None if they are not all there, or if nobody asks."""
+    said: float | None = None
+    """What was said of it or judged of what came next, before votes are weighed, in rewards; None if nothing was."""
+    is_silent: bool = False
+    """It has no reward only because nobody said anything."""
 
 
 class Vote(NamedTuple):
@@ -78,7 +84,7 @@ class Vote(NamedTuple):
 class Made(NamedTuple):
     """What was made of a sample: whose vote ("" for nobody's), its value and weight, the reward before the offset.
 
-    `counted`: the signals whose delay is counted.
+    `counted`: the signals whose delay is counted. `evidence`: where its word counts for the silent (silence.py).
     """
 
     submitter: str
@@ -88,6 +94,11 @@ class Made(NamedTuple):
     reward: float | None
     offset: float
     counted: tuple[str, ...] = ()
+    evidence: str = ""
+
+
+UNDECIDED = Made("", 0.0, 1.0, "", None, 0.0)
+"""Of a sample that is remembered although nobody voted."""
 
 
 class Rules:
@@ -166,7 +177,7 @@ class Ballot:
         counted = self._count_delays(rules, item, earlier.counted if earlier else ())
         if vote is None:
             if counted:
-                self.made[item.key] = (earlier or Made("", 0.0, 1.0, "", None, 0.0))._replace(counted=counted)
+                self.made[item.key] = (earlier or UNDECIDED)._replace(counted=counted)
             return Made("", 0.0, 1.0, "", item.reward, 0.0), ""
         share = rules.share(vote.name, asked=_was_asked(item))
         # A volunteer who then says what counts unasked: if the first word weighed nothing, nothing was charged for it.
@@ -178,8 +189,13 @@ class Ballot:
         reason = made.reason
         if made.weight == 0.0 and earlier is not None and earlier.submitter and earlier.weight > 0.0:
             made = earlier
-        self.made[item.key] = made._replace(counted=counted)
+        self.made[item.key] = made._replace(counted=counted, evidence=earlier.evidence if earlier else "")
         return made, reason
+
+    def remember_evidence(self, key: str, evidence: str) -> None:
+        """Where a sample's word counts for the silent."""
+        if evidence or key in self.made:
+            self.made[key] = self.made.get(key, UNDECIDED)._replace(evidence=evidence)
 
     def _revised(self, item: Item, vote: Vote, earlier: Made, share: float) -> Made:
         """The same person says something else, or more is known: nothing is charged twice."""

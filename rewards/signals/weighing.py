@@ -8,6 +8,8 @@ Refused, it weighs nothing; where somebody else had decided before, theirs stays
 vote. Operators, judges and code have no limits. Nor have signals that name nobody, unless the question did.
 
 While a slower signal may still decide, the weight is the share of such signals that would be in by now.
+
+Of what is silent, or was said by somebody who does not count, a task may ask what others would have said (`expecting.py`).
 """
 
 from __future__ import annotations
@@ -20,14 +22,15 @@ from sqlalchemy import Connection
 
 from contracts.tasks import Task
 from rewards.signals import delay
-from rewards.signals.audit import Known
-from rewards.signals.estimates import sums_of
+from rewards.signals.audit import Known, known_of_one, together
+from rewards.signals.expecting import Expectations, expects, longest_window
 from rewards.signals.influence import clipped
 from rewards.signals.repository import (
     add_delays,
     add_known,
     delays_of,
     forget_delays,
+    forget_heard,
     forget_votes,
     hold_paces,
     hold_people,
@@ -36,6 +39,7 @@ from rewards.signals.repository import (
     remember,
     remembered,
 )
+from rewards.signals.silence import Expected, first_cohort
 from rewards.signals.votes import Ballot, Item, PaceName, PersonName, Rules, Vote, start_of
 
 REMEMBERED_SECONDS = 30 * 86_400.0
@@ -47,11 +51,13 @@ class Weight(NamedTuple):
     """`value` in [0, 1]; `reward` takes the place of the item's.
 
     `reason`: `not_asked`, `suspended_submitter`, `influence_cap` or `burst` where the vote counts less for it, else empty.
+    `expected`: what stands for the word of users if nobody's counts; `reward` is then not this sample's.
     """
 
     value: float
     reason: str
     reward: float | None
+    expected: Expected | None = None
 
 
 class Weighing:
@@ -59,6 +65,7 @@ class Weighing:
 
     def __init__(self, tasks: Mapping[str, Task], clock: Callable[[], float]) -> None:
         """Raises InvalidTask if a task asks for a signal that it does not declare."""
+        self._tasks = tasks
         self._rules = {name: Rules(task) for name, task in tasks.items()}
         self._clock = clock
         self._curves: dict[tuple[str, str], delay.Curve] = {}
@@ -74,12 +81,14 @@ class Weighing:
         people = hold_people(connection, self._people(votes))
         ballot = Ballot(dict(known), people, hold_paces(connection, _paces(votes)))
         self._refresh(connection, items)
-        weights = [self._weigh(ballot, item, vote) for item, vote in zip(items, votes, strict=True)]
+        silence = Expectations(connection, self._tasks, items)
+        weights = [self._weigh(ballot, silence, item, vote) for item, vote in zip(items, votes, strict=True)]
         changed = {key: made for key, made in ballot.made.items() if known.get(key) != made}
         remember(connection, changed, known.keys(), max(item.closed_at for item in items))
         keep_people(connection, ballot.people)
         keep_paces(connection, ballot.paces)
         add_delays(connection, ballot.delays)
+        silence.keep(connection)
         add_known(connection, self._known(items, votes))
         return weights
 
@@ -92,26 +101,25 @@ class Weighing:
         for task, name, window in slow:
             oldest = now - delay.KEPT_WINDOWS * window
             forget_delays(connection, task, name, delay.cohort_of(oldest, window))
+        for rule in filter(expects, self._tasks.values()):
+            forget_heard(connection, rule.name, first_cohort(now, longest_window(rule)))
         if forget_votes(connection, now - max([REMEMBERED_SECONDS, *(2 * window for _, _, window in slow)])):
             self._forgot_at = now
 
     def _known(self, items: Sequence[Item], votes: Sequence[Vote | None]) -> dict[tuple[str, int], Known]:
         """What new samples of audited tasks say of their versions, before anybody's vote was weighed."""
-        values: dict[tuple[str, int], tuple[list[float], list[float], list[float]]] = {}
+        values: dict[tuple[str, int], Known] = {}
         for item, vote in zip(items, votes, strict=True):
             task = self._rules[item.task].task
-            if task.audit is None or item.revision > 1:
-                continue
-            said, predicted, difference = values.setdefault((item.task, item.version), ([], [], []))
-            share = 0.5
-            if item.reward is not None:
-                share = (item.reward - task.reward.low) / (task.reward.high - task.reward.low)
-            predicted.append(share)
-            if vote is not None:
-                said.append(share)
-            if item.audited is not None:
-                difference.append(item.audited - share)
-        return {of: Known(*map(sums_of, found)) for of, found in values.items()}
+            if task.audit is not None and item.revision == 1:
+                of = (item.task, item.version)
+                values[of] = together(
+                    [
+                        values.get(of, Known()),
+                        known_of_one(_share(task, item.reward), item.audited, is_said=vote is not None),
+                    ]
+                )
+        return values
 
     def _people(self, votes: Sequence[Vote | None]) -> set[PersonName]:
         known = [vote for vote in votes if vote is not None and vote.who is not None]
@@ -119,18 +127,32 @@ class Weighing:
         names = [vote.who for vote in known] + [vote.everybody for vote in relative]
         return {name for name in names if name is not None}
 
-    def _weigh(self, ballot: Ballot, item: Item, vote: Vote | None) -> Weight:
+    def _weigh(self, ballot: Ballot, silence: Expectations, item: Item, vote: Vote | None) -> Weight:
         rules = self._rules[item.task]
+        earlier = ballot.made.get(item.key)
         made, reason = ballot.take(rules, item, vote)
+        said = item.said if vote is None else made.value
+        is_heard = made.weight > 0.0 and said is not None
+        ballot.remember_evidence(
+            item.key, silence.count(item, earlier.evidence if earlier else "", said if is_heard else None)
+        )
+        if item.is_silent or (made.weight == 0.0 and reason):
+            expected = silence.of(item)
+            if expected is not None:
+                return Weight(expected.weight * self._share(item, None), reason, made.reward, expected)
         reward = made.reward
         if reward is not None and made.offset:
             reward = clipped(reward + made.offset, rules.task.reward.low, rules.task.reward.high)
-        share = 1.0
-        if item.provisional and made.weight > 0.0:
-            elapsed = item.closed_at - item.finished_at
-            waiting = rules.waiting(item, vote.name if vote else None)
-            share = min((self._curves[item.task, name].completion(elapsed) for name in waiting), default=1.0)
+        share = self._share(item, vote) if made.weight > 0.0 else 1.0
         return Weight(made.weight * share, reason, reward)
+
+    def _share(self, item: Item, vote: Vote | None) -> float:
+        """Of the signals that may still decide in place of this vote, those that would be in by now."""
+        if not item.provisional:
+            return 1.0
+        elapsed = item.closed_at - item.finished_at
+        waiting = self._rules[item.task].waiting(item, vote.name if vote else None)
+        return min((self._curves[item.task, name].completion(elapsed) for name in waiting), default=1.0)
 
     def _refresh(self, connection: Connection, items: Sequence[Item]) -> None:
         """Read the curves that are needed and old. In the stream's own time: a backlog is no silence."""
@@ -147,6 +169,11 @@ class Weighing:
             for name, window in self._rules[task].slow.items():
                 known = counts.get((task, name), ())
                 self._curves[task, name] = delay.curve_of(known, now[task], window, first)
+
+
+def _share(task: Task, reward: float | None) -> float | None:
+    """A reward as a share of its range."""
+    return None if reward is None else (reward - task.reward.low) / (task.reward.high - task.reward.low)
 
 
 def _paces(votes: Sequence[Vote | None]) -> set[PaceName]:

@@ -14,6 +14,7 @@ from contracts.records import Experience
 from contracts.tables import training_step
 from pipelines.training.batch import num_tokens
 from pipelines.training.guard import Norms
+from pipelines.training.intake import worth
 from pipelines.training.learner import Learner
 from pipelines.training.lessons import Lesson, pull_of, sample_fate
 from pipelines.training.settings import TrainingSettings
@@ -77,6 +78,45 @@ def test_a_corrected_sample_pulls_in_all_as_its_last_revision_would_have() -> No
     before = np.array([row["advantage"] * row["weight"] / count for row in first.samples])
     change = np.array([row["advantage"] * row["weight"] for row in second.samples])
     assert before + change == pytest.approx(-before)
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.25, 0.9])
+def test_a_light_guess_and_its_correction_pull_as_the_last_word_alone_would_have(reward: float) -> None:
+    """Silence weighs a tenth; then somebody speaks. Without its baseline a bad word would praise the answer."""
+    items = batch()
+    guessed = msgspec.structs.replace(items[0], reward=0.8, weight=0.1)
+    learner = Learner(tiny_model(), SETTINGS)
+    first = learner.step([guessed, *items[1:]], [0.1, *[1.0] * 7], {})
+    fate = sample_fate(guessed, "", first.pull, first.zeros[guessed.key])
+    spoken = later(guessed, reward, 2, weight=1.0)
+    lesson = Lesson(spoken, worth(spoken) - (fate.applied_now or 0.0), first.pull, fate.owed(1.0))
+    count = first.metrics["num_tokens"]
+    assert count is not None
+    before = first.samples[0]["advantage"] * first.samples[0]["weight"] / count
+    together = before + lesson.advantage * lesson.pull
+    assert together == pytest.approx((reward - first.zeros[guessed.key]) * first.pull)
+    assert (together > 0) == (reward > first.zeros[guessed.key])
+    settled = fate.corrected(2, worth(spoken), 1.0)
+    assert (settled.weight_now, settled.owed(1.0), settled.owed(0.0)) == (1.0, 0.0, -first.zeros[guessed.key])
+
+
+def test_a_light_zero_is_topped_up_although_the_rewards_add_up_to_nothing(world: World) -> None:
+    trainer = world.start()
+    (first,) = world.add_random(1, reward=0.0, weight=0.25)
+    world.add_random(3, reward=1.0)
+    world.turns(trainer, 2)
+    learn(world, trainer, later(first, 0.0, weight=1.0))
+    trainer._checkpoint(None)
+    assert [said[:2] for said in late(world)] == [(1, "corrected")]
+    assert (fate_of(trainer, first).applied_now, fate_of(trainer, first).weight_now) == (0.0, 1.0)
+
+
+def test_a_fate_of_an_older_checkpoint_owes_nothing() -> None:
+    old = msgspec.json.decode(
+        b'{"revision":0,"state":"trained","applied":1.0,"pull":2.0,"corrections":[{"applied":0.5}]}', type=Fate
+    )
+    assert old.owed(1.0) == 0.0
+    assert Fate(0, "trained", applied=1.0, pull=2.0, weight=1.0).owed(0.5) == 0.0
 
 
 @pytest.mark.parametrize("difference", [1.0, -1.0])
@@ -193,7 +233,7 @@ def test_each_further_revision_is_compared_with_what_is_applied_by_then(world: W
     assert fate_of(trainer, first).applied_now == 1.0
     with world.database.snapshot() as connection:
         found = [row.metrics["correction_mean"] for row in connection.execute(select(training_step))]
-    assert found == [None, -1.0, 0.25, 0.75]
+    assert found == [None, -1.0, 0.25, 0.0, 0.75]  # the fourth is worth as much, and weighs less
     assert sum(found[1:]) == 0.0
 
 
@@ -245,12 +285,12 @@ def test_a_rollback_takes_back_what_was_corrected_since(tmp_path: Path) -> None:
     at_version_1 = weights_of(trainer)
     learn(world, trainer, later(first, 0.5), *batch(3, seed=3))
     learn(world, trainer, later(first, 0.0, 2), *batch(3, seed=4))
-    assert fate_of(trainer, first).corrections == (Correction(0.5, 2), Correction(0.0, 3))
+    assert fate_of(trainer, first).corrections == (Correction(0.5, 2, 1.0), Correction(0.0, 3, 1.0))
     assert late(world) == [(1, "corrected", 2), (2, "corrected", 3)]
 
     world.revoke_down_to(2)
     trainer.turn()
-    assert fate_of(trainer, first).corrections == (Correction(0.5, 2),)
+    assert fate_of(trainer, first).corrections == (Correction(0.5, 2, 1.0),)
     assert late(world) == [(2, "correction_rolled_back", None)]
     world.revoke_down_to(1)
     trainer.turn()

@@ -1,55 +1,122 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
 from contracts.errors import InvalidValue
 from rewards.monitors.evidence import Sums
-from rewards.signals.audit import Accuracy, prediction_powered, rogan_gladen, tuned
-from rewards.signals.estimates import Estimate, mean_of, sums_of
-from rewards.signals.response import asked_mean, effective_size
+from rewards.signals.audit import Accuracy, Known, known_of_one, rogan_gladen, together, why_different
+from rewards.signals.estimates import Estimate, mean_of, pooled, sums_of
 
 
 def test_sums_of_parts_add_up_to_the_sums_of_the_whole() -> None:
     values = np.random.default_rng(0).random(100)
     whole = sums_of(values[:30]).plus(sums_of(values[30:]))
     assert whole == pytest.approx(sums_of(values))
-    assert mean_of(whole) == pytest.approx((values.mean(), values.std(ddof=1) / 10))
+    assert mean_of(whole) == pytest.approx((values.mean(), values.std(ddof=1) / 10, 99))
 
 
-def test_too_little_data_has_an_infinite_error_instead_of_none() -> None:
-    assert mean_of(Sums()).error == math.inf
-    estimate = prediction_powered(sums_of([0.5, 0.6]), sums_of([0.1]))
-    assert estimate == pytest.approx((0.65, math.inf))
-    assert asked_mean([], []).error == math.inf
+@pytest.mark.parametrize("values", [[], [0.7]])
+def test_fewer_than_two_values_have_no_interval(values: list[float]) -> None:
+    assert mean_of(sums_of(values)).interval() == (-math.inf, math.inf)
+    assert Known(silent=Sums(5), audited_silent=sums_of(values)).corrected().error == math.inf
+    assert Known().corrected().error == math.inf
 
 
-def test_predictions_that_are_always_right_leave_only_the_error_of_all_samples() -> None:
-    values = np.random.default_rng(1).random(1000)
-    estimate = prediction_powered(sums_of(values), sums_of(np.zeros(50)))
-    assert estimate == pytest.approx((values.mean(), values.std(ddof=1) / math.sqrt(1000)))
-
-
-def test_tuning_ignores_predictions_that_say_nothing() -> None:
-    dice = np.random.default_rng(2)
-    truth, guess = dice.random(200), 10 * dice.random(20_000)
-    plain = prediction_powered(sums_of(guess), sums_of(truth - guess[:200]))
-    better = tuned(guess, truth, guess[:200])
-    assert plain.error > 5 * better.error
-    assert better == pytest.approx((truth.mean(), truth.std() / math.sqrt(200)), abs=0.01)
-    assert tuned([0.5] * 10, [0.0, 1.0], [0.5, 0.5]).value == pytest.approx(0.5)  # nothing to scale
-
-
-def test_an_interval_holds_what_a_normal_one_does() -> None:
+def test_an_interval_of_few_values_is_students() -> None:
+    values = [0.2, 0.4, 0.9]  # mean 0.5, deviation 0.360555
+    low, high = mean_of(sums_of(values)).interval()
+    margin = 4.302653 * 0.360555 / math.sqrt(3)
+    assert (low, high) == pytest.approx((0.5 - margin, 0.5 + margin), abs=1e-5)
     assert Estimate(0.5, 0.1).interval() == pytest.approx((0.304, 0.696), abs=1e-3)
+
+
+def test_students_interval_covers_what_it_says_where_a_normal_one_does_not() -> None:
+    dice, covered, normal = np.random.default_rng(4), 0, 0
+    for _ in range(4_000):
+        estimate = mean_of(sums_of(dice.normal(0.5, 0.1, 5)))
+        low, high = estimate.interval()
+        covered += low <= 0.5 <= high
+        normal += abs(estimate.value - 0.5) <= 1.96 * estimate.error
+    assert covered / 4_000 == pytest.approx(0.95, abs=0.015)
+    assert normal / 4_000 < 0.9
+
+
+def test_errors_of_parts_add_up_with_satterthwaites_degrees() -> None:
+    both = pooled(0.3, [Estimate(0.0, 0.3, 4), Estimate(0.0, 0.4, 9), Estimate(0.0, 0.0, 1)])
+    assert both == pytest.approx((0.3, 0.5, 0.5**4 / (0.3**4 / 4 + 0.4**4 / 9)))
+    assert pooled(0.3, [Estimate(0.0, math.inf, 0.0)]).error == math.inf
+    assert pooled(0.3, [Estimate(0.0, 0.0, 7), Estimate(0.0, 0.0, 2)]) == (0.3, 0.0, 2)
+
+
+def test_where_there_is_a_reward_it_counts_and_the_audit_elsewhere() -> None:
+    known = Known(rewarded=sums_of([1.0] * 60 + [0.0] * 20), silent=Sums(20), audited_silent=sums_of([0.0, 0.5] * 5))
+    found = known.corrected()
+    assert found.value == pytest.approx(0.8 * 0.75 + 0.2 * 0.25)
+    measured, silent = mean_of(known.rewarded), mean_of(known.audited_silent)
+    between = 0.8 * 0.2 / 100 * 0.5**2
+    assert found.error == pytest.approx(math.sqrt((0.8 * measured.error) ** 2 + (0.2 * silent.error) ** 2 + between))
+    everybody = Known(rewarded=sums_of([1.0, 0.0]))
+    assert everybody.corrected() == everybody.measured
+    nobody = Known(silent=Sums(9), audited_silent=sums_of([0.2, 0.4]))
+    assert nobody.corrected() == mean_of(sums_of([0.2, 0.4]))
+
+
+def test_samples_one_by_one_make_what_is_known() -> None:
+    samples = [(1.0, None, True), (0.5, 0.25, False), (None, 0.75, False), (None, None, False)]
+    known = together(known_of_one(share, audited, is_said=said) for share, audited, said in samples)
+    assert known == Known(
+        said=sums_of([1.0]), rewarded=sums_of([1.0, 0.5]), silent=Sums(2), audited=sums_of([0.25]),
+        compared=sums_of([0.5]), differences=sums_of([-0.25]), audited_silent=sums_of([0.75]),
+    )  # fmt: skip
+    assert known.num == 4
+
+
+def compared(audit: ArrayLike, reward: ArrayLike) -> Known:
+    audits, rewards = np.asarray(audit, np.float64), np.asarray(reward, np.float64)
+    return Known(audited=sums_of(audits), compared=sums_of(rewards), differences=sums_of(audits - rewards))
+
+
+def test_an_audit_that_means_the_reward_is_taken() -> None:
+    dice = np.random.default_rng(5)
+    reward = (dice.random(800) < 0.6).astype(float)
+    errs = dice.random(800) < 0.1
+    assert why_different(compared(np.where(errs, 1 - reward, reward), reward)) == ""
+    assert why_different(compared(reward, reward)) == ""
+    assert why_different(compared(np.ones(50), np.ones(50))) == ""
+
+
+@pytest.mark.parametrize(
+    ("audit", "reward", "says"),
+    [
+        (np.ones(29), np.ones(29), "only 29 answers have both .* takes 30"),
+        (np.full(400, 0.35), np.arange(400) % 5 > 0, r"lies -45% of the range from the reward"),
+        (np.arange(400) % 2, np.arange(400) // 2 % 2, "do not rise and fall together"),  # as good, of other answers
+        (np.arange(400) % 2, 1 - np.arange(400) % 2, "do not rise and fall together"),
+        (np.ones(400) * 0.5, np.arange(400) % 2, "do not rise and fall together"),  # the same of everything
+        (np.arange(40) % 2, np.roll(np.arange(40) % 2, 0) * (np.arange(40) > 3), r"\(.* to .*\)"),  # 40 cannot tell
+    ],
+)  # fmt: skip
+def test_an_audit_of_something_else_is_refused(audit: ArrayLike, reward: ArrayLike, says: str) -> None:
+    assert re.search(says, why_different(compared(audit, reward)))
+
+
+def test_a_judges_own_errors_are_no_difference() -> None:
+    """It says yes to 90% of the good and 40% of the bad; of 60% good that is 70%, and corrected 60%."""
+    reward = np.repeat([1.0, 0.0], [1200, 800])
+    audit = np.concatenate([np.arange(1200) % 10 > 0, np.arange(800) % 5 < 2])
+    assert "+10%" in why_different(compared(audit, reward))
+    assert why_different(compared(audit, reward), Accuracy(0.9, 0.6, 5000, 5000)) == ""
 
 
 def test_a_judge_that_errs_is_inverted_and_its_own_uncertainty_counts() -> None:
     said_good = Estimate(0.6 * 0.9 + 0.4 * 0.2, 0.01)
     known = rogan_gladen(said_good, Accuracy(0.9, 0.8))
-    assert known == pytest.approx((0.6, 0.01 / 0.7))
+    assert known[:2] == pytest.approx((0.6, 0.01 / 0.7))
     labelled = rogan_gladen(said_good, Accuracy(0.9, 0.8, num_good=100, num_bad=100))
     assert labelled.value == known.value
     assert labelled.error == pytest.approx(
@@ -65,15 +132,3 @@ def test_a_share_below_what_the_judge_gets_wrong_is_none() -> None:
 def test_a_judge_no_better_than_a_coin_is_refused() -> None:
     with pytest.raises(InvalidValue, match="choose another judge"):
         rogan_gladen(Estimate(0.5, 0.01), Accuracy(0.5, 0.5))
-
-
-def test_who_was_asked_rarely_stands_for_more() -> None:
-    assert asked_mean([1.0, 0.0], [0.1, 0.5]).value == pytest.approx(10 / 12)
-    values = np.random.default_rng(3).random(500)
-    assert asked_mean(values, np.full(500, 0.02)) == pytest.approx((values.mean(), values.std() / math.sqrt(500)))
-
-
-def test_one_large_weight_is_worth_one_sample() -> None:
-    assert effective_size([1.0] * 10) == pytest.approx(10)
-    assert effective_size([100.0, *[0.01] * 100]) == pytest.approx(1.0, abs=0.05)
-    assert effective_size([0.0]) == 0.0

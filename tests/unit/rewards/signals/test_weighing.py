@@ -69,9 +69,9 @@ def test_a_vote_that_is_refused_does_not_take_away_the_one_before(database: Data
     second, third = weighed(
         database, [an_item(0, "bob", 0.0, revision=2), an_item(0, "ann", 0.5, revision=3)], trust=CAP
     )
-    assert first == (1.0, "", 1.0)
-    assert second == (1.0, "influence_cap", 1.0)  # what ann said
-    assert third == (1.0, "", 0.5)
+    assert first == Weight(1.0, "", 1.0)
+    assert second == Weight(1.0, "influence_cap", 1.0)  # what ann said
+    assert third == Weight(1.0, "", 0.5)
 
 
 def test_a_refused_vote_stays_refused_when_it_is_revised(database: Database) -> None:
@@ -209,7 +209,7 @@ def test_a_volunteer_who_then_says_what_nobody_need_ask_for_counts_in_full(
     items = [an_item(0, "ann", 1.0), an_item(0, "ann", 0.75, name="accepted", revision=2), an_item(1, "ann", 1.0)]
     first, second, _ = weighed(database, items, **changes)
     assert (first.value, first.reason) == (volunteers, "not_asked")
-    assert second == (1.0, "", 0.75)
+    assert second == Weight(1.0, "", 0.75)
     with database.snapshot() as connection:
         assert connection.execute(select(submitter)).one().window_num == 1  # charged once
 

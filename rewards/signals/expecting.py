@@ -1,0 +1,109 @@
+"""What the silent are expected to have said, for a batch of the reward worker.
+
+In: what was counted before, read once a batch and only if one of its tasks says `silence = "expected"`; then each revision,
+after its vote was weighed. Out: for a silent one what it is worth, and counts to add, all in the worker's transaction: a
+revision is counted with its score or not at all. Waits: for nothing; counts are only ever added to, so replicas agree.
+
+Each answer is counted once, at its first revision. What is said of it counts while it is heard: a revision that says
+something else, or that nobody says anything in any more, takes the word before it out again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import Connection
+
+from contracts.asking import is_asked
+from contracts.ids import parse_sample_key
+from contracts.tasks import Task
+from rewards.monitors.evidence import Sums
+from rewards.signals.repository import add_heard, add_responses, heard_since, responses_of
+from rewards.signals.silence import (
+    Evidence,
+    Expected,
+    Place,
+    Tally,
+    bucket_of,
+    cohort_of,
+    expected_of,
+    first_cohort,
+    newest_of,
+    read_evidence,
+)
+from rewards.signals.votes import Item
+
+
+def expects(task: Task) -> bool:
+    """Whether silence about its answers is given a value from what others said."""
+    return task.silence == "expected"
+
+
+def longest_window(task: Task) -> float:
+    """Seconds until the last signal of an answer may come."""
+    return max(task.window_seconds, *(rule.window_seconds or 0.0 for rule in task.signals.values()))
+
+
+class Expectations:
+    """See the module docstring; one for each batch."""
+
+    def __init__(self, connection: Connection, tasks: Mapping[str, Task], items: Sequence[Item]) -> None:
+        self._tasks = tasks
+        self._items = [item for item in items if expects(tasks[item.task])]
+        self._tallies: dict[str, dict[tuple[int, int], Tally]] = {}
+        self._responses: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}
+        self._added: dict[Place, Tally] = defaultdict(Tally)
+        self._heard: dict[tuple[str, int, int], Tally] = defaultdict(Tally)
+        if self._items:
+            self._read(connection)
+
+    def of(self, item: Item) -> Expected | None:
+        """What silence about this answer is worth; None if nobody can say."""
+        if item.grade is None or not expects(self._tasks[item.task]):
+            return None
+        return expected_of(
+            self._tallies[item.task], bucket_of(item.grade), self._responses.get((item.task, item.version), {})
+        )
+
+    def count(self, item: Item, earlier: str, said: float | None) -> str:
+        """Count a revision about which `said` was heard, in rewards; returns its evidence, `earlier` is that of the one before."""
+        if not expects(self._tasks[item.task]):
+            return earlier
+        if item.revision == 1 and item.grade is not None:
+            self._add(item, bucket_of(item.grade), Tally(1))
+        before = read_evidence(earlier)
+        if before is not None:
+            self._add(item, before.bucket, Tally(0, -1, -before.value), before.task_hash)
+        if item.grade is None or said is None:
+            return ""
+        now = Evidence(self._tasks[item.task].hash, bucket_of(item.grade), said)
+        self._add(item, now.bucket, Tally(0, 1, said))
+        return str(now)
+
+    def keep(self, connection: Connection) -> None:
+        """Add what this batch said."""
+        add_heard(connection, {place: tally for place, tally in self._added.items() if any(tally)})
+        responses = {
+            of: Sums(tally.num_answers, tally.num_heard) for of, tally in self._heard.items() if any(tally[:2])
+        }
+        add_responses(connection, responses)
+
+    def _add(self, item: Item, bucket: int, tally: Tally, task_hash: str = "") -> None:
+        asked = int(is_asked(parse_sample_key(item.key)[0], item.ask_probability))
+        place = Place(
+            item.task, task_hash or self._tasks[item.task].hash, cohort_of(item.finished_at), bucket, asked
+        )  # fmt: skip
+        self._added[place] = self._added[place].plus(tally)
+        of_version = (item.task, item.version, asked)
+        self._heard[of_version] = self._heard[of_version].plus(tally)
+
+    def _read(self, connection: Connection) -> None:
+        now: dict[str, float] = {}
+        for item in self._items:
+            now[item.task] = max(now.get(item.task, item.closed_at), item.closed_at)
+        for name, at in now.items():
+            task = self._tasks[name]
+            first = first_cohort(at, longest_window(task))
+            self._tallies[name] = newest_of(heard_since(connection, name, task.hash, first, cohort_of(at)))
+        self._responses = responses_of(connection, {(item.task, item.version) for item in self._items})
