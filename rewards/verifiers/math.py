@@ -3,7 +3,8 @@ r"""`math`: the boxed answer is worth the same as `metadata.reference`, by math-
 Only what stands in `\boxed{...}` counts, after the reasoning in `<think>` if there is any. Several different boxes are a
 list: naming two answers is another answer than naming one. Within a box nothing may stand beside the value: no second
 number in a `\text{...}`, and in a chain of equations every side that is a number must be the right one. A restated question
-is no answer: an integral, a sum or the like that is still to be worked out, or 17 x 23 where the reference is 391.
+is no answer: an integral, a sum or the like that is still to be worked out, or 17 x 23 where the reference is 391. Which
+forms a number may have says `math_form`. 5% is 0.05 and not 5; tuples and intervals have an order, sets have none.
 
 It runs in workers that are killed at the deadline: SymPy computes `9^{9^{9^9}}` if asked to. math-verify's own timeouts
 are off, for they need the main thread.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from contracts.errors import InvalidTask
@@ -22,7 +23,7 @@ from rewards.killable.referee import refereed
 from rewards.verifiers.check import BatchVerifier, Check, Context, wrong
 from rewards.verifiers.texts import without_reasoning
 
-VERSION = 1
+VERSION = 2
 
 _MEMORY_BYTES = 2 << 30
 _MAX_ANSWER = 2000
@@ -31,6 +32,7 @@ _BRACES = re.compile(r"\\boxed\{|\\[{}\\]|[{}]")
 _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
 _FUNCTIONS = frozenset({"sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "sqrt", "min", "max", "and"})
 _TEXT = re.compile(r"\\(?:text|mathrm|textbf|mbox)\s*\{([^{}]*)\}")
+_NO_PROSE = re.compile(rf"{_TEXT.pattern}|\\(?:begin|end)\s*\{{\w+\*?\}}|\\operatorname\*?\s*\{{\w+\}}")
 _DOLLARS = re.compile(r"\A(?:\$\$?(.+?)\$\$?|\\\((.+)\\\)|\\\[(.+)\\\])\Z", re.DOTALL)
 
 
@@ -90,7 +92,7 @@ def plain(reference: str) -> str | None:
     text = reference.strip()
     if match := _DOLLARS.match(text):
         text = next(group for group in match.groups() if group)
-    words = [word for word in _PROSE.findall(_TEXT.sub(" ", text)) if word not in _FUNCTIONS]
+    words = [word for word in _PROSE.findall(_NO_PROSE.sub(" ", text)) if word not in _FUNCTIONS]
     return text if text and len(words) <= 1 else None
 
 
@@ -100,27 +102,27 @@ def worker(config: Mapping[str, Any]) -> Callable[[Mapping[str, str | None]], li
     # Here, so that only workers pay for SymPy.
     import logging  # noqa: PLC0415
 
-    from rewards.verifiers.math_strict import equals, parsed  # noqa: PLC0415
+    from rewards.verifiers.math_strict import Reference, equals, parsed  # noqa: PLC0415
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # It warns that its timeouts are off.
-    gold_of = lru_cache(maxsize=1024)(partial(parsed, is_strict=False))
+    read_reference = lru_cache(maxsize=1024)(Reference)
 
     def judge(item: Mapping[str, str | None]) -> list[Any]:
-        reference = plain(item["reference"] or "")
-        if reference is None:
+        text = plain(item["reference"] or "")
+        if text is None:
             return [
                 "bad_reference",
                 None,
                 "metadata.reference is prose or empty; give the value alone, as in \\frac{1}{2}",
             ]
-        if not (gold := gold_of(reference)):
+        reference = read_reference(text)
+        if not reference.expressions:
             return ["bad_reference", None, "metadata.reference is not mathematics that can be parsed"]
         if (answer := item["answer"]) is None:
             # Alone it must be readable, and comparable with a number: 9^{9^{9^9}} is the first only.
-            equals(gold, parsed("1"))
+            equals(reference.expressions, parsed("1"))
             return ["scored", 1.0, ""]
-        if not (given := parsed(answer)):
-            return ["scored", 0.0, "the boxed answer cannot be parsed"]
-        return ["scored", 1.0, ""] if equals(gold, given) else ["scored", 0.0, "not equal to the reference"]
+        problem = reference.problem(answer)
+        return ["scored", 0.0 if problem else 1.0, problem]
 
     return judge

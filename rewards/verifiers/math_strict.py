@@ -6,8 +6,10 @@ from typing import Any
 
 from latex2sympy2_extended.latex2sympy2 import NormalizationConfig  # type: ignore[import-untyped]
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Add, Basic, Derivative, Eq, Integer, Integral, Limit, Mul, Product, Sum  # type: ignore[import-untyped]
+from sympy import Basic, Derivative, Eq, Expr, FiniteSet, Float, Integral, Limit, MatrixBase, Product, Sum  # type: ignore[import-untyped]
 from sympy.core.relational import Relational  # type: ignore[import-untyped]
+
+from rewards.verifiers.math_form import Form, has_percent, is_set, is_tuple, percent_value, still_open
 
 
 def _extraction(*, is_strict: bool) -> LatexExtractionConfig:
@@ -55,12 +57,55 @@ def equals(gold: list[Any], given: list[Any]) -> bool:
 
 
 def _restates(given: Any, gold: list[Any]) -> bool:
-    """It is the question and not its answer: an integral, a sum or the like to be worked out, or 17 x 23 where 391 is asked."""
+    """It is the question and not its answer: an integral, a sum or the like to be worked out."""
     known = [expression for expression in gold if isinstance(expression, Basic)]
     if not isinstance(given, Basic) or not known:
         return False
-    if given.has(*_OPEN) and not any(expression.has(*_OPEN) for expression in known):
-        return True
-    is_number = all(isinstance(expression, Integer) for expression in known)
-    is_undone = isinstance(given, Add | Mul) and all(isinstance(part, Integer) for part in given.args)
-    return is_number and is_undone and -1 not in given.args
+    return given.has(*_OPEN) and not any(expression.has(*_OPEN) for expression in known)
+
+
+def is_number(gold: list[Any], *, is_rational: bool = False) -> bool:
+    """It holds no unknown, apart from the one that it says the value of; with `is_rational`, it is one rational number."""
+    known = [expression.rhs if isinstance(expression, Eq) else expression for expression in gold]
+    known = [expression for expression in known if isinstance(expression, Basic | MatrixBase)]
+    if not known or any(_unknowns(expression) for expression in known):
+        return False
+    return not is_rational or any(isinstance(expression, Expr) and _is_rational(expression) for expression in known)
+
+
+def _is_rational(expression: Expr) -> bool:
+    return expression.is_rational is True or isinstance(expression, Float)
+
+
+def _unknowns(expression: Any) -> set[Any]:
+    if isinstance(expression, FiniteSet):
+        return {name for item in expression.args for name in _unknowns(item.rhs if isinstance(item, Eq) else item)}
+    return {name for name in expression.free_symbols if str(name) not in {"i", "e", "pi"}}
+
+
+class Reference:
+    """A reference, ready for answers. `expressions` is empty if it cannot be parsed."""
+
+    def __init__(self, latex: str) -> None:
+        self._latex = latex
+        self.expressions = parsed(latex, is_strict=False)
+        self._is_number = is_number(self.expressions)
+        self._is_rational = is_number(self.expressions, is_rational=True)
+        self._form = Form(latex)
+
+    def problem(self, latex: str) -> str:
+        """Why an answer is not right, or nothing."""
+        if still_open(latex) - still_open(self._latex):
+            return "it is still to be worked out"
+        if self._is_number and (problem := self._form.problem(latex, is_rational=self._is_rational)):
+            return problem
+        if has_percent(latex) != has_percent(self._latex):
+            values = percent_value(latex), percent_value(self._latex)
+            return (
+                "" if values[0] is not None and values[0] == values[1] else "a percentage is a hundredth of the number"
+            )
+        if is_set(latex) and is_tuple(self._latex):
+            return "a set has no order, and the reference has one"
+        if not (given := parsed(latex)):
+            return "the boxed answer cannot be parsed"
+        return "" if equals(self.expressions, given) else "not equal to the reference"

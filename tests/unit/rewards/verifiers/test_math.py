@@ -6,6 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from benchmarks.attacks.cases.honest_maths import NOTATIONS, honest
+from benchmarks.attacks.cases.restated_maths import restated
 from contracts.errors import InvalidTask
 from rewards.graders import Grader
 from rewards.verifiers import math
@@ -34,7 +36,8 @@ def check(verifier: BatchVerifier, text: str, reference: str = "5") -> Check:
         (r"\boxed{4+1=5}", "5"),
         (r"\boxed{5.0}", "5"),
         (r"\boxed{5\text{ apples}}", "5"),
-        (r"\boxed{\frac{10}{2}}", r"\boxed{5}"),
+        (r"\boxed{5.00}", r"\boxed{5}"),
+        (r"\boxed{\frac{10}{2}}", r"\frac{10}{2}"),
         (r"<think>is it \boxed{7}?</think>\boxed{5}", "$5$"),
         (r"\boxed{5}, that is \boxed{5}", "5"),
         (r"Use \boxed{ for it {, or \}: \boxed{5}", "5"),
@@ -47,7 +50,13 @@ def check(verifier: BatchVerifier, text: str, reference: str = "5") -> Check:
         (r"\boxed{1 < x}", "x > 1"),
         (r"\boxed{2 \cdot 3}", r"2 \cdot 3"),
         (r"\boxed{-(5)}", "-5"),
-        (r"\boxed{2^{10}}", "1024"),
+        (r"\boxed{2^{10}}", "2^{10}"),
+        (r"\boxed{1024}", "2^{10}"),
+        (r"\boxed{10^6}", "1000000"),
+        (r"\boxed{17 \cdot 23 = 391}", "391"),
+        (r"\boxed{5\%}", "0.05"),
+        (r"\boxed{\frac{1}{20}}", r"5\%"),
+        (r"\boxed{\begin{pmatrix} 1 \\ 2 \end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
         (r"\boxed{5 \cdot 10^3}", "5000"),
         (r"\boxed{\sum_{k=1}^{n} k}", r"\sum_{k=1}^{n} k"),
     ],
@@ -87,6 +96,10 @@ def test_what_is_worth_the_same_passes(verifier: BatchVerifier, text: str, refer
         r"\boxed{\int_0^5 1 dx}",
         r"\boxed{\lim_{x \to 5} x}",
         r"\boxed{\frac{d}{dx} 5x}",
+        r"\boxed{\frac{10}{2}}",
+        r"\boxed{5\%}",
+        r"\boxed{5 = 2 + 3 = 6}",
+        r"\boxed{2 + 3 = 4 + 1}",
         "",
     ],
 )
@@ -94,6 +107,41 @@ def test_what_is_another_answer_or_more_than_one_is_the_models_fault(verifier: B
     found = check(verifier, text)
     assert (found.value, found.fault) == (0.0, "model")
     assert found.reason
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_question_again_pays_nothing(verifier: BatchVerifier, seed: int) -> None:
+    cases = restated(250, seed)
+    found = verifier.check_all([Answer(rf"\boxed{{{case.boxed}}}", {"reference": case.reference}) for case in cases])
+    paid = [case for case, check in zip(cases, found, strict=True) if check.value != 0.0]
+    assert not paid
+
+
+def test_an_honest_answer_passes_in_every_usual_notation(verifier: BatchVerifier) -> None:
+    cases = [*NOTATIONS, *honest(100)]
+    found = verifier.check_all([Answer(rf"\boxed{{{boxed}}}", {"reference": reference}) for boxed, reference in cases])
+    refused = [(case, check.reason) for case, check in zip(cases, found, strict=True) if check.value != 1.0]
+    assert not refused
+
+
+@pytest.mark.parametrize(
+    ("boxed", "reference"),
+    [
+        ("(2, 1)", "(1, 2)"),
+        (r"\{1, 2\}", "(1, 2)"),
+        ("(1, 3, 2)", "(1, 2, 3)"),
+        ("(1, 2]", "[1, 2)"),
+        ("5", r"5\%"),
+        ("5%", "5"),
+        (r"5\text{ percent}", "5"),
+        ("2^{10}", "1024"),
+        (r"\frac{6}{8}", r"\frac{3}{4}"),
+        (r"2^3 \cdot 2^7", "2^{10}"),
+        (r"\sqrt{12}+\sqrt{27}", r"5\sqrt{3}"),
+    ],
+)
+def test_order_percent_and_form_decide(verifier: BatchVerifier, boxed: str, reference: str) -> None:
+    assert check(verifier, rf"\boxed{{{boxed}}}", reference).value == 0.0
 
 
 @pytest.mark.parametrize("reference", ["", "The answer is five", r"\frac{1", "{"])
@@ -116,7 +164,7 @@ def test_a_bomb_costs_its_deadline_and_is_the_models_fault() -> None:
     verifier = math.build({}, Context(1.0))
     assert check(verifier, r"\boxed{7}").value == 0.0
     started = time.monotonic()
-    found = check(verifier, r"\boxed{9^{9^{9^9}}}")
+    found = check(verifier, r"\boxed{x + 9^{9^{9^9}}}", "x")
     assert time.monotonic() - started < 20.0
     assert (found.value, found.fault, found.reason) == (0.0, "model", "it took longer than 1 s")
     assert check(math.build({}, Context(DEADLINE)), r"\boxed{5}").value == 1.0

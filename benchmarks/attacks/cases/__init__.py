@@ -1,0 +1,1 @@
+"""What attacks on verifiers say, made from random questions, so that no rule can be written for these alone."""
