@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from commands.api_key_commands import api_keys_app
 from commands.dead_letter_commands import dead_letter_app
 from commands.log_commands import log_app
 from commands.options import DEFAULT_HOME, HomeOption
@@ -32,9 +33,6 @@ app.add_typer(database_app, name="database")
 
 keys_app = typer.Typer(invoke_without_command=True)
 app.add_typer(keys_app, name="keys")
-api_keys_app = typer.Typer(
-    no_args_is_help=True, help="Keys of apps and operators: who may call, for what and until when."
-)
 keys_app.add_typer(api_keys_app, name="api")
 
 app.add_typer(reward_app)
@@ -190,42 +188,6 @@ def keys(
         raise InvalidSettings(
             f"options stand behind the command: millrace keys {context.invoked_subcommand} --home HOME"
         )
-
-
-@api_keys_app.command("list")
-def api_keys_list(home: HomeOption = DEFAULT_HOME) -> None:
-    """Every key: id, role, tenant, scopes, whether it is good, until when; never a secret."""
-    from commands.api_keys import print_keys  # noqa: PLC0415
-
-    print_keys(home)
-
-
-@api_keys_app.command("new")
-def api_keys_new(  # noqa: PLR0917 options of a command
-    home: HomeOption = DEFAULT_HOME,
-    role: Annotated[str, typer.Option(help="app or operator: who speaks.")] = "app",
-    tenant: Annotated[str, typer.Option(help="Whose traffic this key carries.")] = "default",
-    scopes: Annotated[
-        str, typer.Option(help="Some of inference,feedback,operator:read,operator:write; by default all of the role.")
-    ] = "",
-    expires: Annotated[str, typer.Option(help="30d, 12h, or a date; by default never.")] = "",
-    name: Annotated[str, typer.Option(help="What it is for.")] = "",
-) -> None:
-    """Make a key and print it, once."""
-    from commands.api_keys import new  # noqa: PLC0415
-
-    new(home, role=role, tenant=tenant, scopes=scopes, expires=expires, name=name)
-
-
-@api_keys_app.command("revoke")
-def api_keys_revoke(
-    keys: Annotated[list[str], typer.Argument(help="Ids; `millrace keys api list` has them.")],
-    home: HomeOption = DEFAULT_HOME,
-) -> None:
-    """Refuse keys from now on, within two seconds, and end the dashboard's sessions that were opened with them."""
-    from commands.api_keys import revoke  # noqa: PLC0415
-
-    revoke(home, keys)
 
 
 @keys_app.command("list")

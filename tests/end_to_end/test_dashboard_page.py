@@ -268,7 +268,8 @@ def test_a_tenant_sees_its_own_figures_and_no_button(
     page.evaluate("document.querySelector('form button').click()")
     page.wait_for(READY)
     for path, figures in {
-        "/": {"#tiles .tile": 6, "#rates canvas": 1, "#rewards canvas": 1, "main button": 0, "nav a": 2},
+        "/": {"#tiles .tile": 6, "#rates canvas": 1, "#rewards canvas": 1, "main button": 0, "nav a": 3},
+        "/rewards": {"#faults tbody tr": 4, "#refused tbody tr": 2, "#judges": 0, ".alarms": 0},
         "/ledger": {"#generations li": 11, "#signals li": 5, "#by-version tbody tr": NUM_VERSIONS, "#dead": 0},
     }.items():
         page.open(site.url + path)

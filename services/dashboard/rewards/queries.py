@@ -33,11 +33,13 @@ Versions = dict[int, dict[str, tuple[int, float]]]
 
 
 class Window(NamedTuple):
-    """The last day and hour begin there, UTC epoch seconds; `most` rows are looked at."""
+    """The last day and hour begin there, UTC epoch seconds; `most` rows are looked at, and a tenant's own counted among them."""
 
     since: float
     hour: float
     most: int = MAX_LOOKED
+    tenant: str | None = None
+    """None: everybody's."""
 
 
 class Count(NamedTuple):
@@ -129,7 +131,7 @@ def count_states(connection: Connection, window: Window) -> Counts:
 def list_faults(connection: Connection, task: str, window: Window) -> list[Any]:
     """fault, components; of the newest scores that have a fault."""
     looked = _newest(score.c.at, window, score.c.key, score.c.revision, score.c.task, score.c.fault)
-    wanted = (looked.c.task == task, looked.c.fault != "none", looked.c.purpose == "user")
+    wanted = (looked.c.task == task, looked.c.fault != "none", looked.c.purpose == "user", *_mine(looked, window))
     newest = select(looked.c.key, looked.c.revision).where(*wanted).order_by(looked.c.at.desc()).limit(MAX_FAULTS)
     names = {(row.key, row.revision) for row in connection.execute(newest)}
     if not names:
@@ -161,10 +163,12 @@ def count_verdicts(connection: Connection) -> dict[str, int]:
     return {row.judge: row.num for row in rows}
 
 
-def read_voices(connection: Connection, task: str, most: int = MAX_PEOPLE) -> Voices:
-    """Who votes, among the first of the table: no index has its tasks. The row without a name is everybody's."""
+def read_voices(connection: Connection, task: str, most: int = MAX_PEOPLE, tenant: str | None = None) -> Voices:
+    """Who votes, among the first of the table, or of a tenant: no index has its tasks. The row without a name is everybody's."""
     columns = submitter.c
     walk = select(columns.task, columns.id, columns.num, columns.num_checked)
+    if tenant is not None:
+        walk = walk.where(columns.tenant == tenant)
     looked = walk.order_by(*submitter.primary_key.columns).limit(most).subquery()
     of_task = (looked.c.task == task, looked.c.id != "", looked.c.num > 0)
     sums = select(
@@ -188,8 +192,8 @@ def read_voices(connection: Connection, task: str, most: int = MAX_PEOPLE) -> Vo
     )
 
 
-def count_refused(connection: Connection, task: str, since: float) -> list[Refused]:
-    """Why the newest `MAX_REFUSED` such votes counted less than others; most first."""
+def count_refused(connection: Connection, task: str, since: float, tenant: str | None = None) -> list[Refused]:
+    """Why the newest `MAX_REFUSED` such votes counted less than others, of these a tenant's own; most first."""
     columns = vote.c
     walk = select(columns.key, columns.submitter, columns.reason, columns.at).where(columns.at >= since)
     looked = walk.order_by(columns.at.desc()).limit(MAX_LOOKED).subquery()
@@ -200,6 +204,8 @@ def count_refused(connection: Connection, task: str, since: float) -> list[Refus
     ours = select(score.c.key).where(
         among(connection, score.c.key, {row.key for row in refused}), score.c.revision == 1, score.c.task == task
     )
+    if tenant is not None:
+        ours = ours.where(score.c.tenant == tenant)
     keys = set(connection.execute(ours).scalars())
     people: dict[str, list[str]] = defaultdict(list)
     for row in refused:
@@ -214,12 +220,19 @@ def _counts(connection: Connection, at: Column[float], names: Sequence[Column[st
     looked = _newest(at, window, table.c.task, *names)
     groups = [looked.c[column.name] for column in (table.c.task, table.c.purpose, *names)]
     num_hour, num = func.sum(case((looked.c.at >= window.hour, 1), else_=0)), func.count()
-    rows = [tuple(row) for row in connection.execute(select(*groups, num_hour, num).group_by(*groups))]
+    counted = select(*groups, num_hour, num).where(*_mine(looked, window)).group_by(*groups)
+    rows = [tuple(row) for row in connection.execute(counted)]
+    num_looked = connection.execute(select(func.count()).select_from(looked)).scalar_one()
     counts = [Count(row[0], row[2], row[3], int(row[4]), row[5]) for row in rows if row[1] == "user"]
-    return Counts(sorted(counts, key=lambda count: (-count.num, *count)), sum(row[5] for row in rows) == window.most)
+    return Counts(sorted(counts, key=lambda count: (-count.num, *count)), num_looked == window.most)
 
 
 def _newest(at: Column[float], window: Window, *columns: ColumnElement[Any]) -> Subquery:
     """The newest rows, whatever they are: the index on time is walked no further, however rare the wanted ones are."""
-    walk = select(*columns, at.table.c.purpose, at.label("at")).where(at >= window.since)
+    tenant = [] if window.tenant is None else [at.table.c.tenant]
+    walk = select(*columns, *tenant, at.table.c.purpose, at.label("at")).where(at >= window.since)
     return walk.order_by(at.desc()).limit(window.most).subquery()
+
+
+def _mine(looked: Subquery, window: Window) -> list[ColumnElement[bool]]:
+    return [] if window.tenant is None else [looked.c.tenant == window.tenant]

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import Connection
 
 from contracts.errors import NotFound
-from services.dashboard.access import OperatorReader, PageRoute, render
+from services.dashboard.access import PageRoute, SignedIn, render
 from services.dashboard.rewards import queries
 from services.dashboard.rewards.figures import (
     alarm_words,
@@ -30,13 +30,14 @@ router = APIRouter(prefix="/rewards", route_class=PageRoute)
 
 
 @router.get("")
-def show(request: Request, session: OperatorReader, task: Annotated[str, Query(max_length=64)] = "") -> Response:
-    """How one task is rewarded; without a name, the one with the most answers of the last day."""
+def show(request: Request, session: SignedIn, task: Annotated[str, Query(max_length=64)] = "") -> Response:
+    """How one task is rewarded; without a name, the one with the most answers of the last day. A tenant sees its own counts."""
     now = time.time()
     with request.app.state.database.snapshot() as connection:
-        window = Window(now - DAY_SECONDS, now - HOUR_SECONDS)
+        window = Window(now - DAY_SECONDS, now - HOUR_SECONDS, tenant=session.tenant)
         scores, states = queries.count_scores(connection, window), queries.count_states(connection, window)
-        tasks = sorted({*queries.list_tasks(connection), *(row.task for row in states.rows)})
+        known = queries.list_tasks(connection) if session.tenant is None else []
+        tasks = sorted({*known, *(row.task for row in states.rows)})
         if task and task not in tasks:
             raise NotFound(f"nothing is known of a task {task!r}; there is {', '.join(tasks) or 'none yet'}")
         chosen = task or _busiest(states, tasks)
@@ -60,6 +61,19 @@ def show(request: Request, session: OperatorReader, task: Annotated[str, Query(m
 
 
 def _read(connection: Connection, task: str, window: Window, now: float) -> dict[str, object]:
+    figures = {
+        "faulty": faulty_parts(queries.list_faults(connection, task, window)),
+        "max_faults": queries.MAX_FAULTS,
+        "voices": queries.read_voices(connection, task, tenant=window.tenant),
+        "max_people": queries.MAX_PEOPLE,
+        "max_refused": queries.MAX_REFUSED,
+        "refused": queries.count_refused(connection, task, window.since, window.tenant),
+    }
+    return figures | (_read_shared(connection, task, now) if window.tenant is None else {})
+
+
+def _read_shared(connection: Connection, task: str, now: float) -> dict[str, object]:
+    """Sums over all tenants, which nothing tells apart: for operators."""
     versions = queries.read_versions(connection, task)
     parts = parts_of(versions)
     rows = version_rows(versions, parts)
@@ -69,15 +83,9 @@ def _read(connection: Connection, task: str, window: Window, now: float) -> dict
         "parts": parts,
         "versions": rows,
         "columns": columns_of(rows, parts),
-        "faulty": faulty_parts(queries.list_faults(connection, task, window)),
-        "max_faults": queries.MAX_FAULTS,
         "alarms": [(row, alarm_words(row.details)) for row in queries.list_alarms(connection, task)],
         "judges": judges_of(spent, queries.count_verdicts(connection) if spent else {}, today),
         "num_days": NUM_DAYS,
-        "voices": queries.read_voices(connection, task),
-        "max_people": queries.MAX_PEOPLE,
-        "max_refused": queries.MAX_REFUSED,
-        "refused": queries.count_refused(connection, task, window.since),
     }
 
 

@@ -114,7 +114,7 @@ def test_a_tenants_pages_and_stream_are_its_own(shared: Settings) -> None:
         assert client.post("/api/login", data={"key": key}, headers={"origin": "http://testserver"}).status_code == 303
         page = client.get("/").text
         assert "own_page.js" in page
-        assert 'href="/rewards"' not in page
+        assert 'href="/policies"' not in page
         assert "data-decides" not in page
         assert client.get("/api/state").json()["generations"]["total"] == ACME
         assert "Dead letters" not in client.get("/ledger").text
@@ -123,7 +123,6 @@ def test_a_tenants_pages_and_stream_are_its_own(shared: Settings) -> None:
             "/policies/3",
             "/generations",
             f"/generations/{key_of(1)}/0",
-            "/rewards",
             "/api/rollback",
         ):
             assert client.get(path).status_code == 403, path

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import delete
+from sqlalchemy import delete, select, update
 
+from contracts.keys import create_key
 from contracts.settings import Settings
 from contracts.tables import behaviour, generation, score
 from services.dashboard.app import create_app
@@ -167,11 +168,43 @@ def test_hostile_words_are_text(page: str) -> None:
     assert "<img" not in page
 
 
-def test_an_app_key_sees_nothing_of_all_tenants(open_client: Any, settings: Settings) -> None:
-    answer = signed_in(open_client(settings), settings, "app").get("/rewards")
-    assert answer.status_code == 403
-    assert "no answer within 60 s" not in answer.text
-    assert "operator:read" in answer.text
+def test_an_app_key_sees_its_tenants_counts_but_no_sums_of_all_tenants_and_no_graders_words(
+    open_client: Any, settings: Settings
+) -> None:
+    client = open_client(settings)
+    all_of_them = signed_in(client, settings).get("/rewards").text
+    own = signed_in(client, settings, "app").get("/rewards").text
+    for title in ("without-title", "curation-title", "people-title"):
+        assert rows(section(own, title)) == rows(section(all_of_them, title))
+    assert [row[:3] for row in rows(section(own, "faults-title"))] == [
+        row[:3] for row in rows(section(all_of_them, "faults-title"))
+    ]
+    assert "most often because" not in own
+    assert "no answer within 60 s" not in own
+    for shared in ("rewards-title", "shares-title", "versions-title", "alarms-title", "judges-title", "/generations"):
+        assert shared in all_of_them
+        assert shared not in own
+
+
+def test_another_tenant_sees_none_of_it(open_client: Any, settings: Settings) -> None:
+    database = settings.database()
+    with database.transaction() as connection:
+        key = create_key(connection, "app", "acme")
+        first = select(score.c.key).where(score.c.fault != "none", score.c.task == POLICY).limit(1)
+        mine = connection.execute(first).scalar_one()
+        connection.execute(update(score).where(score.c.key == mine).values(tenant="acme"))
+        completion_id = mine.partition(":")[0]
+        connection.execute(update(generation).where(generation.c.completion_id == completion_id).values(tenant="acme"))
+    database.close()
+    client = open_client(settings)
+    client.post("/api/login", data={"key": key}, headers={"origin": "http://testserver"})
+    page = client.get("/rewards").text
+    assert [int(row[-1]) for row in rows(section(page, "faults-title"))[:1]] == [1]
+    assert "Nobody who has a name has voted" in page
+    assert OTHER not in page
+    answer = client.get(f"/rewards?task={OTHER}")
+    assert answer.status_code == 404
+    assert f"there is {POLICY}<" in answer.text.replace("\n", "")
 
 
 def test_who_is_not_signed_in_meets_the_form(open_client: Any, settings: Settings) -> None:
