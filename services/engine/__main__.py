@@ -26,6 +26,7 @@ from services.engine.local_copy import LocalCopy
 from services.engine.repository import keep_swap, read_wanted
 from services.engine.settings import EngineSettings
 from services.engine.swap import SwapRecord
+from services.guarding import GuardedProtocol
 
 _GRACEFUL_SECONDS = 5
 
@@ -68,6 +69,8 @@ def main(home: Path) -> None:
     follower = Follower(engine, lambda: read_wanted(database, settings.policy), on_exit=end)
     config = uvicorn.Config(
         make_app(engine, follower, engine_key(settings.home)),
+        http=GuardedProtocol,
+        ws="none",
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_GRACEFUL_SECONDS,
