@@ -116,7 +116,7 @@ def f():
 
 
 HONEST = """
-import asyncio, os, queue, random, select, signal, socket, sqlite3, subprocess, sys, tempfile, threading, time
+import asyncio, os, queue, random, resource, select, signal, socket, sqlite3, subprocess, sys, tempfile, threading, time
 from concurrent.futures import ThreadPoolExecutor
 async def later():
     await asyncio.gather(*(asyncio.sleep(0.001) for _ in range(3)))
@@ -139,6 +139,7 @@ def f():
     found.append(subprocess.run([sys.executable, "-I", "-S", "-c", "print(1)"], capture_output=True).stdout.decode())
     found.append(sqlite3.connect(":memory:").execute("select 1").fetchone())
     signal.setitimer(signal.ITIMER_REAL, 9)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
     signal.raise_signal(signal.SIGCHLD)
     return [*found, sys.stdin.isatty(), os.nice(0) >= 0, random.SystemRandom().random() < 1]
 """
