@@ -133,6 +133,10 @@ DOORS = {
     "make a named queue": _made('240, b"millrace-2", 0x42, 0x1b6, 0', '241, b"millrace-2"'),
     "join another's namespace": Escape(syscall(308, "0", "0")),
     "make a namespace by a child": _child(0x10000000),
+    "change the attributes of a file by a new call": Escape(
+        "import ctypes\nvalue = ctypes.create_string_buffer(b'x')\ngiven = (ctypes.c_uint64 * 2)(ctypes.addressof(value), 1)\n"
+        'return ctypes.CDLL(None).syscall(463, -100, world["secret"].encode(), 0, b"user.x", given, 16) == 0'
+    ),
     "set attributes by a new call": Escape(syscall(469, "-100", 'b"/dev/null"', "0", "24", "0")),
     "touch what everybody has": Escape('os.utime("/dev/null")\nreturn True', outside=True),
 }  # fmt: skip

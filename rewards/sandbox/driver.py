@@ -1,11 +1,12 @@
 """What runs first inside the sandbox: it reads one request and becomes the program.
 
 It is never imported by us: `interpreter.py` compiles it and gives it to `python -I -S -c`, in hex, and after it the filter
-of system calls. In: eight digits, as many bytes of JSON, then the program's standard input. Out, on the descriptor that was
+of system calls. In: eight digits, as many bytes of `marshal`, then the program's standard input. Out, on the descriptor that was
 standard output: "+" once all is ready, then for a function call the nonce and the value as JSON; for a script whatever it
 prints. It imports only what is built in, and what the filter needs, because a start is most of a run's cost.
 """
 
+import marshal
 import os
 import sys
 
@@ -77,26 +78,6 @@ def become_child() -> None:
             os._exit(code if code >= 0 else 128 - code)
 
 
-class Plain:
-    """How `_json` is asked for plain JSON."""
-
-    strict = True
-    object_hook = object_pairs_hook = parse_constant = None
-    parse_float = float
-    parse_int = int
-
-
-def parsed(text: str) -> list:  # type: ignore[type-arg]
-    """The request. The package `json` would cost more than the rest of a run."""
-    try:
-        from _json import make_scanner  # noqa: PLC0415 it may be missing
-    except ImportError:
-        from json import loads  # noqa: PLC0415 as above
-
-        return loads(text)  # type: ignore[no-any-return]
-    return make_scanner(Plain)(text, 0)[0]  # type: ignore[arg-type, no-any-return]
-
-
 def as_json(value: object) -> str:
     """Exact types only: a subclass can say anything of itself."""
     kind = type(value)
@@ -127,7 +108,7 @@ def quote(text: str) -> str:
 
 def main() -> None:
     """One request."""
-    nonce, source, function, arguments = parsed(read_exactly(int(read_exactly(8))).decode())
+    nonce, source, function, arguments = marshal.loads(read_exactly(int(read_exactly(8))))  # noqa: S302 it is the grader's
     outer, first = os.getppid(), os.getpid()
     become_child()
     close_doors(bytes.fromhex(sys.argv[2]), first, outer)

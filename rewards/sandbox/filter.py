@@ -17,12 +17,15 @@ from contracts.errors import Unavailable
 from rewards.sandbox.calls import ABSENT, DENIED, NEWEST, NUMBERS, TESTED, Test
 
 # linux/bpf_common.h
-_LOAD, _EQUAL, _ABOVE, _AND, _RETURN = 0x20, 0x15, 0x25, 0x54, 0x06
+_LOAD, _JUMP, _EQUAL, _ABOVE, _FROM, _AND, _RETURN = 0x20, 0x05, 0x15, 0x25, 0x35, 0x54, 0x06
 # linux/seccomp.h
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _ARCHITECTURES: Mapping[str, int] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """linux/audit.h. Another one than the interpreter's is 32 bits, whose numbers mean other calls."""
+
+_LEAF = 8
+"""Calls that are compared one after the other. The kernel runs a new filter for each number once, and every run pays for it."""
 
 Instruction = tuple[int, int, int, int]
 
@@ -54,16 +57,27 @@ def program_of(machine: str = "") -> bytes:
     answers = {name: [(_RETURN, 0, 0, refused)] for names in DENIED.values() for name in names}
     answers |= {name: [(_RETURN, 0, 0, absent)] for name in ABSENT}
     answers |= {name: _tested(tests, refused) for name, tests in TESTED.items()}
+    by_number: dict[int, list[Instruction]] = {}
     for name, answer in answers.items():
         number = NUMBERS[name].x86_64 if machine == "x86_64" else NUMBERS[name].aarch64
         if number is not None:
-            found += [(_EQUAL, 0, len(answer), number), *answer]
-    return _bytes([*found, (_RETURN, 0, 0, _ALLOW)])
+            by_number[number] = answer
+    return _bytes([*found, *_search(sorted(by_number.items()))])
 
 
 def allow_all() -> bytes:
     """The filter that refuses nothing, to compare with."""
     return _bytes([(_RETURN, 0, 0, _ALLOW)])
+
+
+def _search(answers: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
+    """The answer for the number that is loaded, by halves; all others are allowed."""
+    if len(answers) <= _LEAF:
+        leaf = [step for number, answer in answers for step in ((_EQUAL, 0, len(answer), number), *answer)]
+        return [*leaf, (_RETURN, 0, 0, _ALLOW)]
+    middle = len(answers) // 2
+    lower, upper = _search(answers[:middle]), _search(answers[middle:])
+    return [(_FROM, 0, 1, answers[middle][0]), (_JUMP, 0, 0, len(lower)), *lower, *upper]
 
 
 def _tested(tests: tuple[Test, ...], refused: int) -> list[Instruction]:

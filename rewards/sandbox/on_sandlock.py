@@ -20,18 +20,6 @@ except (ImportError, OSError) as error:  # OSError: the library is there, and is
 
 _NOBODY = 65534
 _GRACE_SECONDS = 5.0
-_DENIED = (
-    # By it a program can take processor time or descriptors from its grader, for they have the same user.
-    "prlimit64",
-    # Memory that no limit counts.
-    *("memfd_create", "memfd_secret"),
-    # What Landlock leaves to the file's owner, and that may be us.
-    *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat"),
-    *("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr"),
-    *("utime", "utimes", "futimesat", "utimensat"),
-    # Who opens which file, and when.
-    *("inotify_init", "inotify_init1"),
-)
 # 0.9.0 passes `gid` on and yet warns that it does not; warnings cannot be silenced in one thread alone.
 _native = sandlock._sdk._NativePolicy  # noqa: SLF001
 _native._HANDLED_FIELDS = _native._HANDLED_FIELDS | {"gid"}  # noqa: SLF001
@@ -72,7 +60,6 @@ class SandlockSandbox:
         return sandlock.Sandbox(
             fs_readable=interpreter().readable,
             fs_writable=["/dev/null"],
-            extra_deny_syscalls=_DENIED,
             max_memory=limits.memory_bytes,
             max_processes=limits.processes + OWN_PROCESSES,
             clean_env=True,
@@ -83,7 +70,7 @@ class SandlockSandbox:
 
 
 def _limit(pid: int, limits: Limits) -> None:
-    # From outside, because inside `prlimit64` is denied. The driver waits for its request meanwhile.
+    # From outside, for sandlock starts the interpreter itself. The driver waits for its request meanwhile.
     try:
         for name, value in limits.by_kernel().items():
             resource.prlimit(pid, getattr(resource, name), (value, value))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import marshal
 from typing import Any, NamedTuple
 
 _NUM_MEMBERS = 2
@@ -36,6 +37,10 @@ def read_suite(reference: str) -> Suite:
         found = json.loads(reference, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"metadata.reference is not JSON: {error}") from error
+    try:
+        marshal.dumps(found)
+    except ValueError as error:
+        raise ValueError("metadata.reference is nested too deeply") from error
     if not isinstance(found, dict) or ("function" in found) == ("stdin_tests" in found):
         raise ValueError('metadata.reference needs "function" with "tests", or "stdin_tests"')
     visible = "tests" if "function" in found else "stdin_tests"

@@ -37,7 +37,7 @@ from rewards.verifiers.check import (
     wrong,
 )
 
-VERSION = 1
+VERSION = 2
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 
 

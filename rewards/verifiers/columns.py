@@ -74,7 +74,8 @@ def checks_of(rewards: object, num_answers: int, config: ColumnsConfig) -> list[
 def _check(reward: object, config: ColumnsConfig) -> Check:
     if reward is None:
         return unlabelled("it has nothing to say")
-    if isinstance(reward, bool) or not isinstance(reward, int | float):
+    # Bools are numbers, as trl takes them: right is 1 and wrong is 0.
+    if not isinstance(reward, int | float):
         return broken(f"it answered {reward!r}, which is no number")
     try:
         reward = float(reward)

@@ -21,7 +21,7 @@ from rewards.killable import NotStarted, Outcome, Pool, Setup, pool_for
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, broken, read_config
 from rewards.verifiers.columns import ColumnsConfig, checks_of, columns_of, unasked
 
-VERSION = 1
+VERSION = 2
 
 _ONE_BY_ONE_DEADLINES = 4
 """What is spent at most, in deadlines, on looking at the answers of a failed batch one by one."""

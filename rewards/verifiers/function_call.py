@@ -77,7 +77,7 @@ def _ignore(*_: object, **__: object) -> None:
 
 
 def _plain(rewards: Any) -> Any:
-    """Arrays and tensors become lists, their scalars numbers, as trl takes them; what is no list goes by its name."""
+    """Arrays and tensors become lists, their scalars numbers or bools, as trl takes them; what is no list goes by its name."""
     found = rewards.tolist() if hasattr(rewards, "tolist") else rewards
     if isinstance(found, list | tuple):
         return [_number(reward) for reward in found]
@@ -89,4 +89,6 @@ def _number(reward: Any) -> Any:
         return reward
     if hasattr(reward, "item"):
         return reward.item()
+    if hasattr(reward, "__float__"):
+        return float(reward)
     return f"<{type(reward).__name__}>"

@@ -19,7 +19,7 @@ from contracts.errors import InvalidTask
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, broken, read_config
 from rewards.verifiers.columns import ColumnsConfig, checks_of, columns_of, unasked
 
-VERSION = 1
+VERSION = 2
 
 _TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REFUSED = frozenset({400, 413, 422})

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.attacks._worlds import NoSandbox
 from commands.doctor import examine, sandbox_of
 from contracts.errors import Unavailable
 from contracts.settings import Settings, write_settings
 from pipelines.release.settings import ReleaseSettings
-from rewards.sandbox.choose import MAKERS, sandbox_named
+from rewards.sandbox.choose import MAKERS, sandbox_named, tried
 from rewards.sandbox.port import Sandbox
 
 
@@ -38,14 +40,17 @@ def test_each_task_is_gated_or_said_not_to_be(tmp_path: Path) -> None:
 
 
 def test_of_those_that_do_not_hold_it_is_said_why() -> None:
-    found = sandbox_of({"bubblewrap": missing, "bare": NoSandbox, "sandlock": MAKERS["sandlock"]})
+    found = sandbox_of({"bubblewrap": missing, "bare": NoSandbox, (name := sandbox_named("auto").name): MAKERS[name]})
     assert (found.good, found.needed) == (True, False)
-    assert found.says.startswith("sandlock (")
+    assert found.says.startswith(name)
     assert "; not bubblewrap: bwrap is not installed; apt install bubblewrap; bare: it does not" in found.says
     assert "reading files" in found.says
 
 
 def test_of_one_that_shows_which_files_there_are_it_is_said() -> None:
+    for name in ("sandlock", "bubblewrap"):
+        if isinstance(found := tried(MAKERS[name]), str):
+            pytest.skip(found)
     says = sandbox_of({"sandlock": MAKERS["sandlock"]}).says
     assert says == "sandlock (it cannot hide which files and processes there are, and how large the files)"
     assert sandbox_of({"bubblewrap": MAKERS["bubblewrap"]}).says == "bubblewrap"

@@ -171,7 +171,7 @@ WHOLE = {
     "scalar": 1.0, "text": "11", "nothing": None, "bool": True, "short": [], "long": [1.0, 1.0, 1.0],
     "dictionary": {"rewards": [1.0]},
 }
-EACH = {"nan": math.nan, "inf": math.inf, "minus inf": -math.inf, "two": 2.0, "a text": "1.0", "a bool": True}
+EACH = {"nan": math.nan, "inf": math.inf, "minus inf": -math.inf, "two": 2.0, "a text": "1.0", "a complex": 1j}
 
 def grade(completions, **kwargs):
     texts = [completion[0]["content"] for completion in completions]
@@ -188,7 +188,7 @@ def grade(completions, **kwargs):
             return WHOLE[text]
     return [EACH.get(text, 1.0) for text in texts]
 """
-OF_ONE = ["nan", "inf", "minus inf", "two", "a text", "a bool", "raise", "exit", "hang"]
+OF_ONE = ["nan", "inf", "minus inf", "two", "a text", "a complex", "raise", "exit", "hang"]
 OF_ALL = ["scalar", "text", "nothing", "bool", "short", "long", "dictionary", "generator"]
 
 

@@ -116,7 +116,7 @@ def f():
 
 
 HONEST = """
-import asyncio, os, queue, random, select, signal, socket, sqlite3, subprocess, sys, tempfile, threading, time
+import asyncio, os, queue, random, resource, select, signal, socket, sqlite3, subprocess, sys, tempfile, threading, time
 from concurrent.futures import ThreadPoolExecutor
 async def later():
     await asyncio.gather(*(asyncio.sleep(0.001) for _ in range(3)))
@@ -139,6 +139,7 @@ def f():
     found.append(subprocess.run([sys.executable, "-I", "-S", "-c", "print(1)"], capture_output=True).stdout.decode())
     found.append(sqlite3.connect(":memory:").execute("select 1").fetchone())
     signal.setitimer(signal.ITIMER_REAL, 9)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
     signal.raise_signal(signal.SIGCHLD)
     return [*found, sys.stdin.isatty(), os.nice(0) >= 0, random.SystemRandom().random() < 1]
 """
@@ -181,21 +182,39 @@ def test_a_task_can_name_one_of_those_that_exist() -> None:
     assert issubclass(InvalidTask, Exception)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become nobody")
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
-def test_an_ordinary_user_has_a_sandbox() -> None:
+def as_nobody(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """This interpreter as an ordinary user, who can read the tree and the interpreter and owns nothing."""
     closed = next((str(path) for path in reversed(Path(sys.base_prefix).parents) if not path.stat().st_mode & 1), "/")
-    done = subprocess.run(  # noqa: S603 our own command
+    return subprocess.run(  # noqa: S603 our own command
         ["unshare", "--mount", "--propagation", "private", "sh", "-c", AS_NOBODY, "sh", sys.base_prefix, closed,  # noqa: S607 as any user has it
-         os.path.realpath(sys.executable), "-c", PROBE],
+         os.path.realpath(sys.executable), *arguments],
         env={"PYTHONPATH": os.pathsep.join([str(ROOT), *(path for path in sys.path if "site-packages" in path)]), "PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )  # fmt: skip
+
+
+BECOMES_NOBODY = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="only root can become nobody, and by setpriv"
+)
+
+
+@BECOMES_NOBODY
+def test_an_ordinary_user_has_every_sandbox() -> None:
+    done = as_nobody("-c", PROBE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [f"{name} 2" for name in ("auto", *MAKERS)], done.stdout
+
+
+@BECOMES_NOBODY
+@pytest.mark.slow
+def test_what_an_ordinary_user_runs_does_not_get_out_either() -> None:
+    """There the files and processes outside are the program's own user's."""
+    done = as_nobody("-m", "benchmarks.attacks", "sandbox")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 attacks, 0 got through" in done.stdout
 
 
 def test_runs_share_nothing() -> None:

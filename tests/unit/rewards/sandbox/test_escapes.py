@@ -56,7 +56,7 @@ def escaped(sandbox: Sandbox, attack: Escape, world: World) -> bool:
 
 
 def test_the_battery_is_as_large_as_it_claims() -> None:
-    assert len(ALL) >= 100
+    assert len(ALL) >= 90
     assert len(BOMBS) >= 20
 
 

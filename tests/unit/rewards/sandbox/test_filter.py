@@ -34,8 +34,10 @@ def answer(program: bytes, architecture: int, number: int, *arguments: int) -> i
             (held,) = struct.unpack_from("<I", data, constant)
         elif operation == 0x54:
             held &= constant
+        elif operation == 0x05:
+            place += constant
         else:
-            holds = {0x15: held == constant, 0x25: held > constant}[operation]
+            holds = {0x15: held == constant, 0x25: held > constant, 0x35: held >= constant}[operation]
             place += then if holds else otherwise
 
 
@@ -125,6 +127,16 @@ def test_the_driver_puts_its_processes_where_the_filter_expects_them(machine: st
         places = [found.start() for found in re.finditer(re.escape(number.to_bytes(4, "little")), program_of(machine))]
         assert len(places) == 3  # kill, tkill, tgkill
         assert {place % 8 for place in places} == {4}  # where an instruction's constant stands
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_what_is_not_named_is_allowed(machine: str) -> None:
+    named = {getattr(numbers, machine) for numbers in calls.NUMBERS.values()}
+    program, own = program_of(machine), ARCHITECTURES[machine]
+    others = {number for number in range(calls.NEWEST + 1) if answer(program, own, number, 77, 77, 77) == ALLOWED}
+    tested = {getattr(calls.NUMBERS[name], machine) for name in calls.TESTED}
+    assert others >= {*range(calls.NEWEST + 1)} - named
+    assert others & (named - tested) == set()
 
 
 def test_the_one_to_compare_with_refuses_nothing() -> None:

@@ -45,6 +45,28 @@ def arrays(completions, **kwargs):
     import numpy
     return numpy.linspace(-1, 1, len(completions))
 
+def bools(completions, **kwargs):
+    return [one[0]["content"] == "4" for one in completions]
+
+def array_of_bools(completions, **kwargs):
+    import numpy
+    return numpy.array([one[0]["content"] for one in completions]) == "4"
+
+def scalars(completions, **kwargs):
+    import decimal, fractions, numpy
+    kinds = [numpy.bool_, numpy.int64, numpy.float32, numpy.array, decimal.Decimal, fractions.Fraction, bool]
+    return [None if one[0]["content"] == "none" else kinds[place](int(one[0]["content"] == "4"))
+            for place, one in enumerate(completions)]
+
+def tensors(completions, **kwargs):
+    import torch
+    found = [torch.tensor(one[0]["content"] == "4") for one in completions]
+    return [found[0], found[1].float(), *found[2:]]
+
+def tensor(completions, **kwargs):
+    import torch
+    return torch.tensor([one[0]["content"] == "4" for one in completions])
+
 def deeds(completions, **kwargs):
     said = [one[0]["content"] for one in completions]
     if "spin" in said:
@@ -56,7 +78,7 @@ def deeds(completions, **kwargs):
         os._exit(3)
     if "raise" in said:
         raise ValueError("a mistake")
-    values = {"nan": math.nan, "true": True, "text": "1.0", "none": None, "two": 2.0, "list": [1.0], "inf": math.inf}
+    values = {"nan": math.nan, "text": "1.0", "none": None, "two": 2.0, "list": [1.0], "inf": math.inf}
     return [values.get(one, 1.0) for one in said]
 
 def scalar(completions, **kwargs):
@@ -135,12 +157,23 @@ def test_rewards_are_mapped_to_one_range(folder: Path) -> None:
     assert "set minimum and maximum" in low.reason
 
 
-@pytest.mark.parametrize("bad", ["nan", "inf", "true", "text", "two", "list"])
+@pytest.mark.parametrize("bad", ["nan", "inf", "text", "two", "list"])
 def test_what_is_no_reward_is_our_fault_and_the_others_keep_theirs(deeds: BatchVerifier, bad: str) -> None:
     first, second, third = ask(deeds, "fine", bad, "fine")
     assert (first.value, third.value) == (1.0, 1.0)
     assert (second.value, second.status, second.fault) == (None, "unscored", "infra")
     assert second.reason.startswith("it answered")
+
+
+@pytest.mark.parametrize("name", ["bools", "array_of_bools", "scalars", "tensors", "tensor"])
+def test_bools_are_rewards_in_whatever_form_trl_takes_them(folder: Path, name: str) -> None:
+    verifier = build(folder, f"mine.py:{name}", 30.0)
+    assert values(verifier, "4", "5", "4", "4", "5", "4", "4") == [1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0]
+
+
+def test_beside_bools_none_says_nothing(folder: Path) -> None:
+    first, second, third = ask(build(folder, "mine.py:scalars", 5.0), "4", "none", "5")
+    assert (first.value, second.status, second.fault, third.value) == (1.0, "unlabelled", "none", 0.0)
 
 
 def test_none_says_nothing(deeds: BatchVerifier) -> None:

@@ -90,6 +90,11 @@ def test_it_posts_columns_and_reads_rewards(server: RewardServer, monkeypatch: p
     assert server.headers[0]["authorization"] == "Bearer secret"
 
 
+def test_a_server_may_answer_bools(server: RewardServer) -> None:
+    server.reply = lambda _: (200, {"rewards": [True, False]})
+    assert [check.value for check in ask(build(server.url), "a", "b")] == [1.0, 0.0]
+
+
 def test_many_answers_go_in_batches(server: RewardServer) -> None:
     assert [check.value for check in ask(build(server.url, batch_size=2), *"abcde")] == [1.0] * 5
     assert [len(body["completions"]) for body in server.bodies] == [2, 2, 1]
@@ -115,7 +120,7 @@ def test_a_server_that_is_busy_is_asked_again(server: RewardServer, status: int)
         ((200, {"rewards": 1.0}), 1, "float for 2 answers"),
         ((200, {"rewards": [1.0]}), 1, "1 rewards for 2 answers"),
         ((200, {"rewards": [float("nan"), float("inf")]}), 1, "it answered"),
-        ((200, {"rewards": [True, "1"]}), 1, "no number"),
+        ((200, {"rewards": [[1], "1"]}), 1, "no number"),
         ((200, {"rewards": [1.5, -0.5]}), 1, "set minimum and maximum"),
         ((200, b" " * (9 << 20)), 1, "more than"),
     ],
