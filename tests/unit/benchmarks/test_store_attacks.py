@@ -7,7 +7,6 @@ import zlib
 from pathlib import Path
 
 import pytest
-from _pytest.mark import ParameterSet
 
 from benchmarks.attacks import store
 from benchmarks.attacks._traces import traces
@@ -16,15 +15,16 @@ from contracts.database import Database
 from contracts.records import encode
 from tests.fakes import a_generation, asking
 
-
 SLOW = ("a number", "an answer of a task")
 
 
-def marked(attack: Attack) -> ParameterSet:
-    return pytest.param(attack, id=attack.name, marks=[pytest.mark.slow] if attack.name.startswith(SLOW) else [])
-
-
-@pytest.mark.parametrize("attack", map(marked, store.attacks()))
+@pytest.mark.parametrize(
+    "attack",
+    [
+        pytest.param(attack, id=attack.name, marks=[pytest.mark.slow] if attack.name.startswith(SLOW) else [])
+        for attack in store.attacks()
+    ],
+)
 def test_nothing_gets_through(attack: Attack) -> None:
     assert attack.run() is None
 
