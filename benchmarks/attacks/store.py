@@ -137,7 +137,7 @@ def _code(body: bytes) -> str:
 
 async def retries(world: World) -> str | None:
     """The SDK's tries of one request, of which the last is read: whole, cut, with another user's equal one between."""
-    found = []
+    found: list[str] = []
     for name, cut in (("whole", False), ("cut", True)):
         text = f"a table for {name}"
         first = await (_leave_early(world, text) if cut else world.chat(text, {RETRY_COUNT: "0"}))
@@ -250,7 +250,7 @@ def targets(world: World) -> Iterator[tuple[str, str]]:
             dependant = getattr(context, "dependant", None)
             if dependant is None or not context.methods:
                 continue
-            path = context.path
+            path = str(context.path)
             queries = [name.alias for name in dependant.query_params]
             queries += ["completion", "state", "task", "version", "text", "before", "after"] if queries else []
             for method in sorted(context.methods - {"HEAD", "OPTIONS"}):
