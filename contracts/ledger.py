@@ -101,7 +101,8 @@ def signal_counts(connection: Connection) -> Counts:
 
 def rejection_counts(connection: Connection) -> dict[str, int]:
     """Why signals were refused at the door or rejected by the join, as far as it was noted: reason to how many."""
-    found = {row.reason: row.count for row in connection.execute(select(rejection_count))}
+    rows = connection.execute(select(rejection_count.c.reason, rejection_count.c["count"]))
+    found: dict[str, int] = {reason: number for reason, number in rows}  # noqa: C416 a row is not a tuple for dict()
     statement = select(signal.c.reason, func.count()).where(signal.c.state == "rejected").group_by(signal.c.reason)
     for reason, count in connection.execute(statement):
         found[reason] = found.get(reason, 0) + count

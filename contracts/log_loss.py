@@ -170,13 +170,13 @@ def _say_again(
     if not partitions:
         return 0, 0, 0
     emitted, fates, unscored = 0, [], 0
-    for completion_id, choice, revision, wire in _undecided(connection, partitions):
+    for completion_id, choice, revision, wire, superseded_by in _undecided(connection, partitions):
         try:
             record = decode(Generation, wire)
         except InvalidRecord:
             record = None
         task = tasks.get(record.task) if record else None
-        fate = _fate_at_arrival(record, task, revision)
+        fate = _Fate("filtered", "superseded") if superseded_by else _fate_at_arrival(record, task, revision)
         if fate is None and record is not None and task is not None:
             due = max(now, record.finished_at + task.window_seconds) + _AFTER_THE_WINDOW_SECONDS
             key = (generation.c.completion_id == completion_id, generation.c.choice == choice)
@@ -191,19 +191,23 @@ def _say_again(
     return emitted, len(fates) - unscored, unscored
 
 
-def _undecided(connection: Connection, partitions: set[int]) -> Iterator[tuple[str, int, int, bytes]]:
+def _undecided(connection: Connection, partitions: set[int]) -> Iterator[tuple[str, int, int, bytes, str | None]]:
     """Generations that nothing will happen to by itself: nobody has decided their newest revision, and no window is open."""
     key = generation.c.completion_id.concat(":").concat(cast(generation.c.choice, String))
     decided = exists().where(outcome.c.key == key, outcome.c.revision >= generation.c.revision)
     statement = select(
-        generation.c.completion_id, generation.c.choice, generation.c.revision, generation.c.record
+        generation.c.completion_id,
+        generation.c.choice,
+        generation.c.revision,
+        generation.c.record,
+        generation.c.superseded_by,
     ).where(
         generation.c.partition.in_(sorted(partitions)),
         generation.c.closes_at.is_(None),
         or_(effective_state() == PENDING, and_(generation.c.state == "trained", ~decided)),
     )
     for row in connection.execute(statement).all():
-        yield row.completion_id, row.choice, row.revision, row.record
+        yield row.completion_id, row.choice, row.revision, row.record, row.superseded_by
 
 
 def _fate_at_arrival(record: Generation | None, task: Task | None, revision: int) -> _Fate | None:

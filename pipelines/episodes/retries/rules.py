@@ -24,7 +24,7 @@ class Try(NamedTuple):
     """One completion of a request. Times: UTC epoch seconds. `is_cut`: it has no end that a client could have seen."""
 
     completion_id: str
-    count: int
+    number: int
     started_at: float
     ended_at: float
     is_cut: bool
@@ -57,11 +57,11 @@ def replaced(tries: Iterable[Try]) -> dict[str, str]:
     for later in ordered:
         earlier = [item for item in ordered if item.completion_id not in found and _may_replace(later, item)]
         if earlier:
-            best = max(earlier, key=lambda item: (item.count, item.is_cut, item.started_at, item.completion_id))
+            best = max(earlier, key=lambda item: (item.number, item.is_cut, item.started_at, item.completion_id))
             found[best.completion_id] = later.completion_id
     return found
 
 
 def _may_replace(later: Try, earlier: Try) -> bool:
     is_before = (earlier.started_at, earlier.completion_id) < (later.started_at, later.completion_id)
-    return is_before and earlier.count < later.count and later.started_at - earlier.ended_at <= REPEAT_SECONDS
+    return is_before and earlier.number < later.number and later.started_at - earlier.ended_at <= REPEAT_SECONDS

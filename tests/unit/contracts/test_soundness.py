@@ -12,6 +12,7 @@ import zstandard
 from contracts.errors import InvalidRecord, NewerSchema
 from contracts.records import (
     MAX_BODY_BYTES,
+    SCHEMA,
     Episode,
     Experience,
     Generation,
@@ -108,7 +109,7 @@ def test_bytes_that_no_decoder_takes_are_refused_and_nothing_else_is_raised(wire
 
 
 def test_a_schema_that_nobody_ever_wrote_stops_no_worker() -> None:
-    for schema, error in ((2, NewerSchema), (2**40, InvalidRecord), (-1, InvalidRecord)):
+    for schema, error in ((SCHEMA + 1, NewerSchema), (2**40, InvalidRecord), (-1, InvalidRecord)):
         with pytest.raises(error) as raised:
             decode(Signal, encode(a_signal(ABOUT, schema=schema)))
         assert type(raised.value) is error

@@ -22,7 +22,7 @@ TASK = a_task({"accepted": {"type": "bool", "labels": {"true": 1.0, "false": 0.0
 def a_try(number: int, count: int, **changes: Any) -> Generation:
     """A try that began `number` seconds after 100."""
     at = 100.0 + number
-    values = {"created_at": at, "finished_at": at + 0.5, "attempt": Attempt("ab" * 16, count)}
+    values: dict[str, Any] = {"created_at": at, "finished_at": at + 0.5, "attempt": Attempt("ab" * 16, count)}
     return a_generation(
         completion_id=f"chatcmpl-019a0000-{number:04x}-7000-8000-000000000000",
         **(values | {"num_choices": 1} | changes),

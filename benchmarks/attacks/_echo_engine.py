@@ -1,0 +1,87 @@
+"""An engine that says the prompt again, token by token: what a user wrote stands in the answer too.
+
+In: requests over loopback. Out: streams in the dialect of ours. Waits for: `hold`, where a test wants an answer that takes long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
+_SYSTEM = {"engine": "echo/1", "dtype": "float32"}
+_JSON = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+_STREAM = (
+    b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+
+
+class EchoEngine:
+    """See the module. `hold`: how many of the next answers stop after their first token."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.hold = 0
+        self._ending = asyncio.Event()
+        self._answering: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[EchoEngine]:
+        """Answer on a port of its own until the block ends."""
+        server = await asyncio.start_server(self._meet, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            self._ending.set()
+            server.close()
+            await asyncio.gather(*self._answering, return_exceptions=True)
+            await server.wait_closed()
+
+    def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._answer(reader, writer))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = _LENGTH.search(head)
+            body = await reader.readexactly(int(length[1])) if length else b""
+            if b"/completions" in head.partition(b"\r\n")[0]:
+                await self._complete(json.loads(body), writer)
+            else:
+                answer = json.dumps({"status": "serving", "data": [], "versions": {"live": 0}, **_SYSTEM}).encode()
+                writer.write(_JSON % (len(answer), answer))
+            await writer.drain()
+        except (OSError, EOFError):
+            pass  # the client has left
+        finally:
+            writer.close()
+
+    async def _complete(self, asked: dict[str, object], writer: asyncio.StreamWriter) -> None:
+        held, self.hold = self.hold > 0, max(0, self.hold - 1)
+        prompt, longest = asked["prompt"], asked["max_tokens"]
+        assert isinstance(prompt, list)  # noqa: S101 our own client sends it
+        assert isinstance(longest, int)  # noqa: S101 likewise
+        said = prompt[:longest]
+        writer.write(_STREAM)
+        for place, token in enumerate(said):
+            choice = {"index": 0, "token_ids": [token], "logprobs": {"token_logprobs": [-0.5]},
+                      "finish_reason": "length" if place == len(said) - 1 else None}  # fmt: skip
+            event = {"choices": [choice], "spans": [] if place else [{"start": 0, "version": 0}], "system": _SYSTEM}
+            _send(writer, json.dumps(event).encode())
+            await writer.drain()
+            if held:
+                await self._ending.wait()
+                return
+        _send(writer, b"[DONE]")
+        writer.write(b"0\r\n\r\n")
+
+
+def _send(writer: asyncio.StreamWriter, event: bytes) -> None:
+    line = b"data: %s\n\n" % event
+    writer.write(b"%x\r\n%s\r\n" % (len(line), line))

@@ -1,0 +1,164 @@
+"""An embedded home with its real services and workers, in one process, before an engine that says the prompt again.
+
+In: requests over ASGI. Out: files of the home, among them the log lines of the services. Waits for: the engine over loopback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+from fastapi import FastAPI
+
+from benchmarks.attacks._asgi import HOST, Answer, ask
+from benchmarks.attacks._echo_engine import EchoEngine
+from contracts.database import Database
+from contracts.event_log import EventLog
+from contracts.keys import Role, create_key
+from contracts.logs import LEVEL, set_up_logs
+from contracts.outbox import Relay
+from contracts.settings import Settings
+from contracts.tasks.loading import load_tasks
+from contracts.worker import Worker
+from pipelines.episodes.handler import EpisodesHandler
+from rewards.worker import RewardsHandler
+from services.serving import make_web
+from services.web import make
+
+POLICY = "demo"
+ORIGIN = {"origin": f"http://{HOST}"}
+_EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "reservations"
+_TASKS = {
+    "reservations": 'consent = "train"',
+    "private": 'consent = "none"',
+}
+_TASK = """
+name = "{name}"
+window_seconds = 5
+{consent}
+
+[sampling]
+owner = "task"
+temperature = 1.0
+max_tokens = 256
+
+[signals.accepted]
+type = "bool"
+labels = {{ true = 1.0, false = 0.0 }}
+
+[signals.edited]
+type = "text"
+reward = 0.0
+"""
+
+
+class World(NamedTuple):
+    """A running home. `app` is what its one port serves."""
+
+    settings: Settings
+    app: FastAPI
+    children: Mapping[str, FastAPI]
+    engine: EchoEngine
+    key: str
+    operator: str
+
+    async def post(self, path: str, content: object, **headers: str) -> Answer:
+        """As an app."""
+        known = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
+        # Header names with hyphens are written with underscores.
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await ask(self.app, "POST", path, known | given, msgspec.json.encode(content))
+
+    async def chat(self, text: str, headers: Mapping[str, str] | None = None, **fields: Any) -> str:
+        """The id of a completion about a text."""
+        body = {"model": POLICY, "messages": [{"role": "user", "content": text}], **fields}
+        answer = await self.post("/v1/chat/completions", body, **(headers or {}))
+        if answer.status != 200:  # noqa: PLR2004 what HTTP calls success
+            raise RuntimeError(f"the attack's own request got {answer.status}: {answer.body.decode()}")
+        return str(msgspec.json.decode(answer.body)["id"])
+
+    def work(self, after_seconds: float = 0.0, num_rounds: int = 3) -> None:
+        """Feedback's relay, the join and the rewards, as if so many seconds had passed."""
+        with self.opened() as (database, log):
+            tasks, now = load_tasks(self.settings.tasks), time.time() + after_seconds
+            for _ in range(num_rounds):
+                Relay("feedback", database, log).flush()
+                Worker(EpisodesHandler(tasks, lambda: now), database, log, clock=lambda: now).step()
+                Worker(RewardsHandler(tasks, lambda: now, database), database, log, clock=lambda: now).step()
+
+    @contextmanager
+    def opened(self) -> Iterator[tuple[Database, EventLog]]:
+        """The home's database and log, on connections of their own."""
+        database, log = self.settings.database(), self.settings.event_log()
+        try:
+            yield database, log
+        finally:
+            log.close()
+            database.close()
+
+
+@asynccontextmanager
+async def a_home() -> AsyncIterator[World]:
+    """A home of its own, gone at the end."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        home = Path(folder)
+        async with EchoEngine().serving() as engine:
+            settings = _settings(home, engine.port)
+            app_key, operator = _prepared(settings)
+            with _logging(home / "logs" / "web.log"):
+                children = make(settings)
+                app = make_web(children, {})
+                async with app.router.lifespan_context(app):
+                    yield World(settings, app, children, engine, app_key, operator)
+
+
+def _settings(home: Path, engine_port: int) -> Settings:
+    files = []
+    for name, consent in _TASKS.items():
+        file = home / f"{name}.toml"
+        file.write_text(_TASK.format(name=name, consent=consent))
+        files.append(file)
+    return Settings(
+        home=home, run="attack", policy=POLICY, base=str(_EXAMPLE / "base"), tasks=tuple(files), weights_unsigned=True,
+        engine_port=engine_port,
+    )  # fmt: skip
+
+
+def _prepared(settings: Settings) -> tuple[str, str]:
+    database = settings.database()
+    database.migrate()
+    roles: tuple[Role, Role] = ("app", "operator")
+    with database.transaction() as connection:
+        app, operator = (create_key(connection, role) for role in roles)
+    database.close()
+    log = settings.event_log()
+    log.create_topics()
+    log.close()
+    return app, operator
+
+
+@contextmanager
+def _logging(file: Path) -> Iterator[None]:
+    """Every line that a process would print, down to `debug`, goes to a file of the home."""
+    file.parent.mkdir()
+    before, level = structlog.get_config(), os.environ.get(LEVEL)
+    os.environ[LEVEL] = "debug"
+    try:
+        with file.open("w", buffering=1) as lines:
+            with contextlib.redirect_stdout(lines):
+                set_up_logs("web")
+            yield
+    finally:
+        structlog.configure(**before)
+        if level is None:
+            del os.environ[LEVEL]
+        else:
+            os.environ[LEVEL] = level
