@@ -106,7 +106,7 @@ class EngineClient:
                         version = spans[-1].version if spans else version
                         deadline, pause = None, _POLL_SECONDS
                         made += [token.id for token in piece.tokens]
-                        _check_piece(piece, version, len(made), sampling.max_tokens)
+                        _check_amount(len(made), sampling.max_tokens)
                         yield piece._replace(spans=spans)
                         if piece.finish_reason is not None:
                             return
@@ -249,14 +249,12 @@ def _body(model: str, sampling: Sampling, request_id: str, *, background: bool) 
     }
 
 
-def _check_piece(piece: Piece, version: int | None, num_made: int, max_tokens: int) -> None:
-    """Raises EngineFailed if this cannot be part of the answer that was asked for."""
+def _check_amount(num_made: int, max_tokens: int) -> None:
+    """Raises EngineFailed if so many tokens cannot be of the answer that was asked for."""
     if num_made > max_tokens:
         raise EngineFailed(f"the engine made more than the {max_tokens} tokens that were asked for")
     if num_made == 0:
         raise EngineFailed("the engine ended an answer that has no token")
-    if piece.tokens and version is None:
-        raise EngineFailed("the engine does not say which version made its tokens")
 
 
 def _changes(version: int | None, spans: list[Span]) -> list[Span]:

@@ -43,6 +43,7 @@ def test_an_answer_goes_on_where_the_engine_died(inference: Inference, stream: b
 def test_a_version_that_goes_on_gets_its_own_span(inference: Inference) -> None:
     engine = inference.engine
     engine.hold_after = engine.die_after = 4
+    engine.stays_dead = True
     answers: list[openai.types.chat.ChatCompletion] = []
     asking = threading.Thread(target=lambda: answers.append(inference.ask()))
     asking.start()
