@@ -58,6 +58,17 @@ def test_a_version_that_goes_on_gets_its_own_span(inference: Inference) -> None:
     assert answers[0].system_fingerprint == "demo@v5"
 
 
+def test_one_choice_that_fails_fails_all_and_none_is_logged_as_whole(inference: Inference) -> None:
+    engine = inference.engine
+    engine.die_after, engine.survives = 4, True
+    with pytest.raises(openai.InternalServerError, match="broke off an answer"):
+        inference.ask(n=3)
+
+    wait_until(inference.logged)
+    assert {record.finish_reason for record in inference.logged()} <= {"error", "stop"}
+    assert "error" in {record.finish_reason for record in inference.logged()}
+
+
 def test_a_request_waits_for_an_engine_that_restarts(inference: Inference) -> None:
     inference.engine.serving = False
     back = threading.Timer(0.4, lambda: setattr(inference.engine, "serving", True))
