@@ -134,7 +134,6 @@ _TOKENS = [
     Case("an id below 0", (token(-1),), match=">= 0"),
     Case("an id beyond 31 bits", (token(2**31),), match="<= 2147483647"),
     Case("an id that is none", (token(0.5),), match="Expected `int`, got `float`"),  # type: ignore[arg-type] # on purpose
-    Case("no version", (event({"choices": [{"token_ids": [40], "logprobs": {"token_logprobs": [-0.5]}}]}),), match="which version"),
     Case("a version below 0", (event({"choices": [{}], "spans": [{"start": 0, "version": -1}]}),), match="versions that are none"),
     Case("versions in disorder", (event({"choices": [{}], "spans": [{"start": 5, "version": 1}, {"start": 2, "version": 2}]}),),
          match="versions that are none"),

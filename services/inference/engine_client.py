@@ -23,7 +23,6 @@ from contracts.errors import EngineFailed, EngineRestarted, EngineSilent, Millra
 from contracts.records import Sampling, Span
 from services.inference.engine_http import READ_SECONDS, Broken, Closed, Exchange, HttpClient, NoConnection, Silent
 from services.inference.engine_wire import (
-    DONE,
     MOST_LINE_BYTES,
     Health,
     Piece,
@@ -48,6 +47,15 @@ _log = structlog.get_logger(__name__)
 
 class _Lost(Unavailable):
     """The connection was closed under a request; whether the engine has it still, the next word of the engine tells."""
+
+
+class _Trouble:
+    """What became of one request so far: how often it was lost, and until when it waits for an engine, if it does."""
+
+    def __init__(self) -> None:
+        self.num_lost = 0
+        self.deadline: float | None = None
+        self.pause = _POLL_SECONDS
 
 
 class EngineClient:
@@ -92,8 +100,7 @@ class EngineClient:
         body = _body(model, sampling, request_id, background=background)
         made: list[int] = []
         version: int | None = None
-        deadline: float | None = None
-        num_lost, pause = 0, _POLL_SECONDS
+        trouble = _Trouble()
         while True:
             instance = self._instance
             try:
@@ -102,25 +109,19 @@ class EngineClient:
                 body |= {"prompt": [*prompt_ids, *made], "max_tokens": sampling.max_tokens - len(made)}
                 async with aclosing(self._attempt(body, len(made))) as pieces:
                     async for piece in pieces:
-                        spans = _changes(version, piece.spans)
-                        version = spans[-1].version if spans else version
-                        deadline, pause = None, _POLL_SECONDS
+                        if piece.spans:  # most pieces have none
+                            spans = _changes(version, piece.spans)
+                            version = spans[-1].version if spans else version
+                            piece = piece._replace(spans=spans)  # noqa: PLW2901 the same one, corrected
+                        trouble.deadline = None
                         made += [token.id for token in piece.tokens]
-                        _check_piece(piece, version, len(made), sampling.max_tokens)
-                        yield piece._replace(spans=spans)
+                        _check_amount(len(made), sampling.max_tokens)
+                        yield piece
                         if piece.finish_reason is not None:
                             return
             except Unavailable as error:
-                is_lost = isinstance(error, _Lost | EngineRestarted)
-                num_lost += is_lost
-                if num_lost >= _MOST_LOSSES:
-                    raise EngineFailed(f"the engine lost this request {num_lost} times: {error.message}") from error
-                deadline = deadline or time.monotonic() + self._patience
                 _log.warning("engine lost", request_id=request_id, num_tokens=len(made), reason=error.message)
-                found = await self._wait_until_healthy(deadline, 0.0 if is_lost else pause, error)
-                pause = pause if is_lost else min(_LONGEST_POLL_SECONDS, 2 * pause)
-                if isinstance(error, _Lost) and found in (None, instance):
-                    raise EngineFailed(f"the engine serves, and broke off an answer ({error.message})") from error
+                await self._find_another(error, trouble, instance)
             if len(made) >= sampling.max_tokens:
                 yield Piece([], [], "length")
                 return
@@ -169,6 +170,25 @@ class EngineClient:
         except (Broken, TimeoutError) as error:
             raise _unreachable(error) from error
 
+    async def _find_another(self, error: Unavailable, trouble: _Trouble, instance: str | None) -> None:
+        """Return once the request may be sent again; `instance`: where it was sent last.
+
+        Raises:
+            EngineFailed: it may not.
+            Unavailable: no engine came back in time.
+        """
+        is_lost = isinstance(error, _Lost | EngineRestarted)
+        trouble.num_lost += is_lost
+        if trouble.num_lost >= _MOST_LOSSES:
+            raise EngineFailed(f"the engine lost this request {trouble.num_lost} times: {error.message}") from error
+        if trouble.deadline is None:
+            trouble.deadline, trouble.pause = time.monotonic() + self._patience, _POLL_SECONDS
+        found = await self._wait_until_healthy(trouble.deadline, 0.0 if is_lost else trouble.pause, error)
+        if isinstance(error, _Lost) and found in (None, instance):
+            raise EngineFailed(f"the engine serves, and broke off an answer ({error.message})") from error
+        if not is_lost:
+            trouble.pause = min(_LONGEST_POLL_SECONDS, 2 * trouble.pause)
+
     async def _wait_until_healthy(self, deadline: float, pause: float, reason: Unavailable) -> str | None:
         """Which engine it is that serves again."""
         while time.monotonic() < deadline:
@@ -189,7 +209,7 @@ class EngineClient:
         try:
             if exchange.status != _OK:
                 raise read_refusal(exchange.status, exchange.retry_after, await _refusal(exchange))
-            spoken_at, rest = time.monotonic(), b""
+            silent_since, rest = 0.0, b""
             while arrived := await exchange.read():
                 *lines, rest = (rest + arrived).split(b"\n")
                 has_spoken = False
@@ -197,8 +217,6 @@ class EngineClient:
                     data = line[6:] if line.startswith(b"data: {") else data_of(line) if line else None
                     if data is None:
                         continue
-                    if data == DONE:
-                        raise EngineFailed("the engine ended a stream before its answer")
                     piece, system = read_event(data, num_made)
                     self.system = system or self.system
                     ended = piece.finish_reason is not None
@@ -207,21 +225,19 @@ class EngineClient:
                         yield piece
                 if len(rest) > MOST_LINE_BYTES:
                     raise EngineFailed(f"the engine sent more than {MOST_LINE_BYTES} bytes without an end of line")
-                spoken_at = self._check_silence(spoken_at, has_spoken=has_spoken)
+                silent_since = 0.0 if has_spoken else self._check_silence(silent_since)
             raise EngineFailed("the engine ended a stream before its answer")
         except Broken as error:
             raise _failure(error) from error
         finally:
             exchange.end(only_formalities=ended)
 
-    def _check_silence(self, spoken_at: float, *, has_spoken: bool) -> float:
-        """When the engine last sent a token: now, or earlier. Bytes that are none do not count."""
+    def _check_silence(self, silent_since: float) -> float:
+        """Since when the engine has sent bytes that hold no token; `silent_since` 0: since now."""
         now = time.monotonic()
-        if has_spoken:
-            return now
-        if now - spoken_at > self._silence:
+        if silent_since and now - silent_since > self._silence:
             raise EngineSilent(f"the engine sent no token for {self._silence:g} s; {_ASK_LATER}")
-        return spoken_at
+        return silent_since or now
 
     async def _begin(self, body: bytes) -> Exchange:
         try:
@@ -250,14 +266,12 @@ def _body(model: str, sampling: Sampling, request_id: str, *, background: bool) 
     }
 
 
-def _check_piece(piece: Piece, version: int | None, num_made: int, max_tokens: int) -> None:
-    """Raises EngineFailed if this cannot be part of the answer that was asked for."""
+def _check_amount(num_made: int, max_tokens: int) -> None:
+    """Raises EngineFailed if so many tokens cannot be of the answer that was asked for."""
     if num_made > max_tokens:
         raise EngineFailed(f"the engine made more than the {max_tokens} tokens that were asked for")
     if num_made == 0:
         raise EngineFailed("the engine ended an answer that has no token")
-    if piece.tokens and version is None:
-        raise EngineFailed("the engine does not say which version made its tokens")
 
 
 def _changes(version: int | None, spans: list[Span]) -> list[Span]:

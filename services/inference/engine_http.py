@@ -193,6 +193,11 @@ class Exchange(asyncio.Protocol):
 
     # What the parser calls.
 
+    def on_message_begin(self) -> None:
+        """An answer begins. Of one request there is one; the rest would be taken for part of it."""
+        if self._complete:
+            raise Broken("it spoke without being asked")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header has come."""
         if len(name) == len(_RETRY_AFTER) and name.lower() == _RETRY_AFTER:

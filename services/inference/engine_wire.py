@@ -6,7 +6,7 @@ Nothing is filled in: a token without its log-prob, or a log-prob that is no num
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Final, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
@@ -25,7 +25,6 @@ from contracts.records import Span
 from services.inference.answer import Token
 
 MOST_LINE_BYTES = 2**20
-DONE: Final = b"[DONE]"
 _CODES = (ContextLengthExceeded, UnknownModel, VersionNotResident, InvalidRequest)
 _REFUSALS = {kind.code: kind for kind in _CODES}
 _NOT_TAKEN = (Unavailable.code, EngineRestarted.code)
@@ -121,11 +120,14 @@ def data_of(line: bytes) -> bytes | None:
     """The data of a line of server-sent events, without its line feed; None if it has none.
 
     Raises:
-        EngineFailed: it is no such line.
+        EngineFailed: it is no such line, or the last one: whoever has the whole answer does not read that.
     """
     line = line.rstrip(b"\r")
     if line.startswith(b"data:"):
-        return line[5:].strip()
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            raise EngineFailed("the engine ended a stream before its answer")
+        return data
     if not line or line.startswith((b":", *_FIELDS)):
         return None
     raise EngineFailed(f"the engine's stream has a line that is no event: {_shown(line)}")
@@ -156,10 +158,11 @@ def read_event(data: bytes, offset: int) -> tuple[Piece, System | None]:
             f"the engine sent {len(ids)} token ids with {len(logprobs)} log-probs"
             f"{' and text' if choice.text else ''}; each token needs its id and its log-prob"
         )
-    if event.spans:
-        _check_spans(event.spans)
-    spans = [Span(offset + span.start, span.version) for span in event.spans]
-    return Piece([Token(*pair) for pair in zip(ids, logprobs, strict=True)], spans, choice.finish_reason), event.system
+    spans = event.spans
+    if spans:
+        _check_spans(spans)
+        spans = [Span(offset + span.start, span.version) for span in spans]
+    return Piece(list(map(Token, ids, logprobs)), spans, choice.finish_reason), event.system
 
 
 def _check_spans(spans: list[Span]) -> None:

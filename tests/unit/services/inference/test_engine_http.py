@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.inference.engine_http import Broken, HttpClient
+from services.inference.engine_http import IDLE_SECONDS, Broken, Closed, HttpClient, NoConnection, Silent, TooLong
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -47,10 +47,11 @@ class Server:
 @asynccontextmanager
 async def serving(
     script: Callable[[Server, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    read_seconds: float = 5.0,
 ) -> AsyncIterator[tuple[Server, HttpClient]]:
     server = Server(lambda reader, writer: script(server, reader, writer))
     listening = await asyncio.start_server(server.play, "127.0.0.1", 0)
-    client = HttpClient(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}")
+    client = HttpClient(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", read_seconds=read_seconds)
     yield server, client
     client.close()
     listening.close()
@@ -163,7 +164,7 @@ async def test_what_is_no_whole_answer_is_broken(said: bytes, reason: str) -> No
 
 
 async def test_no_server_is_broken() -> None:
-    with pytest.raises(Broken):
+    with pytest.raises(NoConnection):
         await HttpClient("http://127.0.0.1:1").fetch("GET", "/health")
 
 
@@ -177,3 +178,81 @@ async def test_a_server_that_closes_after_each_answer_is_asked_anew() -> None:
         for _ in range(2):
             assert await client.fetch("GET", "/health") == (200, b"ok")
         assert server.num_connections == 2
+
+
+async def test_a_post_that_may_have_been_read_is_not_sent_again() -> None:
+    async def script(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.request(reader)
+        writer.write(WHOLE)
+        await server.request(reader)  # read, and closed without an answer
+
+    async with serving(script) as (server, client):
+        assert await client.fetch("POST", "/v1/completions", b"{}") == (200, b"ok")
+        with pytest.raises(Closed):
+            await client.fetch("POST", "/v1/completions", b"{}")
+        assert len(server.requests) == 2
+        for _ in range(2):  # the second on a kept connection: asking twice for a state does no harm
+            assert await client.fetch("GET", "/state") == (200, b"ok")
+
+
+async def test_a_connection_that_was_idle_for_long_is_not_used() -> None:
+    async with serving(answer_all) as (server, client):
+        assert await client.fetch("POST", "/") == (200, b"ok")
+        [kept] = client._idle
+        kept.idle_since -= IDLE_SECONDS
+        assert await client.fetch("POST", "/") == (200, b"ok")
+        assert server.num_connections == 2
+
+
+async def test_an_answer_that_nobody_asked_for_is_taken_for_none() -> None:
+    told = asyncio.Event()
+
+    async def script(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.request(reader)
+        writer.write(WHOLE)
+        await told.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil")
+        await answer_all(server, reader, writer)
+
+    async with serving(script) as (server, client):
+        assert await client.fetch("POST", "/") == (200, b"ok")
+        told.set()
+        while client._idle:  # noqa: ASYNC110 a closed connection wakes nobody
+            await asyncio.sleep(0.001)
+        assert await client.fetch("POST", "/") == (200, b"ok")
+        assert server.num_connections == 2
+
+
+@pytest.mark.parametrize("said", [b"", CHUNKED, CHUNKED + b"3\r\none\r\n"])
+async def test_a_server_that_says_no_more_is_silent(said: bytes) -> None:
+    async def script(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.request(reader)
+        writer.write(said)
+        await reader.read()  # until the client closes
+
+    async with serving(script, read_seconds=0.05) as (_, client):
+        with pytest.raises(Silent, match=r"silent for 0\.05 s"):
+            await client.fetch("POST", "/")
+
+
+async def test_no_more_is_read_than_is_wanted() -> None:
+    async def script(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.request(reader)
+        writer.write(CHUNKED + 1000 * (b"400\r\n" + b"x" * 0x400 + b"\r\n"))
+        await reader.read()  # until the client closes
+
+    async with serving(script) as (server, client):
+        with pytest.raises(TooLong, match="more than 10000 bytes"):
+            await client.fetch("GET", "/", most_bytes=10_000)
+        await asyncio.wait_for(server.closed.wait(), 5)
+
+
+async def test_when_to_come_again_is_read_whatever_its_case() -> None:
+    async def script(server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await server.request(reader)
+        writer.write(b"HTTP/1.1 429 X\r\nRetry-After: 7\r\ncontent-length: 0\r\n\r\n")
+
+    async with serving(script) as (_, client):
+        exchange = await client.begin("POST", "/")
+        assert (exchange.status, exchange.retry_after) == (429, b"7")
+        exchange.end()

@@ -43,6 +43,7 @@ def test_an_answer_goes_on_where_the_engine_died(inference: Inference, stream: b
 def test_a_version_that_goes_on_gets_its_own_span(inference: Inference) -> None:
     engine = inference.engine
     engine.hold_after = engine.die_after = 4
+    engine.stays_dead = True
     answers: list[openai.types.chat.ChatCompletion] = []
     asking = threading.Thread(target=lambda: answers.append(inference.ask()))
     asking.start()
@@ -55,6 +56,17 @@ def test_a_version_that_goes_on_gets_its_own_span(inference: Inference) -> None:
     [record] = inference.logged()
     assert record.spans == (Span(0, 3), Span(4, 5))
     assert answers[0].system_fingerprint == "demo@v5"
+
+
+def test_one_choice_that_fails_fails_all_and_none_is_logged_as_whole(inference: Inference) -> None:
+    engine = inference.engine
+    engine.die_after, engine.survives = 4, True
+    with pytest.raises(openai.InternalServerError, match="broke off an answer"):
+        inference.ask(n=3)
+
+    wait_until(inference.logged)
+    assert {record.finish_reason for record in inference.logged()} <= {"error", "stop"}
+    assert "error" in {record.finish_reason for record in inference.logged()}
 
 
 def test_a_request_waits_for_an_engine_that_restarts(inference: Inference) -> None:
