@@ -124,7 +124,7 @@ class Controls:
 
         def mark_all(text: str) -> str:
             if self._words:
-                text = self._whole_words.sub(lambda match: stand_ins[match[0][0]] + match[0][1:], text)
+                text = self._whole_words.sub(lambda match: stand_ins.get(match[0][0], match[0][0]) + match[0][1:], text)
             return mark_name(text)
 
         def mark(text: str) -> str:
@@ -152,9 +152,9 @@ class Controls:
 
 def _marks(controls: Iterable[str], begun: Iterable[str]) -> tuple[str, ...]:
     """The characters that are replaced: the first of each control string; of those begun, all but letters and digits."""
-    firsts = {case for control in controls for case in (control[0].lower(), control[0].upper())}
+    firsts = {case for control in controls for case in {control.lstrip()[0].lower(), control.lstrip()[0].upper()}}
     rest = {character for control in begun for character in control if not character.isalnum()}
-    return tuple(sorted(character for character in firsts | rest if not character.isspace()))
+    return tuple(sorted(character for character in firsts | rest if len(character) == 1 and not character.isspace()))
 
 
 def _lengths_by_first(controls: Iterable[str]) -> dict[str, list[int]]:

@@ -41,6 +41,7 @@ _LARGE = 2**18
 """Bytes; a body above is looked at before it is read."""
 _MAX_ARGUMENTS = 2**18
 """Bytes of all arguments of tool calls that are objects; those that are texts are not read."""
+_MAX_DEPTH = 64
 _MAX_SHORT_MESSAGES, _MAX_SHORT_CHARACTERS = 64, 4000
 _served = attrgetter(*Served.__struct_fields__)
 _TEXTS = ("name", "reasoning_content", "reasoning", "thinking", "tool_call_id")
@@ -202,7 +203,7 @@ def _plain_message(message: Message, index: int) -> dict[str, Any]:
         if (text := getattr(message, name)) is not None:
             plain[name] = text
     if message.tool_calls:
-        plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+        plain["tool_calls"] = [_plain_call(call, f"{where}.tool_calls") for call in message.tool_calls]
     return plain
 
 
@@ -221,9 +222,21 @@ def _check_arguments(calls: Iterable[ToolCall]) -> None:
         )
 
 
-def _plain_call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.function.name, "arguments": msgspec.json.decode(call.function.arguments)}
+def _plain_call(call: ToolCall, where: str) -> dict[str, Any]:
+    arguments = msgspec.json.decode(call.function.arguments)
+    if not isinstance(arguments, str | dict | None) or _is_deeper(arguments, _MAX_DEPTH):
+        raise InvalidRequest(
+            f"{where}: arguments are a text, or an object nested up to {_MAX_DEPTH} levels deep", param=where
+        )
+    function = {"name": call.function.name, "arguments": arguments}
     return {**({} if call.id is None else {"id": call.id}), "type": call.type or "function", "function": function}
+
+
+def _is_deeper(value: Any, num_levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return num_levels == 0 or any(_is_deeper(part, num_levels - 1) for part in parts)
 
 
 def _is_text(content: msgspec.Raw) -> bool:

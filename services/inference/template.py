@@ -54,6 +54,8 @@ class ChatTemplate:
         self._rewrites = literals.rewrites
         tokens = json.loads(content)["added_tokens"]
         hard, soft = _control_strings(tokens, literals)
+        turns = {text for text in soft if text in self._turn() or text in self._special.values()}
+        hard, soft = hard | turns, soft - turns
         self._controls = Controls(hard, soft, literals)
         self._twin = Twin(json.loads(content), hard | soft)
         self._normalizes = self.tokenizer.normalizer is not None and any(token["normalized"] for token in tokens)
@@ -110,6 +112,13 @@ class ChatTemplate:
             if not self._normalizes or self._twin.num_controls(ids) == len(spans):
                 return ids
         return self._twin.encode(text, spans, marked.restore)
+
+    def _turn(self) -> str:
+        """A user's turn; nothing if the template wants more than one."""
+        try:
+            return self._template.render(messages=[{"role": "user", "content": ""}], tools=None, **self._special)
+        except (jinja2.TemplateError, TypeError):
+            return ""
 
     def _bounded(self, text: str) -> str:
         if len(text) > self.most_characters:
@@ -192,7 +201,7 @@ def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _control_strings(tokens: list[dict[str, Any]], literals: Literals) -> tuple[frozenset[str], frozenset[str]]:
-    """The tokenizer's special tokens, and others that the template says (`<think>`), which assistants may say too."""
+    """The tokenizer's special tokens, and others that the template says: `<think>`, but `<|im_start|>` at times too."""
     texts = {token["content"]: bool(token["special"]) for token in tokens if token["content"].strip()}
     soft = {text for text, special in texts.items() if not special and _BRACKETED.fullmatch(text)}
     return (

@@ -162,6 +162,9 @@ def test_what_agents_send_first_is_answered(inference: Inference, agent: str, st
 
 EMPTY, TEXT_PART = {"role": "user", "content": ""}, {"type": "text", "text": ""}
 CALL = {"function": {"name": "f", "arguments": ""}}
+DEEP: dict[str, Any] = {}
+for _ in range(100):
+    DEEP = {"x": DEEP}
 NESTED = {"function": {"name": "f", "arguments": {"x": [[]] * 20_000}}}
 
 
@@ -174,6 +177,8 @@ NESTED = {"function": {"name": "f", "arguments": {"x": [[]] * 20_000}}}
         ([{"role": "user", "content": [TEXT_PART] * 3000}, {"role": "user", "content": [TEXT_PART] * 3000}], "parts"),
         ([{"role": "assistant", "tool_calls": [CALL] * (MAX_PARTS + 1)}], "parts and tool calls"),
         ([{"role": "assistant", "tool_calls": [NESTED] * 5}], "send them as texts"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": DEEP}}]}], "64 levels deep"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 12}}]}], "a text, or an object"),
         ([{}] * 100_000, "messages"),
     ],
 )
