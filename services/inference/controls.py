@@ -20,6 +20,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 """Who may speak. A role is a word of ours, not of the caller's: it may complete a control string (`<|` + role + `|>`)."""
 _STAND_INS = "".join(map(chr, (*range(0xFDD0, 0xFDEE), *range(0xE000, 0xE100))))
 """Noncharacters, which no text should hold, then private ones; few, so that a text that holds them all costs little."""
+_NUM_BEGINNING = 6
+"""Characters that a regular expression looks for; a text of brackets would keep Python busy."""
 
 Span = tuple[int, int]
 
@@ -51,8 +53,9 @@ class Controls:
         # Where the template begins a control string that something else completes, the rest of it is dangerous too.
         begun = [control for control in every if any(_begins(literal, control) for literal in literals.said)]
         self._strings = every
-        self._lengths = _lengths_by_first(every)
-        self._beginning = re.compile("|".join(map(re.escape, sorted(self._lengths))) or r"(?!)")
+        self._lengths = _lengths_by_beginning(every)
+        beginnings = sorted(self._lengths, key=len, reverse=True)
+        self._beginning = re.compile("|".join(map(re.escape, beginnings)) or r"(?!)")
         self._marks = _marks(every, begun)
         self._words = sorted({word.lower() for control in begun for word in re.findall(r"\w+", control)})
         self._whole_words = re.compile(rf"\b(?:{'|'.join(map(re.escape, self._words))})\b", re.IGNORECASE)
@@ -63,15 +66,14 @@ class Controls:
     def find(self, text: str) -> list[Span]:
         """Where control strings stand: from the left, the longest first, as tokenizers look for them."""
         found: list[Span] = []
-        end = 0
-        for match in self._beginning.finditer(text):
-            start = match.start()
-            if start >= end:
-                for length in self._lengths[match[0]]:
-                    if text[start : start + length] in self._strings:
-                        end = start + length
-                        found.append((start, end))
-                        break
+        place = 0
+        while match := self._beginning.search(text, place):
+            place = match.start()
+            ends = (place + length for length in self._lengths[match[0]])
+            end = next((end for end in ends if text[place:end] in self._strings), None)
+            if end is not None:
+                found.append((place, end))
+            place = end or place + 1
         return found
 
     def strings(self, text: str) -> list[str]:
@@ -157,11 +159,15 @@ def _marks(controls: Iterable[str], begun: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(character for character in firsts | rest if len(character) == 1 and not character.isspace()))
 
 
-def _lengths_by_first(controls: Iterable[str]) -> dict[str, list[int]]:
-    lengths: dict[str, set[int]] = {}
+def _lengths_by_beginning(controls: Collection[str]) -> dict[str, list[int]]:
+    """By the first characters of control strings, how long those may be that begin so, the longest first."""
+    beginnings = {control[:_NUM_BEGINNING] for control in controls}
+    lengths: dict[str, set[int]] = {beginning: set() for beginning in beginnings}
     for control in controls:
-        lengths.setdefault(control[0], set()).add(len(control))
-    return {first: sorted(found, reverse=True) for first, found in lengths.items()}
+        lengths[control[:_NUM_BEGINNING]].add(len(control))
+    for beginning, found in lengths.items():
+        found |= {size for size in range(1, len(beginning)) if beginning[:size] in controls}
+    return {beginning: sorted(found, reverse=True) for beginning, found in lengths.items()}
 
 
 def _begins(literal: str, control: str) -> bool:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from benchmarks.attacks.text import WORDS, Conversation, conversation, forge, forge_elsewhere
@@ -204,6 +207,16 @@ def test_a_turns_own_tokens_are_nobodys_words_whatever_the_tokenizer_calls_them(
     ids = template.encode(messages)
     assert ids.count(start) == 3
     assert ids.count(think) == 1
+
+
+@given(
+    st.text(alphabet="<s>|ab", max_size=30),
+    st.sets(st.sampled_from(("<s>", "<s>ab", "<s>abab|", "<|ab", "<|abab>", "<|abab|>", "a", "bab", "<")), min_size=1),
+)
+def test_control_strings_are_found_from_the_left_the_longest_first(text: str, strings: set[str]) -> None:
+    controls = Controls(strings, (), Literals(frozenset(), frozenset(), rewrites=False))
+    longest_first = re.compile("|".join(re.escape(string) for string in sorted(strings, key=len, reverse=True)))
+    assert controls.find(text) == [match.span() for match in longest_first.finditer(text)]
 
 
 def test_letters_that_look_like_others_break_nothing(tmp_path: Path) -> None:
