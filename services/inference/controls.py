@@ -51,7 +51,7 @@ class Controls:
     def __init__(self, hard: Collection[str], soft: Collection[str], literals: Literals) -> None:
         every = frozenset(hard) | frozenset(soft)
         # Where the template begins a control string that something else completes, the rest of it is dangerous too.
-        begun = [control for control in every if any(_begins(literal, control) for literal in literals.said)]
+        begun = _begun(literals.said, every)
         self._strings = every
         self._lengths = _lengths_by_beginning(every)
         beginnings = sorted(self._lengths, key=len, reverse=True)
@@ -170,9 +170,13 @@ def _lengths_by_beginning(controls: Collection[str]) -> dict[str, list[int]]:
     return {beginning: sorted(found, reverse=True) for beginning, found in lengths.items()}
 
 
-def _begins(literal: str, control: str) -> bool:
-    """Whether a text ends with the beginning of a control string, and not with all of it."""
-    return any(literal.endswith(control[:size]) for size in range(1, len(control)))
+def _begun(literals: Iterable[str], controls: Collection[str]) -> list[str]:
+    """The control strings with whose beginning, and not all of it, a literal ends."""
+    longest = max(map(len, controls), default=0)
+    beginnings = {control[:size] for control in controls for size in range(1, len(control))}
+    ends = {literal[-size:] for literal in literals for size in range(1, min(len(literal), longest) + 1)}
+    found = beginnings & ends
+    return [control for control in controls if any(control.startswith(end) and control != end for end in found)]
 
 
 def _could_share(literal: str, control: str, marks: Collection[str]) -> bool:

@@ -36,9 +36,9 @@ class ChatTemplate:
     """
 
     def __init__(self, folder: Path) -> None:
-        settings, content = _read(folder, "tokenizer_config.json"), _text(folder, "tokenizer.json")
+        settings = _read(folder, "tokenizer_config.json")
         self.context = _context_of(_read(folder, "config.json"), folder)
-        self.tokenizer = _tokenizer_of(content, folder)
+        self.tokenizer = _tokenizer_of(folder)
         # No token stands for more characters than its own name has, so a text longer than this cannot fit.
         self.most_characters = self.context * max(map(len, self.tokenizer.get_vocab()), default=1)
         self._special = _special_tokens(settings)
@@ -52,12 +52,13 @@ class ChatTemplate:
         self._template.globals = dict(self._template.globals)
         self._knows_developers = "developer" in source
         self._rewrites = literals.rewrites
-        tokens = json.loads(content)["added_tokens"]
+        content = json.loads(self.tokenizer.to_str())
+        tokens = content["added_tokens"]
         hard, soft = _control_strings(tokens, literals)
         turns = {text for text in soft if text in self._turn() or text in self._special.values()}
         hard, soft = hard | turns, soft - turns
         self._controls = Controls(hard, soft, literals)
-        self._twin = Twin(json.loads(content), hard | soft)
+        self._twin = Twin(content, hard | soft)
         self._normalizes = self.tokenizer.normalizer is not None and any(token["normalized"] for token in tokens)
 
     def render(self, messages: list[dict[str, Any]]) -> str:
@@ -157,7 +158,8 @@ def _text(folder: Path, name: str) -> str:
         raise InvalidSettings(f"{folder / name}: {error.strerror}; is this the folder of a base policy?") from error
 
 
-def _tokenizer_of(content: str, folder: Path) -> Tokenizer:
+def _tokenizer_of(folder: Path) -> Tokenizer:
+    content = _text(folder, "tokenizer.json")
     try:
         tokenizer = Tokenizer.from_str(content)
     except Exception as error:  # the library raises nothing more specific

@@ -222,3 +222,14 @@ def test_control_strings_are_found_from_the_left_the_longest_first(text: str, st
 def test_letters_that_look_like_others_break_nothing(tmp_path: Path) -> None:
     template = load_template(str(make_base(tmp_path)))
     assert template.encode([{"role": "user", "content": "\u017fystem a < b \u212a"}])
+
+
+def test_a_tokenizer_without_control_tokens_has_nothing_to_keep_apart(tmp_path: Path) -> None:
+    base = make_base(tmp_path, "{{ messages[0].content }}")
+    content = json.loads((base / "tokenizer.json").read_text())
+    (base / "tokenizer.json").write_text(json.dumps({**content, "added_tokens": []}))
+    template = load_template(str(base))
+    assert (
+        template.encode([{"role": "user", "content": "a < b <|end|>"}])
+        == template.tokenizer.encode("a < b <|end|>").ids
+    )
