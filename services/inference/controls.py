@@ -20,6 +20,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 """Who may speak. A role is a word of ours, not of the caller's: it may complete a control string (`<|` + role + `|>`)."""
 _STAND_INS = "".join(map(chr, (*range(0xFDD0, 0xFDEE), *range(0xE000, 0xE100))))
 """Noncharacters, which no text should hold, then private ones; few, so that a text that holds them all costs little."""
+_NUM_BEGINNING = 6
+"""Characters that a regular expression looks for; a text of brackets would keep Python busy."""
 
 Span = tuple[int, int]
 
@@ -49,10 +51,11 @@ class Controls:
     def __init__(self, hard: Collection[str], soft: Collection[str], literals: Literals) -> None:
         every = frozenset(hard) | frozenset(soft)
         # Where the template begins a control string that something else completes, the rest of it is dangerous too.
-        begun = [control for control in every if any(_begins(literal, control) for literal in literals.said)]
+        begun = _begun(literals.said, every)
         self._strings = every
-        self._lengths = _lengths_by_first(every)
-        self._beginning = re.compile("|".join(map(re.escape, sorted(self._lengths))) or r"(?!)")
+        self._lengths = _lengths_by_beginning(every)
+        beginnings = sorted(self._lengths, key=len, reverse=True)
+        self._beginning = re.compile("|".join(map(re.escape, beginnings)) or r"(?!)")
         self._marks = _marks(every, begun)
         self._words = sorted({word.lower() for control in begun for word in re.findall(r"\w+", control)})
         self._whole_words = re.compile(rf"\b(?:{'|'.join(map(re.escape, self._words))})\b", re.IGNORECASE)
@@ -63,15 +66,14 @@ class Controls:
     def find(self, text: str) -> list[Span]:
         """Where control strings stand: from the left, the longest first, as tokenizers look for them."""
         found: list[Span] = []
-        end = 0
-        for match in self._beginning.finditer(text):
-            start = match.start()
-            if start >= end:
-                for length in self._lengths[match[0]]:
-                    if text[start : start + length] in self._strings:
-                        end = start + length
-                        found.append((start, end))
-                        break
+        place = 0
+        while match := self._beginning.search(text, place):
+            place = match.start()
+            ends = (place + length for length in self._lengths[match[0]])
+            end = next((end for end in ends if text[place:end] in self._strings), None)
+            if end is not None:
+                found.append((place, end))
+            place = end or place + 1
         return found
 
     def strings(self, text: str) -> list[str]:
@@ -124,7 +126,7 @@ class Controls:
 
         def mark_all(text: str) -> str:
             if self._words:
-                text = self._whole_words.sub(lambda match: stand_ins[match[0][0]] + match[0][1:], text)
+                text = self._whole_words.sub(lambda match: stand_ins.get(match[0][0], match[0][0]) + match[0][1:], text)
             return mark_name(text)
 
         def mark(text: str) -> str:
@@ -152,21 +154,29 @@ class Controls:
 
 def _marks(controls: Iterable[str], begun: Iterable[str]) -> tuple[str, ...]:
     """The characters that are replaced: the first of each control string; of those begun, all but letters and digits."""
-    firsts = {case for control in controls for case in (control[0].lower(), control[0].upper())}
+    firsts = {case for control in controls for case in {control.lstrip()[0].lower(), control.lstrip()[0].upper()}}
     rest = {character for control in begun for character in control if not character.isalnum()}
-    return tuple(sorted(character for character in firsts | rest if not character.isspace()))
+    return tuple(sorted(character for character in firsts | rest if len(character) == 1 and not character.isspace()))
 
 
-def _lengths_by_first(controls: Iterable[str]) -> dict[str, list[int]]:
-    lengths: dict[str, set[int]] = {}
+def _lengths_by_beginning(controls: Collection[str]) -> dict[str, list[int]]:
+    """By the first characters of control strings, how long those may be that begin so, the longest first."""
+    beginnings = {control[:_NUM_BEGINNING] for control in controls}
+    lengths: dict[str, set[int]] = {beginning: set() for beginning in beginnings}
     for control in controls:
-        lengths.setdefault(control[0], set()).add(len(control))
-    return {first: sorted(found, reverse=True) for first, found in lengths.items()}
+        lengths[control[:_NUM_BEGINNING]].add(len(control))
+    for beginning, found in lengths.items():
+        found |= {size for size in range(1, len(beginning)) if beginning[:size] in controls}
+    return {beginning: sorted(found, reverse=True) for beginning, found in lengths.items()}
 
 
-def _begins(literal: str, control: str) -> bool:
-    """Whether a text ends with the beginning of a control string, and not with all of it."""
-    return any(literal.endswith(control[:size]) for size in range(1, len(control)))
+def _begun(literals: Iterable[str], controls: Collection[str]) -> list[str]:
+    """The control strings with whose beginning, and not all of it, a literal ends."""
+    longest = max(map(len, controls), default=0)
+    beginnings = {control[:size] for control in controls for size in range(1, len(control))}
+    ends = {literal[-size:] for literal in literals for size in range(1, min(len(literal), longest) + 1)}
+    found = beginnings & ends
+    return [control for control in controls if any(control.startswith(end) and control != end for end in found)]
 
 
 def _could_share(literal: str, control: str, marks: Collection[str]) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from difflib import get_close_matches
+from operator import attrgetter
 from typing import Annotated, Any
 
 import msgspec
@@ -140,6 +141,10 @@ Body: Any = msgspec.defstruct(
     forbid_unknown_fields=True,
 )
 """Every field that is known; those that are not served stay JSON."""
+_unserved = attrgetter(*NEUTRAL)
+_NOTHING_UNSERVED = (_ABSENT,) * len(NEUTRAL)
+_beside_content = attrgetter(*Message.__struct_fields__[2:])
+_NOTHING_BESIDE = Message.__struct_defaults__[1:]
 _STRUCTS = (
     (re.compile(r""), Body),
     (re.compile(r"stream_options"), StreamOptions),
@@ -156,10 +161,17 @@ def check_neutral(body: Any) -> None:
     Raises:
         Unsupported: `param` names the field.
     """
-    for name, values in NEUTRAL.items():
-        content = getattr(body, name)
+    given = _unserved(body)
+    if given == _NOTHING_UNSERVED:
+        return
+    for (name, values), content in zip(NEUTRAL.items(), given, strict=True):
         if content is not _ABSENT and not _is_neutral(content, values):
             raise Unsupported(f"`{name}` is not supported; leave it out{_allowed(name)}", param=name)
+
+
+def is_plain(message: Message) -> bool:
+    """True if it says who speaks and what, and nothing else."""
+    return bool(_beside_content(message) == _NOTHING_BESIDE)
 
 
 def unserved_of(message: Message) -> str | None:

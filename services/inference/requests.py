@@ -26,6 +26,7 @@ from services.inference.fields import (
     ToolCall,
     check_neutral,
     explain,
+    is_plain,
     unserved_of,
 )
 
@@ -41,9 +42,11 @@ _LARGE = 2**18
 """Bytes; a body above is looked at before it is read."""
 _MAX_ARGUMENTS = 2**18
 """Bytes of all arguments of tool calls that are objects; those that are texts are not read."""
+_MAX_DEPTH = 64
 _MAX_SHORT_MESSAGES, _MAX_SHORT_CHARACTERS = 64, 4000
 _served = attrgetter(*Served.__struct_fields__)
 _TEXTS = ("name", "reasoning_content", "reasoning", "thinking", "tool_call_id")
+_texts_of = attrgetter(*_TEXTS)
 
 
 class ChatRequest(Served, frozen=True, kw_only=True):
@@ -65,8 +68,9 @@ class ChatRequest(Served, frozen=True, kw_only=True):
     @property
     def longest(self) -> int | None:
         """The longest answer the caller wants, in tokens."""
-        given = [longest for longest in (self.max_tokens, self.max_completion_tokens) if longest is not None]
-        return min(given, default=None)
+        if self.max_tokens is None or self.max_completion_tokens is None:
+            return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        return min(self.max_tokens, self.max_completion_tokens)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -76,10 +80,13 @@ class ChatRequest(Served, frozen=True, kw_only=True):
     @property
     def is_short(self) -> bool:
         """True if making a prompt of it takes no longer than handing it to a thread."""
-        if len(self.messages) > _MAX_SHORT_MESSAGES:
-            return False
-        values = [value for message in self.messages for value in message.values()]
-        return all(isinstance(value, str) for value in values) and sum(map(len, values)) <= _MAX_SHORT_CHARACTERS
+        num_characters = 0
+        for message in self.messages:
+            for value in message.values():
+                if not isinstance(value, str):
+                    return False
+                num_characters += len(value)
+        return num_characters <= _MAX_SHORT_CHARACTERS and len(self.messages) <= _MAX_SHORT_MESSAGES
 
 
 def parse_chat_request(body: bytes) -> ChatRequest:
@@ -101,7 +108,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
             "`top_logprobs` is not supported: only the log-prob of the sampled token is known; send 0 or leave it out",
             param="top_logprobs",
         )
-    served = dict(zip(Served.__struct_fields__, _served(read), strict=True))
+    served = dict(zip(Served.__struct_fields__, _served(read), strict=False))
     request = ChatRequest(messages=_plain_messages(read.messages), **served)
     _check_numbers(request)
     _check_metadata(request.labels)
@@ -173,18 +180,24 @@ def _check_metadata(pairs: dict[str, str]) -> None:
 
 
 def _plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
-    calls = [call for message in messages if message.tool_calls for call in message.tool_calls]
-    num_parts = len(calls)
+    calls: list[ToolCall] = []
+    num_parts = 0
     for message in messages:
         if isinstance(message.content, list):
             num_parts += len(message.content)
+        if message.tool_calls:
+            calls += message.tool_calls
+    num_parts += len(calls)
     if num_parts > MAX_PARTS:
         raise _too_many(f"up to {MAX_PARTS:,} parts and tool calls in all messages")
-    _check_arguments(calls)
+    if calls:
+        _check_arguments(calls)
     return [_plain_message(message, index) for index, message in enumerate(messages)]
 
 
 def _plain_message(message: Message, index: int) -> dict[str, Any]:
+    if message.role in ROLES and message.content.__class__ is str and is_plain(message):
+        return {"role": message.role, "content": message.content}
     where = f"messages[{index}]"
     if message.role not in ROLES:
         given = message.role[:_MAX_KEY]
@@ -198,11 +211,10 @@ def _plain_message(message: Message, index: int) -> dict[str, Any]:
         plain["content"] = message.content
     elif message.role != "assistant":
         raise InvalidRequest(f"{where}.content must be a text or a list of text parts", param=f"{where}.content")
-    for name in _TEXTS:
-        if (text := getattr(message, name)) is not None:
-            plain[name] = text
+    texts = zip(_TEXTS, _texts_of(message), strict=True)
+    plain |= {name: text for name, text in texts if text is not None}
     if message.tool_calls:
-        plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+        plain["tool_calls"] = [_plain_call(call, f"{where}.tool_calls") for call in message.tool_calls]
     return plain
 
 
@@ -221,9 +233,21 @@ def _check_arguments(calls: Iterable[ToolCall]) -> None:
         )
 
 
-def _plain_call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.function.name, "arguments": msgspec.json.decode(call.function.arguments)}
+def _plain_call(call: ToolCall, where: str) -> dict[str, Any]:
+    arguments = msgspec.json.decode(call.function.arguments)
+    if not isinstance(arguments, str | dict | None) or _is_deeper(arguments, _MAX_DEPTH):
+        raise InvalidRequest(
+            f"{where}: arguments are a text, or an object nested up to {_MAX_DEPTH} levels deep", param=where
+        )
+    function = {"name": call.function.name, "arguments": arguments}
     return {**({} if call.id is None else {"id": call.id}), "type": call.type or "function", "function": function}
+
+
+def _is_deeper(value: Any, num_levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return num_levels == 0 or any(_is_deeper(part, num_levels - 1) for part in parts)
 
 
 def _is_text(content: msgspec.Raw) -> bool:

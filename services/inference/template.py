@@ -36,9 +36,9 @@ class ChatTemplate:
     """
 
     def __init__(self, folder: Path) -> None:
-        settings, content = _read(folder, "tokenizer_config.json"), _text(folder, "tokenizer.json")
+        settings = _read(folder, "tokenizer_config.json")
         self.context = _context_of(_read(folder, "config.json"), folder)
-        self.tokenizer = _tokenizer_of(content, folder)
+        self.tokenizer = _tokenizer_of(folder)
         # No token stands for more characters than its own name has, so a text longer than this cannot fit.
         self.most_characters = self.context * max(map(len, self.tokenizer.get_vocab()), default=1)
         self._special = _special_tokens(settings)
@@ -52,10 +52,13 @@ class ChatTemplate:
         self._template.globals = dict(self._template.globals)
         self._knows_developers = "developer" in source
         self._rewrites = literals.rewrites
-        tokens = json.loads(content)["added_tokens"]
+        content = json.loads(self.tokenizer.to_str())
+        tokens = content["added_tokens"]
         hard, soft = _control_strings(tokens, literals)
+        turns = {text for text in soft if text in self._turn() or text in self._special.values()}
+        hard, soft = hard | turns, soft - turns
         self._controls = Controls(hard, soft, literals)
-        self._twin = Twin(json.loads(content), hard | soft)
+        self._twin = Twin(content, hard | soft)
         self._normalizes = self.tokenizer.normalizer is not None and any(token["normalized"] for token in tokens)
 
     def render(self, messages: list[dict[str, Any]]) -> str:
@@ -111,6 +114,13 @@ class ChatTemplate:
                 return ids
         return self._twin.encode(text, spans, marked.restore)
 
+    def _turn(self) -> str:
+        """A user's turn; nothing if the template wants more than one."""
+        try:
+            return self._template.render(messages=[{"role": "user", "content": ""}], tools=None, **self._special)
+        except (jinja2.TemplateError, TypeError):
+            return ""
+
     def _bounded(self, text: str) -> str:
         if len(text) > self.most_characters:
             raise ContextLengthExceeded(
@@ -148,7 +158,8 @@ def _text(folder: Path, name: str) -> str:
         raise InvalidSettings(f"{folder / name}: {error.strerror}; is this the folder of a base policy?") from error
 
 
-def _tokenizer_of(content: str, folder: Path) -> Tokenizer:
+def _tokenizer_of(folder: Path) -> Tokenizer:
+    content = _text(folder, "tokenizer.json")
     try:
         tokenizer = Tokenizer.from_str(content)
     except Exception as error:  # the library raises nothing more specific
@@ -192,7 +203,7 @@ def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _control_strings(tokens: list[dict[str, Any]], literals: Literals) -> tuple[frozenset[str], frozenset[str]]:
-    """The tokenizer's special tokens, and others that the template says (`<think>`), which assistants may say too."""
+    """The tokenizer's special tokens, and others that the template says: `<think>`, but `<|im_start|>` at times too."""
     texts = {token["content"]: bool(token["special"]) for token in tokens if token["content"].strip()}
     soft = {text for text, special in texts.items() if not special and _BRACKETED.fullmatch(text)}
     return (

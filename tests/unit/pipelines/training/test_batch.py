@@ -89,6 +89,7 @@ def test_a_sampled_completion_with_provenance_is_trained() -> None:
         (with_segment(sampling=Sampling(temperature=0.0, max_tokens=9)), "off_support", "greedy"),
         (with_segment(sampling=Sampling(temperature=1.0, top_p=0.9, max_tokens=9)), "off_support", "truncated"),
         (with_segment(sampling=Sampling(temperature=1.0, top_k=5, max_tokens=9)), "off_support", "truncated"),
+        (with_segment(sampling=Sampling(temperature=1.0, min_p=0.1, max_tokens=9)), "off_support", "truncated"),
     ],
 )
 def test_what_must_not_be_trained_is_refused_by_name(item: Experience, state: str, reason: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -12,7 +13,7 @@ from openai.types.chat import completion_create_params
 from benchmarks.attacks.text import CHANGING, keep_waiting
 from contracts.errors import InvalidRequest, Unsupported
 from services.inference.controls import ROLES
-from services.inference.fields import HARMLESS, MAX_MESSAGES, MAX_PARTS, NEUTRAL, Served
+from services.inference.fields import HARMLESS, MAX_MESSAGES, MAX_PARTS, NEUTRAL, Message, Served
 from services.inference.requests import ChatRequest, parse_chat_request
 from tests.unit.services.inference.conftest import Inference
 
@@ -63,6 +64,12 @@ def test_every_field_of_the_sdk_is_decided_about() -> None:
     assert known <= served | {*HARMLESS} | {*NEUTRAL}
     assert len(served) + len(HARMLESS) + len(NEUTRAL) == len(served | {*HARMLESS} | {*NEUTRAL})
     assert {*CHANGING} == {*NEUTRAL}
+
+
+def test_the_page_names_every_field() -> None:
+    page = Path("docs/chat.md").read_text()
+    for name in ("messages", *Served.__struct_fields__, *HARMLESS, *NEUTRAL, *Message.__struct_fields__):
+        assert f"`{name}`" in page, name
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
@@ -162,6 +169,9 @@ def test_what_agents_send_first_is_answered(inference: Inference, agent: str, st
 
 EMPTY, TEXT_PART = {"role": "user", "content": ""}, {"type": "text", "text": ""}
 CALL = {"function": {"name": "f", "arguments": ""}}
+DEEP: dict[str, Any] = {}
+for _ in range(100):
+    DEEP = {"x": DEEP}
 NESTED = {"function": {"name": "f", "arguments": {"x": [[]] * 20_000}}}
 
 
@@ -174,6 +184,8 @@ NESTED = {"function": {"name": "f", "arguments": {"x": [[]] * 20_000}}}
         ([{"role": "user", "content": [TEXT_PART] * 3000}, {"role": "user", "content": [TEXT_PART] * 3000}], "parts"),
         ([{"role": "assistant", "tool_calls": [CALL] * (MAX_PARTS + 1)}], "parts and tool calls"),
         ([{"role": "assistant", "tool_calls": [NESTED] * 5}], "send them as texts"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": DEEP}}]}], "64 levels deep"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 12}}]}], "a text, or an object"),
         ([{}] * 100_000, "messages"),
     ],
 )
