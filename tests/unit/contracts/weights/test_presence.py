@@ -9,7 +9,7 @@ from benchmarks.attacks._weights import NOW, POLICY, Bucket, Folder, Place, keyr
 from benchmarks.attacks._weights_people import Follower, Publisher
 from commands.replica import Announcer
 from contracts.errors import Forbidden, InvalidValue, WeightsRefused
-from contracts.weights.presence import Presence, announce, present, presence_path
+from contracts.weights.presence import Presence, announce, presence_path, present
 
 REPLICA, OTHER, THIEF = signer(2), signer(3), signer(9)
 DAY = 24 * 3600.0
@@ -77,9 +77,7 @@ def test_the_word_of_one_replica_or_policy_is_not_anothers(place: Place) -> None
     place.put(presence_path(POLICY, OTHER.key_id), text)
     assert heard(place, OTHER, REPLICA) == (["eu"], ["corrupt_presence"])
     announce(store, "other", said("eu"), REPLICA)
-    place.put(
-        presence_path(POLICY, REPLICA.key_id), place.get(f"other/replicas/{REPLICA.key_id}.json") or b""
-    )
+    place.put(presence_path(POLICY, REPLICA.key_id), place.get(f"other/replicas/{REPLICA.key_id}.json") or b"")
     assert heard(place, REPLICA) == ([], ["bad_signature"])
 
 

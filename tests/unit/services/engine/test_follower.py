@@ -8,8 +8,8 @@ import pytest
 
 from contracts.errors import InvalidSettings, Unavailable, WeightsRefused
 from contracts.weights.format import root_of
-from services.engine.follower import Follower, Problem, Wanted, due, next_problem
 from policy.weights import tensors_of
+from services.engine.follower import Follower, Problem, Wanted, due, next_problem
 from tests.unit.services.engine.memory_store import MemoryStore
 from tests.unit.services.engine.world import make_engine, make_store, tiny_model
 
