@@ -101,7 +101,7 @@ def test_a_replica_writes_its_own_word_and_nothing_else(place: Place, tmp_path: 
         publisher.point(version, version + 1)
     before = place.files()
     follower = Follower(place, tmp_path / "follower")
-    tell = Announcer(follower.weights, POLICY, "eu", lambda: NOW, REPLICA)  # type: ignore[arg-type]
+    tell = Announcer(follower.weights, POLICY, "eu", lambda: NOW, REPLICA)
     tell(follower.replica, follower.look())
     publisher.publish(2)
     publisher.point(2, 3)

@@ -1,6 +1,7 @@
 """Which snapshots are accepted, what they let through, and what is remembered."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ from benchmarks.attacks._weights import NOW, POLICY, RUN, keyring, signer
 from contracts.errors import WeightsRefused
 from contracts.weights.manifest import Manifest
 from contracts.weights.pointer import Pointer
-from contracts.weights.signing import Keyring
+from contracts.weights.signing import Keyring, Signer
 from contracts.weights.snapshot import (
     CLOCK_SECONDS,
     RENEW_SECONDS,
@@ -27,16 +28,16 @@ OURS, OLD, THIEF = signer(1), signer(2), signer(9)
 HOUR = 3600.0
 
 
-def version(number: int, by: object = OURS, **fields: object) -> Manifest:
+def version(number: int, by: Signer | None = OURS, **fields: Any) -> Manifest:
     base = number - 1 if number else None
     made = edge(number, base, parent=base, policy=POLICY, run=RUN, **fields)
-    return by.sign(made) if hasattr(by, "sign") else made
+    return made if by is None else by.sign(made)
 
 
 V0, V1, V2 = version(0), version(1), version(2)
 
 
-def snapshot(*versions: Manifest, after: Snapshot | None = None, now: float = NOW, **fields: object) -> Snapshot:
+def snapshot(*versions: Manifest, after: Snapshot | None = None, now: float = NOW, **fields: Any) -> Snapshot:
     made = next_snapshot(
         after, policy=POLICY, run=RUN, now=now, versions={one.version: listed([one]) for one in versions}, pointers={}
     )
@@ -46,18 +47,13 @@ def snapshot(*versions: Manifest, after: Snapshot | None = None, now: float = NO
 class Reader:
     """Somebody who reads; `now` is its clock."""
 
-    def __init__(self, folder: Path, trusted: Keyring | None = None, **options: object) -> None:
+    def __init__(self, folder: Path, trusted: Keyring | None = None, **options: Any) -> None:
         self.now = NOW
-        self.snapshots = Snapshots(
-            trusted or keyring(OURS),
-            folder,
-            clock=lambda: self.now,
-            **options,  # type: ignore[arg-type]
-        )
+        self.snapshots = Snapshots(trusted or keyring(OURS), folder, clock=lambda: self.now, **options)
 
-    def see(self, found: Snapshot | bytes | None, by: object = OURS) -> str:
+    def see(self, found: Snapshot | bytes | None, by: Signer = OURS) -> str:
         """`accepted`, or the code of the refusal."""
-        text = sign_snapshot(found, by) if isinstance(found, Snapshot) else found  # type: ignore[arg-type]
+        text = sign_snapshot(found, by) if isinstance(found, Snapshot) else found
         try:
             self.snapshots.see(POLICY, text)
         except WeightsRefused as error:
@@ -128,9 +124,7 @@ def test_numbers_do_not_go_back_and_one_number_is_one_list(tmp_path: Path) -> No
         ({"expires_at": NOW - CLOCK_SECONDS - 1.0}, "expired_snapshot"),
     ],
 )
-def test_what_is_not_accepted_says_why_and_changes_nothing(
-    tmp_path: Path, change: dict[str, object], code: str
-) -> None:
+def test_what_is_not_accepted_says_why_and_changes_nothing(tmp_path: Path, change: dict[str, Any], code: str) -> None:
     reader = Reader(tmp_path, run=RUN)
     reader.see(FIRST)
     assert reader.see(snapshot(V2, after=FIRST, **change)) == code

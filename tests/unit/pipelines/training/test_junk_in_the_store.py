@@ -26,9 +26,7 @@ class SignedWorld(World):
     def __init__(self, home: Path, **training: object) -> None:
         super().__init__(home, **training)
         self.signer, self.keyring = OURS, keyring(OURS)
-        self.snapshots = Snapshots(
-            self.keyring, home / "snapshots", run="test", publishes=True, clock=lambda: self.now
-        )
+        self.snapshots = Snapshots(self.keyring, home / "snapshots", run="test", publishes=True, clock=lambda: self.now)
         self.store = FolderWeightStore(self.settings.weights, self.snapshots)
 
     def listed(self) -> list[int]:
