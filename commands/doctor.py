@@ -17,7 +17,7 @@ from commands.gate_home import gates_of_home
 from contracts.clocks import MOST_SECONDS, database_time, offset_seconds
 from contracts.database import Database
 from contracts.engine_key import ENGINE_KEY, authorization, engine_key
-from contracts.errors import ClockOff, InvalidSettings, MillraceError, Unavailable
+from contracts.errors import ClockOff, InvalidSettings, MillraceError, Unavailable, WeightsRefused
 from contracts.event_log import EventLog
 from contracts.integrity import damaged_files, damaged_records
 from contracts.log_memory import losses, read_positions, refusal
@@ -84,6 +84,7 @@ def examine(home: Path) -> Iterator[Finding]:
         yield from _log_and_clock(settings)
         if settings.weights_url:
             yield _bucket(settings.weights_url)
+        yield versions_of(settings)
     gpu = shutil.which("nvidia-smi") is not None
     yield Finding("gpu", gpu, False, "there: try --device cuda" if gpu else "none: everything runs on the CPU")
     browser = shutil.which("chromium") is not None
@@ -208,6 +209,26 @@ def _bucket(url: str) -> Finding:
     except (InvalidSettings, Unavailable) as error:
         return Finding("weights", False, True, error.message)
     return Finding("weights", True, True, f"{url} takes versions, each once")
+
+
+def versions_of(settings: Settings) -> Finding:
+    """Whether everything in the weight store can be read and believed, and the list of versions is fresh."""
+    from contracts.weights.opening import inspect  # noqa: PLC0415 only homes have a store
+
+    try:
+        found = inspect(settings)
+    except (InvalidSettings, Unavailable, WeightsRefused) as error:
+        return Finding("versions", False, False, error.message)
+    if found.junk:
+        named = "; ".join(f"{place}: {code}" for place, code in found.junk[:_MOST_NAMED])
+        says = f"{len(found.junk)} objects in the weight store cannot be used: {named}; see docs/operating.md, When weights are refused"
+        return Finding("versions", False, False, says)
+    if found.expires_in is None:
+        return Finding("versions", True, False, f"{found.num_versions}; no signed list yet: training writes it")
+    says = f"{found.num_versions} listed; the list is good for {found.expires_in / 3600:.0f} h"
+    return Finding(
+        "versions", found.expires_in > 0, False, says if found.expires_in > 0 else f"{says}: millrace keys renew"
+    )
 
 
 def _can_bind(port: int) -> bool:

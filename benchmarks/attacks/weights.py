@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -185,6 +186,10 @@ def _deeds(
         for path, content in other.files().items():
             place.put(path, content)
 
+    def remove_all() -> None:
+        for path in place.files():
+            place.remove(path)
+
     return {
         "yesterday's pointer": lambda: put_back(pointer),
         "yesterday's list": lambda: put_back(snapshot),
@@ -193,7 +198,7 @@ def _deeds(
         "a signed version that is not listed": offer_unlisted,
         "another run of the same key": bring_another_run,
         "no list any more": lambda: place.remove(snapshot),
-        "nothing any more": lambda: [place.remove(path) for path in place.files()],
+        "nothing any more": remove_all,
     }
 
 
@@ -338,7 +343,7 @@ def attempt_clock(place: Place, folder: Path) -> str | None:
     publisher.publish(0)
     publisher.point(0, 1)
     for name, off in (("slow", -7200.0), ("fast", 7200.0)):
-        follower = Follower(place, folder / name, lambda off=off: NOW + off)
+        follower = Follower(place, folder / name, partial(float, NOW + off))
         if "version 0" not in (said := follower.look()) or "expired" in said:
             return f"a replica whose clock is {name} by two hours: {said}"
     clock = [NOW]

@@ -7,14 +7,21 @@ Waits for: nothing; nothing is asked yet.
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 import structlog
 
+from contracts.assignments import LIVE
 from contracts.errors import WeightsRefused
 from contracts.metrics import WEIGHT_JUNK, WEIGHT_SNAPSHOT_EXPIRES
 from contracts.settings import Settings
-from contracts.weights.key_files import keyring_of
+from contracts.weights.key_files import keyring_of, replica_keyring
 from contracts.weights.layout import Verifier
+from contracts.weights.pointer import check_pointer, pointer_path
+from contracts.weights.pointer_stores import pointers_of
+from contracts.weights.presence import present
 from contracts.weights.snapshot import Snapshot
 from contracts.weights.store import WeightStore, open_store_at
 from contracts.weights.vouching import Snapshots
@@ -51,6 +58,44 @@ def open_any_store(settings: Settings, keyring: Verifier | None) -> WeightStore:
     store = open_store_at(settings.weights_url or str(settings.weights), keyring)
     store.on_junk = JunkNoted()
     return store
+
+
+class Inspected(NamedTuple):
+    """What a look at everything found."""
+
+    num_versions: int
+    junk: list[tuple[str, str]]
+    """Places below the root, each with the code of what is wrong there."""
+    expires_in: float | None
+    """Seconds for which the list of versions is still good; None: there is none yet."""
+
+
+def inspect(settings: Settings, clock: Callable[[], float] = time.time) -> Inspected:
+    """Read every manifest, pointer and presence of a home's policy.
+
+    Raises:
+        InvalidSettings, Unavailable: the store cannot be looked at.
+        WeightsRefused: the snapshot that was remembered here cannot be read.
+    """
+    policy, keyring, junk = settings.policy, keyring_of(settings), set[tuple[str, str]]()
+    snapshots = None
+    if keyring is not None:
+        snapshots = Snapshots(keyring, settings.home / "snapshots", run=settings.run, publishes=True, clock=clock)
+    store = open_any_store(settings, snapshots)
+    store.on_junk = lambda place, reason: junk.add((place, reason.code))
+    store.renew(policy)
+    versions = store.versions(policy)
+    for version in versions:
+        store.survey(policy, version)
+    present(store, policy, since=0.0, now=clock(), replicas=replica_keyring(settings.home), on_junk=store.on_junk)
+    pointer = pointers_of(store).read(policy, LIVE)
+    if pointer is not None:
+        try:
+            check_pointer(pointer, policy, LIVE, keyring)
+        except WeightsRefused as error:
+            junk.add((pointer_path(policy, LIVE), error.code))
+    snapshot = None if snapshots is None else snapshots.current(policy)
+    return Inspected(len(versions), sorted(junk), None if snapshot is None else snapshot.expires_at - clock())
 
 
 def note_snapshot(snapshot: Snapshot) -> None:

@@ -123,6 +123,13 @@ def parse_pointer(text: bytes, policy: str, arm: str, keyring: Keyring | None) -
     return pointer
 
 
+def check_pointer(stored: Stored, policy: str, arm: str, keyring: Keyring | None) -> Pointer:
+    """The pointer that stands there. Raises as `parse_pointer`."""
+    if stored.problem:
+        raise WeightsRefused("corrupt_pointer", stored.problem)
+    return parse_pointer(stored.text, policy, arm, keyring)
+
+
 class PointerReader:
     """Follows one arm; `memory` is a file of this reader alone."""
 
@@ -143,9 +150,7 @@ class PointerReader:
         stored = self._pointers.read(self._policy, self._arm)
         if stored is None:
             return None
-        if stored.problem:
-            raise WeightsRefused("corrupt_pointer", stored.problem)
-        pointer = parse_pointer(stored.text, self._policy, self._arm, self._keyring)
+        pointer = check_pointer(stored, self._policy, self._arm, self._keyring)
         last = self._last()
         if last is not None and pointer.epoch <= last.epoch:
             if (pointer.run, pointer.version, pointer.epoch) == (last.run, last.version, last.epoch):

@@ -200,10 +200,10 @@ class Replica:
             manifest = self._store.believed(text, self._policy, slot.version)
         if (manifest.target_root, manifest.run) != (slot.root, slot.run):
             self._slots.drop(slot)
-            raise WeightsRefused(
+            raise self._slots.refuse(
                 "slot_damaged",
                 f"version {slot.version} in {self._slots.model_of(slot).parent} is said to be {slot.root} of run {slot.run!r}, and "
-                f"its manifest says {manifest.target_root} of run {manifest.run!r}: look after this disk",
+                f"its manifest says {manifest.target_root} of run {manifest.run!r}",
             )
         if text is None:
             self._slots.keep_manifest(slot, msgspec.json.encode(manifest))

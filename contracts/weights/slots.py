@@ -105,7 +105,7 @@ class Slots:
             reason = error.message
         if reason is not None:
             self.drop(held)
-            raise self._refuse("slot_damaged", f"version {held.version} in {place} is not what was written ({reason})")
+            raise self.refuse("slot_damaged", f"version {held.version} in {place} is not what was written ({reason})")
         return Opened(tensors, self._history(held))
 
     def _history(self, held: Held) -> History:
@@ -121,10 +121,11 @@ class Slots:
             reason = error.message
         if reason is not None:
             self._write_label(held._replace(history=NO_HISTORY))
-            raise self._refuse("history_damaged", f"{path} is not what was written ({reason})")
+            raise self.refuse("history_damaged", f"{path} is not what was written ({reason})")
         return history
 
-    def _refuse(self, code: str, what: str) -> WeightsRefused:
+    def refuse(self, code: str, what: str) -> WeightsRefused:
+        """What to raise of a slot that is not what was written; noted in `refused`."""
         refused = WeightsRefused(code, f"{what}; look after this disk")
         self.refused.append(refused)
         return refused

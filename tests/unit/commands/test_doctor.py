@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.attacks._weights import POLICY, RUN, Folder, publish, signer
 from benchmarks.attacks._worlds import NoSandbox
-from commands.doctor import examine, sandbox_of
+from commands.doctor import examine, sandbox_of, versions_of
 from contracts.errors import Unavailable
 from contracts.settings import Settings, write_settings
+from contracts.weights.key_files import trusted_folder, write_public_key
 from pipelines.release.settings import ReleaseSettings
 from rewards.sandbox.choose import MAKERS, sandbox_named, tried
 from rewards.sandbox.port import Sandbox
@@ -61,3 +63,20 @@ def test_where_none_holds_it_is_said_how_to_get_one() -> None:
     assert (found.good, found.needed) == (False, False)
     assert "tasks that run code are refused; get Linux 6.12 or newer, or `apt install bubblewrap`" in found.says
     assert "bwrap is not installed" in found.says
+
+
+def test_objects_in_the_weight_store_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    place = Folder(tmp_path / "weights")
+    for version in (0, 1):
+        publish(place.open(None), version, signer(1))
+    write_public_key(trusted_folder(tmp_path), signer(1).public_key)
+    settings = Settings(home=tmp_path, run=RUN, policy=POLICY, base="b", tasks=(Path("none"),))
+    found = versions_of(settings)
+    assert (found.good, found.says) == (True, "2; no signed list yet: training writes it")
+    place.put(f"{POLICY}/replicas/eu.json", b"[" * 100_000)
+    place.put(f"{POLICY}/v000001/fold-000000.json", b"{}")
+    place.put(f"{POLICY}/pointers/live.json", b"\xff")
+    found = versions_of(settings)
+    assert not found.good
+    for name in ("replicas/eu.json: too_long", "fold-000000.json: corrupt_manifest", "live.json: corrupt_pointer"):
+        assert name in found.says

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from commands.home import prepare_home
-from commands.keys import retire, rotate
+from commands.keys import renew, retire, rotate
 from contracts.errors import InvalidSettings, WeightsRefused
 from contracts.settings import Settings, load_settings, write_settings
 from contracts.weights.key_files import SIGNING_KEY, TRUSTED_KEYS, keyring_of, signer_of, trusted_folder
 from contracts.weights.opening import open_weight_store
+from contracts.weights.signing import Keyring
+from contracts.weights.store import FolderWeightStore
+from contracts.weights.vouching import Snapshots
 from tests.unit.contracts.weights.test_signing import STEP
 
 PRODUCT = Path(__file__).parent.parent.parent.parent / "examples" / "reservations"
@@ -67,3 +70,53 @@ def test_that_nobody_need_sign_is_said_once_and_stays(settings: Settings) -> Non
     prepare_home(settings, {})
     assert load_settings(settings.home).weights_unsigned
     assert not (settings.home / "keys").exists()
+
+
+def test_once_the_new_key_lists_what_the_old_one_signed_it_can_retire(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prepare_home(settings, {})
+    [old] = [path.stem for path in trusted_folder(settings.home).iterdir()]
+    renew(settings.home)
+    rotate(settings.home, only_prepare=False)
+    with pytest.raises(InvalidSettings, match="millrace keys renew"):
+        retire(settings.home, old, force=False)
+    renew(settings.home)
+    assert "snapshot 2 of 1 versions is good until" in capsys.readouterr().out
+    retire(settings.home, old, force=False)
+    for publishes in (False, True):
+        assert open_weight_store(settings, publishes=publishes).load("reservations", 0)
+    prepare_home(settings, {})
+    assert [path.stem for path in trusted_folder(settings.home).iterdir()] != [old]
+
+
+def test_a_reader_that_starts_elsewhere_after_that_needs_the_list_alone(settings: Settings, tmp_path: Path) -> None:
+    prepare_home(settings, {})
+    [old] = [path.stem for path in trusted_folder(settings.home).iterdir()]
+    rotate(settings.home, only_prepare=False)
+    renew(settings.home)
+    retire(settings.home, old, force=False)
+    trusted = keyring_of(settings)
+    assert isinstance(trusted, Keyring)
+    store = FolderWeightStore(settings.weights, Snapshots(trusted, tmp_path / "elsewhere"))
+    assert store.load("reservations", 0)
+    forgetful = FolderWeightStore(settings.weights, trusted)
+    with pytest.raises(WeightsRefused):
+        forgetful.load("reservations", 0)
+
+
+def test_a_home_that_signs_nothing_has_nothing_to_renew(settings: Settings) -> None:
+    prepare_home(settings, {})
+    write_settings(settings.model_copy(update={"weights_unsigned": True}), {})
+    with pytest.raises(InvalidSettings, match="weights_unsigned"):
+        renew(settings.home)
+
+
+def test_a_home_on_a_store_of_another_run_does_not_start(settings: Settings, tmp_path: Path) -> None:
+    prepare_home(settings, {})
+    shutil.copytree(settings.home / "keys", tmp_path / "other" / "keys")
+    other = settings.model_copy(update={"home": tmp_path / "other", "run": "r2"})
+    shutil.copytree(settings.weights, other.weights)
+    with pytest.raises(WeightsRefused) as refused:
+        prepare_home(other, {})
+    assert refused.value.code == "wrong_run"

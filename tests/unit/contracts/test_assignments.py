@@ -7,12 +7,12 @@ from sqlalchemy import func, insert, select
 
 from contracts import assignments
 from contracts.database import Database
-from contracts.errors import Conflict, NotFound, StaleWrite
+from contracts.errors import Conflict, InvalidSettings, NotFound, StaleWrite
 from contracts.tables import assignment_change, doomed, version_claim
 
 
 def move(
-    database: Database, version: int | None, expected_epoch: int, root: str | None = None
+    database: Database, version: int | None, expected_epoch: int, root: str | None = None, run: str | None = None
 ) -> assignments.Assignment:
     with database.transaction() as connection:
         return assignments.move(
@@ -25,6 +25,7 @@ def move(
             reason="",
             share=1.0,
             root=root,
+            run=run,
         )
 
 
@@ -84,3 +85,29 @@ def test_a_version_whose_bytes_go_is_assigned_no_more(database: Database) -> Non
     with pytest.raises(NotFound, match="removed from the weight store"):
         move(database, 4, 0)
     assert move(database, 5, 0).version == 5
+
+
+def test_a_move_says_the_run_and_a_later_one_inherits_it(database: Database) -> None:
+    assert move(database, 0, 0, run="run-1").run == "run-1"
+    assert move(database, 1, 1).run == "run-1"
+    with database.snapshot() as connection:
+        assert assignments.read(connection, "p")["live"].run == "run-1"
+
+
+def test_runs_never_mix(database: Database) -> None:
+    move(database, 0, 0, run="run-1")
+    with pytest.raises(Conflict, match="run-1"):
+        move(database, 1, 1, run="run-2")
+    with pytest.raises(InvalidSettings, match="run-1"), database.transaction() as connection:
+        assignments.note_run(connection, "p", "run-2")
+
+
+def test_a_home_of_before_learns_its_run_at_the_next_start(database: Database) -> None:
+    assert move(database, 0, 0).run is None
+    assert move(database, 1, 1).run is None
+    with database.transaction() as connection:
+        assignments.note_run(connection, "p", "run-1")
+        assignments.note_run(connection, "p", "run-1")
+    with database.snapshot() as connection:
+        assert assignments.read(connection, "p")["live"].run == "run-1"
+        assert set(connection.execute(select(assignment_change.c.run)).scalars()) == {"run-1"}

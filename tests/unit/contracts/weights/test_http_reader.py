@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from commands.replica import _teller, run_replica
+from commands.replica import Sources, _teller, run_replica
 from contracts.errors import InvalidSettings, MillraceError, NotFound, Unavailable, Unsupported
 from contracts.weights.codec import CHUNK_BYTES
 from contracts.weights.format import read_safetensors
@@ -342,7 +342,7 @@ def test_that_nobody_is_told_is_said_once(
 ) -> None:
     publish_chain(FolderWeightStore(site.root), 1)
     reader = HttpReader(folder)
-    tell = _teller(reader, POLICY, "somebody")
+    tell = _teller(Sources([(reader, HttpPointers(folder))]), POLICY, "somebody", None)
     assert capsys.readouterr().out.startswith("not announced: ")
     with Replica(tmp_path / "replica", reader, POLICY) as replica:
         replica.bring(0)

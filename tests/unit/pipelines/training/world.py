@@ -23,6 +23,7 @@ from contracts.topics import EXPERIENCES, OUTCOMES
 from contracts.version_parents import stored_parents
 from contracts.weights.manifest import Manifest
 from contracts.weights.publish import publish_version
+from contracts.weights.signing import Keyring, Signer
 from contracts.weights.store import FolderWeightStore
 from pipelines.episodes.epochs.chain import Epoch, Epochs, best, valid_through
 from pipelines.training.checkpoint_names import highest_epoch
@@ -79,6 +80,8 @@ class World:
         self.database = self.settings.database()
         self.log = self.settings.event_log()
         self.store = FolderWeightStore(self.settings.weights)
+        self.signer: Signer | None = None
+        self.keyring: Keyring | None = None
 
     @classmethod
     def new(cls, home: Path, **training: Any) -> "World":
@@ -86,7 +89,7 @@ class World:
         write_migrated(home / "millrace.db")
         publish_version(
             world.store, policy=POLICY, run="test", version=0, parent=None, base=None, target=tensors_of(tiny_model()),
-            step=0, epoch=0, num_samples=0, created_at=0.0,
+            step=0, epoch=0, num_samples=0, created_at=0.0, signer=world.signer,
         )  # fmt: skip
         world.point(LIVE, 0)
         return world
@@ -110,6 +113,8 @@ class World:
             lease=self.lease(),
             event_log=self.log,
             store=self.store,
+            signer=self.signer,
+            keyring=self.keyring,
             clock=lambda: self.now + self.wall_jump,
             monotonic=lambda: self.now,
             fault=fault,

@@ -19,8 +19,9 @@ POLICY = "demo"
 class MemoryStore(WeightReader):
     """Versions in memory, a chain; `staged` tells what was asked for, as (version, base version or None)."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: str = "test") -> None:
         super().__init__()
+        self._run = run
         self.staged: list[tuple[int, int | None]] = []
         self.weights: dict[int, Tensors] = {}
         self._states: dict[int, History] = {}
@@ -36,7 +37,7 @@ class MemoryStore(WeightReader):
         self._chunks[chunk.blake3] = encoded.payload
         manifest = Manifest(
             policy=POLICY,
-            run="test",
+            run=self._run,
             version=version,
             parent=parent,
             base_version=parent,

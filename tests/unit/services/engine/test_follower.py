@@ -8,7 +8,9 @@ import pytest
 
 from contracts.errors import InvalidSettings, Unavailable, WeightsRefused
 from contracts.weights.format import root_of
+from policy.weights import tensors_of
 from services.engine.follower import Follower, Problem, Wanted, due, next_problem
+from tests.unit.services.engine.memory_store import MemoryStore
 from tests.unit.services.engine.world import make_engine, make_store, tiny_model
 
 
@@ -75,6 +77,36 @@ def test_other_weights_than_those_that_were_assigned_are_refused_by_name() -> No
     wanted["live"] = Wanted(2, root_of(store.weights[2]))
     follower.step(now=100)
     wanted["live"] = Wanted(1, root_of(store.weights[3]))
+    follower.step(now=200)
+    assert engine.versions() == {"live": 2}, "nor on the way back, which asks no store"
+    engine.close()
+
+
+@pytest.mark.parametrize("wanted", [Wanted(1), Wanted(1, run="run-2"), Wanted(1, run="test")])
+def test_no_start_takes_the_weights_of_another_run(wanted: Wanted) -> None:
+    store = MemoryStore(run="run-2")
+    store.add(1, tensors_of(tiny_model(1)))
+    engine = make_engine(store, run="test")
+    follower = Follower(engine, lambda: {"live": wanted}, on_exit=lambda: None)
+    follower.step(now=0)
+    assert engine.versions() == {}
+    assert follower.problems()["live"].code == "wrong_run"
+    assert [asked for asked, _ in store.staged] == [], "not even fetched"
+    engine.close()
+
+
+def test_no_swap_takes_a_version_that_was_assigned_of_another_run() -> None:
+    store = make_store(3)
+    engine = make_engine(store)
+    wanted = {"live": Wanted(1, run="test")}
+    follower = Follower(engine, lambda: wanted, on_exit=lambda: None)
+    follower.step(now=0)
+    wanted["live"] = Wanted(2, run="run-2")
+    follower.step(now=0)
+    assert (engine.versions(), follower.problems()["live"].code) == ({"live": 1}, "wrong_run")
+    wanted["live"] = Wanted(2, run="test")
+    follower.step(now=100)
+    wanted["live"] = Wanted(1, run="run-2")
     follower.step(now=200)
     assert engine.versions() == {"live": 2}, "nor on the way back, which asks no store"
     engine.close()

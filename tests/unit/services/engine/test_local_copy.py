@@ -62,10 +62,11 @@ class Run:
     """An engine over a copy, as its process puts them together; `end` as SIGTERM does."""
 
     def __init__(self, store: FarStore, folder: Path) -> None:
-        self.store, self.copy = store, LocalCopy(folder, store, POLICY)
+        self.store, self.copy = store, LocalCopy(folder, store, POLICY, "test")
         self.engine: Engine = make_engine(
             self.copy,
             on_swap=lambda record: self.copy.keep(record.version) if record.arm == LIVE else None,
+            run="test",
         )
 
     def bring(self, arm: str, version: int) -> None:

@@ -62,6 +62,7 @@ def make_engine(
     on_swap: Callable[[SwapRecord], None] = lambda _record: None,
     on_gave_up: Callable[[], None] = lambda: None,
     make_model: Callable[[], Any] = tiny_model,
+    run: str | None = None,
 ) -> Engine:
     return Engine(
         policy=POLICY,
@@ -70,6 +71,7 @@ def make_engine(
         make_model=make_model,
         on_swap=on_swap,
         on_gave_up=on_gave_up,
+        run=run,
     )
 
 

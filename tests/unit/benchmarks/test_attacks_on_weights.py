@@ -1,0 +1,11 @@
+"""Every attack on the weight store fails; what each tries stands in `benchmarks/attacks/weights.py`."""
+
+import pytest
+
+from benchmarks.attacks.attack import Attack
+from benchmarks.attacks.weights import attacks
+
+
+@pytest.mark.parametrize("attack", attacks(), ids=lambda attack: attack.name)
+def test_nothing_gets_through(attack: Attack) -> None:
+    assert attack.run() is None
