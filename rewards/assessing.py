@@ -141,11 +141,11 @@ class Assessor:
     def unheard(self, assessed: Assessed, reason: str) -> Verdict:
         """The verdict where the vote that decided does not count.
 
-        None, or what the graders alone make of it if the task lets them carry what is missing.
+        None, or what the graders alone make of it if the task lets them carry silence: a vote that is refused is none.
         """
         task = self._tasks[assessed.item.turn.task]
         none = Verdict(None, "unlabelled", "none", reason)
-        if task.reward.missing != "renormalise":
+        if task.silence != "renormalise":
             return none
         graders = self._panels[task.name].graders
         verdict = combine(task, graders, assessed.item.checks, [], has_signals=False)

@@ -12,10 +12,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from benchmarks.attacks._silence_world import BLAND, GRADED, HELPFUL, Crowd, Made, Style, is_imputed
 from benchmarks.attacks.attack import Attack
 from contracts.database import Database
+from contracts.event_log import LogRecord
 from contracts.tasks import Task
+from contracts.topics import EXPERIENCES
+from pipelines.training.intake import Intake
+from pipelines.training.lessons import draw, sample_fate
+from pipelines.training.state import TrainerState
 
 ASKING = {"probability": 0.05, "signals": ["thumbs"]}
 
@@ -42,6 +49,7 @@ def attacks() -> list[Attack]:
         Attack("an arm where the app does not ask", suppress_asking),
         Attack("only the content speak, unasked", keep_the_unhappy_silent),
         Attack("a guess that stays after somebody said no", outlive_a_word, 2),
+        Attack("a no after a light guess praises the answer", be_praised_by_a_no),
         Attack("a guess from too few words", guess_from_few),
         Attack("one person tells everybody what to expect", stuff_the_bucket),
         Attack("the same word delivered again and again", repeat_a_word),
@@ -115,6 +123,24 @@ def outlive_a_word() -> str | None:
     if (second.reward, second.weight) != (0.5, 1.0) or is_imputed(second):
         return f"a no is worth {second.reward} at weight {second.weight}"
     return None if is_imputed(third) else "a word that was taken back still counts"
+
+
+def be_praised_by_a_no() -> str | None:
+    """The trainer learned .8 at a tenth of the weight, where .7 would have pulled nothing. Then somebody says no: .5."""
+    with a_crowd() as crowd:
+        turn = crowd.answer(HELPFUL)
+        (said,) = crowd.hear([crowd.episode(turn, crowd.word(turn, happy=False), revision=2)])
+    guess = msgspec.structs.replace(said, revision=1, reward=0.8, weight=0.1)
+    state = TrainerState()
+    try:
+        state.fates[turn.key] = sample_fate(guess, "", 1.0, 0.7)
+    except TypeError:  # of a trainer that does not know what a sample's baseline was
+        state.fates[turn.key] = sample_fate(guess, "", 1.0)
+    intake = Intake(state)
+    intake.offer(LogRecord(EXPERIENCES, 0, 0, turn.key, b"", 0.0), said, 0.0)
+    (lesson,) = draw(intake, 1).lessons
+    pulled = 0.1 * (0.8 - 0.7) + getattr(lesson, "advantage", lesson.difference)
+    return f"in all it pulls {pulled:+.2f}" if pulled > 0 else None
 
 
 def guess_from_few() -> str | None:

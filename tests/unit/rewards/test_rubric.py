@@ -2,12 +2,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from contracts.records import Score
 from contracts.tasks import Task
 from rewards.graders import CheckAll, each
-from rewards.rubric import Verdict, combine
+from rewards.rubric import NOTHING_TO_WEIGH, SILENT, Verdict, combine, grade_of
 from rewards.signals.mapping import About, score_signals
 from rewards.verifiers.check import Answer, Check, bad_reference, broken, right, unlabelled, wrong
 from rewards.verifiers.registry import graders_of
@@ -108,6 +109,59 @@ def test_what_is_missing_by_our_fault_makes_the_reward_null_or_leaves_its_weight
     assert checked(a_task(), right(), broken("down"), right()) == (None, "unscored", "infra", "infra_fault:exact")
     renormalised = checked(a_task(reward={"missing": "renormalise"}), right(), broken("down"), Check(0.0))
     assert renormalised.reward == pytest.approx(0.5 / 0.7)
+
+
+def test_silence_leaves_its_weight_to_the_graders_only_where_the_task_says_so() -> None:
+    right_twice = (right(), right(), Check(0.5))
+    assert checked(a_task(reward={"missing": "renormalise"}), *right_twice, said=None) == SILENT
+    assert checked(a_task(silence="expected"), *right_twice, said=None) == SILENT
+    assert checked(a_task(silence="renormalise"), *right_twice, said=None).reward == pytest.approx(0.4 / 0.5)
+    assert checked(a_task(silence="renormalise"), *right_twice, said=0.0).reward == pytest.approx(0.4)
+    gates = [{"name": "shape", "kind": "json_schema", "config": {"schema": {}}}]
+    assert checked(a_task(silence="renormalise", verifiers=gates), right(), said=None) == NOTHING_TO_WEIGH
+
+
+def test_what_is_expected_stands_for_silence_alone() -> None:
+    task, graders = a_task(silence="expected"), graders_of(a_task())
+    checks = [Score(name=grader.name, grader="g", value=1.0, weight=grader.weight) for grader in graders]
+    said = [Score(name="accepted", grader="s", value=0.0)]
+    assert combine(task, graders, checks, [], expected=0.4).reward == pytest.approx(0.7)
+    assert combine(task, graders, checks, said, expected=0.4).reward == pytest.approx(0.5)
+    failed = [msgspec.structs.replace(checks[0], value=0.0), *checks[1:]]
+    assert combine(task, graders, failed, [], expected=0.4)[:3] == (0.0, "scored", "model")
+
+
+@pytest.mark.parametrize(
+    ("checks", "wanted"),
+    [
+        ((right(), right(), right()), 1.0),
+        ((right(), right(), Check(0.0)), 0.6),
+        ((Check(0.5), right(), right()), 0.5),
+        ((wrong("no"), right(), right()), None),  # the worst, whatever anybody says
+        ((right(), broken("down"), right()), None),
+        ((right(), unlabelled("no reference"), right()), None),
+    ],
+)
+def test_what_graders_alone_make_of_an_answer(checks: tuple[Check, ...], wanted: float | None) -> None:
+    for low in (0.0, -1.0):
+        task = a_task(reward={"low": low, "high": 1.0})
+        graders = [
+            grader._replace(check_all=saying(check)) for grader, check in zip(graders_of(task), checks, strict=True)
+        ]
+        scores = [grader.score_all([Answer("x")])[0] for grader in graders]
+        assert grade_of(task, graders, scores) == (None if wanted is None else pytest.approx(wanted))
+
+
+def test_gates_alone_grade_by_the_least_of_them() -> None:
+    gates: list[dict[str, Any]] = [
+        {"name": name, "kind": "json_schema", "config": {"schema": {}}} for name in ("one", "two")
+    ]
+    task = a_task(verifiers=gates)
+    graders = graders_of(task)
+    scores = [
+        Score(name=grader.name, grader="g", value=value) for grader, value in zip(graders, (0.75, 1.0), strict=True)
+    ]
+    assert grade_of(task, graders, scores) == 0.75
 
 
 def test_a_gate_that_could_not_be_asked_is_never_guessed() -> None:

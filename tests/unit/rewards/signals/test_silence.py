@@ -15,6 +15,8 @@ from contracts.errors import InvalidTask
 from contracts.records import Submitter
 from contracts.tables import heard, vote
 from contracts.tasks.loading import load_tasks
+from pipelines.training.advantage import Part
+from pipelines.training.components import parts_of
 from rewards.signals.silence import (
     BOUND,
     ENOUGH,
@@ -293,9 +295,9 @@ def test_a_task_with_nothing_to_condition_on_is_refused_by_line(
 
 @pytest.fixture
 def warm(crowd: MakeCrowd) -> Crowd:
-    """200 answers, of which 120 were spoken about; 0.8 is expected of the silent."""
+    """100 answers, of which 60 were spoken about; 0.8 is expected of the silent."""
     people = crowd()
-    people.talk((HELPFUL,), 2)
+    people.talk((HELPFUL,), 1)
     return people
 
 
@@ -360,7 +362,7 @@ def test_a_transaction_that_fails_counts_nothing(warm: Crowd) -> None:
 
 
 def test_a_provisional_guess_weighs_by_the_signals_that_would_be_in(crowd: MakeCrowd) -> None:
-    """Thumbs have two days. After ten minutes a tenth part of nothing is known; in the end the guess has its whole weight."""
+    """Thumbs have two days: after ten minutes a guess weighs little, in the end it has its whole weight."""
     people = crowd(signals={"thumbs": THUMBS | {"window_seconds": 2 * DAY}})
     people.talk((HELPFUL,), 2)
     turn = people.answer(HELPFUL, finished_at=people.now - 600)
@@ -410,7 +412,7 @@ def test_a_clock_that_is_far_ahead_teaches_nobody(crowd: MakeCrowd) -> None:
 
 def test_a_refused_vote_is_silence(crowd: MakeCrowd) -> None:
     people = crowd(trust={"votes": 1})
-    people.talk((HELPFUL,), 2)
+    people.talk((HELPFUL,), 1)
     before = rows(people.database)
     turns = [people.answer(HELPFUL) for _ in range(2)]
     first, capped = people.hear([people.episode(turn, people.word(turn, happy=False, who="bob")) for turn in turns])
@@ -434,6 +436,27 @@ def test_a_suspended_persons_word_teaches_nobody_what_to_expect(crowd: MakeCrowd
     assert suspended
     assert set(refused) == {""}
     assert all(is_imputed(item) for item in made if item.key in suspended)
+
+
+@pytest.mark.parametrize(("silence", "reward"), [("renormalise", 1.0), ("unlabelled", None)])
+def test_without_a_guess_a_refused_vote_pays_only_where_silence_does(
+    crowd: MakeCrowd, silence: str, reward: float | None
+) -> None:
+    people = crowd(silence=silence, trust={"votes": 1}, reward={"missing": "renormalise"})
+    turns = [people.answer(HELPFUL) for _ in range(2)]
+    made = people.hear([people.episode(turn, people.word(turn, happy=False, who="bob")) for turn in turns])
+    assert [item.reward for item in made] == [0.5, reward]
+
+
+def test_the_trainer_takes_a_guess_for_the_users_part(crowd: MakeCrowd) -> None:
+    """Where it normalises component by component, a vote that was refused has no part in it."""
+    people = crowd(trust={"votes": 1})
+    people.talk((HELPFUL,), 1)
+    turns = [people.answer(HELPFUL) for _ in range(2)]
+    _, capped = people.hear([people.episode(turn, people.word(turn, happy=False, who="bob")) for turn in turns])
+    parts = parts_of(capped, 0.0, 1.0)
+    assert parts["right"] == Part(1.0, 0.5)
+    assert (parts["signals"].value, parts["signals"].weight) == pytest.approx((0.6, 0.5))
 
 
 def test_a_programs_word_is_evidence_as_anybodys(warm: Crowd) -> None:
