@@ -2,7 +2,7 @@
 
 In: answers with references. Out: a check for each. Waits: for the pool, and a second time only for what went wrong.
 
-The worker gets `{"reference": str, "answer": str | null}` and replies `[verdict, value, reason]`; null means the
+The worker gets `{"reference": str, "answer": str | null, "seed": str}` and replies `[verdict, value, reason]`; null means the
 reference alone, against itself. A reference that fails alone is the app's mistake. If it holds alone, then what hung or
 crashed was the answer, and that is the model's fault, or else breaking the grader would be a way around a bad reward.
 Only a worker that had next to no processor time is forgiven: then the machine was busy, not the answer hard.
@@ -27,14 +27,23 @@ _MAX_REFERENCE = 50_000
 class _Case(NamedTuple):
     reference: str
     answer: str
+    seed: str = ""
 
 
-def refereed(pool: Pool, deadline_seconds: float, extract: Callable[[str], str | Check]) -> BatchVerifier:
-    """A verifier that compares answers with references in `pool`. `extract` finds the answer in the text, or why not."""
+def refereed(
+    pool: Pool,
+    deadline_seconds: float,
+    extract: Callable[[str], str | Check],
+    seed_of: Callable[[Answer], str] | None = None,
+) -> BatchVerifier:
+    """A verifier that compares answers with references in `pool`. `extract` finds the answer in the text, or why not.
+
+    `seed_of`: what draws of the worker are made from, so that a replay draws the same.
+    """
     referee = _Referee(pool, deadline_seconds)
 
     def check_all(answers: Sequence[Answer]) -> list[Check]:
-        prepared = [_prepared(answer, extract) for answer in answers]
+        prepared = [_prepared(answer, extract, seed_of) for answer in answers]
         # Equal cases once: a policy that says the same bomb many times pays for each, but we wait for one.
         cases = list(dict.fromkeys(case for case in prepared if isinstance(case, _Case)))
         found = dict(zip(cases, referee.judge(cases), strict=True))
@@ -43,13 +52,17 @@ def refereed(pool: Pool, deadline_seconds: float, extract: Callable[[str], str |
     return BatchVerifier(check_all)
 
 
-def _prepared(answer: Answer, extract: Callable[[str], str | Check]) -> _Case | Check:
+def _prepared(
+    answer: Answer, extract: Callable[[str], str | Check], seed_of: Callable[[Answer], str] | None
+) -> _Case | Check:
     if answer.reference is None:
         return unlabelled("no metadata.reference")
     if len(answer.reference) > _MAX_REFERENCE:
         return bad_reference(f"metadata.reference is longer than {_MAX_REFERENCE} characters")
     found = extract(answer.text)
-    return found if isinstance(found, Check) else _Case(answer.reference, found)
+    if isinstance(found, Check):
+        return found
+    return _Case(answer.reference, found, seed_of(answer) if seed_of else "")
 
 
 class _Referee:
@@ -76,7 +89,7 @@ class _Referee:
         ]
 
     def _outcomes(self, cases: Sequence[_Case]) -> dict[_Case, Outcome]:
-        items = [{"reference": case.reference, "answer": case.answer} for case in cases]
+        items = [case._asdict() for case in cases]
         return dict(zip(cases, self._pool.run_all(items, self._deadline), strict=True))
 
     def _alone(self, references: list[str]) -> dict[str, Check]:
@@ -114,7 +127,7 @@ def _check(outcome: Outcome) -> Check:
 def _verdict(reply: object) -> Check:
     match reply:
         case ["scored", float() | int() as value, str() as reason]:
-            return Check(float(value), fault="model" if reason else "none", reason=reason[:200])
+            return Check(float(value), fault="model" if reason and value < 1.0 else "none", reason=reason[:200])
         case ["bad_reference", None, str() as reason]:
             return bad_reference(reason)
         case ["broken", None, str() as reason]:

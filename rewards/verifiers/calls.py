@@ -8,14 +8,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from rewards.verifiers.lookalikes import seen
 from rewards.verifiers.strict_json import NotJson, canonical, read_json, read_prefix
 from rewards.verifiers.texts import without_reasoning
+from rewards.verifiers.traces import Traces
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_MARKS = r"<[|/]?\s?(?:tool|function)[\s_-]?calls?|\[/?tool_calls?\]|<function=|<invoke\s|```tool|\"(?:arguments|tool_calls)\"\s?:"
 _LIST_OF_OBJECTS = re.compile(r"\[\s*[{\]]")
 
 
@@ -31,23 +31,20 @@ class Call(NamedTuple):
         return canonical([self.name, self.arguments])
 
 
+def folded(value: Any) -> Any:
+    """The same for arguments that differ in capitals, spaces or look-alike letters only: who repeats a call may draw it anew."""
+    if isinstance(value, str):
+        return " ".join(seen(value).casefold().split())
+    if isinstance(value, dict):
+        return {key: folded(inner) for key, inner in value.items()}
+    return [folded(item) for item in value] if isinstance(value, list) else value
+
+
 class Malformed(ValueError):
     """It was meant as a call, and nobody can make it; says why."""
 
 
-def traces_of(names: Iterable[str]) -> re.Pattern[str]:
-    """What words do not look like: the marks of calls in several dialects, and any mention of a tool as if called."""
-    tools = "|".join(re.escape(name) for name in names)
-    return re.compile(
-        rf'{_MARKS}|"\w+"\s?:\s?"(?:{tools})"|^[ \t]*\[?(?:{tools})\(.*\)\]?[ \t]*$'
-        # Begun and not ended; ReAct; Harmony; a name before its arguments.
-        rf"|^[ \t]*\[?(?:{tools})\((?:\w+=|[\"'{{\[])|^[ \t]*Action:[ \t]?(?:{tools})\b|\bto=functions\.|\bcall:(?:{tools})\{{"
-        rf"|^[ \t]*(?:{tools})[ \t]?\{{",
-        re.IGNORECASE | re.MULTILINE,
-    )
-
-
-def calls_of(text: str, traces: re.Pattern[str]) -> list[Call]:
+def calls_of(text: str, traces: Traces) -> list[Call]:
     """The calls in an answer, in order; none if it has only words, that is none of `traces`.
 
     Raises:
@@ -64,7 +61,7 @@ def calls_of(text: str, traces: re.Pattern[str]) -> list[Call]:
     if _LIST_OF_OBJECTS.match(text) or (trace and text.startswith("{")):
         return _bare(text)
     if trace:
-        raise Malformed(f"{trace.group()[:40]!r} stands in the answer, and no call does")
+        raise Malformed(f"{trace[:40]!r} stands in the answer, and no call does")
     return []
 
 

@@ -1,11 +1,13 @@
 r"""`choice`: the answer picks one letter, and it is that of `metadata.reference`.
 
 A letter counts where the answer commits to it: behind "answer is", "Answer:" and the like, in \boxed{}, alone on a line, or
-as "B) ..." at the very beginning. Two different letters are two answers, and wrong.
+as "B) ..." at the very beginning. Two different letters are two answers, and wrong; so is a letter that is taken back or followed by
+another ("A (or B)", "A. B is also right"): see `hedges`. "A, not B" and "A, because B is wrong" explain, and pass.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -25,14 +27,14 @@ from rewards.verifiers.check import (
     unlabelled,
     wrong,
 )
+from rewards.verifiers.hedges import Behind, is_denied, is_disowned, is_withdrawn
 from rewards.verifiers.regex import compile_pattern
 from rewards.verifiers.texts import without_reasoning
 
-VERSION = 1
+VERSION = 2
 _STRETCH = 120
-_LEAD = (
-    r"(?i:\b(?:answer|choice|option)\b(?:\s*(?:\bis\b|\bare\b|\bwould be\b|\bshould be\b|\bmust be\b|[:=]|\*\*|__))+)"
-)
+_LEAD = r"(?i:\b(?:answer|choice|option|result|solution)\b(?:\s*(?:\bis\b|\bare\b|\bwould be\b|\bshould be\b|\bmust be\b|[:=]|\*\*|__))+)"
+_ARTICLE = re.compile(r"[AaI][ \t]+(?!is\b|are\b|or\b|and\b|also\b|too\b|could\b|may\b|might\b)[a-z]{2,}")
 _OPENING = r"[\s*_(\[{\"'`$]*"
 _CLOSING = r"[)\]}*_\"'`$.:]*"
 _NAMING = r"(?:(?i:option|choice|letter)\s+)?(?:\\[a-z]+\{)*"
@@ -105,23 +107,50 @@ def _by_places(rule: Config, by_folded: Mapping[str, str]) -> Callable[[str], se
     alone = re2.compile(rf"(?mi)^{_OPENING}{_NAMING}({letters}){_CLOSING}\s*$")
     leading = re2.compile(rf"(?m)^[\s*_(\[]*({letters})[*_]*[)\].:][*_]*[ \t]")
 
+    every = re2.compile(rf"\b({letters})\b")
+
     def find(text: str) -> set[str]:
         text = _encodable(text)
-        found = {by_folded[match.group(1).casefold()] for match in alone.finditer(text)}
+        places = [
+            (match.start(1), match.end(1), by_folded[match.group(1).casefold()]) for match in alone.finditer(text)
+        ]
         for match in anchored.finditer(text):
-            if _goes_on(text, match.end()):
+            if _goes_on(text, match.end()) or is_disowned(text, match.start()):
                 continue
-            found.add(match.group(1))
-            place = match.end()
+            places.append((match.start(1), match.end(1), match.group(1)))
+            place, beyond = match.end(), Behind()
             # In stretches: RE2 would encode the whole text again for each look.
             while (more := further.match(text[place : place + _STRETCH])) is not None:
-                found.add(more.group(1))
+                if beyond.is_another(text[place : place + more.start(1)], text[place + more.end(1) : place + _STRETCH]):
+                    places.append((place + more.start(1), place + more.end(1), more.group(1)))
                 place += more.end()
-        if not found and leading.match(text.lstrip()):
-            found = {match.group(1) for match in leading.finditer(text)}
-        return found
+        if not places and leading.match(text.lstrip()):
+            places = [(match.start(1), match.end(1), match.group(1)) for match in leading.finditer(text)]
+        found = {letter for _, _, letter in places}
+        return found | _beside(text, max(places), every) if len(found) == 1 else found
 
     return find
+
+
+def _beside(text: str, last: tuple[int, int, str], every: Any) -> set[str]:
+    """Other letters that stand behind the last one as further answers; the first as well, to make it two, if it is taken back."""
+    start, end, letter = last
+    if is_denied(text, start) or is_withdrawn(text, end):
+        return {letter, f"not {letter}"}
+    rest = text[end:]
+    found, place, beyond = set(), 0, Behind()
+    for match in every.finditer(rest):
+        gap, behind = rest[place : match.start()], rest[match.end() : match.end() + _STRETCH]
+        if (
+            match.group(1) == letter
+            or _goes_on(rest, match.end())
+            or (gap.strip(" ") and _ARTICLE.match(match.group(1) + behind))
+        ):
+            continue
+        if beyond.is_another(gap, behind):
+            found.add(match.group(1))
+        place = match.end()
+    return found
 
 
 def _goes_on(text: str, place: int) -> bool:

@@ -6,7 +6,8 @@ The checks stand in the task file, or with each sample in `metadata.reference`, 
     check = "max_words"
     value = 100
 
-An empty answer fails all of them: it would pass whatever only forbids.
+An empty answer fails all of them: it would pass whatever only forbids. So does one of invisible characters. Look-alike letters neither
+pass for what was asked nor hide what was forbidden: see `lookalikes`.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from rewards.verifiers.check import (
 )
 from rewards.verifiers.instructions import INSTRUCTIONS
 from rewards.verifiers.instructions.rule import Instruction, Unusable
+from rewards.verifiers.lookalikes import plain
 from rewards.verifiers.strict_json import NotJson, read_json
 
-VERSION = 1
+VERSION = 2
 MAX_CHECKS = 100
 
 
@@ -80,6 +82,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
 
 
 def _followed(answer: Answer, asked: Sequence[Asked], score: str) -> Check:
+    answer = answer._replace(text=plain(answer.text))
     if not answer.text.strip():
         return wrong("the answer is empty")
     try:

@@ -24,7 +24,7 @@ _TIMES = re.compile(
 )
 _PERCENT = re.compile(r"[ \t]?(?:%|\\%|percent\b)", re.IGNORECASE)
 _OPERATION = re.compile(
-    r"[ \t]{0,4}(?:[-+*/^\u00d7\u00f7\u00b7\u2013]|\*\*)[ \t]{0,4}[\d(.]|[/^*][^\W_]|[.,]\d|[ \t]{0,4}\u00b1"
+    r"[ \t]{0,4}(?:[-+*/^\u00d7\u00f7\u00b7\u2013]|\*\*)[ \t]{0,4}(?:[\d(]|\.\d)|[/^*][^\W_]|[.,]\d|[ \t]{0,4}(?:\u00b1|\\pm)"
 )
 _OPERATORS = frozenset("+*/^\u00d7\u00f7\u00b7<>\u2264\u2265\u2260")
 

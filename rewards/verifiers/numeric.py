@@ -1,7 +1,8 @@
 r"""`numeric`: the answer commits to one number, and it is that of `metadata.reference`, within a tolerance.
 
 Numbers are compared exactly, as fractions. A number counts where the answer commits to it: in \boxed{}, behind "answer is",
-"Answer:" or "####"; failing that, if it is the only one. Several different numbers are several answers, and wrong.
+"Answer:" or "####"; failing that, if it is the only one. Several different numbers are several answers, and wrong; so is one
+that is taken back, made a bound or a condition, or followed by another ("42 | 43", "42 (or 43)"): see `hedges`.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from rewards.verifiers.check import (
     unlabelled,
     wrong,
 )
+from rewards.verifiers.hedges import Behind, is_denied, is_disowned, is_withdrawn
 from rewards.verifiers.numbers import Number, Reader, plain
 from rewards.verifiers.texts import without_reasoning
 
-VERSION = 1
+VERSION = 2
 _ANCHOR = re.compile(
     r"\b(?:answer|result|solution|total)\b(?:[ \t]?(?:\bis\b|\bare\b|\bequals\b|\bwould be\b|\bshould be\b|[:=]|\*\*|__))+|####",
     re.IGNORECASE,
@@ -39,11 +41,14 @@ _GAP = re.compile(
     r"[\s*_$\u20ac\u00a3\u00a5(\[\"'`:=~\u2248]{0,16}(?:(?:about|approximately|roughly|exactly|around)\s)?[\s$\u20ac\u00a3\u00a5*_]{0,4}"
     r"(?:\\boxed\{[\s$]{0,4}|\\\(\s?)?"
 )
-_FURTHER = re.compile(
-    r"[\s)\]}*_$]{0,8}(?:,|;|/|&|\bor\b|\band\b|\bto\b|\u2013|\u2014)\s{0,4}(?:(?:maybe|possibly|perhaps|also|even|or|and)\s)?"
-    r"[\s(*_$\u20ac\u00a3\u00a5]{0,4}[-+]?\.?\d",
+_IN_WORDS = re.compile(
+    r"\W{0,6}\b(?:or|and|to|alternatively|maybe|perhaps|possibly)\W{1,4}(?!in\W+(?:other\W+)?words)(?:\w+\W+){0,2}?"
+    r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety|hundred)\b",
     re.IGNORECASE,
 )
+_LOOK = 80
+_RANGE = re.compile(r"\s?[.\u2026]{1,3}")
+_TIMES = re.compile(r"\s(?:times|plus|minus|divided|multiplied)\b", re.IGNORECASE)
 _BOX_END = re.compile(r"\s{0,4}\$?\s{0,4}\}")
 
 
@@ -102,15 +107,37 @@ def _committed(text: str, reader: Reader, rule: Config) -> Fraction:
     if not numbers:
         raise Unclear("no number")
     if rule.take == "last":
-        return _one(numbers[-1:])
+        return _stood_by(text, numbers[-1:], [])
     boxed = _boxed(text, numbers)
     if rule.take == "boxed" and not boxed:
         raise Unclear("nothing is boxed")
     anchor = re.compile(re.escape(rule.anchor), re.IGNORECASE) if rule.anchor else _ANCHOR
     anchored = [] if rule.take == "boxed" else _anchored(text, numbers, anchor)
-    if any(_FURTHER.match(text, number.end) for number in anchored):
+    return _stood_by(text, boxed + anchored or numbers, numbers)
+
+
+def _stood_by(text: str, chosen: list[Number], numbers: list[Number]) -> Fraction:
+    """The value of the chosen numbers, which must be one. Raises Unclear."""
+    value = _one(chosen)
+    last = max(chosen, key=lambda number: number.start)
+    if is_denied(text, last.start) or is_withdrawn(text, last.end):
+        raise Unclear("the number is denied or hedged")
+    end, beyond = last.end, Behind()
+    for further in (number for number in numbers if number.start >= last.end):
+        gap, behind = text[end : further.start], text[further.end : further.end + _LOOK]
+        is_range = _RANGE.fullmatch(gap) is not None
+        is_part = further.value is None or _TIMES.match(behind) or _is_marker(gap, behind)
+        if is_range or (not is_part and further.value != value and beyond.is_another(gap, behind)):
+            raise Unclear("it answers with several numbers")
+        end = further.end
+    if _IN_WORDS.match(text, last.end):
         raise Unclear("it answers with several numbers")
-    return _one(boxed + anchored or numbers)
+    return value
+
+
+def _is_marker(gap: str, behind: str) -> bool:
+    """The number begins the item of a list."""
+    return "\n" in gap and not gap.rpartition("\n")[2].strip() and re.match(r"[.)][ \t]+[^\W\d]", behind) is not None
 
 
 def _boxed(text: str, numbers: list[Number]) -> list[Number]:
@@ -129,6 +156,8 @@ def _anchored(text: str, numbers: list[Number], anchor: re.Pattern[str]) -> list
     places = []
     for match in anchor.finditer(text):
         gap = _GAP.match(text, match.end())
+        if is_disowned(text, match.start()):
+            raise Unclear("the answer is denied")
         places.append(gap.end() if gap else match.end())
     return [by_start[place] for place in places if place in by_start]
 

@@ -1,17 +1,24 @@
-"""`sql`: the answer's query gives the same rows as the reference's, on every one of at least two databases.
+"""`sql`: the answer's query gives the same rows as the reference's, on every one of at least two databases, and on fresh ones.
 
-Rows are compared as a multiset, or in order if the reference orders its rows; columns by place, not by name. 1 and 1.0
-are equal, for aggregates give either; the text '1' is not 1; NULL equals NULL only; reals are compared to nine digits.
-A reference that answers the same on every database is refused: a literal would pass for it.
+Rows are compared as a multiset, or in order if the reference orders its rows: rows that its ORDER BY leaves tied may come in
+any order, so that a finer order passes. Columns are compared by place, not by name. 1 and 1.0 are equal, for aggregates give
+either; the text '1' is not 1; NULL equals NULL only; reals are compared to nine digits; no row equals one row of NULLs.
+A reference that answers the same on every given database is refused: a literal would pass for it.
+
+After the given databases come `fresh` ones, with rows drawn from the schema for each grading (`sql_rows`). The draw's seed is made
+from the sample's key, so that a replay draws the same rows, and stands in the score's reason.
 
 Databases live in memory, in workers with bounded memory; queries may read and call functions, nothing else.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import secrets
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,12 +28,14 @@ from contracts.errors import InvalidTask
 from contracts.tasks.part import Part
 from rewards.killable import NotStarted, Setup, pool_for
 from rewards.killable.referee import refereed
-from rewards.verifiers.check import BatchVerifier, Check, Context, read_config, wrong
+from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, read_config, wrong
 
-VERSION = 1
+VERSION = 2
 
 _MEMORY_BYTES = 1 << 30
-_FENCE = re.compile(r"```sql[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*\n(.*?)\n?[ \t]*\1", re.DOTALL | re.MULTILINE)
+_GIVEN_SHARE, _FRESH_SHARE = 1 / 4, 1 / 8
+"""Of the deadline, as processor time of all queries of the reference, and as much of the answer: the rest is for a machine that is busy."""
 
 
 class SqlConfig(Part):
@@ -38,6 +47,10 @@ class SqlConfig(Part):
     """The same in place: each is the statements of one database more."""
     max_rows: int = Field(default=10_000, ge=1, le=1_000_000)
     """A query that gives more is wrong."""
+    fresh: int = Field(default=4, ge=0, le=50)
+    """Databases with rows drawn for this grading alone. 0: only the given ones, whose rows a policy can learn by heart."""
+    seed: str | None = Field(default=None, min_length=1, max_length=64, pattern=r"^\w+$")
+    """Draws the rows of every grading from this, as a score's reason names it. For tests and replays."""
 
     @model_validator(mode="after")
     def _falsifiable(self) -> Self:
@@ -56,8 +69,9 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
         "scripts": [_script(name, context.folder) for name in rule.databases] + list(rule.setup),
         "names": [*rule.databases, *(f"setup {index}" for index in range(len(rule.setup)))],
         "max_rows": rule.max_rows,
-        # Of a processor, for each of the reference and the answer: half of the deadline, for a machine that is busy.
-        "query_seconds": context.deadline_seconds / (4 * (len(rule.databases) + len(rule.setup))),
+        "query_seconds": context.deadline_seconds * _GIVEN_SHARE / (len(rule.databases) + len(rule.setup)),
+        "fresh": rule.fresh,
+        "fresh_seconds": context.deadline_seconds * _FRESH_SHARE / max(1, rule.fresh),
     }
     pool = pool_for(Setup("rewards.verifiers.sql_run:worker", json.dumps(settings), memory_bytes=_MEMORY_BYTES))
     try:
@@ -65,14 +79,24 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
     except NotStarted as error:
         param = "databases" if rule.databases else "setup"
         raise InvalidTask(f"a database cannot be built: {error}", param=param) from error
-    return refereed(pool, context.deadline_seconds, query_in)
+    seed_of = partial(_seed, rule) if rule.fresh else None
+    return refereed(pool, context.deadline_seconds, query_in, seed_of)
 
 
 def query_in(text: str) -> str | Check:
-    """The first block fenced as sql, or the whole text."""
-    match = _FENCE.search(text)
-    query = (match.group(1) if match else text).strip()
+    """The first block fenced as sql, else the first bare one, else the whole text."""
+    blocks = [(match[2].lower(), match[3]) for match in _FENCE.finditer(text)]
+    named = [block for language, block in blocks if language.startswith("sql")]
+    bare = [block for language, block in blocks if not language]
+    query = [*named, *bare, text][0].strip()
     return query or wrong("no query")
+
+
+def _seed(rule: SqlConfig, answer: Answer) -> str:
+    """Of the rows for one answer: no model knows its sample's key, and a replay does. Without a key, by chance."""
+    if rule.seed is not None:
+        return rule.seed
+    return hashlib.sha256(f"sql {answer.key}".encode()).hexdigest()[:16] if answer.key else secrets.token_hex(8)
 
 
 def _script(name: str, folder: str) -> str:

@@ -1,18 +1,21 @@
 """`tool_call`: the answer calls tools that exist, with arguments that satisfy their schemas.
 
 A broken call is the model's fault and says what is broken. It is never unlabelled and never left out: a model that is not
-taught by its broken calls learns to make them where it expects to fail.
+taught by its broken calls learns to make them where it expects to fail. The same call again is broken too, unless the task
+or the reference wants it more than once.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from contracts.tasks.part import Part
-from rewards.verifiers.calls import Call, Malformed, calls_of, calls_of_json, traces_of
+from rewards.verifiers.calls import Call, Malformed, calls_of, calls_of_json, folded
 from rewards.verifiers.check import (
     Answer,
     Check,
@@ -24,10 +27,11 @@ from rewards.verifiers.check import (
     unlabelled,
     wrong,
 )
-from rewards.verifiers.strict_json import compile_schema, problem_of
+from rewards.verifiers.strict_json import canonical, compile_schema, problem_of
 from rewards.verifiers.texts import without_reasoning
+from rewards.verifiers.traces import Traces
 
-VERSION = 1
+VERSION = 2
 
 
 class Tool(Part):
@@ -49,8 +53,11 @@ class Config(Part):
     required: bool = True
     """Whether an answer without any call fails. If not, words pass, unless they look like a call that is none. With
     `match`, the reference decides where there is one."""
-    at_most: int | None = Field(default=None, ge=1)
+    at_most: int = Field(default=32, ge=1)
     """How many calls there may be."""
+    repeats: int = Field(default=1, ge=1)
+    """How often the same call may stand: equal but for capitals and spaces in its arguments. With `match`, as often as in the
+    reference, if that is more."""
     match: Literal["valid", "name", "exact"] = "valid"
     """`name`: the same tools as in `metadata.reference`, a JSON list of calls, in any order; `exact`: the same
     arguments too. Where an answer must not call, the reference is `[]`."""
@@ -71,12 +78,13 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
         tool.name: compile_schema(tool.parameters, f"tools.{index}.parameters") for index, tool in enumerate(rule.tools)
     }
 
-    traces = traces_of(schemas)
+    traces = Traces(schemas)
 
     def check(answer: Answer) -> Check:
         try:
             calls = calls_of(answer.text, traces)
             _check_calls(calls, rule, schemas)
+            _check_repeats(calls, rule, answer.reference)
         except Malformed as error:
             return wrong(str(error))
         if not calls and not (without_reasoning(answer.text) or "").strip():
@@ -92,13 +100,28 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
 
 def _check_calls(calls: list[Call], rule: Config, schemas: Mapping[str, Any]) -> None:
     """Raises Malformed."""
-    if rule.at_most is not None and len(calls) > rule.at_most:
+    if len(calls) > rule.at_most:
         raise Malformed(f"{len(calls)} calls, and at most {rule.at_most} are allowed")
     for number, call in enumerate(calls, 1):
         if call.name not in schemas:
             raise Malformed(f"call {number} names no tool of this task: {call.name[:40]!r}")
         if problem := problem_of(schemas[call.name], call.arguments):
             raise Malformed(f"arguments of call {number} ({call.name}): {problem}")
+
+
+def _check_repeats(calls: list[Call], rule: Config, reference: str | None) -> None:
+    """Raises Malformed."""
+    wanted: Counter[str] = Counter()
+    if rule.match != "valid" and reference is not None:
+        with contextlib.suppress(Malformed):  # It is said elsewhere.
+            wanted = Counter(map(_identity, calls_of_json(reference)))
+    for said, num in Counter(map(_identity, calls)).items():
+        if num > max(rule.repeats, wanted[said]):
+            raise Malformed(f"the same call stands {num} times: {said[:60]}")
+
+
+def _identity(call: Call) -> str:
+    return canonical([call.name, folded(call.arguments)])
 
 
 def _compared(rule: Config, calls: list[Call], reference: str) -> Check:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rewards.verifiers.check import Answer
 from rewards.verifiers.instructions.counts import words_of
 from rewards.verifiers.instructions.rule import Instruction, Nothing, counted
+from rewards.verifiers.lookalikes import num_capitals, num_small_capitals
 
 
 def num_capital_words(text: str) -> int:
@@ -19,7 +20,8 @@ def num_title_words(text: str) -> int:
 
 def _lowercase(answer: Answer, rule: Nothing) -> str:
     del rule
-    return "" if answer.text.islower() else "it is not all in small letters"
+    is_small = answer.text.islower() and not num_capitals(answer.text) and not num_small_capitals(answer.text)
+    return "" if is_small else "it is not all in small letters"
 
 
 def _uppercase(answer: Answer, rule: Nothing) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
 
 from rewards.verifiers.check import Answer
 from rewards.verifiers.instructions.rule import Instruction, Least, Most, Nothing
+from rewards.verifiers.lookalikes import seen
 
 _WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
 _SENTENCE_END = re.compile(
@@ -17,7 +19,12 @@ _PARAGRAPH_END = re.compile(r"\n[ \t]*\n")
 
 def words_of(text: str) -> list[str]:
     """Runs of letters and digits, with inner hyphens and apostrophes. A language without spaces has few."""
-    return _WORD.findall(text)
+    return _WORD.findall(text if text.isascii() else _unmarked(text))
+
+
+def _unmarked(text: str) -> str:
+    """Without marks, which belong to the letter before them and end no word."""
+    return "".join(letter for letter in text if unicodedata.category(letter)[0] != "M")
 
 
 def num_words(text: str) -> int:
@@ -58,13 +65,13 @@ def _at_most(count: Callable[[str], int], what: str) -> Instruction:
 
 def _unique_lines(answer: Answer, rule: Nothing) -> str:
     del rule
-    seen: set[str] = set()
+    before: set[str] = set()
     for line in answer.text.splitlines():
-        folded = " ".join(words_of(line.casefold()))
-        if folded in seen:
+        folded = " ".join(words_of(seen(line).casefold()))
+        if folded in before:
             return f"the line {line.strip()[:40]!r} stands twice"
         if folded:
-            seen.add(folded)
+            before.add(folded)
     return ""
 
 

@@ -9,6 +9,7 @@ from pydantic import Field
 from contracts.tasks.part import Part
 from rewards.verifiers.check import Answer
 from rewards.verifiers.instructions.rule import Instruction, Nothing, Unusable
+from rewards.verifiers.lookalikes import plain, seen
 
 _QUOTES = {'"': '"', "\u201c": "\u201d", "\u201e": "\u201c", "\u00ab": "\u00bb"}
 
@@ -38,11 +39,11 @@ class Prompt(Part):
 
 
 def _starts_with(answer: Answer, rule: Phrase) -> str:
-    return "" if answer.text.lstrip().startswith(rule.value) else f"it does not start with {rule.value[:60]!r}"
+    return "" if answer.text.lstrip().startswith(plain(rule.value)) else f"it does not start with {rule.value[:60]!r}"
 
 
 def _ends_with(answer: Answer, rule: Phrase) -> str:
-    return "" if answer.text.rstrip().endswith(rule.value) else f"it does not end with {rule.value[:60]!r}"
+    return "" if answer.text.rstrip().endswith(plain(rule.value)) else f"it does not end with {rule.value[:60]!r}"
 
 
 def _quoted(answer: Answer, rule: Nothing) -> str:
@@ -59,7 +60,7 @@ def _two_responses(answer: Answer, rule: Separator) -> str:
     parts = [" ".join(part.split()) for part in answer.text.split(rule.value)]
     if len(parts) != 2 or not all(parts):  # noqa: PLR2004 two are asked for
         return f"it is not two answers with {rule.value!r} between them"
-    return "both answers are the same" if parts[0] == parts[1] else ""
+    return "both answers are the same" if seen(parts[0]) == seen(parts[1]) else ""
 
 
 def _postscript(answer: Answer, rule: Mark) -> str:
@@ -70,6 +71,7 @@ def _postscript(answer: Answer, rule: Mark) -> str:
 
 def _repeat_prompt(answer: Answer, rule: Prompt) -> str:
     prompt = " ".join((rule.value if rule.value is not None else _last_message(answer)).split())
+    prompt = plain(prompt)
     if not prompt:
         raise Unusable("the prompt has no text to repeat")
     given = " ".join(answer.text.split())

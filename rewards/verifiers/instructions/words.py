@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Self
 
@@ -12,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from contracts.tasks.part import Part
 from rewards.verifiers.check import Answer
 from rewards.verifiers.instructions.rule import Count, Instruction, Nothing
+from rewards.verifiers.lookalikes import COMMAS, plain, readings
 
 _FENCED = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 
@@ -54,37 +56,48 @@ class Language(Part):
 
 
 def occurrences(text: str, phrase: str) -> int:
-    """How often a phrase stands in a text as whole words. What is invisible or only drawn differently does not hide it."""
+    """How often a phrase stands in a text as whole words; capital letters do not count."""
     words = r"\s+".join(re.escape(word) for word in _plain(phrase).split())
     return len(re.findall(rf"(?<!\w){words}(?!\w)", _plain(text)))
 
 
 def _plain(text: str) -> str:
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    return "".join(letter for letter in folded if unicodedata.category(letter) != "Cf")
+    return unicodedata.normalize("NFC", plain(text).casefold())
+
+
+def _counts(text: str, wanted: str, count: Callable[[str], int]) -> list[int]:
+    """By each reading of the text: what is wanted in Latin letters may also be forbidden in letters that look like them."""
+    return [count(reading) for reading in (readings(text) if wanted.isascii() else (plain(text),))]
 
 
 def _include(answer: Answer, rule: Keywords) -> str:
-    missing = [word for word in rule.value if not occurrences(answer.text, word)]
+    missing = [word for word in rule.value if not min(_said(answer.text, word))]
     return f"{missing[0]!r} is missing" if missing else ""
 
 
 def _exclude(answer: Answer, rule: Keywords) -> str:
-    said = [word for word in rule.value if occurrences(answer.text, word)]
+    said = [word for word in rule.value if max(_said(answer.text, word))]
     return f"it says {said[0]!r}" if said else ""
 
 
+def _said(text: str, word: str) -> list[int]:
+    return _counts(text, word, lambda reading: occurrences(reading, word))
+
+
 def _frequency(answer: Answer, rule: Frequency) -> str:
-    return rule.problem(occurrences(answer.text, rule.word), f"times {rule.word!r}")
+    problems = [rule.problem(count, f"times {rule.word!r}") for count in _said(answer.text, rule.word)]
+    return next(filter(None, problems), "")
 
 
 def _letters(answer: Answer, rule: LetterFrequency) -> str:
-    return rule.problem(answer.text.casefold().count(rule.letter.casefold()), f"times {rule.letter!r}")
+    letter = rule.letter.casefold()
+    counts = _counts(answer.text, letter, lambda reading: reading.casefold().count(letter))
+    return next(filter(None, (rule.problem(count, f"times {rule.letter!r}") for count in counts)), "")
 
 
 def _no_commas(answer: Answer, rule: Nothing) -> str:
     del rule
-    comma = next((comma for comma in ",\uff0c\u3001\u060c" if comma in answer.text), None)
+    comma = next((letter for letter in answer.text if letter in COMMAS), None)
     return f"it has {comma!r}" if comma else ""
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.attacks.cases import hedges
 from contracts.errors import InvalidTask
 from rewards.verifiers import choice
 from rewards.verifiers.check import Answer, Check
@@ -98,6 +99,20 @@ def test_another_letter_is_wrong_but_well_formed() -> None:
 @pytest.mark.parametrize("reference", ["E", "", "A or B", "AB"])
 def test_a_reference_that_is_no_choice_is_the_apps_mistake(reference: str) -> None:
     assert pick("A", reference).fault == "user"
+
+
+@pytest.mark.parametrize(("letters", "reference"), [("AB", "A"), ("AB", "B"), ("CA", "C"), ("CA", "A"), ("DB", "B")])
+def test_two_letters_in_any_place_pay_for_neither(letters: str, reference: str) -> None:
+    assert not [text for text in hedges.hedged(*letters) if pick(text, reference).value != 0.0]
+
+
+def test_a_letter_that_is_taken_back_pays_nothing() -> None:
+    assert not [text for text in hedges.taken_back("A") if pick(text).value != 0.0]
+
+
+@pytest.mark.parametrize("text", hedges.HONEST_LETTERS)
+def test_an_explanation_may_name_other_letters(text: str) -> None:
+    assert pick(text) == Check(1.0)
 
 
 def test_without_a_reference_there_is_nothing_to_say() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.attacks.cases import hedges
 from contracts.errors import InvalidTask
 from rewards.verifiers import numeric
 from rewards.verifiers.check import Answer, Check
@@ -130,6 +131,20 @@ def test_tolerances_marks_and_places(text: str, reference: str, config: dict[str
 @pytest.mark.parametrize("reference", ["", "abc", "1/2", "1 2", "x=5", "NaN", "inf"])
 def test_a_reference_that_is_no_number_is_the_apps_mistake(reference: str) -> None:
     assert grade("5", reference).fault == "user"
+
+
+@pytest.mark.parametrize("reference", ["42", "43"])
+def test_two_numbers_pay_for_neither(reference: str) -> None:
+    assert not [text for text in hedges.hedged("42", "43") if grade(text, reference).value != 0.0]
+
+
+def test_a_number_that_is_taken_back_or_made_a_bound_pays_nothing() -> None:
+    assert not [text for text in hedges.taken_back("42") + hedges.bounded("42", "44") if grade(text, "42").value != 0.0]
+
+
+@pytest.mark.parametrize("text", hedges.HONEST_NUMBERS)
+def test_an_explanation_may_name_other_numbers(text: str) -> None:
+    assert grade(text, "42") == Check(1.0)
 
 
 def test_without_a_reference_there_is_nothing_to_say() -> None:

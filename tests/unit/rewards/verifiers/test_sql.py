@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from benchmarks.attacks.cases import queries
 from contracts.errors import InvalidTask
 from rewards.verifiers import sql
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context
-from rewards.verifiers.sql_run import is_ordered
 
 FIRST = "CREATE TABLE t(a INTEGER, b TEXT); INSERT INTO t VALUES (1,'x'),(2,'y'),(2,'y'),(3,'it''s')"
 SECOND = "CREATE TABLE t(a INTEGER, b TEXT); INSERT INTO t VALUES (5,'x'),(7,NULL)"
@@ -36,11 +38,17 @@ def check(verifier: BatchVerifier, text: str, reference: str = "SELECT a FROM t"
         ("SELECT a FROM t ORDER BY 1", "SELECT a FROM t ORDER BY a"),
         ("SELECT a FROM t", "SELECT a FROM (SELECT a FROM t ORDER BY a DESC)"),
         ("SELECT b FROM t", "SELECT b FROM t"),
+        ("```\nSELECT a FROM t\n```", "SELECT a FROM t"),
+        ("So:\n  ```sqlite\n  SELECT a FROM t\n  ```\n", "SELECT a FROM t"),
+        ("~~~\nSELECT a FROM t;\n~~~", "SELECT a FROM t"),
+        ("```python\nprint(1)\n```\n```\nSELECT a FROM t\n```", "SELECT a FROM t"),
+        ("```\nno\n```\n```SQL\nSELECT a FROM t\n```", "SELECT a FROM t"),
     ],
 )
 def test_a_query_with_the_same_rows_passes(verifier: BatchVerifier, text: str, reference: str) -> None:
     found = check(verifier, text, reference)
-    assert (found.value, found.fault, found.reason) == (1.0, "none", "")
+    assert (found.value, found.fault) == (1.0, "none"), found.reason
+    assert re.fullmatch("rows of seed [0-9a-f]{16}", found.reason)
 
 
 @pytest.mark.parametrize(
@@ -53,6 +61,8 @@ def test_a_query_with_the_same_rows_passes(verifier: BatchVerifier, text: str, r
         "SELECT a FROM t WHERE a < 5",
         "no query at all",
         "```sql\n```",
+        "```\n```",
+        "```python\nSELECT a FROM t\n```",
         "SELECT a FROM t; SELECT a FROM t",
         "DROP TABLE t; SELECT a FROM t",
         "DELETE FROM t RETURNING a",
@@ -86,21 +96,6 @@ def test_order_counts_only_if_the_reference_orders(verifier: BatchVerifier) -> N
 
 
 @pytest.mark.parametrize(
-    ("query", "ordered"),
-    [
-        ("SELECT a FROM t order\n by a", True),
-        ("SELECT a FROM (SELECT a FROM t ORDER BY a)", False),
-        ("SELECT ')' || \"(\" FROM t ORDER BY a", True),
-        ("SELECT 'ORDER BY' FROM t -- ORDER BY a", False),
-        ("SELECT a /* ORDER BY */ FROM t", False),
-        ("SELECT rank() OVER (ORDER BY a) FROM t", False),
-    ],
-)
-def test_what_orders_its_own_rows_is_told_from_the_text(query: str, ordered: bool) -> None:
-    assert is_ordered(query) == ordered
-
-
-@pytest.mark.parametrize(
     ("reference", "says"),
     [
         ("SELECT 1", "same rows on every database"),
@@ -124,6 +119,49 @@ def test_scripts_are_read_beside_the_task_file(tmp_path: Path) -> None:
     assert check(built, "SELECT min(a) FROM t", "SELECT a FROM t ORDER BY a DESC LIMIT 1").reason.endswith("on a.sql")
 
 
+@pytest.fixture(scope="module")
+def shop() -> BatchVerifier:
+    return sql.build(queries.CONFIG, Context(5.0))
+
+
+def graded(verifier: BatchVerifier, cases: Sequence[tuple[str, str]], num: int) -> list[tuple[str, Check]]:
+    answers = [
+        Answer(given, {"reference": reference}, key=f"{number}") for reference, given in cases for number in range(num)
+    ]
+    return [(answer.text, found) for answer, found in zip(answers, verifier.check_all(answers), strict=True)]
+
+
+def test_a_right_query_passes_whatever_rows_are_drawn(shop: BatchVerifier) -> None:
+    assert not [(text, found.reason) for text, found in graded(shop, queries.EQUAL, 8) if found.value != 1.0]
+
+
+def test_rows_that_are_known_by_heart_pay_nothing(shop: BatchVerifier) -> None:
+    assert not [(text, found.reason) for text, found in graded(shop, queries.LUCKY, 8) if found.value != 0.0]
+
+
+def test_the_same_sample_gets_the_same_rows_again_and_another_gets_others() -> None:
+    built = sql.build(queries.CONFIG, Context(5.0))
+    reference, given = queries.LUCKY[0]
+    first, again, other = built.check_all(
+        [Answer(given, {"reference": reference}, key=key) for key in ("one", "one", "other")]
+    )
+    assert first == again
+    assert first.reason != other.reason
+
+
+def test_a_grading_is_replayed_by_the_seed_of_its_reason() -> None:
+    reference, given = queries.LUCKY[0]
+    (first,) = sql.build(queries.CONFIG, Context(5.0)).check_all([Answer(given, {"reference": reference})])
+    seed = first.reason.split()[-1]
+    replay = sql.build({**queries.CONFIG, "seed": seed}, Context(5.0))
+    assert replay.check_all([Answer(given, {"reference": reference}, key="another")]) == [first]
+
+
+def test_without_fresh_rows_only_the_given_ones_count() -> None:
+    built = sql.build({**queries.CONFIG, "fresh": 0}, Context(5.0))
+    assert {(found.value, found.reason) for _, found in graded(built, queries.LUCKY[:3], 1)} == {(1.0, "")}
+
+
 @pytest.mark.parametrize(
     ("config", "param", "says"),
     [
@@ -131,6 +169,7 @@ def test_scripts_are_read_beside_the_task_file(tmp_path: Path) -> None:
         ({"databases": ["absent.sql", "too.sql"]}, "databases", "relative to the task file"),
         ({"setup": [FIRST, "CREATE TABEL t"]}, "setup", "setup 1: near"),
         ({"setup": [FIRST, SECOND], "rows": 3}, "rows", "not permitted"),
+        ({"setup": [FIRST, SECOND], "fresh": -1}, "fresh", "greater than or equal"),
     ],
 )
 def test_a_config_that_cannot_work_is_refused(config: dict[str, object], param: str, says: str, tmp_path: Path) -> None:

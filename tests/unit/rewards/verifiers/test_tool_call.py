@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.attacks.cases import text_calls
 from contracts.errors import InvalidTask
 from rewards.verifiers import tool_call
 from rewards.verifiers.check import Answer, Check
@@ -142,9 +143,42 @@ def test_what_only_looks_like_a_call_does_not_pass_for_words(text: str) -> None:
     assert (check.value, check.fault) == (0.0, "model")
 
 
+@pytest.mark.parametrize("text", text_calls.of("get_weather"))
+def test_a_call_written_as_text_does_not_pass_for_words(text: str) -> None:
+    check = grade(text, required=False)
+    assert (check.value, check.fault) == (0.0, "model")
+
+
+@pytest.mark.parametrize("text", text_calls.HONEST)
+def test_words_about_a_tool_are_words(text: str) -> None:
+    assert grade(text, required=False) == Check(1.0)
+
+
 def test_more_calls_than_allowed_fail() -> None:
-    assert grade(tagged(CALL, CALL), at_most=2).value == 1.0
-    assert "at most 1" in grade(tagged(CALL, CALL), at_most=1).reason
+    assert grade(tagged(CALL, OTHER), at_most=2).value == 1.0
+    assert "at most 1" in grade(tagged(CALL, OTHER), at_most=1).reason
+    days = [CALL.replace('"}', f'","days":{day - 30}' + "}") for day in range(33)]
+    assert grade(tagged(*days[:32])).value == 1.0
+    assert "at most 32" in grade(tagged(*days)).reason
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        CALL,
+        CALL.replace("Rome", "rome"),
+        CALL.replace("Rome", " Rome "),
+        CALL.replace("Rome", "R\u043eme"),
+        CALL.replace("Rome", "Ro\u200bme"),
+    ],
+)
+def test_the_same_call_again_pays_nothing_unless_it_is_wanted(again: str) -> None:
+    check = grade(tagged(CALL, again))
+    assert (check.value, check.fault) == (0.0, "model")
+    assert "the same call stands 2 times" in check.reason
+    assert grade(tagged(CALL, again), repeats=2).value == 1.0
+    assert grade(tagged(CALL, again), [json.loads(CALL)] * 2, match="name").value == 1.0
+    assert grade(tagged(CALL, again), [json.loads(CALL), json.loads(OTHER)], match="name").value == 0.0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""What words do not look like: calls that nobody can make, written as text, JSON, tags, code or commands.
+
+In: an answer that is meant to be words. Out: what in it looks like a call. A tool may be talked about ("get_weather tells the weather");
+its name may not stand where a call has it: before arguments, as the value of a name, in a tag, in a block of code, as a command.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from rewards.verifiers.lookalikes import seen
+
+_MARKS = (
+    r"<[|/]{0,2}\s?(?:tool|function|action|api|invoke|antml)(?:[\s_:\u2581-]{0,2}(?:calls?|use|code|request|input|name|invoke|begin|end|args?|arguments|parameters?|[a-z]+=))*[\s\u2581]?(?:[|>=/\s{]|\Z)",
+    r"\[/?(?:tool|function|action|api)[\s_-]?(?:calls?|use|request|input|code)s?\]",
+    r"<function=|<\|(?:python_tag|call|plugin|action_start|channel)\|>|\bto=(?:functions|tools?)\b",
+    r"(?:```|~~~)[ \t]*(?:tool|function|action|call|invoke)",
+    r"[\"'](?:arguments|tool_calls?|function_calls?|tool_input|action_input|tool_name|function_name)[\"']\s{0,4}:|[\"'](?:tool|function)[\"']\s{0,4}:\s{0,4}[\"'{]",
+    r"^[ \t*_>-]*(?:action input|tool input|function call|tool call)[ \t*_]*:",
+)
+_VERBS = r"(?:is|was|are|can|could|will|would|may|might|should|must|does|did|do|has|had|needs?|takes?|tells?|gives?|returns?|shows?|looks?|finds?|gets?|says?|failed|fails|works?|answers?|and|or|for|to|in|on|of|the|that|which)"
+_PLAIN_WORD = re.compile(r"[a-z]+\Z")
+_MAX_ANSWER = 100_000
+
+
+class Traces:
+    """Of calls to some tools, in a text."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        names = sorted(names, key=len, reverse=True)
+        # A name such as `now` is a word too: it is a call only where it is written like one.
+        rare = [name for name in names if not _PLAIN_WORD.match(name)]
+        patterns = [*_MARKS, *_of_all(_either(names))]
+        if rare:
+            patterns += _of_rare(_either(rare), _either(rare, is_loose=True))
+        self._patterns = re.compile("|".join(patterns), re.IGNORECASE | re.MULTILINE)
+        self._fenced = re.compile(rf"(?<![^\W_]){_either(rare)}(?![^\W_])") if rare else None
+
+    def search(self, text: str) -> str:
+        """The first thing that looks like a call, or nothing."""
+        text = seen(text)
+        if match := self._patterns.search(text):
+            return match.group()
+        if self._fenced is not None:
+            for block in re.split(r"^[ \t]*(?:```|~~~)", text, flags=re.MULTILINE)[1::2]:
+                if match := self._fenced.search(block):
+                    return match.group()
+        return ""
+
+
+def _either(names: list[str], *, is_loose: bool = False) -> str:
+    if not is_loose:
+        return f"(?:{'|'.join(re.escape(name) for name in names)})"
+    # get_weather, getWeather, get-weather, GET WEATHER
+    loose = (r"[\s_.-]?".join(map(re.escape, re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", name) or [name])) for name in names)
+    return f"(?:{'|'.join(loose)})"
+
+
+def _of_all(tool: str) -> list[str]:
+    quote = r"[`\"'*_]{0,3}"
+    return [
+        rf"\"\w+\"\s?:\s?\"{tool}\"|'\w+'\s?:\s?'{tool}'",
+        # The call is a line of its own, perhaps begun and not ended; ReAct; a name before its arguments.
+        rf"^[ \t]*\[?{tool}\(.*\)\]?[ \t]*$|(?<![\w-]){tool}\((?:\s{{0,4}}\w+\s{{0,4}}[=:]|\s{{0,4}}[\"'{{\[])|(?<![\w-]){tool}\(\)",
+        rf"^[ \t*_>-]*(?:action|tool|function|call|api|command|invoke)[ \t*_]*[:=][ \t*_]*{quote}{tool}\b|\bto=functions\.|\bcall:{tool}\{{",
+        rf"^[ \t]*{quote}{tool}{quote}[ \t]?:?[ \t]?\{{|</?{tool}[\s/>]|<[^<>\n]{{1,40}}=[\"']?{tool}[\"'>\s]|\{{\{{\s*{tool}\b",
+        rf"[@!/]{tool}\b[ \t]*[(\[{{\"'=]|(?<![\w-]){tool}\?\w+=",
+    ]
+
+
+def _of_rare(tool: str, loose: str) -> list[str]:
+    quote = r"[`\"'*_]{0,3}"
+    before, after = r"(?<![^\W_])", r"(?![^\W_])"
+    return [
+        rf"{before}{tool}{quote}[ \t]{{0,2}}[({{]|{before}{loose}\(",
+        rf"{before}{tool}{after}{quote}[ \t]*(?::|=|->|=>|\||,)?[ \t]*(?:with[ \t]+)?(?:arguments?[ \t:]*|parameters?[ \t:]*)?(?:[\[{{\"']|--?\w|\w+[ \t]?=[^=])",
+        rf"(?:name|tool|function|action|call|recipient|command|method|uses?)[\"'`*]{{0,3}}[ \t]*(?:[:=]|=>)[ \t]*{quote}{tool}{after}",
+        rf"^[ \t>$#@!/\[-]*{quote}{tool}{quote}[ \t;\])]*$",
+        rf"^[ \t]*[>$#@!/\[][ \t]?{quote}{tool}{after}",
+        rf"^[ \t]*{quote}{tool}{quote}[ \t]*(?::|->|\||,)?[ \t]+(?!{_VERBS}\b)[\w.,-]+(?:[ \t]+(?!{_VERBS}\b)[\w.,-]+)?[ \t]*$",
+        rf"\b(?:call|calling|calls|invoke|invoking|execute|executing|run|running)[ \t:]+(?:the[ \t]+)?(?:tool[ \t]+|function[ \t]+)?{quote}{tool}{after}{quote}[ \t]*(?:with|on|using|:|\()[ \t]*[^\n]{{0,40}}(?:[:=]|[\"'{{\[]|\b[A-Z0-9])",
+    ]
