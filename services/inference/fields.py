@@ -44,7 +44,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 """Not served; accepted with these values, or null, which change nothing."""
-_ABSENT = msgspec.Raw(b"null")
+Json = msgspec.Raw | msgspec.UnsetType
+"""A field that is kept as it was written, or was not."""
 _LONGEST_NEUTRAL = 64
 
 
@@ -87,19 +88,19 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     type: str
     text: str | None = None
-    refusal: msgspec.Raw = _ABSENT
-    image_url: msgspec.Raw = _ABSENT
-    input_audio: msgspec.Raw = _ABSENT
-    file: msgspec.Raw = _ABSENT
-    prompt_cache_breakpoint: msgspec.Raw = _ABSENT
-    cache_control: msgspec.Raw = _ABSENT
+    refusal: Json = msgspec.UNSET
+    image_url: Json = msgspec.UNSET
+    input_audio: Json = msgspec.UNSET
+    file: Json = msgspec.UNSET
+    prompt_cache_breakpoint: Json = msgspec.UNSET
+    cache_control: Json = msgspec.UNSET
 
 
 class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an assistant called, and with what: JSON as a text, or an object."""
 
     name: str
-    arguments: msgspec.Raw = _ABSENT
+    arguments: Json = msgspec.UNSET
 
 
 class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,9 +124,9 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
-    annotations: msgspec.Raw = _ABSENT
-    audio: msgspec.Raw = _ABSENT
-    function_call: msgspec.Raw = _ABSENT
+    annotations: Json = msgspec.UNSET
+    audio: Json = msgspec.UNSET
+    function_call: Json = msgspec.UNSET
 
 
 class _Fields(Served, frozen=True, kw_only=True):
@@ -134,7 +135,7 @@ class _Fields(Served, frozen=True, kw_only=True):
 
 Body: Any = msgspec.defstruct(
     "Body",
-    [(name, msgspec.Raw, _ABSENT) for name in (*HARMLESS, *NEUTRAL)],
+    [(name, Json, msgspec.UNSET) for name in (*HARMLESS, *NEUTRAL)],
     bases=(_Fields,),
     frozen=True,
     kw_only=True,
@@ -142,7 +143,7 @@ Body: Any = msgspec.defstruct(
 )
 """Every field that is known; those that are not served stay JSON."""
 _unserved = attrgetter(*NEUTRAL)
-_NOTHING_UNSERVED = (_ABSENT,) * len(NEUTRAL)
+_NOTHING_UNSERVED = (msgspec.UNSET,) * len(NEUTRAL)
 _beside_content = attrgetter(*Message.__struct_fields__[2:])
 _NOTHING_BESIDE = Message.__struct_defaults__[1:]
 _STRUCTS = (
@@ -165,7 +166,7 @@ def check_neutral(body: Any) -> None:
     if given == _NOTHING_UNSERVED:
         return
     for (name, values), content in zip(NEUTRAL.items(), given, strict=True):
-        if content is not _ABSENT and not _is_neutral(content, values):
+        if content is not msgspec.UNSET and not _is_neutral(content, values):
             raise Unsupported(f"`{name}` is not supported; leave it out{_allowed(name)}", param=name)
 
 
@@ -178,11 +179,9 @@ def unserved_of(message: Message) -> str | None:
     """A field of a message that says something that is not served, if there is one."""
     if message.refusal:
         return "refusal"
-    if message.audio is not _ABSENT and bytes(message.audio) != b"null":
+    if _says_something(message.audio):
         return "audio"
-    if message.function_call is not _ABSENT and bytes(message.function_call) != b"null":
-        return "function_call"
-    return None
+    return "function_call" if _says_something(message.function_call) else None
 
 
 def explain(error: InvalidRequest) -> InvalidRequest:
@@ -199,6 +198,10 @@ def explain(error: InvalidRequest) -> InvalidRequest:
     hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(served)}"
     path = f"{where}.{name}" if where else name
     return Unsupported(f"`{path}` is no field of this API; {hint}", param=path)
+
+
+def _says_something(content: Json) -> bool:
+    return content is not msgspec.UNSET and bytes(content) != b"null"
 
 
 def _is_neutral(content: msgspec.Raw, neutral: tuple[Any, ...]) -> bool:

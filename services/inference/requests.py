@@ -225,8 +225,8 @@ def _text_of(part: Part, where: str) -> str:
 
 
 def _check_arguments(calls: Iterable[ToolCall]) -> None:
-    sizes = (len(bytes(call.function.arguments)) for call in calls if not _is_text(call.function.arguments))
-    if sum(sizes) > _MAX_ARGUMENTS:
+    written = (bytes(call.function.arguments) for call in calls if call.function.arguments is not msgspec.UNSET)
+    if sum(len(arguments) for arguments in written if not arguments.startswith(b'"')) > _MAX_ARGUMENTS:
         raise InvalidRequest(
             f"arguments of tool calls that are objects take up to {_MAX_ARGUMENTS // 2**10} KiB; send them as texts",
             param="messages",
@@ -234,7 +234,8 @@ def _check_arguments(calls: Iterable[ToolCall]) -> None:
 
 
 def _plain_call(call: ToolCall, where: str) -> dict[str, Any]:
-    arguments = msgspec.json.decode(call.function.arguments)
+    written = call.function.arguments
+    arguments = None if written is msgspec.UNSET else msgspec.json.decode(written)
     if not isinstance(arguments, str | dict | None) or _is_deeper(arguments, _MAX_DEPTH):
         raise InvalidRequest(
             f"{where}: arguments are a text, or an object nested up to {_MAX_DEPTH} levels deep", param=where
@@ -248,7 +249,3 @@ def _is_deeper(value: Any, num_levels: int) -> bool:
         return False
     parts = value.values() if isinstance(value, dict) else value
     return num_levels == 0 or any(_is_deeper(part, num_levels - 1) for part in parts)
-
-
-def _is_text(content: msgspec.Raw) -> bool:
-    return bytes(content).lstrip().startswith(b'"')

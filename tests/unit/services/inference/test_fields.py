@@ -7,13 +7,14 @@ import math
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import msgspec
 import pytest
 from openai.types.chat import completion_create_params
 
 from benchmarks.attacks.text import CHANGING, keep_waiting
 from contracts.errors import InvalidRequest, Unsupported
 from services.inference.controls import ROLES
-from services.inference.fields import HARMLESS, MAX_MESSAGES, MAX_PARTS, NEUTRAL, Message, Served
+from services.inference.fields import HARMLESS, MAX_MESSAGES, MAX_PARTS, NEUTRAL, Body, Message, Served
 from services.inference.requests import ChatRequest, parse_chat_request
 from tests.unit.services.inference.conftest import Inference
 
@@ -218,3 +219,9 @@ def test_prompts_that_take_long_are_made_in_a_thread() -> None:
 
 def test_bodies_that_would_keep_the_event_loop_busy_are_refused() -> None:
     assert keep_waiting(most_seconds=math.inf) is None
+
+
+def test_the_fields_have_a_schema_for_those_who_describe_the_service() -> None:
+    schema = msgspec.json.schema(Body)["$defs"]["Body"]
+    assert {*schema["properties"]} == {"messages", *Served.__struct_fields__, *HARMLESS, *NEUTRAL}
+    assert {*schema["required"]} == {"model", "messages"}
