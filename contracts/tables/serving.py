@@ -161,7 +161,6 @@ version_claim = Table(
     Column("parent", Integer, nullable=False),
     Column("epoch", Integer, nullable=False),
     Column("root", String(64)),
-    Column("run", Text),
     Column("claimed_at", Float, nullable=False),
     PrimaryKeyConstraint("policy", "version"),
 )
