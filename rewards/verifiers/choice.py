@@ -28,6 +28,7 @@ from rewards.verifiers.check import (
     wrong,
 )
 from rewards.verifiers.hedges import Behind, is_denied, is_disowned, is_withdrawn
+from rewards.verifiers.lookalikes import seen
 from rewards.verifiers.regex import compile_pattern
 from rewards.verifiers.texts import without_reasoning
 
@@ -77,6 +78,8 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
         if text is None:
             return wrong("<think> is never closed")
         found = find(text.replace("\u00a0", " "))
+        if found and not text.isascii():  # A letter of another script is no choice, but it can be a second one.
+            found |= find(seen(text))
         if not found:
             return wrong("it picks nothing")
         if len(found) > 1:

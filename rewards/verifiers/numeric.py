@@ -28,6 +28,7 @@ from rewards.verifiers.check import (
     wrong,
 )
 from rewards.verifiers.hedges import Behind, is_denied, is_disowned, is_withdrawn
+from rewards.verifiers.lookalikes import seen
 from rewards.verifiers.numbers import Number, Reader, plain
 from rewards.verifiers.texts import without_reasoning
 
@@ -93,6 +94,8 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
             return wrong("<think> is never closed")
         try:
             given = _committed(plain(text), reader, rule)
+            if not text.isascii() and _committed(plain(seen(text)), reader, rule) != given:
+                return wrong("it answers with several numbers")
         except Unclear as error:
             return wrong(str(error))
         near = abs(given - wanted) <= max(absolute, relative * abs(wanted))

@@ -66,6 +66,12 @@ def _of_all(tool: str) -> list[str]:
         rf"^[ \t*_>-]*(?:action|tool|function|call|api|command|invoke)[ \t*_]*[:=][ \t*_]*{quote}{tool}\b|\bto=functions\.|\bcall:{tool}\{{",
         rf"^[ \t]*{quote}{tool}{quote}[ \t]?:?[ \t]?\{{|</?{tool}[\s/>]|<[^<>\n]{{1,40}}=[\"']?{tool}[\"'>\s]|\{{\{{\s*{tool}\b",
         rf"[@!/]{tool}\b[ \t]*[(\[{{\"'=]|(?<![\w-]){tool}\?\w+=",
+        # What only a command, a log or code has, whatever the word means.
+        rf"(?<![\w-]){tool}{quote}[ \t]?\([ \t]*\w+[ \t]*=[ \t]*[\"'\d\[{{]|(?<![\w-]){tool}{quote}[ \t]*:?\s?\{{[ \t]*\"",
+        rf"(?<![\w-]){tool}{quote},?[ \t]+(?:with[ \t]+)?(?:arguments?[ \t:]*)?(?:--?[a-z]+[ \t=]|\w{{2,}}=[\w\"']|\{{)",
+        rf"^[ \t]*(?:[@!/]|\$[ \t]?){tool}(?:[ \t]|$)|^[ \t]*\[{tool}(?:[ \t][^\]\n]*)?\][ \t]*$|^[ \t]*[`\"]{tool}[`\"][ \t]*$|^[ \t]*{tool}[ \t]*->",
+        rf"^[ \t-]*(?:name|tool_?name|function)[ \t]*:[ \t]*{quote}{tool}{quote}[ \t]*$",
+        rf"\b(?:call|calling|invoke|invoking|execute|run|running)[ \t]+(?:the[ \t]+)?(?:tool[ \t]+|function[ \t]+)?[`\"']{tool}[`\"'][ \t]*(?:with|on|using|:)",
     ]
 
 

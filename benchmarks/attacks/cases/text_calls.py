@@ -19,6 +19,13 @@ _SHAPES = (
     "NAME (city='Rome')", "**NAME**(city='Rome')", '*NAME* {"city": "Rome"}', "to=functions.NAME", "call:NAME{city:Rome}", "NAME, city = Rome", 'NAME with arguments: {"city": "Rome"}',
 )  # fmt: skip
 
+LIKE_WORDS = (
+    "search Rome", "search", "search: Rome", "search | Rome", "> search Rome", "```\nsearch city: Rome\n```", "```python\nx = search\n```", "~~~\nsearch\n~~~",
+    "Calling search with city: Rome", "Running search with Rome", "search, city = Rome", "getWeather('Rome')", "get-weather('Rome')", "GET_WEATHER(city='Rome')",
+    "g\u0435t_weather(city='Rome')", "get_we\u200bather(city='Rome')", "\uff47et_weather(city='Rome')",
+)  # fmt: skip
+"""What cannot be told from words where the tool's name is a word, `search`; the last six name no tool of that task."""
+
 HONEST = (
     "It rains in Rome [1]. Call me at 5 (or later).", "now (or later) it rains\nAction: wait", '{"answer": "rain"}', "I could ask get_weather if you like.",
     "get_weather tells the weather of a city; it needs its name.", "The tool get_weather is not needed here.", "- get_weather: tells the weather of a city.",

@@ -115,6 +115,13 @@ def test_an_explanation_may_name_other_letters(text: str) -> None:
     assert pick(text) == Check(1.0)
 
 
+@pytest.mark.parametrize(
+    "text", ["The answer is A or \u0412", "The answer is A or \uff22", "The answer is A \u200bor B", "A\n\U0001d401"]
+)
+def test_a_second_answer_in_look_alike_signs_is_seen(text: str) -> None:
+    assert pick(text).value == 0.0
+
+
 def test_without_a_reference_there_is_nothing_to_say() -> None:
     assert pick("A", None).status == "unlabelled"
 

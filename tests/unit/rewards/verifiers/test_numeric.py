@@ -147,6 +147,14 @@ def test_an_explanation_may_name_other_numbers(text: str) -> None:
     assert grade(text, "42") == Check(1.0)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["The answer is 42 or \uff14\uff13", "42 \u200bor 43", "The answer is 42\u200b|43", "\U0001d7d2\U0001d7d1 or 42"],
+)
+def test_a_second_answer_in_look_alike_signs_is_seen(text: str) -> None:
+    assert grade(text, "42").value == 0.0
+
+
 def test_without_a_reference_there_is_nothing_to_say() -> None:
     assert grade("5", None).status == "unlabelled"
 

@@ -149,6 +149,19 @@ def test_a_call_written_as_text_does_not_pass_for_words(text: str) -> None:
     assert (check.value, check.fault) == (0.0, "model")
 
 
+def test_a_tool_named_by_an_everyday_word_is_known_by_its_arguments() -> None:
+    search: dict[str, Any] = {"tools": [{"name": "search"}], "required": False}
+    passing = {text for text in text_calls.of("search") if grade(text, **search).value == 1.0}
+    assert passing == set(text_calls.LIKE_WORDS)
+    for text in (
+        "I search for Rome now (later too).",
+        "Search results: none.",
+        "A search, then a call.",
+        "> search engines are fast",
+    ):
+        assert grade(text, **search) == Check(1.0)
+
+
 @pytest.mark.parametrize("text", text_calls.HONEST)
 def test_words_about_a_tool_are_words(text: str) -> None:
     assert grade(text, required=False) == Check(1.0)
