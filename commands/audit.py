@@ -8,15 +8,24 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from contracts.database import Database
 from contracts.dead_letters import OPEN, SKIPPED
 from contracts.errors import InvalidSettings
 from contracts.event_log import EventLog, LogRecord, is_damaged
-from contracts.ledger import PENDING, Counts, generation_counts, generation_states, signal_counts, signal_states
+from contracts.ledger import (
+    PENDING,
+    Counts,
+    generation_counts,
+    generation_states,
+    rejection_counts,
+    signal_counts,
+    signal_states,
+)
 from contracts.letters import DEAD_LETTER, Letter, find
 from contracts.log_loss import keys_before_loss, num_written_off
 from contracts.topics import GENERATIONS
@@ -34,6 +43,8 @@ class Audit(NamedTuple):
     signals: Counts
     problems: tuple[str, ...]
     in_doubt: tuple[str, ...] = ()
+    rejected: Mapping[str, int] = MappingProxyType({})
+    """Why signals were refused or rejected: reason to how many."""
 
     @property
     def balanced(self) -> bool:
@@ -47,6 +58,7 @@ def audit(
     """Check the ledger against the log; `settled`: the loop was drained, so that nothing may be pending any more."""
     with database.snapshot() as connection:
         joined, signals = generation_counts(connection), signal_counts(connection)
+        rejected = rejection_counts(connection)
         states, signal_by_id = generation_states(connection), signal_states(connection)
         before_loss, num_lost = keys_before_loss(connection), num_written_off(connection)
         letters = find(connection, states=(OPEN, SKIPPED))
@@ -74,14 +86,14 @@ def audit(
             if counts.states.get(PENDING)
         ]
     if clients is None:
-        return Audit(generations, signals, tuple(problems))
+        return Audit(generations, signals, tuple(problems), rejected=rejected)
     seen = {item["key"] for item in clients if item["kind"] == "generation"}
     said = {item["id"] for item in clients if item["kind"] == "signal"}
     problems += [f"generation {key}: a client saw it, the log does not have it" for key in sorted(seen - logged)]
     problems += [f"signal {id_}: it was acknowledged, and is lost" for id_ in sorted(said - signal_by_id.keys())]
     unseen = {key: state for key, (purpose, state) in states.items() if purpose == "user" and key not in seen}
     in_doubt = tuple(sorted(key for key, state in unseen.items() if state != "cancelled"))
-    return Audit(generations, signals, tuple(problems), in_doubt)
+    return Audit(generations, signals, tuple(problems), in_doubt, rejected)
 
 
 def logged_generations(log: EventLog, damaged: list[LogRecord] | None = None) -> set[str]:
@@ -138,6 +150,8 @@ def print_audit(result: Audit) -> None:
     ):
         parts = " + ".join(f"{count} {state}" for state, count in sorted(counts.states.items()) if count)
         print(f"{name}: {counts.total} {left} = {parts or '0'}")
+    if result.rejected:
+        print("rejected: " + ", ".join(f"{count} {reason}" for reason, count in sorted(result.rejected.items())))
     for key in result.in_doubt:
         print(f"in doubt: {key} was logged, no client saw it")
     for problem in result.problems:

@@ -106,12 +106,12 @@ class World(NamedTuple):
 
 
 @asynccontextmanager
-async def a_home() -> AsyncIterator[World]:
-    """A home of its own, gone at the end."""
+async def a_home(**changes: Any) -> AsyncIterator[World]:
+    """A home of its own, gone at the end. `changes`: settings, for example of servers."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         home = Path(folder)
         async with EchoEngine().serving() as engine:
-            settings = _settings(home, engine.port)
+            settings = _settings(home, {"engine_port": engine.port} | changes)
             app_key, operator = _prepared(settings)
             with _logging(home / "logs" / "web.log"):
                 children = make(settings)
@@ -120,16 +120,15 @@ async def a_home() -> AsyncIterator[World]:
                     yield World(settings, app, children, engine, app_key, operator)
 
 
-def _settings(home: Path, engine_port: int) -> Settings:
+def _settings(home: Path, changes: Mapping[str, Any]) -> Settings:
     files = []
     for name, consent in _TASKS.items():
         file = home / f"{name}.toml"
         file.write_text(_TASK.format(name=name, consent=consent))
         files.append(file)
-    return Settings(
-        home=home, run="attack", policy=POLICY, base=str(_EXAMPLE / "base"), tasks=tuple(files), weights_unsigned=True,
-        engine_port=engine_port,
-    )  # fmt: skip
+    known = {"home": home, "run": "attack", "policy": POLICY, "base": str(_EXAMPLE / "base"), "tasks": tuple(files),
+             "weights_unsigned": True}  # fmt: skip
+    return Settings.model_validate({**known, **changes})
 
 
 def _prepared(settings: Settings) -> tuple[str, str]:

@@ -84,8 +84,8 @@ def _run(attack: Callable[[World], Awaitable[str | None]]) -> str | None:
 async def unkept(world: World, fields: dict[str, Any] | None = None, task: str = "reservations") -> str | None:
     """Answers that may not be kept and feedback about them, by every field, then a search of every file of the home."""
     canary, control = f"canary-{uuid.uuid4().hex}", f"control-{uuid.uuid4().hex}"
-    statuses = await _speak(world, canary, task, fields or {})
-    await _speak(world, control, task, {"store": True})
+    statuses = await speak(world, canary, task, fields or {})
+    await speak(world, control, task, {"store": True})
     await asyncio.to_thread(world.work)
     await asyncio.to_thread(world.work, _LATER)
     places = await asyncio.to_thread(_traces.traces, world.settings.home, control)
@@ -103,7 +103,7 @@ async def unkept(world: World, fields: dict[str, Any] | None = None, task: str =
     return None
 
 
-async def _speak(world: World, word: str, task: str, fields: dict[str, Any]) -> list[str]:
+async def speak(world: World, word: str, task: str, fields: dict[str, Any]) -> list[str]:
     """An answer with a word in every field, streamed and whole, cut and again; then all kinds of feedback; returns its codes."""
     metadata = {"task": task, "session_id": f"session {word}", "join_key": f"key {word}", "note": word}
     asked = {"metadata": metadata, "user": word, "n": 2, **fields}
@@ -155,6 +155,9 @@ async def retries(world: World) -> str | None:
         if wrong := {key: states.get(key) for key, state in expected.items() if states.get(key, ("", ""))[:2] != state}:
             return f"{name}: {wrong} instead of {expected}"
         found += list(states)
+        page = await ask(world.app, "GET", f"/generations/{first}/0", await _signed_in(world))
+        if last not in page.body.decode():
+            return f"{name}: the page of the earlier try does not name the later one"
     with world.opened() as (database, _), database.snapshot() as connection:
         counts = generation_counts(connection)
     return f"{counts.unexplained} generations are unexplained" if counts.unexplained else None
@@ -207,13 +210,17 @@ async def unknown_fields(world: World) -> str | None:
 
 
 async def comments(world: World) -> str | None:
-    """What an app says beside the value is there when it looks again."""
+    """What an app says beside the value is there when it looks again, and when an operator looks at the answer."""
+    answer = await world.chat("a table with candles")
     said = {"comment": "it forgot the candles", "metadata": {"screen": "receipt"}}
-    item = {"completion_id": new_completion_id(), "name": "accepted", "value": False, "id": "said", **said}
+    item = {"completion_id": answer, "name": "accepted", "value": False, "id": "said", **said}
     await world.post("/v1/feedback", item)
     shown = await ask(world.app, "GET", "/v1/feedback/said", {"authorization": f"Bearer {world.key}"})
     content = json.loads(shown.body)
     lost = [name for name, value in said.items() if content.get(name) != value]
+    await asyncio.to_thread(world.work)
+    page = await ask(world.app, "GET", f"/generations/{answer}/0", await _signed_in(world))
+    lost += [f"{word} on the page" for word in ("the candles", "receipt") if word not in page.body.decode()]
     return f"lost: {', '.join(lost)}" if lost else None
 
 

@@ -96,17 +96,18 @@ def follow_up(succession: Succession, before: Generation, task: Task) -> Signal 
     """What a user's next message says about the answer before it, as a signal.
 
     None if the task does not listen, if that answer was of another one, or if the user said nothing new: the same
-    conversation sent again asks for another answer, and is no reply to this one.
+    conversation sent again asks for another answer, and is no reply to this one. Neither is what answers a later turn,
+    which nobody was allowed to keep.
     """
     record, name = succession.record, follow_up_name(task)
     if name is None or before.task != record.task or before.tenant != record.tenant:
         return None
     try:
-        messages, messages_before = record.open().messages, before.open().messages
+        messages, earlier = record.open().messages, before.open()
     except InvalidRecord:
         return None  # nobody knows what was said; rewards refuses the damaged one by name
     text = _last_words(messages)
-    if not text or messages == messages_before:
+    if not text or messages == earlier.messages or _was_answered_since(messages, earlier.text):
         return None
     return Signal(
         id=f"follow_up:{sample_key(before.completion_id, before.choice)}",
@@ -119,6 +120,12 @@ def follow_up(succession: Succession, before: Generation, task: Task) -> Signal 
         tenant=record.tenant,
         submitter=Submitter(id=_speaker(record), kind="code"),
     )
+
+
+def _was_answered_since(messages: list[dict[str, Any]], answer: str) -> bool:
+    """True if the conversation shows the answer, and another one after it."""
+    answers = [str(message.get("content")).strip() for message in messages if message.get("role") == "assistant"]
+    return answer.strip() in answers[:-1] and answers[-1] != answer.strip()
 
 
 def _last_words(messages: list[dict[str, Any]]) -> str:

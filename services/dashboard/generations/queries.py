@@ -103,7 +103,8 @@ def find_page(connection: Connection, search: Search, after: Cursor | None = Non
 def find_whole(connection: Connection, completion_id: str, choice: int) -> Whole | None:
     """One answer, or None."""
     here = (generation.c.completion_id == completion_id, generation.c.choice == choice)
-    columns = (*_HEAD, generation.c.joined_at, generation.c.closes_at, generation.c.revision, generation.c.record)
+    table = generation.c
+    columns = (*_HEAD, table.joined_at, table.closes_at, table.revision, table.record, table.superseded_by)
     head = connection.execute(select(*columns, effective_state().label("state")).where(*here)).one_or_none()
     if head is None:
         return None

@@ -62,7 +62,7 @@ def test_it_is_refused_alone_counted_and_written_nowhere(feedback: Feedback, dat
 
 def test_every_refusal_has_a_reason(feedback: Feedback, database: Database) -> None:
     feedback.send(name="nosuch")
-    feedback.send(name="stars", value=9)
+    feedback.send(name="thumbs", value="sideways")
     feedback.call("POST", "", content=b"{")
     feedback.call("POST", "/batch", json={"items": [feedback.item(choice=9), feedback.item(session_id="s")]})
     assert reasons(database) == {"unknown_signal": 1, "invalid_value": 1, "invalid_request": 2, "invalid_target": 1}

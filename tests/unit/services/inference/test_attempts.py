@@ -67,7 +67,7 @@ def test_the_sdk_s_tries_are_logged_as_tries_and_only_the_last_is_learned(
     assert read.attempt == Attempt(cut.attempt.request, 1)
     assert (cut.attempt.count, read.num_choices) == (0, 1)
 
-    join = Join(database, *load_tasks([tmp_path / "task.toml"]).values())
+    join = Join(database, *load_tasks((tmp_path / "task.toml",)).values())
     join.now = time.time()
     join.hear(read, cut)
     assert states(join) == {cut.key: ("filtered", "superseded"), read.key: ("pending", "")}

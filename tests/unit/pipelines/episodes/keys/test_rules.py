@@ -9,7 +9,7 @@ import pytest
 
 from contracts.records import GenerationBody, seal_body
 from pipelines.episodes.keys.rules import MAX_FOLLOW_UP, Answer, KeyName, Succession, assign, follow_up, names_of
-from tests.fakes import a_generation
+from tests.fakes import a_generation, asking
 from tests.unit.pipelines.episodes.bench import a_task
 
 TASK = a_task({"reply": {"means": "follow_up"}})
@@ -83,6 +83,22 @@ def test_nothing_else_follows_up(changes: dict[str, Any], task: Any) -> None:
     before = a_generation(body=said("a table"))
     after = a_generation(**{"body": said("a table", "yes", "no")} | changes)
     assert follow_up(Succession(after, Answer(before.completion_id, 0)), before, task) is None
+
+
+@pytest.mark.parametrize(
+    ("shown", "follows"), [(["one"], True), (["one", "kept nowhere"], False), (["one", "one"], True)]
+)
+def test_words_about_an_answer_that_is_not_kept_are_not_about_the_one_before(
+    shown: list[str], *, follows: bool
+) -> None:
+    """The conversation shows an answer between the two that nobody was allowed to keep: what the user said next is about that."""
+    talk = [{"role": "user", "content": "a table"}]
+    before = asking("a table", answer="one")
+    for number, answer in enumerate(shown):
+        talk += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"no {number}"}]
+    body = GenerationBody(messages=talk, text="", prompt_ids=b"", completion_ids=b"", logprobs=b"")
+    after = a_generation(body=seal_body(body))
+    assert (follow_up(Succession(after, Answer(before.completion_id, 0)), before, TASK) is not None) == follows
 
 
 @pytest.mark.parametrize("person", [None, "a\0b"])
