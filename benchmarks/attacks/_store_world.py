@@ -127,7 +127,7 @@ def _settings(home: Path, changes: Mapping[str, Any]) -> Settings:
         file.write_text(_TASK.format(name=name, consent=consent))
         files.append(file)
     known = {"home": home, "run": "attack", "policy": POLICY, "base": str(_EXAMPLE / "base"), "tasks": tuple(files),
-             "weights_unsigned": True}  # fmt: skip
+             "weights_unsigned": True, "requests_per_minute": 0, "signals_per_minute": 0}  # fmt: skip
     return Settings.model_validate({**known, **changes})
 
 

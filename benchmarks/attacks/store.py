@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 import msgspec
 from fastapi.routing import iter_route_contexts
-from sqlalchemy import select
+from sqlalchemy import func, select
 from starlette.types import Message, Scope
 
 from benchmarks.attacks import _traces
@@ -30,7 +30,7 @@ from benchmarks.attacks.attack import Attack
 from contracts.ids import new_completion_id
 from contracts.ledger import generation_counts, rejection_counts, signal_counts
 from contracts.records import Generation, decode_shape
-from contracts.tables import generation, signal
+from contracts.tables import dead_letter, generation, signal
 
 RETRY_COUNT = "x_stainless_retry_count"
 _LATER = 3600.0
@@ -48,6 +48,13 @@ WEIRD_ITEMS: tuple[dict[str, Any], ...] = (
     {"id": "x" * 10_000}, {"name": "\0"}, {"name": "x" * 10_000}, {"session_id": "\0", "completion_id": None},
     {"join_key": "\0", "completion_id": None}, {"submitter": {"id": "\0"}}, {"comment": "\0"}, {"metadata": {"\0": "\0"}},
     {"correction": "\0"}, {"metadata": {str(number): "" for number in range(100)}},
+)  # fmt: skip
+WEIRD_CHATS: tuple[dict[str, Any], ...] = (
+    {"n": 2**70}, {"n": -1}, {"seed": 2**70}, {"seed": -(2**70)}, {"max_tokens": 2**70}, {"max_tokens": -1},
+    {"temperature": 2**1023}, {"top_p": 10**400}, {"metadata": {"session_id": "\0"}}, {"metadata": {"join_key": "a\0b"}},
+    {"metadata": {"task": "\0"}}, {"metadata": {"min_version": "9" * 17}}, {"metadata": {"exact_version": "9" * 40}},
+    {"user": "\0"}, {"user": "x" * 10_000}, {"safety_identifier": "\0"}, {"model": "demo@v" + "9" * 17},
+    {"model": "demo@v" + "9" * 40}, {"messages": [{"role": "user", "content": "\0"}]},
 )  # fmt: skip
 WEIRD_BODIES = (
     b'{"name": "accepted", "value": NaN}', b'{"name": "accepted", "value": Infinity}', b'{"name": "accepted", "value": 1e400}',
@@ -243,10 +250,16 @@ async def numbers(world: World) -> str | None:
             for path in ("/v1/feedback", "/v1/feedback/batch", "/v1/chat/completions")
         ),
     )
-    for body, path in bodies:
+    chat = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+    chats = ((json.dumps(chat | weird).encode(), "/v1/chat/completions") for weird in WEIRD_CHATS)
+    for body, path in chain(bodies, chats):
         answer = await ask(world.app, "POST", path, {"authorization": f"Bearer {world.key}"}, body)
         if answer.status >= _SERVER_ERROR or (path.endswith("batch") and b'"status": 5' in answer.body):
             found.append(f"POST {path} with {body[:80]!r}: {answer.status}")
+    await asyncio.to_thread(world.work)
+    with world.opened() as (database, _), database.snapshot() as connection:
+        num_buried = connection.execute(select(func.count()).select_from(dead_letter)).scalar_one()
+    found += [f"{num_buried} of what was taken is buried"] if num_buried else []
     return "; ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "") if found else None  # noqa: PLR2004
 
 

@@ -7,9 +7,12 @@ from hypothesis import strategies as st
 
 from contracts.event_log import LogRecord
 from contracts.records import Experience
+from pipelines.episodes.retries.replacing import withdrawal
+from pipelines.episodes.samples import HeldGeneration
 from pipelines.training.intake import Intake, worth
 from pipelines.training.lessons import draw, lesson_fate, sample_fate
 from pipelines.training.state import Fate, TrainerState
+from tests.fakes import a_generation
 from tests.unit.pipelines.training.builders import experience, segment
 
 SEGMENT = segment([1, 2], [3], [-1.0])
@@ -44,6 +47,17 @@ def test_the_first_of_each_revision_wins_and_a_higher_one_replaces_it_in_place()
     read(intake, (at(3), item("a", 2, reward=0.25)), (at(4), item("a", 1)))
     assert waiting(intake) == [("a", 2), ("b", 1)]
     assert intake.waiting[0].experience.reward == 0.25
+
+
+def test_what_a_later_try_replaced_is_dropped_by_the_joins_withdrawal() -> None:
+    about = a_generation()
+    held = HeldGeneration(about, 0, 100.0, None, revision=1)
+    held.set_aside("chatcmpl-later")
+    intake = Intake(TrainerState())
+    read(intake, (at(0), item(about.key)), (at(1), withdrawal(held, 110.0)))
+    assert waiting(intake) == []
+    read(intake, (at(2), item(about.key)), (at(3), item(about.key, 4)))
+    assert waiting(intake) == [(about.key, 4)], "taken up again, it is learned as the newest revision"
 
 
 @pytest.mark.parametrize(

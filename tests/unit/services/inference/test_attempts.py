@@ -12,11 +12,13 @@ from contracts.database import Database
 from contracts.ids import is_stored
 from contracts.records import Attempt
 from contracts.tasks.loading import load_tasks
+from services.inference.app import create_app
 from services.inference.attempts import attempt_of
 from tests.unit.pipelines.episodes.bench import Join
 from tests.unit.pipelines.episodes.retries.test_replacing import states
 from tests.unit.services.inference.conftest import Inference
-from tests.unit.services.serving import wait_until
+from tests.unit.services.inference.world import Stage, StubbornLog
+from tests.unit.services.serving import make_home, serve, wait_until
 
 KEY = {"authorization": "Bearer mr-app-1-2"}
 
@@ -71,6 +73,21 @@ def test_the_sdk_s_tries_are_logged_as_tries_and_only_the_last_is_learned(
     join.now = time.time()
     join.hear(read, cut)
     assert states(join) == {cut.key: ("filtered", "superseded"), read.key: ("pending", "")}
+
+
+def test_neither_another_replica_nor_a_restart_forgets_the_earlier_try(
+    inference: Inference, database: Database, tmp_path: Path, stage: Stage
+) -> None:
+    """Nothing but the record says which request it was: the process that answered first may be dead."""
+    body = '{"model": "demo", "messages": [{"role": "user", "content": "table for 4"}]}'
+    first = inference.post(body, **{"x-stainless-retry-count": "0"}).json()["id"]
+    other_log = StubbornLog(tmp_path / "log")
+    with serve(create_app(make_home(tmp_path, stage.url), event_log=other_log)) as inference.url:
+        last = inference.post(body, **{"x-stainless-retry-count": "1"}).json()["id"]
+    join = Join(database, *load_tasks((tmp_path / "task.toml",)).values())
+    join.now = time.time()
+    join.hear(*reversed(inference.logged()))
+    assert states(join) == {f"{first}:0": ("filtered", "superseded"), f"{last}:0": ("pending", "")}
 
 
 def let_go_at_the_second(inference: Inference) -> None:
