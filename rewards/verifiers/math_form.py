@@ -16,7 +16,7 @@ from fractions import Fraction
 from itertools import combinations
 
 from rewards.verifiers.math_tree import LOGARITHMS, Tree, Unreadable, normal, read
-from rewards.verifiers.math_value import LONG, MAX_EXPONENT, is_arithmetic, is_final, unsigned, value_of
+from rewards.verifiers.math_value import LONG, MAX_EXPONENT, has_two_signs, is_arithmetic, is_final, unsigned, value_of
 
 _OPEN = re.compile(
     r"\\(i{1,3}nt|oint|sum|prod|coprod|lim|limsup|liminf|det|nabla|partial|mathcal\{L\})(?![A-Za-z])"
@@ -146,6 +146,8 @@ def _sides(item: str) -> Iterator[Tree]:
 
 def undone(tree: Tree) -> Counter[str]:
     """The operations that are written and not carried out, by name."""
+    if has_two_signs(tree):
+        return Counter(["sign"]) + undone(_without_signs(tree))
     tree = unsigned(tree)
     if is_final(tree) or tree.kind == "constant":
         return Counter()
@@ -159,9 +161,17 @@ def undone(tree: Tree) -> Counter[str]:
     return found
 
 
+def _without_signs(tree: Tree) -> Tree:
+    tree = unsigned(tree)
+    is_fraction = tree.kind == "quotient"
+    return tree._replace(arguments=tuple(unsigned(part) for part in tree.arguments)) if is_fraction else tree
+
+
 def _operations(tree: Tree) -> Counter[str]:
     if is_final(tree):
         return Counter()
+    if has_two_signs(tree):
+        return Counter(["sign"]) + _operations(_without_signs(tree))
     found = Counter([tree.kind]) if tree.kind not in {"number", "negative"} else Counter()
     if tree.kind == "sum":
         found["sum"] += len(tree.arguments) - 2
@@ -181,8 +191,10 @@ def _of_sum(tree: Tree) -> Counter[str]:
     logarithms = [_argument_of_logarithm(factor) for term in terms for factor, _ in _factors(term)]
     arguments = [argument for argument in logarithms if argument > 1]
     shared = sum(math.gcd(first, second) > 1 for first, second in combinations(arguments, 2))
-    # ln 3 - ln 2 is as final as ln(3/2); ln 6 - ln 3 is not.
-    found["log"] -= len(arguments) - 1 if arguments and not shared else 0
+    # ln 3 - ln 2 is as final as ln(3/2); ln 6 - ln 3 and ln 3 + ln 5 are not.
+    bare = Counter(term.kind for term in tree.arguments if term.kind in LOGARITHMS)
+    is_split = shared or any(count > 1 for count in bare.values())
+    found["log"] -= len(arguments) - 1 if arguments and not is_split else 0
     return +found
 
 
@@ -226,6 +238,8 @@ def _of_product(tree: Tree) -> Counter[str]:
             base = factor.arguments[0] if factor.kind == "power" else factor
             names[base.name or repr(base)] += 1
     found["product"] += sum(max(0, len(values) - 1) for values in numbers.values())
+    found["product"] += numbers == {False: [1], True: []} and any(not is_below for _, is_below in kinds)
+    found["root"] += _share_root(tree)
     found["quotient"] += any(_share(above, below) for above in numbers[False] for below in numbers[True])
     for is_below in (True, False):
         found["root"] += max(0, kinds["root", is_below] - 1)
@@ -235,6 +249,15 @@ def _of_product(tree: Tree) -> Counter[str]:
     # log 3 / log 2 is one logarithm to another base.
     found["log"] -= any(kinds[name, False] and kinds[name, True] for name in LOGARITHMS)
     return +found
+
+
+def _share_root(tree: Tree) -> bool:
+    """The root of 12 over the root of 2."""
+    values: dict[bool, list[Fraction]] = {True: [], False: []}
+    for factor, is_below in _factors(tree):
+        value = value_of(factor.arguments[0]) if factor.kind == "root" else None
+        values[is_below] += [value] if value is not None else []
+    return any(_share(above, below) for above in values[False] for below in values[True])
 
 
 def _share(above: Fraction, below: Fraction) -> bool:

@@ -73,8 +73,20 @@ def unsigned(tree: Tree) -> Tree:
     return unsigned(tree.arguments[0]) if tree.kind == "negative" else tree
 
 
+def has_two_signs(tree: Tree) -> bool:
+    """It is the negative of a negative: -(-5), or a minus before a fraction and another within."""
+    num_signs = 0
+    while tree.kind == "negative":
+        tree, num_signs = tree.arguments[0], num_signs + 1
+    if tree.kind == "quotient":
+        num_signs += sum(part.kind == "negative" for part in tree.arguments)
+    return num_signs > 1
+
+
 def is_final(tree: Tree) -> bool:
     """A rational number that needs no more work: see `math_form`."""
+    if has_two_signs(tree):
+        return False
     tree = unsigned(tree)
     return tree.kind == "number" or (tree.kind in _FINAL and _FINAL[tree.kind](tree))
 
