@@ -208,3 +208,10 @@ def test_what_this_disk_lost_is_named_and_mended_by_the_store(tmp_path: Path) ->
     assert reader.takes(V1) == "corrupt_snapshot"
     assert reader.see(snapshot(V2, after=FIRST)) == "accepted"
     assert [reader.takes(one) for one in (V1, V2)] == ["taken", "taken"]
+
+
+def test_where_nothing_can_be_remembered_it_counts_in_this_process_and_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file where the folder should be")
+    reader = Reader(tmp_path / "taken")
+    assert reader.see(FIRST) == "not_remembered"
+    assert [reader.takes(one) for one in (V1, V2)] == ["taken", "unlisted"]
