@@ -62,9 +62,9 @@ class CountingFolder(WebFolder):
         super().__init__(url)
         self.report = Report(name="")
 
-    def text(self, path: str) -> Stored | None:
+    def text(self, path: str, most: int) -> Stored | None:
         """See `WebFolder.text`."""
-        stored = super().text(path)
+        stored = super().text(path, most)
         self.report.text_bytes += len(stored.text) if stored else 0
         return stored
 

@@ -128,7 +128,10 @@ def _linked_chunk(world: World, chance: random.Random, victim: str) -> Edits:
 
 
 def _text_kinds() -> list[Kind]:
-    return [Kind(f"manifest: {how}", partial(_spoil_manifest, spoil=spoil)) for how, spoil in TEXTS.items()]
+    return [
+        Kind(f"manifest: {how}", partial(_spoil_manifest, spoil=spoil), may_be_harmless=True)
+        for how, spoil in TEXTS.items()
+    ]
 
 
 def _spoil_manifest(world: World, chance: random.Random, victim: str, spoil: Spoil) -> Edits:
@@ -153,9 +156,11 @@ def _forged_kinds() -> list[Kind]:
     }
     kinds = []
     for who, signer in signers.items():
-        kinds.append(Kind(f"manifest: as it is, signed by {who}", partial(_resigned, signer_of=signer)))
+        kinds.append(
+            Kind(f"manifest: as it is, signed by {who}", partial(_resigned, signer_of=signer), may_be_harmless=True)
+        )
         kinds.append(Kind(f"manifest: of other weights, signed by {who}", partial(_usurped, signer_of=signer)))
-    return [*kinds, Kind("manifest: signature or key of another", _borrowed_signature)]
+    return [*kinds, Kind("manifest: signature or key of another", _borrowed_signature, may_be_harmless=True)]
 
 
 class _Impostor(Signer):
@@ -228,12 +233,18 @@ def other_weights(world: World, chance: random.Random) -> Tensors:
 def _moved_kinds() -> list[Kind]:
     """Genuine manifests where they do not belong."""
     return [
-        Kind("replay: an older step under the newer number", _older_edge),
-        Kind("replay: an edge of another kind", _other_kind),
-        Kind("replay: of another policy", lambda world, _, victim: world.sealed(victim, policy="another")),
+        Kind("replay: an older step under the newer number", _older_edge, may_be_harmless=True),
+        Kind("replay: an edge of another kind", _other_kind, may_be_harmless=True),
+        Kind(
+            "replay: of another policy",
+            lambda world, _, victim: world.sealed(victim, policy="another"),
+            may_be_harmless=True,
+        ),
         Kind("replay: of another run", _other_run, tells_run=True),
         Kind(
-            "replay: a pointer as a manifest", lambda world, _, victim: {world.edge_file(victim): world.pointer_text()}
+            "replay: a pointer as a manifest",
+            lambda world, _, victim: {world.edge_file(victim): world.pointer_text()},
+            may_be_harmless=True,
         ),
     ]
 

@@ -73,6 +73,10 @@ class WatchedStore(ChunkSource):
         """Of the store."""
         return self._store.edges(policy, version)
 
+    def believed(self, text: bytes, policy: str, version: int) -> Manifest:
+        """Of the store."""
+        return self._store.believed(text, policy, version)
+
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
         """Of the store."""
         self.asked.add(chunk.blake3)

@@ -60,6 +60,10 @@ class SlowStore(ChunkSource):
         """Of the store."""
         return self._store.edges(policy, version)
 
+    def believed(self, text: bytes, policy: str, version: int) -> Manifest:
+        """Of the store."""
+        return self._store.believed(text, policy, version)
+
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
         """Of the store, its beginning."""
         content = self._store.chunk(policy, chunk, start)[:_ANSWER_BYTES]

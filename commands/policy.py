@@ -15,7 +15,7 @@ from commands.gate_home import gates_of_home
 from contracts import assignments, revocations
 from contracts import rollback as rollback_plan
 from contracts.assignments import MOVED
-from contracts.errors import InvalidValue
+from contracts.errors import InvalidValue, NotFound, WeightsRefused
 from contracts.revocations import Revocation, Treatment, claimed_parents
 from contracts.rollback_effects import describe, describe_treatment, read_effects
 from contracts.settings import Settings, load_settings
@@ -38,7 +38,11 @@ def print_versions(home: Path) -> None:
     serving = {arm.version: name for name, arm in arms.items() if arm.version is not None and name != "training"}
     table = Table("version", "parent", "made", "samples", "density", "delta", "verdict", "serves")
     for version in reversed(store.versions(settings.policy)):
-        manifest = store.manifest(settings.policy, version)
+        try:
+            manifest = store.manifest(settings.policy, version)
+        except (NotFound, WeightsRefused) as error:
+            table.add_row(f"v{version}", "", "", "", "", error.code, "", "")
+            continue
         table.add_row(
             f"v{version}",
             "" if manifest.parent is None else f"v{manifest.parent}",

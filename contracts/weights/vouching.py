@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from contracts.errors import WeightsRefused
+from contracts.errors import Unavailable, WeightsRefused
 from contracts.weights.files import make_folder_durably, read_small, write_durably
 from contracts.weights.layout import edge_name, policy_folder
 from contracts.weights.manifest import Manifest
@@ -141,7 +141,8 @@ class Snapshots:
 
         Raises:
             WeightsRefused: it is not accepted: as `parse_snapshot`; `wrong_run`, `stale_snapshot`, `expired_snapshot`,
-                `clock_off`; `missing_snapshot`, there was one before. What counted before still counts.
+                `clock_off`; `missing_snapshot`, there was one before. What counted before still counts. `not_remembered`:
+                it is accepted, and cannot be kept.
         """
         with self._lock:
             self._looked_at[policy] = self._clock()
@@ -153,9 +154,8 @@ class Snapshots:
                 return
             snapshot = parse_snapshot(text, policy, self._keyring)
             self._check(snapshot)
-            with self._turn(policy):
-                if self._is_newer(policy, snapshot, text):
-                    write_durably(self._file(policy), [text])
+            if self._is_newer(policy, snapshot, text):
+                self._remember(policy, snapshot, text)
             self._take(policy, snapshot)
 
     def check_pointer(self, pointer: Pointer, serves: int | None) -> None:
@@ -200,7 +200,10 @@ class Snapshots:
         if known is None:
             return True
         # Its key may have been retired since: it is our own file, and only says how far the numbers had come.
-        last = parse_snapshot(known, policy, None)
+        try:
+            last = parse_snapshot(known, policy, None)
+        except WeightsRefused:
+            return True  # a disk that lost it: what a trusted key signed takes its place
         if snapshot.run != last.run:
             raise WeightsRefused(
                 "wrong_run", f"the snapshot in the store is of run {snapshot.run!r}, not of {last.run!r}"
@@ -214,6 +217,19 @@ class Snapshots:
             )
         return snapshot.sequence > last.sequence
 
+    def _remember(self, policy: str, snapshot: Snapshot, text: bytes) -> None:
+        try:
+            with self._turn(policy):
+                if self._is_newer(policy, snapshot, text):  # another process of this home may have been faster
+                    write_durably(self._file(policy), [text])
+        except (OSError, Unavailable) as error:
+            self._take(policy, snapshot)
+            raise WeightsRefused(
+                "not_remembered",
+                f"{self._file(policy)} cannot be written ({error}): the snapshot counts in this process, and a restart knows "
+                "nothing of it; let this process write there",
+            ) from error
+
     def _take(self, policy: str, snapshot: Snapshot) -> None:
         self._current[policy] = snapshot
         self._accepted(snapshot)
@@ -223,6 +239,8 @@ class Snapshots:
             return read_small(self._memory, f"{policy_folder(policy)}.json", MOST_BYTES)
         except FileNotFoundError:
             return None
+        except WeightsRefused:
+            return b""  # no snapshot either, and no sign that there never was one
 
     def _file(self, policy: str) -> Path:
         return self._memory / f"{policy_folder(policy)}.json"

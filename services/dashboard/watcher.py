@@ -113,7 +113,7 @@ class Reader:
     def _versions(self) -> dict[int, Published]:
         policy = self._settings.policy
         # A store that is away hides sizes of new versions, not the page; how long it took says when it is asked again.
-        with suppress(Unavailable, InvalidSettings):
+        with suppress(Unavailable, InvalidSettings, WeightsRefused):
             for version in self._store.versions(policy)[-MAX_VERSIONS:]:
                 # Removed or damaged meanwhile: the timeline shows the version without its sizes.
                 with suppress(NotFound, WeightsRefused):

@@ -54,7 +54,14 @@ def test_nothing_is_applied_and_everything_is_refused_by_its_name(folder: Path) 
 
 
 @pytest.mark.parametrize(
-    "layer", ["manifest: of other weights", "replay: ", "pointer: an older", "signed: another target", "signed: a root"]
+    "layer",
+    [
+        "manifest: of other weights",
+        "replay: of another run",
+        "pointer: an older",
+        "signed: another target",
+        "signed: a root",
+    ],
 )
 def test_what_must_not_be_harmless_is_refused_every_time(folder: Path, layer: str) -> None:
     numbers = numbers_of(layer, 4)

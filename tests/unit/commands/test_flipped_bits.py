@@ -126,7 +126,8 @@ def start(home: Path, said: Callable[[], str]) -> tuple[str, object]:
         database.close()
     except MillraceError as error:
         return error.message, None
-    lines = [line for line in said().splitlines() if "not what was appended" in line]
+    told = ("not what was appended", "object in the weight store not used")
+    lines = [line for line in said().splitlines() if any(words in line for words in told)]
     named = [*(str(item) for item in refused), *result.problems, *lines]
     facts = (
         settings,

@@ -97,7 +97,7 @@ def test_chunks_that_are_there_are_not_sent_again_unless_they_might_be_pruned_ju
 
 def test_a_store_that_forgets_what_it_confirmed_is_found_out(objects: MemoryStore) -> None:
     class Forgetful(ObjectWeightStore):
-        def _text(self, *_: object) -> None:
+        def read_small(self, *_: object) -> None:
             return None
 
     with pytest.raises(Unavailable, match="did not keep version 0"):

@@ -199,3 +199,19 @@ def test_the_store_is_asked_when_it_is_time_and_for_what_is_not_listed(tmp_path:
 def test_a_snapshot_reads_back_as_it_was_signed() -> None:
     found = parse_snapshot(sign_snapshot(FIRST, OURS), POLICY, keyring(OURS))
     assert msgspec.structs.replace(found, key=None, signature=None) == FIRST
+
+
+def test_what_this_disk_lost_is_named_and_mended_by_the_store(tmp_path: Path) -> None:
+    Reader(tmp_path).see(FIRST)
+    (tmp_path / f"{POLICY}.json").write_bytes(b"{")
+    reader = Reader(tmp_path)
+    assert reader.takes(V1) == "corrupt_snapshot"
+    assert reader.see(snapshot(V2, after=FIRST)) == "accepted"
+    assert [reader.takes(one) for one in (V1, V2)] == ["taken", "taken"]
+
+
+def test_where_nothing_can_be_remembered_it_counts_in_this_process_and_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file where the folder should be")
+    reader = Reader(tmp_path / "taken")
+    assert reader.see(FIRST) == "not_remembered"
+    assert [reader.takes(one) for one in (V1, V2)] == ["taken", "unlisted"]

@@ -84,7 +84,17 @@ async def test_the_way_back_needs_no_store_at_all(monkeypatch: pytest.MonkeyPatc
     def away(*_arguments: object, **_named: object) -> None:
         raise Unavailable("the store is away")
 
-    for asked in ("versions", "manifest", "edges", "chunk", "payload", "load_state", "stage_onto", "_text", "_texts"):
+    for asked in (
+        "versions",
+        "manifest",
+        "edges",
+        "chunk",
+        "payload",
+        "load_state",
+        "stage_onto",
+        "read_small",
+        "run_of",
+    ):
         monkeypatch.setattr(store, asked, away)
     ticket = engine.resolve(POLICY).submit(ask(PROMPT, max_tokens=200))
     await first_tokens(ticket, 5)
