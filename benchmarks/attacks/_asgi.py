@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Mapping
 from http.cookies import SimpleCookie
 from typing import NamedTuple
@@ -11,6 +12,8 @@ from urllib.parse import unquote, urlsplit
 from starlette.types import ASGIApp, Message, Scope
 
 HOST = "millrace.test"
+_ADDRESSES = (f"10.{place >> 16 & 255}.{place >> 8 & 255}.{place & 255}" for place in itertools.count())
+"""Each request comes from elsewhere: refused keys of one address are held back."""
 
 
 class Answer(NamedTuple):
@@ -37,7 +40,7 @@ async def ask(
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
         "path": unquote(parts.path), "raw_path": parts.path.encode(), "query_string": parts.query.encode(),
         "root_path": "", "headers": [(name.lower().encode(), value.encode()) for name, value in sent.items()],
-        "client": ("127.0.0.1", 50_000), "server": (HOST, 80), "state": {},
+        "client": (next(_ADDRESSES), 50_000), "server": (HOST, 80), "state": {},
     }  # fmt: skip
     begun: dict[str, Message] = {}
     pieces: list[bytes] = []
