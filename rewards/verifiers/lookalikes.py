@@ -83,22 +83,25 @@ _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0\u2800\u180e")
     map(chr, range(0xFE00, 0xFE10))
 )
 _WORD = re.compile(r"(?:[^\W\d_][\u0300-\u036f\u0489\u20d0-\u20f0\ufe00-\ufe0f]*)+")
+_OTHER = re.compile(r"[^\x00-\x7f]")
+_SUSPECT = re.compile(rf"[{''.join(_TWINS)}\u0300-\u036f\u0489\u20d0-\u20f0]")
 _MARKS = re.compile(r"(?<=[A-Za-z])[\u0300-\u036f\u0489\u20d0-\u20f0\ufe00-\ufe0f]+")
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)
 def plain(text: str) -> str:
     """Drawn forms as what they are, and nothing invisible. Letters of all scripts stay."""
     if text.isascii():
         return text
-    return unicodedata.normalize("NFC", "".join(map(_folded, unicodedata.normalize("NFC", text))))
+    folded = _OTHER.sub(lambda match: _folded(match.group()), unicodedata.normalize("NFC", text))
+    return unicodedata.normalize("NFC", folded)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=32)
 def seen(text: str) -> str:
     """The text as it looks."""
     text = plain(text)
-    if text.isascii():
+    if _SUSPECT.search(text) is None:
         return text
     words = _WORD.findall(text)
     num_latin = sum(any(letter.isascii() for letter in word) for word in words)
@@ -122,8 +125,6 @@ def num_small_capitals(text: str) -> int:
 
 
 def _folded(letter: str) -> str:
-    if letter.isascii():
-        return letter
     category = unicodedata.category(letter)
     if letter in _INVISIBLE or category in {"Cf", "Co", "Cs", "Cn"}:
         return ""

@@ -320,7 +320,7 @@ def _signature(term: Tree) -> str:
 def _free_part(root: Tree) -> str:
     """A root without the powers that come out: the root of 12 is like that of 3, and that of a third."""
     value, degree = (value_of(part) if is_arithmetic(part) else None for part in root.arguments)
-    if value is None or degree is None or degree.denominator != 1 or degree < 1:
+    if value is None or degree is None or degree.denominator != 1 or not 1 <= degree <= MAX_EXPONENT:
         return ""
     index = int(degree)
     number = abs(value.numerator) * value.denominator ** (index - 1)

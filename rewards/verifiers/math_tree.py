@@ -37,6 +37,7 @@ _TIMES, _OVER = frozenset({"\\cdot", "\\times", "*"}), frozenset({"/", "\\div", 
 _SIGNS = frozenset({"+", "-", "\\pm", "\\mp"})
 _TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|\\[A-Za-z]+|\\.|\S")
 _MAX_TOKENS = 400
+_MAX_DIGITS = 1000
 
 _GROUPED = re.compile(r"(?<=\d)(?:,\\!|\{,\}|\\,|\\!|,)(?=\d{3}(?!\d))")
 _DROPPED = re.compile(
@@ -168,6 +169,8 @@ class _Reader:
     def _atom(self) -> Tree:
         first = self._take()
         if first[0].isdigit() or (first[0] == "." and len(first) > 1):
+            if len(first) > _MAX_DIGITS or not first.isascii():
+                raise Unreadable("a number that is too long, or in other digits")
             return Tree("number", value=Fraction(first))
         if first in CONSTANTS:
             return Tree("constant", name=CONSTANTS[first])

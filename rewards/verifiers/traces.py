@@ -21,7 +21,6 @@ _MARKS = (
 )
 _VERBS = r"(?:is|was|are|can|could|will|would|may|might|should|must|does|did|do|has|had|needs?|takes?|tells?|gives?|returns?|shows?|looks?|finds?|gets?|says?|failed|fails|works?|answers?|and|or|for|to|in|on|of|the|that|which)"
 _PLAIN_WORD = re.compile(r"[a-z]+\Z")
-_MAX_ANSWER = 100_000
 
 
 class Traces:
@@ -31,15 +30,21 @@ class Traces:
         names = sorted(names, key=len, reverse=True)
         # A name such as `now` is a word too: it is a call only where it is written like one.
         rare = [name for name in names if not _PLAIN_WORD.match(name)]
-        patterns = [*_MARKS, *_of_all(_either(names))]
+        patterns = _of_all(_either(names))
         if rare:
             patterns += _of_rare(_either(rare), _either(rare, is_loose=True))
+        self._marks = re.compile("|".join(_MARKS), re.IGNORECASE | re.MULTILINE)
+        self._names = re.compile("|".join((_either(names), _either(rare, is_loose=True))), re.IGNORECASE)
         self._patterns = re.compile("|".join(patterns), re.IGNORECASE | re.MULTILINE)
         self._fenced = re.compile(rf"(?<![^\W_]){_either(rare)}(?![^\W_])") if rare else None
 
     def search(self, text: str) -> str:
         """The first thing that looks like a call, or nothing."""
         text = seen(text)
+        if match := self._marks.search(text):
+            return match.group()
+        if self._names.search(text) is None:  # Most answers name no tool; the patterns cost ten times this look.
+            return ""
         if match := self._patterns.search(text):
             return match.group()
         if self._fenced is not None:
@@ -54,7 +59,7 @@ def _either(names: list[str], *, is_loose: bool = False) -> str:
         return f"(?:{'|'.join(re.escape(name) for name in names)})"
     # get_weather, getWeather, get-weather, GET WEATHER
     loose = (r"[\s_.-]?".join(map(re.escape, re.findall(r"[A-Z]?[a-z]+|[A-Z]+|\d+", name) or [name])) for name in names)
-    return f"(?:{'|'.join(loose)})"
+    return f"(?:{'|'.join(loose) or '(?!)'})"
 
 
 def _of_all(tool: str) -> list[str]:
