@@ -76,7 +76,7 @@ def examine(home: Path) -> Iterator[Finding]:
     if (home / "millrace.toml").exists():
         settings = load_settings(home)
         yield _keys(settings)
-        yield _engine(settings)
+        yield engine_of(settings)
         for gate in gates_of_home(settings):
             yield Finding("gate", gate.is_gated, False, f"{gate.task}: {gate.says}")
         yield _files(settings)
@@ -130,7 +130,7 @@ def _keys(settings: Settings) -> Finding:
     return Finding("keys", True, True, f"{', '.join(keyring.key_ids)} trusted; {signs}")
 
 
-def _engine(settings: Settings) -> Finding:
+def engine_of(settings: Settings) -> Finding:
     """Whether the engine, if one runs, takes the key that this home's processes send."""
     try:
         headers = authorization(engine_key(settings.home))

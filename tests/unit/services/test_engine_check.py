@@ -9,10 +9,9 @@ import pytest
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from commands.doctor import Finding, examine
+from commands.doctor import Finding, engine_of
 from contracts.engine_key import FILE_NAME, engine_key
 from contracts.errors import Unavailable
-from contracts.settings import write_settings
 from services.engine.guard import Guard
 from services.serving import engine_check
 from tests.unit.services.serving import make_home, serve
@@ -54,10 +53,10 @@ def test_an_engine_of_another_home_is_not(tmp_path: Path, engine: tuple[Engine, 
 
 
 def test_doctor_says_whether_the_engine_takes_the_key(tmp_path: Path, engine: tuple[Engine, str]) -> None:
-    write_settings(make_home(tmp_path, engine[1]), {})
+    settings = make_home(tmp_path, engine[1])
 
     def found() -> Finding:
-        return next(finding for finding in examine(tmp_path) if finding.name == "engine")
+        return engine_of(settings)
 
     assert (found().good, found().needed) == (True, False)
     (tmp_path / FILE_NAME).write_text("the-key-of-another-home\n")
@@ -65,7 +64,7 @@ def test_doctor_says_whether_the_engine_takes_the_key(tmp_path: Path, engine: tu
     assert "refuses this home's key" in found().says
     (tmp_path / FILE_NAME).write_text("")
     assert (found().good, found().needed) == (False, True)
-    write_settings(make_home(tmp_path, "http://127.0.0.1:1"), {})
+    settings = make_home(tmp_path, "http://127.0.0.1:1")
     (tmp_path / FILE_NAME).unlink()
     assert (found().good, found().needed) == (True, False)
     assert "none runs at http://127.0.0.1:1" in found().says
