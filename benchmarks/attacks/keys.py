@@ -30,7 +30,7 @@ from benchmarks.attacks.attack import Attack
 from contracts.tables import api_key, outbox, received_signal
 
 OPEN = frozenset((
-    "GET /health", "GET /ready", "GET /", "POST /api/login", "POST /api/logout", "GET /static/{path}",
+    "GET /health", "GET /openapi.json", "GET /ready", "GET /", "POST /api/login", "POST /api/logout", "GET /static/{path}",
 ))  # fmt: skip
 """What anybody may ask: whether we live, and for the form to sign in. `GET /` shows the form to who is not signed in."""
 LONGEST_SECONDS = 2.0

@@ -25,9 +25,10 @@ from services.inference.attempts import attempt_of
 from services.inference.endpoint import Endpoint
 from services.inference.engine_client import PATIENCE_SECONDS, EngineClient
 from services.inference.engine_http import READ_SECONDS
+from services.inference.fields import Body
 from services.inference.idempotency import Repeats
 from services.inference.recorder import Recorder
-from services.inference.requests import ChatRequest, parse_chat_request
+from services.inference.requests import parse_chat_request
 from services.inference.template import load_template
 from services.limits import Limit
 from services.openapi import takes
@@ -111,7 +112,7 @@ def _durable_versions(settings: Settings) -> list[int]:
 
 def _add_routes(service: FastAPI, endpoint: Endpoint, repeats: Repeats, limit: Limit) -> None:
     @with_caller
-    @takes(ChatRequest)
+    @takes(Body)
     async def create_chat_completion(client: Request, caller: InferenceCaller) -> Response:
         standing, body = await limit.check(caller), await client.body()
         request = parse_chat_request(body)

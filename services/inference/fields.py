@@ -134,7 +134,7 @@ class _Fields(Served, frozen=True, kw_only=True):
 
 
 Body: Any = msgspec.defstruct(
-    "Body",
+    "ChatCompletion",
     [(name, Json, msgspec.UNSET) for name in (*HARMLESS, *NEUTRAL)],
     bases=(_Fields,),
     frozen=True,

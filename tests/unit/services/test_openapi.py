@@ -49,8 +49,8 @@ def test_what_takes_a_body_says_which(document: dict[str, Any]) -> None:
     }
     assert silent == _WITHOUT_BODY
     chat = document["paths"]["/v1/chat/completions"]["post"]
-    assert chat["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatRequest"}
-    assert document["components"]["schemas"]["ChatRequest"]["required"] == ["model", "messages"]
+    assert chat["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatCompletion"}
+    assert document["components"]["schemas"]["ChatCompletion"]["required"] == ["model", "messages"]
 
 
 def test_it_names_rights_parameters_and_nothing_that_is_not_there(document: dict[str, Any]) -> None:
