@@ -117,13 +117,13 @@ def attacks() -> list[Attack]:
         for kind, headers, wanted in (("no key", {}, _UNAUTHORIZED), ("the key", authorization(KEY), 404))
         if not (path == "/health/" and kind == "the key")  # Starlette sends the way to /health
     ]
-    broken = [case for case in CASES if case.num_asked == 1]
+    silent = [case for case in CASES if case.code == "engine_silent" and case.num_tokens == 0]
     return [
         Attack("speak to any route of the engine", lambda: _through(doors), len(doors)),
         Attack("find pages and routes that nobody wrote", lambda: _through(hidden), len(hidden)),
         Attack("fill the queue, and with rollouts before users", overflow, 80),
         Attack("pass for an answer as a broken engine", lambda: _broken(CASES), 2 * len(CASES)),
-        Attack("make the gateway ask a broken engine again", lambda: _asked_again(broken), len(broken)),
+        Attack("make an SDK that retries ask a slow engine again", lambda: _asked_again(silent), len(silent)),
     ]
 
 
@@ -149,12 +149,11 @@ def _broken(cases: Sequence[Case]) -> str | None:
 
 
 def _asked_again(cases: Sequence[Case]) -> str | None:
-    """Without the SDK's own retries, which it makes of errors that are over soon; of a silent engine with them."""
-    silent = [case for case in cases if case.code == "engine_silent" and case.num_tokens == 0]
+    """With the SDK's own retries on; that the gateway asks once by itself, `_broken` sees."""
     with gateway() as attacked:
         found = [
             f"{case.name}: {trouble}"
-            for case in silent
+            for case in cases
             if (trouble := attacked.trouble_with_retries(case, 1)) is not None
         ]
     return "; ".join(found) or None
