@@ -8,6 +8,7 @@ from rewards.sandbox.command import CommandSandbox, readable, tool
 
 _SCRIPT = """
 set -e
+umask 022
 cd /
 mount -t tmpfs -o size=64k,mode=755 tmpfs /mnt
 while [ "$1" != -- ]; do
@@ -27,6 +28,7 @@ set +e
 "$@"
 exit $?
 """
+# Whoever started us keeps files to himself; another user has to enter these folders.
 # `umount` looks into /proc, which goes with the old root.
 # Not `exec`: the shell is the first process of its namespace, and it dies with us only as long as it changes no rights.
 

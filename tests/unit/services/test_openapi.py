@@ -49,7 +49,9 @@ def test_what_takes_a_body_says_which(document: dict[str, Any]) -> None:
     }
     assert silent == _WITHOUT_BODY
     chat = document["paths"]["/v1/chat/completions"]["post"]
-    assert chat["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatCompletion"}
+    assert chat["requestBody"]["content"]["application/json"]["schema"] == {
+        "$ref": "#/components/schemas/ChatCompletion"
+    }
     assert document["components"]["schemas"]["ChatCompletion"]["required"] == ["model", "messages"]
 
 

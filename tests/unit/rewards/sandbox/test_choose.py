@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,15 @@ def f():
 """
 
 
+@pytest.fixture
+def private_files() -> Iterator[None]:
+    """As in every process of ours."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("private_files")
 @pytest.mark.parametrize("name", MAKERS)
 def test_honest_programs_miss_nothing(name: str) -> None:
     sandbox = tried(MAKERS[name])

@@ -222,6 +222,6 @@ def test_bodies_that_would_keep_the_event_loop_busy_are_refused() -> None:
 
 
 def test_the_fields_have_a_schema_for_those_who_describe_the_service() -> None:
-    schema = msgspec.json.schema(Body)["$defs"]["Body"]
+    schema = msgspec.json.schema(Body)["$defs"]["ChatCompletion"]
     assert {*schema["properties"]} == {"messages", *Served.__struct_fields__, *HARMLESS, *NEUTRAL}
     assert {*schema["required"]} == {"model", "messages"}
