@@ -33,7 +33,7 @@ class Program(NamedTuple):
         """
         nonce = secrets.token_hex(16)
         request = _request(nonce, self.source, function, list(arguments))
-        answer = _output(sandbox.run(request, limits), limits)
+        answer = _output(_run(sandbox, request, limits), limits)
         if not answer.startswith(nonce.encode()):
             raise ProgramFailed("it ended without returning a value" if not answer else "it wrote what it must not")
         try:
@@ -48,7 +48,7 @@ class Program(NamedTuple):
             ProgramFailed, SandboxBroken.
         """
         request = _request("", self.source, None, [])
-        ran = sandbox.run(request + text.encode("utf-8", "surrogatepass"), limits)
+        ran = _run(sandbox, request + text.encode("utf-8", "surrogatepass"), limits)
         return _output(ran, limits).decode("utf-8", "replace")
 
 
@@ -56,6 +56,14 @@ def _request(nonce: str, source: str, function: str | None, arguments: list[Any]
     # The driver is the same interpreter, and has `marshal` without an import.
     content = marshal.dumps([nonce, source, function, arguments])
     return b"%08d" % len(content) + content
+
+
+def _run(sandbox: Sandbox, stdin: bytes, limits: Limits) -> Ran:
+    """Once more if the driver was killed before it was ready, as happens on a machine under load: nothing of the program had run."""
+    ran = sandbox.run(stdin, limits)
+    if ran.stdout.startswith(_READY) or ran.exit_code <= BY_SIGNAL:
+        return ran
+    return sandbox.run(stdin, limits)
 
 
 def _output(ran: Ran, limits: Limits) -> bytes:
