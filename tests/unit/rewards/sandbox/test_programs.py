@@ -16,6 +16,7 @@ class Shaky(NoSandbox):
     """Kills the first drivers before they are ready, or ends them otherwise."""
 
     def __init__(self, *first: Ran) -> None:
+        super().__init__()
         self.first = list(first)
         self.num_runs = 0
 
