@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.markup import escape
+
 from benchmarks.attacks.attack import Attack
 from benchmarks.report import print_table
 
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         for attack in importlib.import_module(f"benchmarks.attacks.{area}").attacks():
             started = time.perf_counter()
             outcome = _outcome(attack)
-            rows.append((area, attack.name, str(attack.doors), outcome, f"{time.perf_counter() - started:.1f}"))
+            rows.append((area, attack.name, str(attack.doors), escape(outcome), f"{time.perf_counter() - started:.1f}"))
             print(f"{area}: {attack.name}: {outcome}", file=sys.stderr, flush=True)
     print_table("attacks", ("area", "attack", "ways", "outcome", "s"), rows)
     num_open = sum(row[3] != "refused" for row in rows)

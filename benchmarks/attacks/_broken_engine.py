@@ -29,7 +29,7 @@ from contracts.settings import Settings
 from contracts.topics import GENERATIONS
 from services.inference.app import create_app
 
-PATIENCE_SECONDS, SILENCE_SECONDS = 0.5, 0.1
+PATIENCE_SECONDS, SILENCE_SECONDS = 0.5, 0.25
 _DRIP_SECONDS = 0.02
 _SOON_SECONDS = 5.0
 _EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "reservations"
