@@ -22,6 +22,7 @@ import schemathesis
 from schemathesis import Case, GenerationMode
 from schemathesis.core.result import Ok
 
+from contracts.ids import new_completion_id
 from contracts.keys import Role
 from contracts.settings import Settings
 from services import guarding
@@ -129,8 +130,12 @@ def _run(url: str, strategy: Any, turn: int, asking: list[requests.Session], sta
 
 
 def _aim(case: Case[Any], dice: random.Random) -> None:
-    """Now and then what exists, so that requests come further than the first check."""
-    if isinstance(case.body, dict):
-        for name, values in _CHOSEN.items():
-            if name in case.body and dice.random() < 0.7:
-                case.body[name] = dice.choice(values)
+    """Now and then what could be meant, so that requests come further than the first check."""
+    if not isinstance(case.body, dict):
+        return
+    for name, values in _CHOSEN.items():
+        if name in case.body and dice.random() < 0.7:
+            case.body[name] = dice.choice(values)
+    if {"name", "value"} <= case.body.keys() and dice.random() < 0.4:
+        kept = {name: case.body[name] for name in dice.sample(sorted(case.body), 1)}
+        case.body = {"name": "accepted", "value": True, "completion_id": new_completion_id(), **kept}

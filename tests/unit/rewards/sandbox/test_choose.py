@@ -22,6 +22,7 @@ from rewards.verifiers.code import CodeConfig
 ROOT = Path(__file__).parents[4]
 AS_NOBODY = """
 set -e
+umask 022
 if ! setpriv --reuid 65534 --regid 65534 --clear-groups test -x "$1/bin"; then
     mount --bind "$1" /mnt
     mount -t tmpfs -o mode=755 tmpfs "$2"
