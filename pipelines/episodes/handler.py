@@ -33,7 +33,7 @@ from pipelines.episodes.epochs.chain import Epochs, best
 from pipelines.episodes.keys import exchange
 from pipelines.episodes.retries import replacing
 from pipelines.episodes.retries.repository import lately_repeated, repeated
-from pipelines.episodes.retries.rules import SUPERSEDED
+from pipelines.episodes.retries.rules import SUPERSEDED, is_cut
 from pipelines.episodes.samples import HeldGeneration, HeldSignal, Key, Samples
 
 NO_SUCH_CHOICE = "no_such_choice"
@@ -265,6 +265,8 @@ class EpisodesHandler:
             return []
         if held.superseded_by:
             return self._replace(samples, replacing.received(samples, key[0]))
+        if is_cut(held.record):  # it has no episode, however often it was set aside and taken up again
+            return []
         if _awaits_its_first(held, self._tasks.get(held.record.task)):
             return self._emit_if_decided(samples, key, held)
         return self._emit(samples, key, held, "decisive", self._clock())

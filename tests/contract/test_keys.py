@@ -46,6 +46,8 @@ def test_a_conversation_and_signals_about_its_keys(any_database: Database) -> No
     join.receive({"id": "end", "session_id": "s"}, {"id": "end", "session_id": "s"})
     assert join.counts() == {"joined": 2, "pending": 4, "duplicate": 1}
     join.wait(105.0)
+    assert join.counts() == {"joined": 3, "retracted": 1, "pending": 2, "duplicate": 1}
+    join.wait(105.0 + exchange.RETRACTED_SECONDS)
     assert join.counts() == {"joined": 3, "retracted": 2, "pending": 1, "duplicate": 1}
     join.wait(105.0 + ORPHAN_SECONDS)
     assert join.counts() == {"joined": 3, "retracted": 2, "rejected": 1, "duplicate": 1}
@@ -89,7 +91,7 @@ def test_replicas_that_take_and_an_app_that_takes_back_never_wait_in_a_circle(an
     def settle(_number: int) -> None:
         start.wait(10.0)
         with any_database.transaction() as connection:
-            repository.settle(connection, 0.0, NUM_WAITING)
+            repository.settle(connection, 0.0, 1e9, NUM_WAITING)
 
     def take_back(_number: int) -> None:
         start.wait(10.0)

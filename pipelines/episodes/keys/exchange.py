@@ -28,6 +28,8 @@ KEY_SECONDS = 30 * 86_400.0
 """So long a key is known after its last answer; records leave the log then."""
 SETTLE_SECONDS = 2.0
 """So long after a signal about a session its last answer may still be on its way through the log."""
+RETRACTED_SECONDS = 600.0
+"""So long a signal that was taken back still waits for its answer, which it shows to have been received."""
 _AT_ONCE = 500
 
 
@@ -61,7 +63,7 @@ def settle_sessions(connection: Connection, now: float, partitions: frozenset[in
 def sweep(connection: Connection, now: float) -> list[Message]:
     """Look again for the answers of signals that wait, name those that waited in vain, and forget old keys."""
     taken = repository.take(connection, repository.answered(connection, (), None, _AT_ONCE))
-    repository.settle(connection, now - ORPHAN_SECONDS, _AT_ONCE)
+    repository.settle(connection, now - ORPHAN_SECONDS, now - RETRACTED_SECONDS, _AT_ONCE)
     repository.forget(connection, now - KEY_SECONDS)
     return [_sent(signal) for signal in taken]
 

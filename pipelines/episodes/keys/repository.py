@@ -133,10 +133,16 @@ def take(connection: Connection, found: Sequence[Waiting]) -> list[Signal]:
     return taken
 
 
-def settle(connection: Connection, received_before: float, limit: int) -> None:
-    """Name what waited too long for an answer, or was taken back while it did: signals about no completion."""
+def settle(connection: Connection, received_before: float, retracted_before: float, limit: int) -> None:
+    """Name what waited too long for an answer, or was taken back while it did: signals about no completion.
+
+    What was taken back waits a little too: it says that somebody has its answer, whenever the join reads that.
+    """
     same = (waiting_signal.c.tenant == received_signal.c.tenant) & (waiting_signal.c.id == received_signal.c.id)
-    is_over = or_(waiting_signal.c.received_at < received_before, received_signal.c.retracted_at.is_not(None))
+    is_over = or_(
+        waiting_signal.c.received_at < received_before,
+        received_signal.c.retracted_at.is_not(None) & (waiting_signal.c.received_at < retracted_before),
+    )
     statement = select(*_WAITING, received_signal.c.retracted_at).join(received_signal, same).where(is_over)
     # Whoever holds one of them is about to take it, or takes it back.
     locked = statement.order_by(*_RECEIVED_ID).limit(limit).with_for_update(of=received_signal, skip_locked=True)
