@@ -3,6 +3,8 @@ BIN := .venv/bin
 SEED ?= 1
 CASES ?= 5000
 PROFILE ?= embedded
+# Of pytest: some tests wait, so that three keep two cores busy.
+WORKERS ?= 3
 SERVICES := $(or $(MILLRACE_SERVICES),runs/services)
 # With PROFILE=services the servers are started if need be, and their addresses read.
 ENVIRONMENT = $(if $(filter services,$(PROFILE)),deploy/services start && . $(SERVICES)/env &&)
@@ -10,6 +12,8 @@ ENVIRONMENT = $(if $(filter services,$(PROFILE)),deploy/services start && . $(SE
 CPU ?= native
 AS_avx2 := ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 AS_default := ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2
+# Tests start many processes, each of which would compile what it imports.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup attacks fuzz demo demo-seeds smoke bench test test-slow test-torch test-services services services-stop check browser clean
 
@@ -34,12 +38,12 @@ demo-seeds: setup  ## Run the demo for seeds 1 to 5 and report the worst
 	$(BIN)/millrace demo-seeds
 
 test: setup  ## Run the tests that need no server, no GPU, no browser and no patience
-	$(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal -m "not services and not gpu and not browser and not slow"
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not services and not gpu and not browser and not slow"
 	@echo "not run here: tests marked services, gpu, browser, slow"
 
 test-torch: setup  ## Run those that touch torch as another CPU would (CPU=native, avx2 or default)
 	@$(AS_$(CPU)) $(BIN)/python -c 'import torch; print("torch computes with", torch.backends.cpu.get_cpu_capability())'
-	$(AS_$(CPU)) $(BIN)/pytest -n logical --maxprocesses 4 --dist worksteal -m "torch and not services and not gpu and not browser and not slow"
+	$(AS_$(CPU)) $(BIN)/pytest -n $(WORKERS) --dist worksteal -m "torch and not services and not gpu and not browser and not slow"
 
 test-slow: setup  ## Run those that take longer and need no server: every process killed, under load
 	$(BIN)/pytest -m "slow and not services and not gpu and not browser"

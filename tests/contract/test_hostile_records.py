@@ -44,6 +44,7 @@ def judge() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow
 def test_hostile_records_cost_themselves(any_database: Database, judge: str, tmp_path: Path, seed: int) -> None:
     draw, declared = random.Random(seed), tasks(judge)
     names = list(declared)

@@ -163,6 +163,7 @@ def test_a_malformed_answer_is_unlearned_however_much_users_like_it(loop: Loop) 
     assert now[1] > logged[1] + 0.5
 
 
+@pytest.mark.slow
 def test_a_grader_that_breaks_on_nine_of_ten_changes_nothing_to_the_bit(tmp_path: Path) -> None:
     quiet, broken = Loop(tmp_path / "quiet"), Loop(tmp_path / "broken")
     random, chance = np.random.default_rng(1), np.random.default_rng(2)
@@ -206,6 +207,7 @@ def test_a_grader_that_breaks_on_nine_of_ten_changes_nothing_to_the_bit(tmp_path
         loop.close()
 
 
+@pytest.mark.slow
 def test_were_they_zeros_they_would_have_been_learned(loop: Loop) -> None:
     """The same failures as the model's fault: what the test above would look like if it could not fail."""
     random = np.random.default_rng(1)

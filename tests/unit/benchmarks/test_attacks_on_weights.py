@@ -7,5 +7,6 @@ from benchmarks.attacks.weights import attacks
 
 
 @pytest.mark.parametrize("attack", attacks(), ids=lambda attack: attack.name)
+@pytest.mark.slow
 def test_nothing_gets_through(attack: Attack) -> None:
     assert attack.run() is None

@@ -25,6 +25,7 @@ SLOW = ("a number", "an answer of a task")
         for attack in store.attacks()
     ],
 )
+@pytest.mark.slow
 def test_nothing_gets_through(attack: Attack) -> None:
     assert attack.run() is None
 

@@ -202,6 +202,7 @@ def test_a_tick_meets_servers_that_are_away_like_everything_else(database: Datab
     assert handled(database) == set()
 
 
+@pytest.mark.slow
 def test_a_handler_that_always_fails_halts_early_whatever_the_batch(database: Database, event_log: LocalLog) -> None:
     append(event_log, 400, range(400), num_partitions=1)
     for _ in range(2):

@@ -199,6 +199,7 @@ def outlive_a_full_disk(folder: Path) -> None:
     spool.close()
 
 
+@pytest.mark.slow
 def test_a_full_disk_loses_and_repeats_nothing_and_is_usable_again(tmp_path: Path) -> None:
     child = multiprocessing.get_context("spawn").Process(target=outlive_a_full_disk, args=(tmp_path,))
     child.start()

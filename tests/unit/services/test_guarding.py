@@ -34,6 +34,7 @@ def hurried() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("attack", attacks(), ids=lambda attack: attack.name)
+@pytest.mark.slow
 def test_attacks_are_refused(attack: Attack) -> None:
     assert attack.run() is None
 

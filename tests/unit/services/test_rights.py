@@ -64,6 +64,7 @@ def held() -> Iterator[Held]:
         attacks.after_the_end,
     ],
 )
+@pytest.mark.slow
 def test_an_attack_with_keys_is_refused(held: Held, tried: Tried) -> None:
     assert held.run(tried(held.world)) == []
 

@@ -325,6 +325,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("what", BOMBS)
+@pytest.mark.slow
 def test_a_small_payload_cannot_fill_the_memory(what: str) -> None:
     base = {"weight": bf16_policy()["embed"]}
     encoded = encode(base, stepped(base, 0.05))

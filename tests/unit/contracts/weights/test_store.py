@@ -53,6 +53,7 @@ def fuse() -> Iterator[Fuse]:
     FUSE.left = math.inf
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_step_leaves_no_half_version_and_can_be_repeated(tmp_path: Path, fuse: Fuse) -> None:
     base, target = bf16_policy(), stepped(bf16_policy(), 0.03)
     num_invisible = 0

@@ -169,6 +169,7 @@ def play(template: Path, home: Path, outage: Outage) -> tuple[Any, int, dict[str
 
 
 @pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_one_failure_at_any_call_changes_nothing(template: Path, tmp_path: Path, every: int) -> None:
     calm = Outage(10**9)
     ledger, steps, weights = play(template, tmp_path / "calm", calm)

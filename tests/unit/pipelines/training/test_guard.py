@@ -140,6 +140,7 @@ NUM_AFTER = 4
         "sure then unsure",
     ],
 )
+@pytest.mark.slow
 def test_ordinary_batches_pass_whatever_came_before_and_fifty_times_too_much_never_does(
     before: Phase, after: Phase
 ) -> None:

@@ -82,6 +82,7 @@ def test_it_renews_the_list_while_nothing_is_published(world: SignedWorld) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_junk_where_anything_should_be_ends_nothing(world: SignedWorld, tmp_path: Path, kind: str) -> None:
     write_public_key(replicas_folder(world.settings.home), REPLICA.public_key)
     announce(world.store, POLICY, Presence(name="eu", version=0, history=None, at=NOW), REPLICA)

@@ -27,6 +27,7 @@ from pipelines.training.worker import Trainer
 from tests.unit.pipelines.training.test_corrections import later
 from tests.unit.pipelines.training.world import CrashAt, World, survive, weights_of
 
+pytestmark = pytest.mark.slow
 TASKS = ("booking", "math", "code", "tool_call", "judged", "signals_only")
 
 

@@ -47,6 +47,7 @@ def innocents(count: int, seed: int = 0) -> list[Experience]:
 
 @given(st.lists(st.none() | st.sampled_from(sorted(BROKEN)), min_size=1, max_size=20), st.integers(0, 2**16))
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.slow
 def test_whatever_the_corpus_innocents_are_trained_and_culprits_are_named_without_a_restart(
     tmp_path_factory: pytest.TempPathFactory, kinds: list[str | None], seed: int
 ) -> None:
@@ -63,6 +64,7 @@ def test_whatever_the_corpus_innocents_are_trained_and_culprits_are_named_withou
 
 
 @pytest.mark.parametrize("kind", sorted(BROKEN))
+@pytest.mark.slow
 def test_each_kind_is_found_among_innocents_and_changes_nothing_of_what_they_teach(world: World, kind: str) -> None:
     make, fate = BROKEN[kind]
     good, bad = innocents(6), make(np.random.default_rng(9))
@@ -161,6 +163,7 @@ def test_a_spike_of_one_sample_costs_that_one(world: World) -> None:
 
 
 @pytest.mark.parametrize("capacity", [40, 80, 150])
+@pytest.mark.slow
 def test_memory_that_runs_out_makes_the_pieces_smaller_and_the_step_is_the_same(capacity: int) -> None:
     settings = TrainingSettings(learning_rate=1e-2, max_tokens=1024, mismatch_samples=0)
     items = innocents(12)
@@ -173,6 +176,7 @@ def test_memory_that_runs_out_makes_the_pieces_smaller_and_the_step_is_the_same(
         torch.testing.assert_close(value, expected[name], atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_row_that_does_not_fit_alone_is_named_and_the_others_keep_their_budget(world: World) -> None:
     world.make_model = lambda: breaking_model(20)
     random = np.random.default_rng(0)

@@ -122,6 +122,7 @@ def test_a_judge_without_verdicts_is_our_fault_whatever_it_is_asked(make: Make, 
     assert len(server.asked) == 6  # each: once, once more, and with another answer
 
 
+@pytest.mark.slow
 def test_a_judge_that_often_fails_without_the_answer_too_blames_nobody(make: Make, server: JudgeServer) -> None:
     sick = MOST_FAILED + 1
     judge = make(concurrency=1)

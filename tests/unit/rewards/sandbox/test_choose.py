@@ -213,6 +213,7 @@ BECOMES_NOBODY = pytest.mark.skipif(
 
 
 @BECOMES_NOBODY
+@pytest.mark.slow
 def test_an_ordinary_user_has_every_sandbox() -> None:
     done = as_nobody("-c", PROBE)
     assert done.returncode == 0, done.stderr

@@ -117,6 +117,7 @@ def test_the_question_again_pays_nothing(verifier: BatchVerifier, seed: int) -> 
     assert not paid
 
 
+@pytest.mark.slow
 def test_an_honest_answer_passes_in_every_usual_notation(verifier: BatchVerifier) -> None:
     cases = [*NOTATIONS, *honest(100)]
     found = verifier.check_all([Answer(rf"\boxed{{{boxed}}}", {"reference": reference}) for boxed, reference in cases])

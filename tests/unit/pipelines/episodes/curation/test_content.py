@@ -48,6 +48,7 @@ def test_personal_data_is_found_by_pattern_and_check_digits(text: str, entity: s
     assert find_personal_data(text, ALL) == entity
 
 
+@pytest.mark.slow
 def test_looking_for_personal_data_loads_no_torch() -> None:
     code = (
         "import sys; from pipelines.episodes.curation.personal import find_personal_data as find;"

@@ -44,6 +44,7 @@ def issue(system: System, story: Story) -> None:
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), are_issued=st.booleans())
+@pytest.mark.slow
 def test_only_the_last_story_stands_in_whatever_order_it_is_heard(migrated: Path, seed: int, are_issued: bool) -> None:
     live(migrated, seed, are_issued=are_issued)
 
