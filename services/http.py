@@ -23,7 +23,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.database import Database
-from contracts.errors import InvalidRequest, MillraceError, Unauthorized, Unavailable
+from contracts.errors import InvalidRequest, MillraceError, NotFound, Unauthorized, Unavailable
 from contracts.keys import Caller, check_key
 from contracts.keys import Scope as KeyScope
 from services.rights import scopes_of
@@ -76,9 +76,7 @@ def make_service(title: str, lifespan: Callable[[FastAPI], AbstractAsyncContextM
 
     @service.exception_handler(RequestValidationError)
     async def invalid(_request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:])
-        return reply_error(InvalidRequest(f"{where}: {first['msg']}", param=where or None))
+        return reply_error(refusal_of(error))
 
     @service.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
@@ -102,6 +100,15 @@ def make_service(title: str, lifespan: Callable[[FastAPI], AbstractAsyncContextM
 def reply(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """A JSON response."""
     return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
+
+
+def refusal_of(error: RequestValidationError) -> InvalidRequest:
+    """What FastAPI refused; a path with a part that nothing can have is a path to nothing."""
+    first = error.errors()[0]
+    kind, *rest = first["loc"]
+    where = ".".join(str(part) for part in rest)
+    refusal = NotFound if kind == "path" else InvalidRequest
+    return refusal(f"{where}: {first['msg']}", param=where or None)
 
 
 def reply_error(error: MillraceError) -> Response:

@@ -14,6 +14,7 @@ from fastapi.templating import Jinja2Templates
 from contracts.errors import MillraceError, MissingScope, Unauthorized
 from services.dashboard.sessions import COOKIE, Session, Sessions, check_csrf, check_same_origin
 from services.dashboard.shown import add_filters
+from services.http import refusal_of
 
 templates = Jinja2Templates(Path(__file__).parent / "templates")
 add_filters(templates.env)
@@ -76,9 +77,8 @@ class PageRoute(APIRoute):
             except MillraceError as error:
                 return _failed(request, error.message, error.status)
             except RequestValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(str(part) for part in first["loc"][1:])
-                return _failed(request, f"{where}: {first['msg']}", 400)
+                refused = refusal_of(error)
+                return _failed(request, refused.message, refused.status)
 
         return handle_as_page
 
