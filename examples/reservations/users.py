@@ -3,7 +3,7 @@
 In: the endpoint, through the unmodified `openai` SDK, and the feedback API. Out: signals, and the users' own list of what
 they saw and said, one JSON object a line:
 
-    {"kind": "generation", "key", "version", "at", "right"}       an answer that a user saw
+    {"kind": "generation", "key", "version", "at", "right"}       an answer that a user saw, and whose response ended
     {"kind": "signal", "id", "key", "name", "positive", "at"}     a signal that was acknowledged; `at`: when
     {"kind": "left"}                                              a user closed the page in the middle of an answer
     {"kind": "failed", "what"}                                    a request that did not work
@@ -90,11 +90,9 @@ class Crowd:
                 return
             if seen is None:
                 return
-            right = seen.text == request.booking.json()
-            self._note(
-                kind="generation", key=f"{seen.completion_id}:0", version=seen.version, at=time.time(), right=right
-            )
-            said = self._decide(request, right=right)
+            if not streamed:
+                self._note_answer(seen, request, time.time())
+            said = self._decide(request, right=seen.text == request.booking.json())
             if said is None:
                 return
             await self._say_sometime(person, seen, said)
@@ -136,18 +134,26 @@ class Crowd:
                 return None
             if text.endswith("}"):
                 # The user sees the whole answer now. What is said from here on may overtake its own generation.
-                task = asyncio.create_task(self._drain(stream))
-                self._later.add(task)
-                task.add_done_callback(self._later.discard)
                 break
-        return Seen(completion_id, text, version)
+        seen = Seen(completion_id, text, version)
+        task = asyncio.create_task(self._drain(stream, seen, request, time.time()))
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+        return seen
 
-    async def _drain(self, stream: openai.AsyncStream[Any]) -> None:
+    async def _drain(self, stream: openai.AsyncStream[Any], seen: Seen, request: Request, at: float) -> None:
+        """Read a stream to its end: only then was the answer promised to be in the log."""
         try:
             async for _ in stream:
                 pass
         except (openai.OpenAIError, httpx.HTTPError) as error:
             self._note(kind="failed", what=f"{type(error).__name__} at the end of a stream: {error}")
+            return
+        self._note_answer(seen, request, at)
+
+    def _note_answer(self, seen: Seen, request: Request, at: float) -> None:
+        right = seen.text == request.booking.json()
+        self._note(kind="generation", key=f"{seen.completion_id}:0", version=seen.version, at=at, right=right)
 
     def _body(self, person: str, request: Request) -> dict[str, Any]:
         return {
