@@ -38,7 +38,7 @@ demo-seeds: setup  ## Run the demo for seeds 1 to 5 and report the worst
 	$(BIN)/millrace demo-seeds
 
 test: setup  ## Run the tests that need no server, no GPU, no browser and no patience
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not services and not gpu and not browser and not slow"
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/end_to_end -m "not services and not gpu and not browser and not slow"
 	@echo "not run here: tests marked services, gpu, browser, slow"
 
 test-torch: setup  ## Run those that touch torch as another CPU would (CPU=native, avx2 or default)

@@ -39,6 +39,8 @@ from tests.unit.contracts.weights.examples import (
     tensor_of,
 )
 
+pytestmark = pytest.mark.slow
+
 
 class Place(Protocol):
     """A store, and the files in it as they lie there."""

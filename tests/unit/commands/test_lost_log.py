@@ -24,6 +24,8 @@ from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
 from tests.fakes import BOOKING_TASK, a_generation
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent.parent
 PRODUCT = ROOT / "examples" / "reservations"
 

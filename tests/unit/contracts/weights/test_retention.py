@@ -22,6 +22,8 @@ from contracts.weights.route import route_from
 from contracts.weights.store import WeightStore
 from tests.unit.contracts.weights.examples import POLICY, chunks_of, edge, fold, publish, publish_chain, same, stepped
 
+pytestmark = pytest.mark.slow
+
 
 class Pruned(NamedTuple):
     num_chunks: int

@@ -25,6 +25,8 @@ from tests.unit.pipelines.training.builders import random_experience, tiny_model
 from tests.unit.pipelines.training.test_learner import on_policy
 from tests.unit.pipelines.training.world import World, weights_of
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = TrainingSettings(learning_rate=1e-2, kl_coefficient=0.0)
 
 

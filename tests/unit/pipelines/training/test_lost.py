@@ -25,6 +25,8 @@ from tests.unit.contracts.weights.examples import same
 from tests.unit.pipelines.training.builders import experience, segment
 from tests.unit.pipelines.training.world import World
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:

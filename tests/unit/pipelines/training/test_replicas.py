@@ -15,6 +15,8 @@ from pipelines.training.worker import Trainer
 from tests.unit.contracts.weights.examples import same
 from tests.unit.pipelines.training.world import NOW, POLICY, World
 
+pytestmark = pytest.mark.slow
+
 NUM_VERSIONS = 6
 
 

@@ -10,6 +10,8 @@ from pipelines.training.worker import Trainer
 from tests.unit.contracts.weights.examples import same
 from tests.unit.pipelines.training.world import AwayStore, World
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:

@@ -34,6 +34,8 @@ from tests.fakes import Crash
 from tests.judge_server import judge_server, verdict
 from tests.unit.rewards.test_assessing import a_task as admitted
 
+pytestmark = pytest.mark.slow
+
 STYLES = (HELPFUL, BLAND)
 HOUR, DAY = 3600.0, 86_400.0
 THUMBS = GRADED["signals"]["thumbs"]
