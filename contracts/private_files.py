@@ -19,9 +19,8 @@ def create_private_files() -> None:
 def make_private(home: Path) -> None:
     """Take away what others may do with files that are there; those of another owner stay as they are."""
     for path in open_to_others(home):
-        with suppress(
-            OSError
-        ):  # another owner's, gone by now, or a disk that takes no writes; `millrace doctor` names it
+        # Another owner's, gone by now, or on a disk that takes no writes: `millrace doctor` names it.
+        with suppress(OSError):
             path.chmod(stat.S_IMODE(path.lstat().st_mode) & ~_OTHERS)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 
 import httpx
 import msgspec
-from sqlalchemy import delete, func, select
+from sqlalchemy import func, select
 
 from benchmarks.attacks._asgi import HOST, Answer, ask
 from benchmarks.attacks._keys_world import (
@@ -27,7 +27,9 @@ from benchmarks.attacks._keys_world import (
     target_of,
 )
 from benchmarks.attacks.attack import Attack
+from contracts.keys import SCOPES, NewKey, make_key, revoke_keys
 from contracts.tables import api_key, outbox, received_signal
+from services.rights import scopes_of
 
 OPEN = frozenset((
     "GET /health", "GET /openapi.json", "GET /ready", "GET /", "POST /api/login", "POST /api/logout", "GET /static/{path}",
@@ -65,8 +67,6 @@ def attacks() -> list[Attack]:
 
 async def cross_scopes(world: World) -> list[str]:
     """Each route lets in who has its scope, and nobody else."""
-    from services.rights import scopes_of  # noqa: PLC0415 the code before this attack was closed has none
-
     holders = await _holders(world)
     found = []
     for route in routes_of(world):
@@ -182,8 +182,6 @@ def _run(tried: Callable[[World], Coroutine[Any, Any, list[str]]]) -> Callable[[
 
 
 async def _holders(world: World) -> list[Holder]:
-    from contracts.keys import SCOPES, NewKey, make_key, revoke_keys  # noqa: PLC0415 see above
-
     wanted = {f"an operator with {scope} only": NewKey("operator", scopes=frozenset((scope,))) for scope in SCOPES}
     wanted |= {
         f"an app with {scope} only": NewKey("app", scopes=frozenset((scope,))) for scope in ("inference", "feedback")
@@ -230,10 +228,6 @@ async def _holder(world: World, key: str, name: str = "a stranger") -> Holder:
 
 
 async def _blind_operators(world: World) -> list[Holder]:
-    try:
-        from contracts.keys import NewKey, make_key  # noqa: PLC0415 see above
-    except ImportError:  # the code before this attack was closed: operators see everything
-        return []
     database = world.database
     with database.transaction() as connection:
         key = make_key(connection, NewKey("operator", STRANGER, frozenset(("inference", "feedback", "operator:write"))))
@@ -265,12 +259,7 @@ def _first_state(body: bytes) -> int:
 def _revoke(world: World, key: str) -> None:
     database = world.database
     with database.transaction() as connection:
-        try:
-            from contracts.keys import revoke_keys  # noqa: PLC0415 see above
-        except ImportError:  # the code before this attack was closed: keys are revoked by deleting their row
-            connection.execute(delete(api_key).where(api_key.c.id == key.split("-")[2]))
-        else:
-            revoke_keys(connection, [key.split("-")[2]], time.time())
+        revoke_keys(connection, [key.split("-")[2]], time.time())
     database.close()
 
 

@@ -60,7 +60,7 @@ def test_nothing_of_an_answer_that_is_not_kept_is_in_a_table_or_in_redis(servers
             found = set(await asyncio.to_thread(lambda: list(kept(servers, control))))
             assert "received_signal.record" in found
             assert any(name.startswith("generation") for name in found)
-            assert any(name.startswith("redis") for name in found), "repeats of what is kept are in Redis"
+            assert any(name.startswith("redis") for name in found), "Redis holds the repeats of kept answers"
             assert list(await asyncio.to_thread(lambda: list(kept(servers, canary)))) == []
 
     asyncio.run(attack())
