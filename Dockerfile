@@ -26,12 +26,14 @@ COPY migrations migrations
 COPY pipelines pipelines
 COPY policy policy
 COPY rewards rewards
+COPY runtime runtime
 COPY services services
+COPY weights weights
 RUN pip install --no-cache-dir --no-deps --constraint constraints.txt --editable .
 
 USER millrace
 # The loops of the delta codec, compiled once for all containers.
-RUN python -c "from contracts.weights.warm_up import warm_up; warm_up()"
+RUN python -c "from weights.warm_up import warm_up; warm_up()"
 VOLUME /var/lib/millrace
 EXPOSE 8400 8401 8402 8403 9464
 ENTRYPOINT ["tini", "--", "millrace"]

@@ -64,7 +64,7 @@ test-services: services  ## Run the tests that need those servers
 	. $(SERVICES)/env && $(BIN)/pytest -m services -rs
 
 bench: setup services  ## Run every benchmark and write benchmarks/results (about half an hour)
-	. $(SERVICES)/env && for name in gateway feedback log engine weight_delta swap rewards sandbox; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	. $(SERVICES)/env && for name in gateway feedback log engine deltas swap rewards rewards.sandbox; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 browser: setup  ## Run the page test; it is skipped without Chromium
 	$(BIN)/pytest -m browser -rs

@@ -12,9 +12,9 @@ from commands.api_key_commands import api_keys_app
 from commands.dead_letter_commands import dead_letter_app
 from commands.log_commands import log_app
 from commands.options import DEFAULT_HOME, HomeOption
-from commands.reward_commands import reward_app
+from commands.rewards.reward_commands import reward_app
 from contracts.errors import InvalidSettings, MillraceError
-from contracts.private_files import create_private_files
+from runtime.private_files import create_private_files
 
 PolicyArgument = Annotated[str, typer.Option("--policy", help="Folder or hub id of the base policy.")]
 
@@ -163,7 +163,7 @@ def audit(
     """Print the identities of the ledger; status 1 if anything is unexplained."""
     from commands.audit import audit as run_audit  # noqa: PLC0415
     from commands.audit import print_audit, read_clients  # noqa: PLC0415
-    from contracts.settings import load_settings  # noqa: PLC0415
+    from runtime.settings import load_settings  # noqa: PLC0415
 
     settings = load_settings(home)
     listed = read_clients(clients) if clients else None

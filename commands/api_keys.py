@@ -9,10 +9,10 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-from contracts.database import Database
 from contracts.errors import InvalidSettings, NotFound
 from contracts.keys import SCOPES, NewKey, Role, Scope, list_keys, make_key, revoke_keys
-from contracts.settings import load_settings
+from runtime.database import Database
+from runtime.settings import load_settings
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _COLUMNS = ("id", "role", "tenant", "scopes", "state", "expires", "made", "name")

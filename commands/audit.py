@@ -13,8 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from contracts.database import Database
-from contracts.dead_letters import OPEN, SKIPPED
 from contracts.errors import InvalidSettings
 from contracts.event_log import EventLog, LogRecord, is_damaged
 from contracts.ledger import (
@@ -26,9 +24,11 @@ from contracts.ledger import (
     signal_counts,
     signal_states,
 )
-from contracts.letters import DEAD_LETTER, Letter, find
-from contracts.log_loss import keys_before_loss, num_written_off
 from contracts.topics import GENERATIONS
+from runtime.database import Database
+from runtime.log.dead_letters import OPEN, SKIPPED
+from runtime.log.letters import DEAD_LETTER, Letter, find
+from runtime.log.loss import keys_before_loss, num_written_off
 
 _PAGE = 1000
 

@@ -6,9 +6,9 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 from contracts.errors import InvalidSettings
-from contracts.partitions import drop_days
-from contracts.settings import load_settings
 from contracts.topics import GENERATIONS, RETENTION_DAYS
+from runtime.days import drop_days
+from runtime.settings import load_settings
 
 
 def run_drop_days(home: Path, before: str) -> None:

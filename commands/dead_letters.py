@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from commands.log import plain
-from contracts.dead_letters import OPEN, REDRIVEN, SKIPPED
 from contracts.errors import InvalidRecord, InvalidRequest, NotFound
-from contracts.letters import SENDER, Letter, decoded, find, get, parse_place, redrive, skip
-from contracts.outbox import Relay
-from contracts.settings import Settings, load_settings
 from contracts.topics import TOPICS
+from runtime.log.dead_letters import OPEN, REDRIVEN, SKIPPED
+from runtime.log.letters import SENDER, Letter, decoded, find, get, parse_place, redrive, skip
+from runtime.log.outbox import Relay
+from runtime.settings import Settings, load_settings
 
 _MAX_SHOWN_BYTES = 400
 

@@ -26,15 +26,15 @@ from commands.supervisor import Supervisor
 from commands.up import greet, listen, new_settings, running, training_settings
 from contracts import assignments
 from contracts.assignments import LIVE
-from contracts.database import Database
 from contracts.errors import MillraceError
 from contracts.ledger import PENDING, generation_counts, learned_signals, trained_versions
-from contracts.weights.manifest import Manifest
-from contracts.weights.opening import open_weight_store
 from examples.reservations.evaluate import Evaluation, evaluate
 from examples.reservations.sentences import requests
 from examples.reservations.summary import accept_rates, freshness, percentile
 from pipelines.release.settings import ReleaseSettings
+from runtime.database import Database
+from weights.stores.opening import open_weight_store
+from weights.versions.manifest import Manifest
 
 NUM_SENTINELS = 200
 NUM_USERS = 16

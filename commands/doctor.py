@@ -14,17 +14,17 @@ from typing import NamedTuple
 import httpx
 
 from commands.gate_home import gates_of_home
-from contracts.clocks import MOST_SECONDS, database_time, offset_seconds
-from contracts.database import Database
-from contracts.engine_key import ENGINE_KEY, authorization, engine_key
 from contracts.errors import ClockOff, InvalidSettings, MillraceError, Unavailable, WeightsRefused
 from contracts.event_log import EventLog
-from contracts.integrity import damaged_files, damaged_records
-from contracts.log_memory import losses, read_positions, refusal
-from contracts.private_files import open_to_others
-from contracts.settings import Settings, load_settings
-from contracts.weights.key_files import keyring_of, signer_of, signing_key
 from rewards.sandbox.choose import MAKERS, Maker, described, tried
+from runtime.clocks import MOST_SECONDS, database_time, offset_seconds
+from runtime.database import Database
+from runtime.engine_key import ENGINE_KEY, authorization, engine_key
+from runtime.integrity import damaged_files, damaged_records
+from runtime.log.memory import losses, read_positions, refusal
+from runtime.private_files import open_to_others
+from runtime.settings import Settings, load_settings
+from weights.versions.keys import keyring_of, signer_of, signing_key
 
 _PACKAGES = (
     "torch",
@@ -202,7 +202,7 @@ def _clock(database: Database) -> Finding:
 
 
 def _bucket(url: str) -> Finding:
-    from contracts.weights.object_store import open_objects  # noqa: PLC0415 a home without a bucket needs no client
+    from weights.stores.bucket import open_objects  # noqa: PLC0415 a home without a bucket needs no client
 
     try:
         open_objects(url).check()
@@ -213,7 +213,7 @@ def _bucket(url: str) -> Finding:
 
 def versions_of(settings: Settings) -> Finding:
     """Whether everything in the weight store can be read and believed, and the list of versions is fresh."""
-    from contracts.weights.opening import inspect  # noqa: PLC0415 only homes have a store
+    from weights.stores.opening import inspect  # noqa: PLC0415 only homes have a store
 
     try:
         found = inspect(settings)

@@ -21,24 +21,24 @@ from commands.keys import make_first_keys
 from commands.queries import has_keys
 from contracts import assignments
 from contracts.assignments import LIVE
-from contracts.database import Database
-from contracts.engine_key import engine_key
 from contracts.errors import Forbidden, InvalidSettings, NotFound, Unauthorized
 from contracts.event_log import EventLog
-from contracts.integrity import check_files, damaged_records
 from contracts.keys import check_key, create_key
-from contracts.log_memory import note, read_positions, require_same_log
-from contracts.passwords import check_passwords
-from contracts.private_files import create_private_files, make_private
-from contracts.settings import Section, Settings, load_settings, write_settings
-from contracts.weights.format import Tensor, Tensors, read_safetensors, root_of
-from contracts.weights.key_files import signer_of
-from contracts.weights.opening import open_weight_store
-from contracts.weights.publish import publish_version
-from contracts.weights.store import WeightStore
 from rewards.preflight import check_tasks
 from rewards.unheard import propose
+from runtime.database import Database
+from runtime.engine_key import engine_key
+from runtime.integrity import check_files, damaged_records
+from runtime.log.memory import note, read_positions, require_same_log
+from runtime.passwords import check_passwords
+from runtime.private_files import create_private_files, make_private
+from runtime.settings import Section, Settings, load_settings, write_settings
 from services.inference.template import load_template
+from weights.publish import publish_version
+from weights.stores.opening import open_weight_store
+from weights.stores.store import WeightStore
+from weights.tensors import Tensor, Tensors, read_safetensors, root_of
+from weights.versions.keys import signer_of
 
 
 class Home(NamedTuple):

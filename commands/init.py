@@ -16,8 +16,8 @@ from commands.home import claimed, prepare_home
 from commands.servers import Servers
 from commands.up import name_of, new_run, resolve_policy
 from contracts.errors import InvalidSettings
-from contracts.settings import Settings, make_section
 from pipelines.training.settings import TrainingSettings
+from runtime.settings import Settings, make_section
 
 console = Console(highlight=False, soft_wrap=True)
 

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from contracts.errors import InvalidSettings
 from contracts.keys import NewKey, Role, create_key
-from contracts.settings import load_settings
-from contracts.weights.key_files import (
+from runtime.settings import load_settings
+from weights.versions.keys import (
     SIGNING_KEY,
     TRUSTED_KEYS,
     make_next_current,
@@ -28,7 +28,7 @@ from contracts.weights.key_files import (
     write_private_key,
     write_public_key,
 )
-from contracts.weights.signing import Signer, key_id_of
+from weights.versions.signing import Signer, key_id_of
 
 
 def run_keys(home: Path, role: str, tenant: str) -> None:

@@ -22,8 +22,8 @@ from contracts.records import (
     unpack_floats,
     unpack_ids,
 )
-from contracts.settings import load_settings
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS, TOPICS
+from runtime.settings import load_settings
 
 _KINDS: dict[str, type[Record]] = {
     GENERATIONS: Generation,

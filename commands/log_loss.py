@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 
 from commands.home import claimed
-from contracts.database import Database
 from contracts.event_log import EventLog
-from contracts.log_loss import accept_loss
-from contracts.log_memory import in_words, losses
-from contracts.settings import load_settings
 from contracts.tasks.loading import load_tasks
+from runtime.database import Database
+from runtime.log.loss import accept_loss
+from runtime.log.memory import in_words, losses
+from runtime.settings import load_settings
 
 
 class _OnlyLookedError(Exception):

@@ -18,9 +18,9 @@ from contracts.assignments import MOVED
 from contracts.errors import InvalidValue, NotFound, WeightsRefused
 from contracts.revocations import Revocation, Treatment, claimed_parents
 from contracts.rollback_effects import describe, describe_treatment, read_effects
-from contracts.settings import Settings, load_settings
 from contracts.version_parents import BASE, stored_parents
-from contracts.weights.opening import open_weight_store
+from runtime.settings import Settings, load_settings
+from weights.stores.opening import open_weight_store
 
 EVIDENCE: Treatment = "evidence"
 _WRITER = "operator"

@@ -17,14 +17,14 @@ from pathlib import Path
 import structlog
 
 from commands.supervisor import WRONG_SETTINGS
-from contracts.clocks import ClockWatch
 from contracts.errors import Damaged, InvalidSettings, InvalidTask, LogLost, PositionLost, Unavailable
-from contracts.log_memory import require_same_log
-from contracts.logs import set_up_logs
-from contracts.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS, Check, Operations
-from contracts.passwords import check_passwords
-from contracts.private_files import create_private_files
-from contracts.settings import load_settings
+from runtime.clocks import ClockWatch
+from runtime.log.memory import require_same_log
+from runtime.logs import set_up_logs
+from runtime.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS, Check, Operations
+from runtime.passwords import check_passwords
+from runtime.private_files import create_private_files
+from runtime.settings import load_settings
 
 _SERVERS = {"engine", "web", "inference", "feedback", "dashboard"}  # uvicorn handles the signals of these itself
 # One turn takes a training step, puts all sentinels to a candidate, or waits for judges and sandboxes.

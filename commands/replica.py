@@ -20,18 +20,18 @@ from typing import TypeVar
 from contracts.assignments import LIVE
 from contracts.errors import Forbidden, InvalidSettings, MillraceError, NotFound, Unavailable, WeightsRefused
 from contracts.faults import no_fault
-from contracts.weights.key_files import TRUSTED_KEYS, replica_signer, trusted_folder, trusted_keys
-from contracts.weights.layout import Verifier
-from contracts.weights.manifest import Chunk, Manifest
-from contracts.weights.pointer import PointerReader, PointerStore, Stored
-from contracts.weights.pointer_stores import pointers_of
-from contracts.weights.presence import Presence, PresenceStore, announce
-from contracts.weights.reader import WeightReader
-from contracts.weights.replica import Replica, ReplicaStore
-from contracts.weights.signing import Keyring, Signer
-from contracts.weights.slots import Slots
-from contracts.weights.store import WeightStore, open_store_at
-from contracts.weights.vouching import Snapshots
+from weights.reader import WeightReader
+from weights.replica.replica import Replica, ReplicaStore
+from weights.replica.slots import Slots
+from weights.stores.pointers import pointers_of
+from weights.stores.store import WeightStore, open_store_at
+from weights.versions.keys import TRUSTED_KEYS, replica_signer, trusted_folder, trusted_keys
+from weights.versions.layout import Verifier
+from weights.versions.manifest import Chunk, Manifest
+from weights.versions.pointer import PointerReader, PointerStore, Stored
+from weights.versions.presence import Presence, PresenceStore, announce
+from weights.versions.signing import Keyring, Signer
+from weights.versions.vouching import Snapshots
 
 _Result = TypeVar("_Result")
 _MOST_NAMED = 1000
@@ -290,7 +290,7 @@ def open_to_read(
         InvalidSettings: the address, or an AWS_* variable, cannot be used.
     """
     if store.startswith(_WEB):
-        from contracts.weights.http_reader import HttpPointers, HttpReader, WebFolder  # noqa: PLC0415 as below
+        from weights.stores.web import HttpPointers, HttpReader, WebFolder  # noqa: PLC0415 as below
 
         def held() -> list[int]:
             return [slot.version for slot in Slots(folder, policy, no_fault).held()]

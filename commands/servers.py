@@ -6,8 +6,8 @@ import os
 import time
 from typing import NamedTuple
 
-from contracts.database import create_database
 from contracts.errors import InvalidSettings
+from runtime.database import create_database
 
 
 class Servers(NamedTuple):

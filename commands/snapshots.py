@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from contracts.errors import InvalidSettings, WeightsRefused
-from contracts.settings import Settings
-from contracts.snapshots import Issuer
-from contracts.weights.key_files import keyring_of, signer_of, trusted_keys
-from contracts.weights.layout import edge_name
-from contracts.weights.opening import open_any_store, open_weight_store
-from contracts.weights.signing import Keyring
-from contracts.weights.snapshot import MOST_BYTES, Snapshot, digest_of_manifest, parse_snapshot, snapshot_path
-from contracts.weights.store import WeightStore
+from runtime.settings import Settings
+from weights.stores.opening import open_any_store, open_weight_store
+from weights.stores.store import WeightStore
+from weights.versions.issuer import Issuer
+from weights.versions.keys import keyring_of, signer_of, trusted_keys
+from weights.versions.layout import edge_name
+from weights.versions.signing import Keyring
+from weights.versions.snapshot import MOST_BYTES, Snapshot, digest_of_manifest, parse_snapshot, snapshot_path
 
 
 def issue_again(settings: Settings) -> Snapshot:

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import IO
 
 from contracts.errors import InvalidSettings
-from contracts.listening import LISTEN_FD
-from contracts.operations import OPERATIONS_FD
+from runtime.listening import LISTEN_FD
+from runtime.operations import OPERATIONS_FD
 
 SERVERS = ("engine", "web", "inference", "feedback", "dashboard")
 WORKERS = ("episodes", "rewards", "training", "release")

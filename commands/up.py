@@ -20,8 +20,8 @@ from commands.home import Home, claimed, prepare_home
 from commands.servers import EMBEDDED, Servers
 from commands.supervisor import Supervisor
 from contracts.errors import InvalidSettings, Unavailable
-from contracts.settings import Settings, make_section
 from pipelines.training.settings import TrainingSettings
+from runtime.settings import Settings, make_section
 
 _START_SECONDS = 120.0
 _BACKLOG = 1024

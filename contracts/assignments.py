@@ -16,10 +16,10 @@ from typing import NamedTuple
 from sqlalchemy import Connection, insert, select, update
 
 from contracts import revocations
-from contracts.database import insert_new
 from contracts.deletions import refer_to_version
 from contracts.errors import Conflict, InvalidSettings, StaleWrite
 from contracts.tables import assignment, assignment_change, version_claim
+from runtime.database import insert_new
 
 LIVE = "live"
 CANDIDATE = "candidate"

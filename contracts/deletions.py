@@ -20,8 +20,8 @@ from typing import Literal
 from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select, update
 
 from contracts.errors import NotFound
-from contracts.lease import Lease
 from contracts.tables import doomed
+from runtime.lease import Lease
 
 Kind = Literal["checkpoint", "chunk", "version"]
 

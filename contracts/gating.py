@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from contracts.errors import InvalidSettings
-from contracts.settings import read_settings
 from contracts.tasks import Task
+from runtime.settings import read_settings
 
 _SEED_BYTES = 4
 _MAX_SEED = 2**31 - 1

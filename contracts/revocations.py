@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple
 
 from sqlalchemy import Connection, select
 
-from contracts.database import insert_new
 from contracts.errors import VersionRevoked
 from contracts.tables import revocation, version_claim
+from runtime.database import insert_new
 
 Treatment = Literal["poison", "evidence"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from contracts.errors import NotFound, WeightsRefused
 
 if TYPE_CHECKING:
-    from contracts.weights.reader import WeightReader
+    from weights.reader import WeightReader
 
 BASE = 0
 """The version everything descends from."""

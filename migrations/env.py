@@ -6,8 +6,8 @@ import sqlalchemy
 from alembic import context
 from sqlalchemy import Connection
 
-from contracts.partitions import is_partition
 from contracts.tables import metadata
+from runtime.days import is_partition
 
 
 def _is_ours(name: str | None, kind: str, _parents: object) -> bool:

@@ -4,7 +4,7 @@ r"""A plug-in for vLLM that receives versions of ours. In: which version, and wh
         --worker-extension-cls policy.vllm_engine.WorkerExtension --weight-transfer-config '{"backend": "millrace"}'
 
 Waits for: the store, `s3://bucket/prefix` or a folder that the workers see. In their environment AWS_* say how it is
-reached and MILLRACE_TRUSTED_KEYS whose versions are taken. `contracts/weights/push/vllm.py` drives it. A worker imports this
+reached and MILLRACE_TRUSTED_KEYS whose versions are taken. `weights/engines/vllm.py` drives it. A worker imports this
 module before it loads its model, and the import registers the backend; without vLLM it does nothing. Shapes as read in
 vllm-project/vllm, not run: `vllm/distributed/weight_transfer/{base,factory}.py`,
 `vllm/model_executor/model_loader/checkpoint_weight_patch.py`.
@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 from contracts.errors import NotFound, Unavailable, Unsupported, WeightsRefused
-from contracts.weights.format import Tensors, read_safetensors
-from contracts.weights.push.changes import Change, changed_elements
-from contracts.weights.push.published import PublishedVersions
+from weights.engines.changes import Change, changed_elements
+from weights.engines.published import PublishedVersions
+from weights.tensors import Tensors, read_safetensors
 
 BACKEND = "millrace"
 PLAIN = "plain:"

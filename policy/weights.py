@@ -15,8 +15,8 @@ import numpy.typing as npt
 import torch
 
 from contracts.errors import WeightsRefused
-from contracts.weights.codec import Change
-from contracts.weights.format import Tensor, Tensors
+from weights.codec.delta import Change
+from weights.tensors import Tensor, Tensors
 
 _DTYPE = "BF16"
 _WIDTH = 2

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from contracts.settings import load_settings
 from contracts.tasks.loading import load_tasks
-from contracts.worker import Worker
 from rewards.worker import RewardsHandler
+from runtime.settings import load_settings
+from runtime.worker import Worker
 
 
 def main(home: Path, stop: threading.Event) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from contracts.batches import among, insert_all_new
 from contracts.errors import StaleWrite
 from contracts.records import Generation, decode_shape
 from contracts.tables import generation, score
+from contracts.tables.statements import among, insert_all_new
 
 
 def scored_revisions(connection: Connection, keys: Collection[str]) -> set[tuple[str, int]]:

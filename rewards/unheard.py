@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from contracts.database import Database
 from contracts.tasks import Task
 from contracts.tasks.gate import proves
 from contracts.tasks.rewards import GraderRule
-from rewards.queries import StoredScore, newest_scores
+from rewards.replay.queries import StoredScore, newest_scores
+from runtime.database import Database
 
 MIN_GRADED, MIN_SHARE = 100, 0.1
 """Fewer graded answers, or less that is lost of them, are not worth a line."""

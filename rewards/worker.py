@@ -15,23 +15,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import msgspec
 from sqlalchemy import Connection
 
-from contracts.database import Database
 from contracts.event_log import MAX_RECORD_BYTES, LogRecord, Message
-from contracts.metrics import REWARD, SCORES
-from contracts.outbox import message
 from contracts.records import Episode, Experience, Outcome
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, OUTCOMES
-from contracts.worker import BATCH
-from rewards.assessing import Assessed, Assessor
+from rewards.assessor import Assessed, Assessor
+from rewards.episode import Opened, open_episode, segment_of
 from rewards.judges.repository import DatabaseStore
 from rewards.monitors.features import Noted
 from rewards.monitors.watch import Monitors
-from rewards.opened import Opened, open_episode, segment_of
 from rewards.repository import add_scores, scored_revisions, siblings_of
 from rewards.rubric import Verdict
 from rewards.signals.votes import Item
 from rewards.signals.weighing import Weighing
+from runtime.database import Database
+from runtime.log.outbox import message
+from runtime.metrics import REWARD, SCORES
+from runtime.worker import BATCH
 
 SLOW_BATCH = 64
 """Records at a time where somebody is waited for: what one of them holds up stays bounded."""

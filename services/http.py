@@ -22,10 +22,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from contracts.database import Database
 from contracts.errors import InvalidRequest, MillraceError, NotFound, Unauthorized, Unavailable
 from contracts.keys import Caller, check_key
 from contracts.keys import Scope as KeyScope
+from runtime.database import Database
 from services.rights import scopes_of
 
 MAX_BODY_BYTES = 8 * 2**20

@@ -6,7 +6,7 @@ import math
 
 from contracts.errors import RateLimited
 from contracts.keys import Caller
-from contracts.passing import Allowance, RateLimiter
+from runtime.replicas import Allowance, RateLimiter
 
 
 class Limit:

@@ -25,14 +25,14 @@ from fastapi import FastAPI, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from contracts.clocks import ClockWatch
-from contracts.engine_key import authorization, engine_key
 from contracts.errors import Unavailable
-from contracts.listening import listening_socket
-from contracts.logs import set_up_logs
-from contracts.metrics import REQUEST_SECONDS, REQUESTS, REQUESTS_IN_FLIGHT
-from contracts.operations import Operations, step_done
-from contracts.settings import Settings, load_settings
+from runtime.clocks import ClockWatch
+from runtime.engine_key import authorization, engine_key
+from runtime.listening import listening_socket
+from runtime.logs import set_up_logs
+from runtime.metrics import REQUEST_SECONDS, REQUESTS, REQUESTS_IN_FLIGHT
+from runtime.operations import Operations, step_done
+from runtime.settings import Settings, load_settings
 from services import openapi
 from services.guarding import FailedKeys, GuardedProtocol, address_of
 from services.http import make_service, reply

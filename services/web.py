@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from contracts.settings import Settings
+from runtime.settings import Settings
 from services.dashboard.app import create_app as create_dashboard
 from services.feedback.app import create_app as create_feedback
 from services.inference.app import create_app as create_inference

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from contracts.database import Database
-from contracts.local_log import LocalLog
+from runtime.database import Database
+from runtime.log.local import LocalLog
 from tests.databases import write_migrated
 from tests.torch_marker import touches_torch
 

@@ -6,7 +6,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from contracts.database import Database
+from runtime.database import Database
 
 
 def write_migrated(path: Path) -> None:

@@ -6,11 +6,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from contracts import outbox
 from contracts.errors import Unavailable
 from contracts.event_log import EventLog, LoadPosition, LogRecord, Message, TopicState
 from contracts.ids import new_completion_id
-from contracts.local_log import LocalConsumer
 from contracts.records import (
     Generation,
     GenerationBody,
@@ -23,6 +21,8 @@ from contracts.records import (
     seal_body,
 )
 from contracts.tasks import Task
+from runtime.log import outbox
+from runtime.log.local import LocalConsumer
 
 BOOKING_TASK = Task.model_validate(
     {

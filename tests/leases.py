@@ -8,10 +8,10 @@ import sys
 import msgspec
 from sqlalchemy import update
 
-from contracts.database import Database
-from contracts.holders import Holder, this_process
-from contracts.lease import Lease
 from contracts.tables import training_lease
+from runtime.database import Database
+from runtime.holders import Holder, this_process
+from runtime.lease import Lease
 
 
 def a_lease(database: Database, policy: str, floor: int = 0) -> Lease:

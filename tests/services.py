@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from contracts.kafka_log import KafkaLog
 from contracts.topics import TOPICS
+from runtime.log.kafka import KafkaLog
 
 
 def kafka_servers() -> str:

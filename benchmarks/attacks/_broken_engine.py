@@ -25,8 +25,8 @@ from benchmarks.attacks._broken_cases import GOOD, TOKEN_LOGPROB, Case, status
 from contracts.event_log import EventLog
 from contracts.keys import create_key
 from contracts.records import Generation, decode, unpack_floats
-from contracts.settings import Settings
 from contracts.topics import GENERATIONS
+from runtime.settings import Settings
 from services.inference.app import create_app
 
 PATIENCE_SECONDS, SILENCE_SECONDS = 0.5, 0.25

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import httpx
 import torch
 
-from benchmarks.engine_arms import POLICY, open_engine
-from contracts.engine_key import authorization
+from benchmarks.engine.arms import POLICY, open_engine
+from runtime.engine_key import authorization
 from services.engine.app import make_app
 from services.engine.engine import Engine
 from services.engine.follower import Follower

@@ -22,7 +22,6 @@ from starlette.routing import Mount
 
 from benchmarks.attacks._asgi import HOST, Answer, ask
 from contracts.assignments import LIVE, move
-from contracts.database import Database
 from contracts.event_log import Message
 from contracts.ids import new_completion_id, route_of
 from contracts.keys import Role, create_key
@@ -39,13 +38,14 @@ from contracts.records import (
     pack_ids,
     seal_body,
 )
-from contracts.settings import Settings
 from contracts.tables import received_signal
 from contracts.tasks.loading import load_tasks
 from contracts.topics import EPISODES, GENERATIONS, SIGNALS
-from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
+from runtime.database import Database
+from runtime.settings import Settings
+from runtime.worker import Worker
 from services.serving import make_web
 from services.web import make
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from contracts.asking import is_asked
-from contracts.database import Database
 from contracts.event_log import LogRecord, Message
 from contracts.ids import new_completion_id
 from contracts.records import (
@@ -38,8 +37,9 @@ from contracts.records import (
 )
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES
-from rewards.opened import Opened
+from rewards.episode import Opened
 from rewards.worker import RewardsHandler
+from runtime.database import Database
 
 START = 1_800_000_000.0
 CYCLE = 100

@@ -20,16 +20,16 @@ from fastapi import FastAPI
 
 from benchmarks.attacks._asgi import HOST, Answer, ask
 from benchmarks.attacks._echo_engine import EchoEngine
-from contracts.database import Database
 from contracts.event_log import EventLog
 from contracts.keys import Role, create_key
-from contracts.logs import LEVEL, set_up_logs
-from contracts.outbox import Relay
-from contracts.settings import Settings
 from contracts.tasks.loading import load_tasks
-from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
+from runtime.database import Database
+from runtime.log.outbox import Relay
+from runtime.logs import LEVEL, set_up_logs
+from runtime.settings import Settings
+from runtime.worker import Worker
 from services.serving import make_web
 from services.web import make
 

@@ -13,15 +13,15 @@ import obstore
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from obstore.store import MemoryStore
 
-from contracts.weights.format import Tensor, Tensors
-from contracts.weights.layout import Verifier
-from contracts.weights.manifest import Manifest
-from contracts.weights.object_store import ObjectWeightStore
-from contracts.weights.pointer import PointerStore
-from contracts.weights.pointer_stores import FolderPointers, ObjectPointers
-from contracts.weights.publish import publish_version
-from contracts.weights.signing import Keyring, Signer
-from contracts.weights.store import FolderWeightStore, WeightStore
+from weights.publish import publish_version
+from weights.stores.bucket import ObjectWeightStore
+from weights.stores.pointers import FolderPointers, ObjectPointers
+from weights.stores.store import FolderWeightStore, WeightStore
+from weights.tensors import Tensor, Tensors
+from weights.versions.layout import Verifier
+from weights.versions.manifest import Manifest
+from weights.versions.pointer import PointerStore
+from weights.versions.signing import Keyring, Signer
 
 POLICY, RUN = "desk", "run-1"
 NOW = 1_780_000_000.0

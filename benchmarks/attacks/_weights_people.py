@@ -7,15 +7,15 @@ from pathlib import Path
 
 from benchmarks.attacks._weights import NOW, POLICY, RUN, Place, keyring, publish, signer, weights_of
 from commands.replica import Sources, bring_from
-from contracts.database import Database
 from contracts.errors import MillraceError
-from contracts.snapshots import Issuer
-from contracts.weights.format import root_of
-from contracts.weights.pointer import Pointer, PointerReader, PointerStore, move_pointer
-from contracts.weights.reader import WeightReader
-from contracts.weights.replica import Replica
-from contracts.weights.signing import Signer
-from contracts.weights.vouching import Snapshots
+from runtime.database import Database
+from weights.reader import WeightReader
+from weights.replica.replica import Replica
+from weights.tensors import root_of
+from weights.versions.issuer import Issuer
+from weights.versions.pointer import Pointer, PointerReader, PointerStore, move_pointer
+from weights.versions.signing import Signer
+from weights.versions.vouching import Snapshots
 
 OURS, REPLICA = signer(1), signer(2)
 

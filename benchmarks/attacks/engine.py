@@ -17,7 +17,7 @@ from benchmarks.attacks._broken_cases import CASES, Case
 from benchmarks.attacks._broken_engine import gateway
 from benchmarks.attacks._flood import overflow
 from benchmarks.attacks.attack import Attack
-from contracts.engine_key import authorization
+from runtime.engine_key import authorization
 from services.engine.app import make_app
 from services.engine.engine import Engine
 from services.engine.follower import Follower

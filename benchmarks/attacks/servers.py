@@ -21,7 +21,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from benchmarks.attacks.attack import Attack
-from contracts.private_files import create_private_files, make_private, open_to_others
+from runtime.private_files import create_private_files, make_private, open_to_others
 from services import guarding
 from services.guarding import MAX_HEADER_BYTES, FailedKeys, GuardedProtocol
 from services.serving import Measured, make_web

@@ -16,13 +16,13 @@ import msgspec
 
 from benchmarks.attacks._silence_world import BLAND, GRADED, HELPFUL, Crowd, Made, Style, is_imputed
 from benchmarks.attacks.attack import Attack
-from contracts.database import Database
 from contracts.event_log import LogRecord
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES
 from pipelines.training.intake import Intake
 from pipelines.training.lessons import draw, sample_fate
 from pipelines.training.state import TrainerState
+from runtime.database import Database
 
 ASKING = {"probability": 0.05, "signals": ["thumbs"]}
 

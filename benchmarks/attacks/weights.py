@@ -29,16 +29,16 @@ from benchmarks.attacks._weights import (
 from benchmarks.attacks._weights_people import OURS, REPLICA, Follower, Publisher
 from benchmarks.attacks.attack import Attack
 from contracts.errors import MillraceError, Unavailable, WeightsRefused
-from contracts.weights.http_reader import HttpPointers, HttpReader, Patience, WebFolder
-from contracts.weights.layout import Verifier
-from contracts.weights.pointer import Pointer, move_pointer
-from contracts.weights.presence import Presence, announce, presence_path, present
-from contracts.weights.publish import publish_version
-from contracts.weights.replica import Replica
-from contracts.weights.retention import plan_pruning
-from contracts.weights.snapshot import snapshot_path
-from contracts.weights.store import WeightStore
-from contracts.weights.vouching import Snapshots
+from weights.publish import publish_version
+from weights.replica.replica import Replica
+from weights.retention import plan_pruning
+from weights.stores.store import WeightStore
+from weights.stores.web import HttpPointers, HttpReader, Patience, WebFolder
+from weights.versions.layout import Verifier
+from weights.versions.pointer import Pointer, move_pointer
+from weights.versions.presence import Presence, announce, presence_path, present
+from weights.versions.snapshot import snapshot_path
+from weights.versions.vouching import Snapshots
 
 DAY = 24 * 3600.0
 LIVE_NOW = 2

@@ -18,6 +18,6 @@ metadata = MetaData(
 )
 BIG_SERIAL = BigInteger().with_variant(Integer, "sqlite")  # only INTEGER PRIMARY KEY counts up by itself in SQLite
 
-# Completion ids begin with their time, so their order is that of time: days are ranges of them (contracts/partitions.py).
+# Completion ids begin with their time, so their order is that of time: days are ranges of them (runtime/days.py).
 SORTED_ID = String(64).with_variant(String(64, collation="C"), "postgresql")
 SORTED_KEY = String(128).with_variant(String(128, collation="C"), "postgresql")

@@ -241,7 +241,7 @@ def upgrade() -> None:
     # ### end Alembic commands ###
 
     if op.get_bind().dialect.name == "postgresql":
-        # Their days are made by contracts/partitions.py, ahead of time.
+        # Their days are made by runtime/days.py, ahead of time.
         for table in ("generation", "signal", "outcome", "score"):
             op.execute(f'CREATE TABLE "{table}_default" PARTITION OF "{table}" DEFAULT')
 

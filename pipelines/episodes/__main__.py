@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from contracts.clocks import ClockWatch
-from contracts.log_memory import keep_noting
-from contracts.partitions import keep_days_ahead
-from contracts.settings import load_settings
 from contracts.tasks.loading import load_tasks
-from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
+from runtime.clocks import ClockWatch
+from runtime.days import keep_days_ahead
+from runtime.log.memory import keep_noting
+from runtime.settings import load_settings
+from runtime.worker import Worker
 
 
 def main(home: Path, stop: threading.Event) -> None:

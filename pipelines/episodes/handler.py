@@ -21,11 +21,9 @@ from sqlalchemy import Connection
 from contracts.errors import InvalidRecord, InvalidRequest
 from contracts.event_log import MAX_RECORD_BYTES, LogRecord, Message
 from contracts.ids import parse_sample_key, route_of
-from contracts.outbox import message
 from contracts.records import Episode, Generation, Outcome, Signal, State, decode
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
-from contracts.worker import BATCH
 from pipelines.episodes import join, repository
 from pipelines.episodes.curation.curator import Curator, Prompt
 from pipelines.episodes.epochs import repository as epochs_repository
@@ -35,6 +33,8 @@ from pipelines.episodes.retries import replacing
 from pipelines.episodes.retries.repository import lately_repeated, repeated
 from pipelines.episodes.retries.rules import SUPERSEDED, is_cut
 from pipelines.episodes.samples import HeldGeneration, HeldSignal, Key, Samples
+from runtime.log.outbox import message
+from runtime.worker import BATCH
 
 NO_SUCH_CHOICE = "no_such_choice"
 _DUE_AT_ONCE = 500

@@ -11,8 +11,6 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Table, select
 
-from contracts.batches import among, insert_all_new, update_all
-from contracts.database import add_to_count
 from contracts.errors import StaleWrite
 from contracts.ledger import PENDING
 from contracts.records import Generation, Outcome, Signal, decode_shape, encode
@@ -20,9 +18,11 @@ from contracts.tables import generation as generations
 from contracts.tables import generation_count
 from contracts.tables import outcome as outcomes
 from contracts.tables import signal as signals
+from contracts.tables.statements import among, insert_all_new, update_all
 from pipelines.episodes.epochs import repository as epochs
 from pipelines.episodes.join import Standing
 from pipelines.episodes.samples import HeldGeneration, HeldSignal, Key, Samples
+from runtime.database import add_to_count
 
 
 def load(

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import httpx
 
-from contracts.engine_key import engine_key
 from contracts.gating import Grade, read_sentinels
-from contracts.settings import load_section, load_settings
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from pipelines.release.asking import Asker
 from pipelines.release.releaser import Releaser
 from pipelines.release.renewal import renewal
 from pipelines.release.settings import ReleaseSettings
+from runtime.engine_key import engine_key
+from runtime.settings import load_section, load_settings
 
 _ANSWER_SECONDS = 60.0
 

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import httpx
 
 from contracts.assignments import CANDIDATE
-from contracts.engine_key import authorization
 from contracts.errors import InvalidSettings, MillraceError, Unavailable, VersionNotResident
 from contracts.gating import Sentinel, SentinelFile
+from runtime.engine_key import authorization
 
 _RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 30.0
 _TOO_MANY = 429

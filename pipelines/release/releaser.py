@@ -20,12 +20,8 @@ from sqlalchemy import Connection
 
 from contracts import assignments, revocations
 from contracts.assignments import CANDIDATE, LIVE, MOVED, Assignment
-from contracts.database import Database
 from contracts.errors import InvalidSettings, MillraceError, Unavailable
 from contracts.gating import Grade, SentinelFile
-from contracts.metrics import CANDIDATE_AGE_SECONDS, LIVE_VERSION, NO_VERDICTS, VERDICTS
-from contracts.operations import step_done, trouble
-from contracts.passing import Bell
 from contracts.tasks import Task
 from pipelines.release import repository, rules
 from pipelines.release.asking import Answer, Asker, BadVersion
@@ -33,6 +29,10 @@ from pipelines.release.grading import grade_together
 from pipelines.release.repository import Judged
 from pipelines.release.rules import ANCHOR, Decision, Question
 from pipelines.release.settings import ReleaseSettings
+from runtime.database import Database
+from runtime.metrics import CANDIDATE_AGE_SECONDS, LIVE_VERSION, NO_VERDICTS, VERDICTS
+from runtime.operations import step_done, trouble
+from runtime.replicas import Bell
 
 _LOOK_SECONDS, _RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 1.0, 30.0
 

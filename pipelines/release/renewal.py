@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import structlog
 
-from contracts.database import Database
 from contracts.errors import InvalidRequest, InvalidSettings, StaleWrite, Unavailable, WeightsRefused
-from contracts.settings import Settings
-from contracts.snapshots import Issuer
-from contracts.weights.key_files import keyring_of, signer_of, signing_key
-from contracts.weights.opening import note_snapshot, open_weight_store
-from contracts.weights.snapshot import RENEW_SECONDS
+from runtime.database import Database
+from runtime.settings import Settings
+from weights.stores.opening import note_snapshot, open_weight_store
+from weights.versions.issuer import Issuer
+from weights.versions.keys import keyring_of, signer_of, signing_key
+from weights.versions.snapshot import RENEW_SECONDS
 
 _LOOK_SECONDS = 300.0
 _OVERDUE_SECONDS = 2 * RENEW_SECONDS

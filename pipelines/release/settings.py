@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from contracts.settings import Section
+from runtime.settings import Section
 
 _RETIRED = frozenset(("tolerance", "max_tokens"))
 """Stand in homes of before the sign test: how far below the best is a matter of chance now, and tasks have lengths."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from contracts.lease import Lease
-from contracts.settings import load_section, load_settings
 from pipelines.training import repository
 from pipelines.training.checkpoint_names import highest_epoch
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.waiting import retried
+from runtime.lease import Lease
+from runtime.settings import load_section, load_settings
 
 if TYPE_CHECKING:
     import threading

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import structlog
 
-from contracts.weights.files import write_durably
+from weights.files import write_durably
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

@@ -26,7 +26,6 @@ from safetensors import SafetensorError
 
 from contracts.errors import StaleWrite, Unavailable, WeightsRefused
 from contracts.faults import FaultPoint, no_fault
-from contracts.weights.files import make_folder_durably, write_durably
 from pipelines.training.checkpoint_names import (
     MANIFEST,
     NOTHING,
@@ -38,6 +37,7 @@ from pipelines.training.checkpoint_names import (
     seal,
 )
 from pipelines.training.state import TrainerState
+from weights.files import make_folder_durably, write_durably
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -21,7 +21,7 @@ from contracts.errors import WeightsRefused
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from contracts.lease import Epoch
+    from runtime.lease import Epoch
 
 SCHEMA = 1
 MANIFEST = "MANIFEST.json"

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from contracts import assignments
 from contracts.deletions import Deletions, going
-from contracts.lease import Lease, read_epochs
 from pipelines.training.checkpoint_names import void_names
+from runtime.lease import Lease, read_epochs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from sqlalchemy import Connection
 
-    from contracts.database import Database
+    from runtime.database import Database
 
 
 class CheckpointFence:

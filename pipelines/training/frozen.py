@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from contracts.records import Experience
-    from contracts.weights.format import Tensors
+    from weights.tensors import Tensors
 
 
 class FrozenPolicy:

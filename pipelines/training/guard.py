@@ -11,7 +11,7 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from contracts.weights.files import make_folder_durably, write_durably
+from weights.files import make_folder_durably, write_durably
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from contracts.records import Experience
-    from contracts.weights.format import Tensors
     from pipelines.training.lessons import Lesson
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.state import TrainerState
+    from weights.tensors import Tensors
 
 log = structlog.get_logger()
 

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import structlog
 
 from contracts.errors import InvalidRecord, PositionLost
-from contracts.operations import step_done
 from contracts.records import Experience, decode
 from contracts.topics import EXPERIENCES
 from pipelines.training import repository
 from pipelines.training.state import Fate
+from runtime.operations import step_done
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from contracts.database import Database
     from contracts.event_log import EventLog
     from pipelines.training.state import TrainerState
+    from runtime.database import Database
 
 LOST = "position_lost"
 _LOOK = 500

@@ -11,8 +11,8 @@ from blake3 import blake3
 from contracts.errors import WeightsRefused
 
 if TYPE_CHECKING:
-    from contracts.weights.format import Tensors
     from pipelines.training.checkpoint import Checkpoint
+    from weights.tensors import Tensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 Shapes = Mapping[str, tuple[int, ...]]

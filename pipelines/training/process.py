@@ -6,11 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from contracts.settings import load_section
 from contracts.tasks.loading import load_tasks
-from contracts.weights.key_files import keyring_of, signer_of
-from contracts.weights.opening import open_weight_store
-from contracts.weights.warm_up import warm_up
 from pipelines.training.learner import Learner
 from pipelines.training.lost_positions import described
 from pipelines.training.settings import TrainingSettings
@@ -19,14 +15,18 @@ from pipelines.training.waiting import retried
 from pipelines.training.worker import Trainer
 from policy.load import load_model
 from policy.weights import copy_tensors
+from runtime.settings import load_section
+from weights.stores.opening import open_weight_store
+from weights.versions.keys import keyring_of, signer_of
+from weights.warm_up import warm_up
 
 if TYPE_CHECKING:
     import threading
 
-    from contracts.database import Database
-    from contracts.lease import Lease
-    from contracts.settings import Settings
     from pipelines.training.lost_positions import Where
+    from runtime.database import Database
+    from runtime.lease import Lease
+    from runtime.settings import Settings
 
 
 def learn(settings: Settings, database: Database, lease: Lease, stop: threading.Event) -> None:

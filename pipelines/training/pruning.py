@@ -19,18 +19,18 @@ import structlog
 
 from contracts import assignments
 from contracts.deletions import Deletions, going
-from contracts.weights.retention import Plan, plan_pruning
 from pipelines.training.state import BASE_VERSION
+from weights.retention import Plan, plan_pruning
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from sqlalchemy import Connection
 
-    from contracts.database import Database
     from contracts.faults import FaultPoint
-    from contracts.lease import Lease
-    from contracts.weights.store import WeightStore
+    from runtime.database import Database
+    from runtime.lease import Lease
+    from weights.stores.store import WeightStore
 
 log = structlog.get_logger()
 

@@ -25,29 +25,29 @@ from contracts.errors import (
     WeightsRefused,
 )
 from contracts.faults import FaultPoint, no_fault
-from contracts.metrics import WEIGHT_SNAPSHOT_EXPIRES
-from contracts.snapshots import Issuer
-from contracts.weights.history import History
-from contracts.weights.key_files import replica_keyring
-from contracts.weights.manifest import NO_HISTORY
-from contracts.weights.pointer import Pointer, move_pointer
-from contracts.weights.pointer_stores import pointers_of
-from contracts.weights.presence import present
-from contracts.weights.publish import publish_fold, publish_version
 from pipelines.training import repository
 from pipelines.training.pruning import Pruning
 from pipelines.training.state import BASE_VERSION, TrainerState
+from runtime.metrics import WEIGHT_SNAPSHOT_EXPIRES
+from weights.codec.history import History
+from weights.publish import publish_fold, publish_version
+from weights.stores.pointers import pointers_of
+from weights.versions.issuer import Issuer
+from weights.versions.keys import replica_keyring
+from weights.versions.manifest import NO_HISTORY
+from weights.versions.pointer import Pointer, move_pointer
+from weights.versions.presence import present
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from contracts.database import Database
-    from contracts.lease import Lease
-    from contracts.settings import Settings
-    from contracts.weights.format import Tensors
-    from contracts.weights.manifest import Manifest
-    from contracts.weights.signing import Keyring, Signer
-    from contracts.weights.store import WeightStore
+    from runtime.database import Database
+    from runtime.lease import Lease
+    from runtime.settings import Settings
+    from weights.stores.store import WeightStore
+    from weights.tensors import Tensors
+    from weights.versions.manifest import Manifest
+    from weights.versions.signing import Keyring, Signer
 
 VERSIONS_HELD = 2
 _LAG = 3

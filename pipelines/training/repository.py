@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sqlalchemy import Connection, func, insert, select, tuple_, update
 
 from contracts.assignments import CANDIDATE
-from contracts.batches import among
-from contracts.database import insert_new, insert_or_update
 from contracts.ids import sample_key
 from contracts.ledger import PENDING, effective_state
 from contracts.tables import (
@@ -22,12 +20,14 @@ from contracts.tables import (
     training_step,
     version_claim,
 )
+from contracts.tables.statements import among
 from pipelines.training.state import BASE_VERSION
+from runtime.database import insert_new, insert_or_update
 
 if TYPE_CHECKING:
-    from contracts.lease import Lease
     from contracts.records import State
-    from contracts.weights.manifest import Manifest
+    from runtime.lease import Lease
+    from weights.versions.manifest import Manifest
 
 CONSUMER_GROUP = "training"
 PAGE = 5000

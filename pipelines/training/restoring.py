@@ -17,23 +17,23 @@ import structlog
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.errors import WeightsRefused
-from contracts.operations import step_done
 from contracts.topics import EXPERIENCES
 from pipelines.training import repository
 from pipelines.training.checkpoint_names import NOTHING
 from pipelines.training.lost_positions import first_offsets, write_off
 from pipelines.training.state import BASE_VERSION, Fate, TrainerState
+from runtime.operations import step_done
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from contracts.assignments import Assignment
-    from contracts.database import Database
     from contracts.event_log import EventLog
-    from contracts.lease import Lease
     from pipelines.training.checkpoint import CheckpointStore
     from pipelines.training.learner import Learner
     from pipelines.training.publisher import Publisher
+    from runtime.database import Database
+    from runtime.lease import Lease
 
 log = structlog.get_logger()
 

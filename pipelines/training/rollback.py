@@ -20,13 +20,13 @@ from pipelines.training.state import TrainerState, finish_learning_again, roll_b
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from contracts.database import Database
     from contracts.event_log import EventLog
     from contracts.revocations import Treatment
     from pipelines.training.checkpoint import CheckpointStore
     from pipelines.training.intake import Intake
     from pipelines.training.learner import Learner
     from pipelines.training.publisher import Publisher
+    from runtime.database import Database
 
 log = structlog.get_logger()
 

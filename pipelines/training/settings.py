@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field
 
 from contracts.errors import InvalidSettings
-from contracts.lease import LIFETIME_SECONDS
-from contracts.settings import Section
+from runtime.lease import LIFETIME_SECONDS
+from runtime.settings import Section
 
 if TYPE_CHECKING:
     from contracts.tasks import Task

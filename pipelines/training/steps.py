@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from contracts.metrics import TRAINING_FIGURE, TRAINING_STEP_ERRORS, TRAINING_STEPS
 from pipelines.training import repository
 from pipelines.training.attempts import Attempts
 from pipelines.training.batch import Limits, Refusal, num_tokens, refuse, refuse_weight, version_lag
@@ -21,15 +20,13 @@ from pipelines.training.guard import write_bundle
 from pipelines.training.lessons import NullMass, draw, lesson_fate, sample_fate
 from pipelines.training.state import Fate
 from pipelines.training.trial import Trial
+from runtime.metrics import TRAINING_FIGURE, TRAINING_STEP_ERRORS, TRAINING_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from contracts.faults import FaultPoint
-    from contracts.lease import Lease
     from contracts.records import Experience
-    from contracts.settings import Settings
-    from contracts.weights.format import Tensors
     from pipelines.training.culprits import Failure
     from pipelines.training.intake import Intake
     from pipelines.training.learner import Learner, StepResult
@@ -37,6 +34,9 @@ if TYPE_CHECKING:
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.state import TrainerState
     from pipelines.training.versions import VersionTree
+    from runtime.lease import Lease
+    from runtime.settings import Settings
+    from weights.tensors import Tensors
 
 ATTEMPT = "attempt.json"
 """In the home, beside the checkpoints: see `attempts`."""

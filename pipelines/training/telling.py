@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import structlog
 
-from contracts.metrics import TRAINING_CORRECTIONS, TRAINING_SAMPLES
-from contracts.operations import step_done
-from contracts.outbox import message
 from contracts.topics import OUTCOMES
 from pipelines.training.outcomes import bundled, epoch_started, outcomes_of
+from runtime.log.outbox import message
+from runtime.metrics import TRAINING_CORRECTIONS, TRAINING_SAMPLES
+from runtime.operations import step_done
 
 if TYPE_CHECKING:
     from collections.abc import Callable

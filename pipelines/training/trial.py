@@ -25,9 +25,9 @@ from pipelines.training.lessons import Batch, Lesson
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from contracts.weights.format import Tensors
     from pipelines.training.attempts import Attempts
     from pipelines.training.learner import Learner, StepResult
+    from weights.tensors import Tensors
 
 MOST_CULPRITS = 20
 """So many culprits and not one innocent, batch after batch: rather the trainer than the samples."""

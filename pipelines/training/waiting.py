@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from contracts.errors import Unavailable
-from contracts.metrics import WAITS
-from contracts.operations import step_done
-from contracts.worker import RETRY_SECONDS
 from pipelines.training.repository import CONSUMER_GROUP
+from runtime.metrics import WAITS
+from runtime.operations import step_done
+from runtime.worker import RETRY_SECONDS
 
 if TYPE_CHECKING:
     import threading

@@ -21,16 +21,10 @@ import structlog
 
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
-from contracts.bisection import is_of_a_record
-from contracts.dead_letters import bury
 from contracts.errors import TooManyDeadLetters, Unavailable
 from contracts.faults import FaultPoint, no_fault
-from contracts.log_loss import begin_no_later, forget_training_positions
-from contracts.metrics import HALTED, PUBLISHED_VERSION, TRAINING_CORRECTIONS, TRAINING_SAMPLES, WAITS
-from contracts.operations import step_done
 from contracts.records import Experience, decode
 from contracts.topics import EXPERIENCES
-from contracts.worker import RETRY_SECONDS, TICK_SECONDS
 from pipelines.training import repository
 from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.clocks import began_before, rising, wall_for_ages
@@ -44,20 +38,26 @@ from pipelines.training.state import BASE_VERSION, Fate, begin_epoch, cut_versio
 from pipelines.training.steps import Steps
 from pipelines.training.telling import Due, Teller, count
 from pipelines.training.versions import VersionTree
+from runtime.bisection import is_of_a_record
+from runtime.log.dead_letters import bury
+from runtime.log.loss import begin_no_later, forget_training_positions
+from runtime.metrics import HALTED, PUBLISHED_VERSION, TRAINING_CORRECTIONS, TRAINING_SAMPLES, WAITS
+from runtime.operations import step_done
+from runtime.worker import RETRY_SECONDS, TICK_SECONDS
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from contracts.database import Database
     from contracts.event_log import Consumer, EventLog, LogRecord
-    from contracts.lease import Lease
-    from contracts.settings import Settings
-    from contracts.weights.signing import Keyring, Signer
-    from contracts.weights.store import WeightStore
     from pipelines.training.learner import Learner
     from pipelines.training.lost_positions import Skipped, Where
     from pipelines.training.settings import TrainingSettings
+    from runtime.database import Database
+    from runtime.lease import Lease
+    from runtime.settings import Settings
+    from weights.stores.store import WeightStore
+    from weights.versions.signing import Keyring, Signer
 
 
 _MOST_POLLS = 256

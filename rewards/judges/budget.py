@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import structlog
 
-from contracts.metrics import JUDGE_SHARE
 from contracts.tasks.judges import JudgeRule
 from rewards.judges.store import JudgeStore, Spent
+from runtime.metrics import JUDGE_SHARE
 
 DAY_SECONDS = 86_400.0
 _BURST = 24.0

@@ -19,7 +19,6 @@ from typing import NamedTuple
 import structlog
 
 from contracts.errors import Unavailable
-from contracts.metrics import JUDGE_CALLS, JUDGE_DISAGREEMENT, JUDGE_MONEY, JUDGE_ORDER_FLIPS, JUDGE_TOKENS
 from contracts.tasks.judges import JudgeEndpoint, JudgeRule
 from rewards.judges.asking import Asker
 from rewards.judges.budget import DAY_SECONDS, Budget, is_drawn
@@ -30,6 +29,7 @@ from rewards.judges.questions import FALLBACK, Failure, Findings, Inquiry, Quest
 from rewards.judges.store import JudgeStore, Spent
 from rewards.judges.texts import conversation
 from rewards.verifiers.check import Answer, Check, broken, unlabelled
+from runtime.metrics import JUDGE_CALLS, JUDGE_DISAGREEMENT, JUDGE_MONEY, JUDGE_ORDER_FLIPS, JUDGE_TOKENS
 
 _CHARS_PER_TOKEN = 4.0
 _TEMPLATE_TOKENS = 350

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping
 
 from sqlalchemy import select, update
 
-from contracts.batches import among, delete_free, insert_all_new
-from contracts.database import Database, insert_new
 from contracts.tables import judge_spend, judge_verdict
+from contracts.tables.statements import among, delete_free, insert_all_new
 from rewards.judges.parse import Verdict
 from rewards.judges.store import Spent
+from runtime.database import Database, insert_new
 
 _AT_ONCE = 2_000
 

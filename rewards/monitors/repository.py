@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection, func, select
 
-from contracts.batches import add_all, insert_all_new
 from contracts.tables import alarm, behaviour
+from contracts.tables.statements import add_all, insert_all_new
 from rewards.monitors.alarms import Alarm
 from rewards.monitors.evidence import Sums
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 import structlog
 from sqlalchemy import Connection
 
-from contracts.metrics import BEHAVIOUR_ALARMS, NULL_SHARE
 from contracts.tasks import Task
 from rewards.monitors.alarms import NUM_CLUSTERS, Alarm, Version, alarms_of, worst_cluster
 from rewards.monitors.evidence import Sums
@@ -28,6 +27,7 @@ from rewards.monitors.repository import (
     raised_since,
 )
 from rewards.monitors.rules import BY_CLUSTER, RULES, SHARES
+from runtime.metrics import BEHAVIOUR_ALARMS, NULL_SHARE
 
 LOOK_SECONDS = 10.0
 VERSIONS_BACK = 32

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 
 from sqlalchemy import Connection, func, select, update
 
-from contracts.batches import add_all, among, delete_free, insert_all_new, update_all
 from contracts.tables import behaviour, heard, signal_delay, submitter, vote, vote_pace
+from contracts.tables.statements import add_all, among, delete_free, insert_all_new, update_all
 from rewards.monitors.evidence import Sums
 from rewards.signals.audit import Known
 from rewards.signals.bursts import Pace

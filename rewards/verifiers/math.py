@@ -19,8 +19,8 @@ from typing import Any
 
 from contracts.errors import InvalidTask
 from rewards.killable import Setup, pool_for
-from rewards.killable.referee import refereed
 from rewards.verifiers.check import BatchVerifier, Check, Context, wrong
+from rewards.verifiers.referee import refereed
 from rewards.verifiers.texts import without_reasoning
 
 VERSION = 2

@@ -13,7 +13,7 @@ from rewards.verifiers.reasoning_gym_guard import guard
 
 
 def worker(config: Mapping[str, Any]) -> Callable[[Mapping[str, str | None]], list[Any]]:
-    """See `rewards.killable.referee`.
+    """See `rewards.verifiers.referee`.
 
     Raises:
         ValueError: no such dataset, or it does not take these options.

@@ -27,8 +27,8 @@ from pydantic import Field, model_validator
 from contracts.errors import InvalidTask
 from contracts.tasks.part import Part
 from rewards.killable import NotStarted, Setup, pool_for
-from rewards.killable.referee import refereed
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, read_config, wrong
+from rewards.verifiers.referee import refereed
 
 VERSION = 2
 

@@ -40,7 +40,7 @@ class _Refused(NamedTuple):
 
 
 def worker(config: Mapping[str, Any]) -> Callable[[Mapping[str, str | None]], list[Any]]:
-    """See `rewards.killable.referee`.
+    """See `rewards.verifiers.referee`.
 
     Raises:
         ValueError: a script that SQLite does not take.

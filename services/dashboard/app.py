@@ -19,15 +19,15 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.assignments import MOVED
-from contracts.passing import Passing
-from contracts.settings import Settings
-from contracts.weights.opening import open_weight_store
+from runtime.replicas import Passing
+from runtime.settings import Settings
 from services.dashboard.generations.tokens import TokenTexts
+from services.dashboard.live.watcher import Reader, Watcher
 from services.dashboard.own.watching import OwnReader, Watchers
 from services.dashboard.routes import router
-from services.dashboard.sessions import Sessions
-from services.dashboard.watcher import Reader, Watcher
+from services.dashboard.signin.sessions import Sessions
 from services.http import make_service
+from weights.stores.opening import open_weight_store
 
 HEADERS = {
     "content-security-policy": (

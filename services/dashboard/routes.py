@@ -13,12 +13,12 @@ from starlette.concurrency import run_in_threadpool
 
 from contracts.errors import Unauthorized, Unavailable
 from contracts.keys import check_key
-from services.dashboard import actions
-from services.dashboard.access import Body, PageRoute, SignedIn, find_session, own_page, render, sign_in_form
 from services.dashboard.generations.routes import router as generations
+from services.dashboard.policies import actions
 from services.dashboard.policies.routes import router as policies
 from services.dashboard.rewards.routes import router as rewards
-from services.dashboard.sessions import COOKIE, spend_token
+from services.dashboard.signin.access import Body, PageRoute, SignedIn, find_session, own_page, render, sign_in_form
+from services.dashboard.signin.sessions import COOKIE, spend_token
 from services.openapi import Form, takes
 
 CHECK_SECONDS = 1.0

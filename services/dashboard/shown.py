@@ -9,7 +9,7 @@ import jinja2
 import structlog
 from markupsafe import Markup
 
-from contracts.metrics import DASHBOARD_FAULTS
+from runtime.metrics import DASHBOARD_FAULTS
 
 MISSING = "\N{EN DASH}"
 _STEP = 1000.0

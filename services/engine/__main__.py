@@ -10,15 +10,13 @@ import torch
 import uvicorn
 
 from contracts.assignments import LIVE, MOVED
-from contracts.engine_key import engine_key
 from contracts.errors import InvalidSettings, MillraceError, Unavailable
-from contracts.listening import listening_socket
-from contracts.logs import set_up_logs
-from contracts.operations import LONGEST_WORK_SECONDS, Operations
-from contracts.settings import Settings, load_section, load_settings
-from contracts.weights.opening import open_weight_store
-from contracts.weights.warm_up import warm_up
 from policy.load import load_model
+from runtime.engine_key import engine_key
+from runtime.listening import listening_socket
+from runtime.logs import set_up_logs
+from runtime.operations import LONGEST_WORK_SECONDS, Operations
+from runtime.settings import Settings, load_section, load_settings
 from services.engine.app import make_app
 from services.engine.engine import Engine
 from services.engine.follower import Follower
@@ -27,6 +25,8 @@ from services.engine.repository import keep_swap, read_wanted
 from services.engine.settings import EngineSettings
 from services.engine.swap import SwapRecord
 from services.guarding import GuardedProtocol
+from weights.stores.opening import open_weight_store
+from weights.warm_up import warm_up
 
 _GRACEFUL_SECONDS = 5
 

@@ -21,8 +21,8 @@ import structlog
 import transformers
 
 from contracts.errors import InvalidRequest, Unavailable, UnknownModel, VersionNotResident
-from contracts.metrics import ENGINE_IN_FLIGHT, ENGINE_VERSION, SWAP_PAUSE_SECONDS
 from policy.weights import apply_patches
+from runtime.metrics import ENGINE_IN_FLIGHT, ENGINE_VERSION, SWAP_PAUSE_SECONDS
 from services.engine.arm import Arm
 from services.engine.settings import EngineSettings
 from services.engine.staging import Stager, VersionSource

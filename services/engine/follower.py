@@ -15,7 +15,7 @@ import msgspec
 import structlog
 
 from contracts.errors import InvalidSettings, MillraceError, Unavailable
-from contracts.operations import step_done
+from runtime.operations import step_done
 from services.engine.engine import ARMS, Engine
 
 _POLL_SECONDS = 0.1

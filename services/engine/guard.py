@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from contracts.engine_key import is_authorized
 from contracts.errors import MillraceError, OriginRefused, Unauthorized, UnsupportedMediaType
+from runtime.engine_key import is_authorized
 from services.http import reply_error
 
 OPEN = ("GET", "/health")

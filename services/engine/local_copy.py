@@ -16,11 +16,11 @@ from pathlib import Path
 import structlog
 
 from contracts.errors import MillraceError
-from contracts.weights.format import Tensor, Tensors
-from contracts.weights.history import History
-from contracts.weights.manifest import Manifest
-from contracts.weights.reader import Hop, WeightReader
-from contracts.weights.replica import Replica
+from weights.codec.history import History
+from weights.reader import Hop, WeightReader
+from weights.replica.replica import Replica
+from weights.tensors import Tensor, Tensors
+from weights.versions.manifest import Manifest
 
 _log = structlog.get_logger(__name__)
 

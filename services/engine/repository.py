@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import insert
 
 from contracts import assignments
-from contracts.database import Database
 from contracts.tables import swap
+from runtime.database import Database
 from services.engine.follower import Wanted
 from services.engine.swap import SwapRecord
 

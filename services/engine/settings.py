@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from contracts.settings import Section
+from runtime.settings import Section
 
 
 class EngineSettings(Section):

@@ -13,19 +13,19 @@ from typing import Any, NamedTuple, Protocol
 import structlog
 
 from contracts.errors import WeightsRefused
-from contracts.weights.codec import Change
-from contracts.weights.format import Tensor, Tensors, digest_of, root_of, root_of_leaves, words_of
-from contracts.weights.history import History
-from contracts.weights.manifest import Manifest
-from contracts.weights.reader import Hop, advance_history
-from contracts.weights.route import route
 from policy.weights import Changes, ModelBits, Patches, changes_from, merge_changes, stage_changes
+from weights.codec.delta import Change
+from weights.codec.history import History
+from weights.reader import Hop, advance_history
+from weights.tensors import Tensor, Tensors, digest_of, root_of, root_of_leaves, words_of
+from weights.versions.manifest import Manifest
+from weights.versions.route import route
 
 _log = structlog.get_logger(__name__)
 
 
 class VersionSource(Protocol):
-    """Where versions come from: contracts.weights.store."""
+    """Where versions come from: weights.stores.store."""
 
     def edges(self, policy: str, version: int) -> list[Manifest]:
         """All edges to a version."""

@@ -12,10 +12,10 @@ from fastapi import FastAPI, Request, Response
 
 from contracts.errors import InvalidRequest, MillraceError
 from contracts.event_log import EventLog
-from contracts.outbox import Relay
-from contracts.passing import Passing
-from contracts.settings import Settings
 from contracts.tasks.loading import load_tasks
+from runtime.log.outbox import Relay
+from runtime.replicas import Passing
+from runtime.settings import Settings
 from services.feedback.desk import Accepted, Desk
 from services.feedback.relaying import RelayThread
 from services.feedback.repository import PROCESS

@@ -13,10 +13,10 @@ from typing import Any
 
 import msgspec
 
-from contracts.database import Database
 from contracts.errors import Conflict, Forbidden, InvalidRequest, MillraceError, NoSuchChoice, NotFound
 from contracts.keys import Caller
 from contracts.tasks import Task
+from runtime.database import Database
 from services.feedback import repository
 from services.feedback.repository import Entry, Retraction
 from services.feedback.requests import Key, Received, read_item

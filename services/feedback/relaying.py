@@ -10,9 +10,9 @@ import threading
 
 import structlog
 
-from contracts.database import Database
 from contracts.errors import Unavailable
-from contracts.outbox import Relay
+from runtime.database import Database
+from runtime.log.outbox import Relay
 from services.feedback import repository
 
 _RETRY_SECONDS, _TURN_SECONDS = 1.0, 0.05

@@ -18,10 +18,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, Table, func, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from contracts.batches import among, insert_all_new
-from contracts.database import Database
 from contracts.errors import NoSuchChoice
-from contracts.outbox import message, put
 from contracts.records import Signal, decode_shape, encode
 from contracts.tables import (
     generation,
@@ -32,7 +29,10 @@ from contracts.tables import (
     signal_count,
     waiting_signal,
 )
+from contracts.tables.statements import among, insert_all_new
 from contracts.topics import SIGNALS
+from runtime.database import Database
+from runtime.log.outbox import message, put
 from services.feedback.requests import Key, Received
 
 PROCESS = "feedback"

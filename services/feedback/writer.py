@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from contracts.database import Database
 from contracts.errors import Unavailable
-from contracts.metrics import SIGNALS
+from runtime.database import Database
+from runtime.metrics import SIGNALS
 from services.feedback import repository
 from services.feedback.repository import Entry, Retraction
 from services.feedback.requests import Received

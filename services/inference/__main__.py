@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from contracts.settings import Settings
+from runtime.settings import Settings
 from services.inference.app import create_app
 from services.serving import clock_check, engine_check, run_services
 

@@ -10,21 +10,21 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request, Response
 
 from contracts.assignments import MOVED
-from contracts.engine_key import engine_key
 from contracts.errors import UnknownModel
 from contracts.event_log import EventLog
-from contracts.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS
-from contracts.passing import Passing
-from contracts.settings import Settings
-from contracts.spool import Spool
 from contracts.tasks.loading import load_tasks
+from runtime.engine_key import engine_key
+from runtime.log.spool import Spool
+from runtime.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS
+from runtime.replicas import Passing
+from runtime.settings import Settings
 from services.http import InferenceCaller, KeyRing, make_service, reply, with_caller
 from services.inference import hot_load
 from services.inference.arms import Assignments
 from services.inference.attempts import attempt_of
 from services.inference.endpoint import Endpoint
-from services.inference.engine_client import PATIENCE_SECONDS, EngineClient
-from services.inference.engine_http import READ_SECONDS
+from services.inference.engine.client import PATIENCE_SECONDS, EngineClient
+from services.inference.engine.http import READ_SECONDS
 from services.inference.fields import Body
 from services.inference.idempotency import Repeats
 from services.inference.recorder import Recorder
@@ -105,7 +105,7 @@ def _durable_log(settings: Settings) -> EventLog:
 
 
 def _durable_versions(settings: Settings) -> list[int]:
-    from contracts.weights.opening import open_weight_store  # noqa: PLC0415 its codecs are for who reads weights, not for us
+    from weights.stores.opening import open_weight_store  # noqa: PLC0415 its codecs are for who reads weights, not for us
 
     return open_weight_store(settings).versions(settings.policy)
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import structlog
 
 from contracts.assignments import CANDIDATE, LIVE, Assignment, read
-from contracts.database import Database
 from contracts.errors import Unavailable, UnknownModel
+from runtime.database import Database
 
 PINNED = "pinned"
 _READ_SECONDS = 0.2

@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 from contracts.errors import MillraceError, VersionNotResident
 from contracts.records import Generation
 from services.inference.answer import Choice, Delta
-from services.inference.engine_client import EngineClient
-from services.inference.engine_wire import Piece
+from services.inference.engine.client import EngineClient
+from services.inference.engine.wire import Piece
 from services.inference.plan import Plan
 from services.inference.recorder import Recorder, generation_of
 

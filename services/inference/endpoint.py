@@ -21,7 +21,7 @@ from services.http import CLIENT_LEFT, reply
 from services.inference import replies
 from services.inference.arms import Assignments, choose_arm, draw_of, pinned_version
 from services.inference.completion import Completion
-from services.inference.engine_client import EngineClient
+from services.inference.engine.client import EngineClient
 from services.inference.plan import Plan, decide_purpose, decide_refusal, decide_sampling, find_task, may_log
 from services.inference.recorder import Recorder
 from services.inference.requests import ChatRequest

@@ -24,14 +24,14 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from contracts.assignments import LIVE, MOVED, move, read
-from contracts.database import Database
 from contracts.errors import Conflict, InvalidRequest, NotFound, Unavailable, Unsupported
 from contracts.keys import Caller
-from contracts.passing import Bell
+from runtime.database import Database
+from runtime.replicas import Bell
 from services.http import OperatorReader, OperatorWriter, read_json, reply
 from services.inference.arms import Assignments
-from services.inference.engine_client import EngineClient
-from services.inference.engine_wire import Health
+from services.inference.engine.client import EngineClient
+from services.inference.engine.wire import Health
 from services.openapi import takes
 
 PATH = "/hot_load/v1/models/hot_load"

@@ -19,8 +19,8 @@ from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from contracts.errors import Conflict, StillRunning
-from contracts.passing import Turn, Window
-from contracts.passing.ports import LEASE_SECONDS
+from runtime.replicas import Turn, Window
+from runtime.replicas.ports import LEASE_SECONDS
 from services.inference.replies import DONE
 
 REPLAYED = "x-millrace-replayed"

@@ -14,13 +14,13 @@ import structlog
 
 from contracts.errors import RecordTooLarge, Unavailable
 from contracts.event_log import EventLog, Message
-from contracts.metrics import GENERATIONS as GENERATIONS_ENDED
-from contracts.metrics import NOT_LOGGED, TOKENS
-from contracts.outbox import message
 from contracts.records import Generation, GenerationBody, pack_floats, pack_ids, seal_body
 from contracts.topics import GENERATIONS
+from runtime.log.outbox import message
+from runtime.metrics import GENERATIONS as GENERATIONS_ENDED
+from runtime.metrics import NOT_LOGGED, TOKENS
 from services.inference.answer import Choice
-from services.inference.engine_wire import System
+from services.inference.engine.wire import System
 from services.inference.plan import Plan
 
 PROMPT_TOKENS, COMPLETION_TOKENS = TOKENS.labels("prompt"), TOKENS.labels("completion")

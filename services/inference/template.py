@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings
 from services.inference.controls import Controls, Marked
 from services.inference.literals import Literals, literals_of
-from services.inference.sandbox import make_sandbox
+from services.inference.template_sandbox import make_sandbox
 from services.inference.twin import Twin
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.database import Database, create_database
+from runtime.database import Database, create_database
 from tests.databases import write_migrated
 
 SERVER = os.environ.get("MILLRACE_DATABASE")

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from contracts.batches import among, delete_free, insert_all, insert_all_new, update_all
-from contracts.database import Database
 from contracts.errors import StaleWrite, Unavailable
 from contracts.event_log import LogRecord
 from contracts.records import encode
 from contracts.tables import generation, outbox, outcome
+from contracts.tables.statements import among, delete_free, insert_all, insert_all_new, update_all
 from contracts.topics import GENERATIONS
 from pipelines.episodes import repository
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.episodes.samples import HeldGeneration
+from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation
 
 

@@ -6,11 +6,11 @@ import threading
 
 from sqlalchemy import select
 
-from contracts.batches import add_all
-from contracts.database import Database
 from contracts.tables import behaviour
+from contracts.tables.statements import add_all
 from rewards.monitors.evidence import Sums
 from rewards.monitors.repository import add_behaviour, behaviour_since, newest_version
+from runtime.database import Database
 
 
 def test_rows_are_inserted_or_added_to(any_database: Database) -> None:

@@ -17,11 +17,11 @@ from prometheus_client import REGISTRY
 from sqlalchemy import text
 from structlog.testing import capture_logs
 
-from contracts.clocks import MOST_SECONDS, ClockWatch, database_time, offset_seconds
-from contracts.database import Database, create_database
 from contracts.errors import ClockOff
-from contracts.operations import Operations
-from contracts.partitions import make_days_now
+from runtime.clocks import MOST_SECONDS, ClockWatch, database_time, offset_seconds
+from runtime.database import Database, create_database
+from runtime.days import make_days_now
+from runtime.operations import Operations
 
 SERVER = os.environ.get("MILLRACE_DATABASE")
 ROOT = Path(__file__).parent.parent.parent
@@ -101,10 +101,10 @@ def test_a_process_that_lives_ten_days_ahead_migrates_nothing_and_is_not_ready(s
     """The real clock of a real process, as libfaketime has it."""
     code = (
         "import json, sys\n"
-        "from contracts.clocks import ClockWatch\n"
-        "from contracts.database import Database\n"
+        "from runtime.clocks import ClockWatch\n"
+        "from runtime.database import Database\n"
         "from contracts.errors import ClockOff\n"
-        "from contracts.operations import Operations\n"
+        "from runtime.operations import Operations\n"
         "database = Database(sys.argv[1])\n"
         "try:\n"
         "    database.migrate()\n"

@@ -12,15 +12,15 @@ from alembic.config import Config
 from sqlalchemy import Connection, func, insert, select, update
 
 from contracts import assignments
-from contracts.database import Database, insert_new, insert_or_update
 from contracts.errors import StaleWrite, Unavailable
 from contracts.ledger import generation_counts, signal_counts
-from contracts.local_log import LocalLog
 from contracts.tables import position, signal_count
 from contracts.topics import GENERATIONS, SIGNALS
-from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
+from runtime.database import Database, insert_new, insert_or_update
+from runtime.log.local import LocalLog
+from runtime.worker import Worker
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, message
 
 ROOT = Path(__file__).parent.parent.parent

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from contracts.database import Database
 from contracts.deletions import Deletions, Kind, going, refer_to_version
 from contracts.errors import LeaseLost, NotFound
+from runtime.database import Database
 from tests.leases import a_lease
 
 

@@ -8,15 +8,15 @@ import time
 import pytest
 from sqlalchemy import select
 
-from contracts.database import Database
 from contracts.event_log import LogRecord
 from contracts.ledger import generation_counts, trained_versions
-from contracts.outbox import message
 from contracts.records import Also, Generation, Outcome
 from contracts.tables import generation, ledger_change
 from contracts.topics import GENERATIONS, OUTCOMES
 from pipelines.episodes.epochs import repository
 from pipelines.episodes.handler import EpisodesHandler, Heard
+from runtime.database import Database
+from runtime.log.outbox import message
 from tests.fakes import BOOKING_TASK, a_generation
 
 

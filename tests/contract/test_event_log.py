@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from contracts.event_log import Consumer, EventLog, LogRecord, Message
-from contracts.kafka_log import KafkaLog
-from contracts.local_log import LocalLog
+from runtime.log.kafka import KafkaLog
+from runtime.log.local import LocalLog
 from tests.services import kafka_log, new_prefix
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from contracts.database import Database
 from contracts.errors import VersionNotResident
 from pipelines.release import repository
 from pipelines.release.asking import Answer
+from runtime.database import Database
 from tests.unit.pipelines.release.worlds import STOP, GateWorld, a_set
 
 

@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import select
 
 from benchmarks.attacks._silence_world import BLAND, GRADED, HELPFUL, Crowd, is_imputed
-from contracts.database import Database
 from contracts.tables import behaviour, heard
 from rewards.signals.repository import add_heard, forget_heard, heard_since, responses_of
 from rewards.signals.silence import Place, Tally
+from runtime.database import Database
 from tests.fakes import Crash
 
 STYLES = (HELPFUL, BLAND)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 from sqlalchemy import Connection, select
 
-from contracts.database import Database
 from contracts.errors import Unavailable
 from contracts.event_log import LogRecord, Message
-from contracts.local_log import LocalLog
 from contracts.tables import position
-from contracts.worker import Worker
+from runtime.database import Database
+from runtime.log.local import LocalLog
+from runtime.worker import Worker
 
 pytestmark = pytest.mark.services
 

@@ -14,25 +14,25 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, func, select
 
-from contracts.database import Database
-from contracts.dead_letters import SKIPPED
 from contracts.errors import InvalidRecord
 from contracts.event_log import Message
-from contracts.letters import SENDER, find, redrive, skip
-from contracts.local_log import LocalLog
-from contracts.outbox import Relay, message
 from contracts.records import Episode, Experience, Generation, decode
-from contracts.settings import Settings
 from contracts.tables import generation, score, signal
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
-from contracts.weights.store import FolderWeightStore
-from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
-from services.dashboard.watcher import Reader
+from runtime.database import Database
+from runtime.log.dead_letters import SKIPPED
+from runtime.log.letters import SENDER, find, redrive, skip
+from runtime.log.local import LocalLog
+from runtime.log.outbox import Relay, message
+from runtime.settings import Settings
+from runtime.worker import Worker
+from services.dashboard.live.watcher import Reader
 from tests.fakes import a_generation, a_signal, everything
 from tests.hostile import hostile, tasks
 from tests.judge_server import judge_server, verdict
+from weights.stores.store import FolderWeightStore
 
 NUM_INNOCENT, NUM_HOSTILE = 200, 40
 

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import func, select
 
-from contracts.database import Database
 from contracts.errors import StaleWrite
 from contracts.ledger import num_waiting
 from contracts.records import Signal
@@ -17,6 +16,7 @@ from contracts.tables import join_key, signal
 from pipelines.episodes.join import ORPHAN_SECONDS
 from pipelines.episodes.keys import exchange, repository
 from pipelines.episodes.keys.rules import Answer, KeyName
+from runtime.database import Database
 from services.feedback import repository as feedback
 from services.feedback.requests import read_item
 from tests.fakes import a_generation

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 from sqlalchemy import delete, insert, select
 
-from contracts.database import Database
 from contracts.errors import LeaseHeld, LeaseLost, StaleWrite, Unavailable
-from contracts.holders import Holder, this_process
-from contracts.lease import Lease, read_epochs
 from contracts.tables import training_lease, verdict
+from runtime.database import Database
+from runtime.holders import Holder, this_process
+from runtime.lease import Lease, read_epochs
 from tests.leases import a_dead_process, a_lease, a_process_that_ended, let_it_expire
 
 SOON_SECONDS = 5.0

@@ -11,25 +11,25 @@ import pytest
 from sqlalchemy import Connection
 
 from commands.audit import audit
-from contracts.database import Database
 from contracts.errors import LogLost, PositionLost
 from contracts.event_log import EventLog, LogRecord, Message
 from contracts.ids import new_completion_id
 from contracts.ledger import generation_states, signal_states
-from contracts.local_log import LocalLog
-from contracts.log_loss import Accepted, accept_loss
-from contracts.log_memory import losses, note, require_same_log
-from contracts.outbox import Relay, message
 from contracts.records import Experience, Generation, Outcome, decode
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS, TOPICS
-from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
-from services.dashboard.identities import identities
-from services.dashboard.lags import CONSUMERS, UNTRACKED
-from services.dashboard.queries import read_totals
-from services.dashboard.traffic import Lookout
+from runtime.database import Database
+from runtime.log.local import LocalLog
+from runtime.log.loss import Accepted, accept_loss
+from runtime.log.memory import losses, note, require_same_log
+from runtime.log.outbox import Relay, message
+from runtime.worker import Worker
+from services.dashboard.live.identities import identities
+from services.dashboard.live.lags import CONSUMERS, UNTRACKED
+from services.dashboard.live.queries import read_totals
+from services.dashboard.live.traffic import Lookout
 from services.feedback import repository as feedback
 from services.feedback.requests import Received
 from tests.contract.conftest import a_database

@@ -9,11 +9,11 @@ from datetime import UTC, date, datetime, timedelta
 import pytest
 from sqlalchemy import Connection, insert, select, text
 
-from contracts.database import Database, create_database, insert_new
 from contracts.errors import Conflict
 from contracts.ids import sample_key
-from contracts.partitions import PARTITIONED, drop_days, first_id, is_partition, make_days
 from contracts.tables import generation, outcome, received_signal, signal, vote
+from runtime.database import Database, create_database, insert_new
+from runtime.days import PARTITIONED, drop_days, first_id, is_partition, make_days
 
 SERVER = os.environ.get("MILLRACE_DATABASE")
 OLD = date(2026, 3, 1)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import pytest
 import pytest_asyncio
 
-from contracts.passing import Passing, Turn
-from contracts.passing.in_process import make_passing
-from contracts.passing.on_redis import connect
+from runtime.replicas import Passing, Turn
+from runtime.replicas.in_process import make_passing
+from runtime.replicas.on_redis import connect
 
 SERVER = os.environ.get("MILLRACE_REDIS")
 SECONDS = 10.0

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import select, text
 
-from contracts.database import Database
 from contracts.event_log import LogRecord
 from contracts.ledger import generation_counts, rejection_counts
 from contracts.records import Generation, Outcome, decode, encode
@@ -16,6 +15,7 @@ from contracts.tables import generation
 from contracts.topics import GENERATIONS, OUTCOMES
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.episodes.retries import repository
+from runtime.database import Database
 from services.feedback import repository as feedback
 from services.feedback.requests import read_item
 from tests.fakes import a_generation, a_signal

@@ -11,21 +11,21 @@ from typing import Literal
 import pytest
 from sqlalchemy import Table, func, select
 
-from contracts.database import Database
 from contracts.ids import new_completion_id
 from contracts.records import Episode, GenerationBody, Score, Signal, Span, Submitter, pack_floats, pack_ids, seal_body
 from contracts.tables import behaviour, score, signal_delay, submitter, vote, vote_pace
 from contracts.tasks import Task
+from rewards.episode import Opened
 from rewards.judges.parse import Verdict
 from rewards.judges.repository import DatabaseStore
 from rewards.judges.store import Spent
 from rewards.monitors.evidence import Sums
 from rewards.monitors.repository import add_behaviour
-from rewards.opened import Opened
 from rewards.signals.repository import forget_votes, remember, remembered
 from rewards.signals.votes import Made
 from rewards.signals.weighing import REMEMBERED_SECONDS, Weighing
 from rewards.worker import RewardsHandler
+from runtime.database import Database
 from tests.fakes import a_generation
 from tests.unit.rewards.signals.crowds import a_task
 

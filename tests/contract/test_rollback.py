@@ -11,11 +11,11 @@ from sqlalchemy import Connection, insert
 
 from contracts import assignments, revocations
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
-from contracts.database import Database
 from contracts.errors import StaleWrite
 from contracts.revocations import Treatment
 from contracts.rollback import promote, roll_back
 from contracts.tables import verdict
+from runtime.database import Database
 
 POLICY = "p"
 

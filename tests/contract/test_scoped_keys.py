@@ -6,10 +6,10 @@ import hashlib
 
 from sqlalchemy import Connection, MetaData, Table, insert, select
 
-from contracts.database import Database
 from contracts.keys import ROLE_SCOPES, check_key, list_keys
 from contracts.records import Generation
 from contracts.tables import dashboard_session, generation, score
+from runtime.database import Database
 from services.dashboard.own.queries import read_scores, read_totals
 from tests.contract.test_upgrade import as_it_was, go_to, write, write_generation
 from tests.fakes import a_generation

@@ -7,13 +7,13 @@ import pytest
 from sqlalchemy import delete, select, update
 
 from benchmarks.attacks._weights import NOW, POLICY, RUN, Bucket, keyring, publish, signer
-from contracts.database import Database
 from contracts.errors import InvalidSettings, StaleWrite
-from contracts.snapshots import Issuer
 from contracts.tables import weight_snapshot
-from contracts.weights.signing import Signer
-from contracts.weights.snapshot import RENEW_SECONDS, Snapshot, parse_snapshot, sign_snapshot, snapshot_path
-from contracts.weights.vouching import Snapshots
+from runtime.database import Database
+from weights.versions.issuer import Issuer
+from weights.versions.signing import Signer
+from weights.versions.snapshot import RENEW_SECONDS, Snapshot, parse_snapshot, sign_snapshot, snapshot_path
+from weights.versions.vouching import Snapshots
 
 OURS, NEXT, THIEF = signer(1), signer(2), signer(9)
 PATH = snapshot_path(POLICY)

@@ -12,19 +12,19 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, MetaData, Table, insert, inspect, select
 
-from contracts import outbox
-from contracts.database import Database
 from contracts.event_log import Message
 from contracts.ledger import generation_counts
-from contracts.local_log import LocalLog
-from contracts.partitions import is_partition, make_days
 from contracts.records import Episode, Experience, Generation, Outcome, Record, Score, Signal, decode, encode
 from contracts.tables import vote
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
-from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
-from rewards.queries import stored_scores
+from rewards.replay.queries import stored_scores
 from rewards.worker import RewardsHandler
+from runtime.database import Database
+from runtime.days import is_partition, make_days
+from runtime.log import outbox
+from runtime.log.local import LocalLog
+from runtime.worker import Worker
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, everything, message
 
 ROOT = Path(__file__).parent.parent.parent

@@ -7,7 +7,6 @@ import threading
 import pytest
 from sqlalchemy import select
 
-from contracts.database import Database
 from contracts.tables import submitter
 from rewards.signals.bursts import Pace
 from rewards.signals.influence import Person
@@ -28,6 +27,7 @@ from rewards.signals.repository import (
 from rewards.signals.trust import Agreement
 from rewards.signals.votes import Made
 from rewards.signals.weighing import Weighing
+from runtime.database import Database
 from tests.unit.rewards.signals.crowds import NOW, a_task, an_item
 
 

@@ -18,17 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from obstore.store import MemoryStore
 
 from contracts.errors import Conflict, InvalidValue, NotFound, WeightsRefused
-from contracts.weights.codec import CHUNK_BYTES, Staged, apply_staged, encode
-from contracts.weights.format import Tensors, root_of
-from contracts.weights.history import History
-from contracts.weights.layout import Verifier, edge_name
-from contracts.weights.manifest import NO_HISTORY, Chunk, Manifest
-from contracts.weights.object_store import ObjectWeightStore, open_objects
-from contracts.weights.publish import ANCHOR_EVERY, publish_fold
-from contracts.weights.reader import advance_history
-from contracts.weights.signing import Keyring, Signer
-from contracts.weights.store import FolderWeightStore, WeightStore
-from tests.unit.contracts.weights.examples import (
+from tests.unit.weights.examples import (
     POLICY,
     bf16_policy,
     fold,
@@ -38,6 +28,16 @@ from tests.unit.contracts.weights.examples import (
     stepped,
     tensor_of,
 )
+from weights.codec.delta import CHUNK_BYTES, Staged, apply_staged, encode
+from weights.codec.history import History
+from weights.publish import ANCHOR_EVERY, publish_fold
+from weights.reader import advance_history
+from weights.stores.bucket import ObjectWeightStore, open_objects
+from weights.stores.store import FolderWeightStore, WeightStore
+from weights.tensors import Tensors, root_of
+from weights.versions.layout import Verifier, edge_name
+from weights.versions.manifest import NO_HISTORY, Chunk, Manifest
+from weights.versions.signing import Keyring, Signer
 
 pytestmark = pytest.mark.slow
 

@@ -14,10 +14,10 @@ from sqlalchemy import insert
 
 from contracts import assignments
 from contracts.keys import create_key
-from contracts.settings import Settings
 from contracts.tables import dead_letter
+from runtime.settings import Settings
 from services.dashboard.app import create_app
-from services.dashboard.sessions import TOKEN_FILE
+from services.dashboard.signin.sessions import TOKEN_FILE
 from tests.end_to_end.chromium import BROWSER, Chromium
 from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, POLICY, SCRIPT, key_of, seed, settings_of
 from tests.unit.services.dashboard.seed_rewards import seed_rewards

@@ -22,10 +22,10 @@ from commands.up import listen, new_settings, running
 from contracts.ledger import trained_versions
 from contracts.records import Outcome, decode
 from contracts.topics import OUTCOMES
-from contracts.weights.opening import open_weight_store
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
 from tests.fakes import everything
+from weights.stores.opening import open_weight_store
 
 pytestmark = pytest.mark.slow
 

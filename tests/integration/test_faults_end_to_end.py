@@ -17,17 +17,17 @@ import torch
 from sqlalchemy import func, select
 
 from contracts.ledger import generation_counts, generation_states
-from contracts.outbox import message
 from contracts.records import Experience, Generation, Span, Submitter, decode, pack_floats, pack_ids
 from contracts.tables import score, training_step
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, GENERATIONS, SIGNALS
-from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.training.batch import micro_batches
 from pipelines.training.worker import Trainer
 from policy.logprobs import TokenScorer
 from rewards.worker import RewardsHandler
+from runtime.log.outbox import message
+from runtime.worker import Worker
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, everything
 from tests.unit.pipelines.training.builders import VOCABULARY, random_key, tiny_model
 from tests.unit.pipelines.training.world import POLICY, World, weights_of

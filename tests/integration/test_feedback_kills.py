@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.feedback_kills import kill_under_load
-from benchmarks.feedback_world import running, servers
+from benchmarks.feedback.kills import kill_under_load
+from benchmarks.feedback.world import running, servers
 
 
 @pytest.mark.slow

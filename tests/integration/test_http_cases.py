@@ -24,7 +24,7 @@ from schemathesis.core.result import Ok
 
 from contracts.ids import new_completion_id
 from contracts.keys import Role
-from contracts.settings import Settings
+from runtime.settings import Settings
 from services import guarding
 from services.serving import make_web
 from services.web import make

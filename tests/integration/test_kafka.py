@@ -17,11 +17,11 @@ import psutil
 import pytest
 from sqlalchemy import Connection
 
-from contracts.database import Database
 from contracts.errors import InvalidSettings, PositionLost, RecordTooLarge, StaleWrite, Unavailable
 from contracts.event_log import MAX_RECORD_BYTES, Consumer, LogRecord, Message
-from contracts.kafka_log import KafkaLog
-from contracts.worker import Worker
+from runtime.database import Database
+from runtime.log.kafka import KafkaLog
+from runtime.worker import Worker
 from tests.services import kafka_log, kafka_servers, new_prefix
 
 pytestmark = [

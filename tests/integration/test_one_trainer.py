@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from commands.home import prepare_home
-from contracts.lease import read_epochs
-from contracts.settings import Settings
 from pipelines.training.checkpoint_names import names_in, parse_name
 from pipelines.training.settings import TrainingSettings
+from runtime.lease import read_epochs
+from runtime.settings import Settings
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from contracts.database import Database
-from contracts.passing import Passing, Turn
-from contracts.passing.on_redis import connect
+from runtime.database import Database
+from runtime.replicas import Passing, Turn
+from runtime.replicas.on_redis import connect
 from services.inference.app import create_app
 from services.inference.idempotency import REPLAYED
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base

@@ -17,17 +17,17 @@ from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.errors import VersionRevoked
 from contracts.event_log import Message
 from contracts.ledger import generation_counts, generation_states, trained_versions
-from contracts.outbox import message
 from contracts.records import Span, Submitter
 from contracts.revocations import Treatment
 from contracts.rollback import promote, roll_back
 from contracts.tables import assignment_change, training_step
 from contracts.topics import EXPERIENCES, GENERATIONS, SIGNALS, route_of_key
 from contracts.version_parents import stored_parents
-from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.training.worker import Trainer
 from rewards.worker import RewardsHandler
+from runtime.log.outbox import message
+from runtime.worker import Worker
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, everything
 from tests.unit.pipelines.release.worlds import GateWorld
 from tests.unit.pipelines.training.world import POLICY, World

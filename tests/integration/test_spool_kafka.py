@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.outage import Phases, run
+from benchmarks.gateway.outage import Phases, run
 from tests.services import kafka_servers
 
 pytestmark = [pytest.mark.services, pytest.mark.slow]

@@ -15,7 +15,7 @@ from sqlalchemy import inspect, text
 from benchmarks.attacks import store
 from benchmarks.attacks._store_world import a_home
 from benchmarks.attacks._traces import holds, traces
-from contracts.database import Database, create_database
+from runtime.database import Database, create_database
 
 pytestmark = [pytest.mark.services, pytest.mark.enable_socket, pytest.mark.slow]
 

@@ -14,7 +14,7 @@ import redis
 import sqlalchemy
 import yaml
 
-from contracts.weights.object_store import open_objects
+from weights.stores.bucket import open_objects
 
 pytestmark = pytest.mark.services
 

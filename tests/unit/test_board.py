@@ -12,13 +12,13 @@ import pytest
 import yaml
 from prometheus_client.metrics import MetricWrapperBase
 
-from contracts import metrics
-from contracts.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS
-from contracts.settings import Section, Settings
-from contracts.spool import MAX_SPOOL_BYTES
 from contracts.topics import RETENTION_DAYS
 from pipelines.release.settings import ReleaseSettings
 from pipelines.training.settings import TrainingSettings
+from runtime import metrics
+from runtime.log.spool import MAX_SPOOL_BYTES
+from runtime.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS
+from runtime.settings import Section, Settings
 from services.engine.settings import EngineSettings
 
 ROOT = Path(__file__).parent.parent.parent

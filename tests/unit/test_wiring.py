@@ -24,13 +24,13 @@ import yaml
 
 from commands import process, supervisor
 from commands.servers import Servers
-from contracts import settings as settings_module
-from contracts.engine_key import ENGINE_KEY
-from contracts.kafka_log.log import NUM_PARTITIONS
-from contracts.listening import BIND
-from contracts.logs import LEVEL
-from contracts.operations import OPERATIONS_ADDRESS
 from millrace import app
+from runtime import settings as settings_module
+from runtime.engine_key import ENGINE_KEY
+from runtime.listening import BIND
+from runtime.log.kafka.log import NUM_PARTITIONS
+from runtime.logs import LEVEL
+from runtime.operations import OPERATIONS_ADDRESS
 from services.serving import DRAIN_SECONDS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -124,7 +124,7 @@ def test_the_health_check_asks_the_port_for_operators() -> None:
     assert subprocess.run(check, check=False, capture_output=True).returncode == 1, "nobody is there"  # noqa: S603
     for longest, status in ((60.0, 0), (-1.0, 1)):
         process = (
-            f"from contracts.operations import Operations; Operations(longest_step_seconds={longest}); "
+            f"from runtime.operations import Operations; Operations(longest_step_seconds={longest}); "
             "print(flush=True); input()"
         )
         with subprocess.Popen(  # noqa: S603 our own code

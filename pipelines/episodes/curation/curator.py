@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from contracts.clusters import Clusters, words_of
 from contracts.errors import InvalidRecord
-from contracts.metrics import CURATED
 from contracts.records import Generation
 from contracts.tasks import Task
 from pipelines.episodes.curation import content
 from pipelines.episodes.curation.memory import Seen, Window, digest_of, hash_of
+from runtime.metrics import CURATED
 
 _MOST_DECIDED = 200_000
 

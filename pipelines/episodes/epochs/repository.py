@@ -12,16 +12,16 @@ from typing import Any
 import structlog
 from sqlalchemy import Connection, Row, delete, select, tuple_, update
 
-from contracts.batches import among, update_all
-from contracts.database import insert_new
 from contracts.ids import parse_sample_key, sample_key
 from contracts.ledger import NO_END, PENDING
-from contracts.metrics import LEDGER_IGNORED
 from contracts.records import Outcome
 from contracts.tables import generation as generations
 from contracts.tables import ledger_change, ledger_epoch, training_epoch
 from contracts.tables import outcome as outcomes
+from contracts.tables.statements import among, update_all
 from pipelines.episodes.epochs.chain import Epoch, Epochs, best, changes, valid_through
+from runtime.database import insert_new
+from runtime.metrics import LEDGER_IGNORED
 
 REPAIRED_AT_ONCE = 1000
 """Outcomes that are looked at again in one transaction."""

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from sqlalchemy import Connection
 
 from contracts.event_log import Message
-from contracts.outbox import message
 from contracts.records import Generation, Signal
 from contracts.tasks import Task
 from contracts.topics import SIGNALS
 from pipelines.episodes.join import ORPHAN_SECONDS
 from pipelines.episodes.keys import repository, rules
+from runtime.log.outbox import message
 
 KEY_SECONDS = 30 * 86_400.0
 """So long a key is known after its last answer; records leave the log then."""

@@ -14,10 +14,10 @@ import msgspec
 from sqlalchemy import Column, ColumnElement, Connection, Select, collate, delete, or_, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
-from contracts.batches import among, delete_free, insert_all_new, update_all
 from contracts.errors import StaleWrite
 from contracts.records import Generation, Signal, decode_shape, encode
 from contracts.tables import generation, join_key, received_signal, signal, waiting_signal
+from contracts.tables.statements import among, delete_free, insert_all_new, update_all
 from pipelines.episodes.keys.rules import SESSION, Answer, KeyName
 from pipelines.episodes.repository import signal_row
 from pipelines.episodes.samples import HeldSignal

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, select, text
 
-from contracts.batches import among
 from contracts.records import Generation
 from contracts.tables import generation
+from contracts.tables.statements import among
 
 _LOOK_BACK_SECONDS = 7200.0
 """More than a try takes and the ten minutes after it."""

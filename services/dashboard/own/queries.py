@@ -10,7 +10,7 @@ from sqlalchemy import Connection, func, select
 
 from contracts import ledger
 from contracts.tables import generation, received_signal, score, signal
-from services.dashboard.queries import MAX_SCORES, Score, Standing
+from services.dashboard.live.queries import MAX_SCORES, Score, Standing
 
 MAX_LOOKED = 20_000
 """Of the newest scores, everybody's: a tenant's own are found among these."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from contracts.ledger import PENDING
-from services.dashboard.identities import GENERATION_STATES, Identity, VersionCounts, counts_by_version
+from services.dashboard.live.identities import GENERATION_STATES, Identity, VersionCounts, counts_by_version
+from services.dashboard.live.queries import Score
+from services.dashboard.live.state import NUM_LATEST, accept_rate, bucketed, mean
 from services.dashboard.own.queries import OwnTotals
-from services.dashboard.queries import Score
-from services.dashboard.state import NUM_LATEST, accept_rate, bucketed, mean
 
 STATES = tuple(name for name in GENERATION_STATES if name != "dead_letter")
 SIGNAL_STATES = ("joined", PENDING, "late", "retracted", "rejected")

@@ -11,14 +11,14 @@ from functools import partial
 
 from contracts import assignments
 from contracts.assignments import LIVE
-from contracts.database import Database
-from contracts.settings import Settings
-from services.dashboard.loop.queries import read_rates
-from services.dashboard.loop.rates import rates, window_start
-from services.dashboard.occasional import COST_SHARE, MOST_SECONDS, Occasional
+from runtime.database import Database
+from runtime.settings import Settings
+from services.dashboard.live.loop.queries import read_rates
+from services.dashboard.live.loop.rates import rates, window_start
+from services.dashboard.live.occasional import COST_SHARE, MOST_SECONDS, Occasional
+from services.dashboard.live.watcher import Watcher
 from services.dashboard.own.queries import OwnTotals, read_scores, read_totals
 from services.dashboard.own.state import OwnState, build_own_state
-from services.dashboard.watcher import Watcher
 
 MAX_IDLE = 64
 """Watchers that nobody looks at any more are kept up to this number: a page that comes again finds its state."""

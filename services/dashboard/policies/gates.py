@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 from contracts.errors import InvalidSettings, InvalidTask
 from contracts.gating import read_sentinels, sentinels_of_home
-from contracts.settings import Settings
 from contracts.tasks.loading import load_tasks
+from runtime.settings import Settings
 
 
 class Gate(NamedTuple):

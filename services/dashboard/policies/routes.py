@@ -9,11 +9,11 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from contracts.errors import InvalidValue, NotFound, WeightsRefused
 from contracts.soundness import MAX_INT32, is_sample_key
-from contracts.weights.manifest import Manifest
-from contracts.weights.store import WeightStore
-from services.dashboard.access import OperatorReader, PageRoute, render
 from services.dashboard.policies.gates import read_gates
 from services.dashboard.policies.queries import Key, count_learned, list_learned, newest_details, read_facts
+from services.dashboard.signin.access import OperatorReader, PageRoute, render
+from weights.stores.store import WeightStore
+from weights.versions.manifest import Manifest
 
 MAX_ANCESTORS = 24
 router = APIRouter(prefix="/policies", route_class=PageRoute)

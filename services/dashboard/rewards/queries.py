@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Column, ColumnElement, Connection, Row, Subquery, case, func, or_, select
 
-from contracts.batches import among
 from contracts.tables import alarm, behaviour, generation, judge_spend, judge_verdict, score, submitter, vote
+from contracts.tables.statements import among
 
 MAX_LOOKED = 20_000
 MAX_VERSIONS = 60

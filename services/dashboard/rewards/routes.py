@@ -10,7 +10,6 @@ from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import Connection
 
 from contracts.errors import NotFound
-from services.dashboard.access import PageRoute, SignedIn, render
 from services.dashboard.rewards import queries
 from services.dashboard.rewards.figures import (
     alarm_words,
@@ -21,6 +20,7 @@ from services.dashboard.rewards.figures import (
     version_rows,
 )
 from services.dashboard.rewards.queries import Window
+from services.dashboard.signin.access import PageRoute, SignedIn, render
 
 HOUR_SECONDS, DAY_SECONDS = 3600.0, 86_400.0
 NUM_DAYS = 7

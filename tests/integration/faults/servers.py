@@ -13,7 +13,7 @@ from typing import Literal
 
 import psutil
 
-from benchmarks.feedback_world import free_port
+from benchmarks.feedback.world import free_port
 from tests.slow_proxy import SlowProxy
 
 Name = Literal["kafka", "postgres"]

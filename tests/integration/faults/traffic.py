@@ -14,12 +14,12 @@ from typing import Self
 
 import httpx
 
-from benchmarks.log_feed import WINDOW_SECONDS, a_generation
+from benchmarks.log.feed import WINDOW_SECONDS, a_generation
 from contracts.errors import Unavailable
 from contracts.event_log import Message
-from contracts.outbox import message
 from contracts.records import Generation
 from contracts.topics import GENERATIONS
+from runtime.log.outbox import message
 from tests.integration.faults.world import PATIENCE_SECONDS, World
 
 AT_ONCE, PAUSE_SECONDS = 10, 0.1

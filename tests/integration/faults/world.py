@@ -15,15 +15,15 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from benchmarks.feedback_world import free_port, wait_for_port
-from benchmarks.log_feed import TASK, task_text
-from contracts.database import Database, create_database
+from benchmarks.feedback.world import free_port, wait_for_port
+from benchmarks.log.feed import TASK, task_text
 from contracts.errors import Unavailable
-from contracts.kafka_log import KafkaLog
 from contracts.keys import create_key
-from contracts.settings import Settings, write_settings
 from contracts.tables import generation, outbox, position
 from contracts.topics import EPISODES, GENERATIONS, OUTCOMES, SIGNALS
+from runtime.database import Database, create_database
+from runtime.log.kafka import KafkaLog
+from runtime.settings import Settings, write_settings
 
 READS = {"episodes": (GENERATIONS, SIGNALS, OUTCOMES), "rewards": (EPISODES,)}
 REPLICAS = ("episodes-1", "episodes-2", "rewards-1", "rewards-2")

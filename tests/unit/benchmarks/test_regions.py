@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.regions import goals, idle_seconds, main, times_bound
-from benchmarks.regions_net import Link
-from benchmarks.regions_origin import Egress, Origin, part_of
-from benchmarks.regions_versions import CYCLE, LARGE, Trainer, walk_of
-from benchmarks.regions_world import sent_by
-from contracts.weights.pointer import PointerReader
-from contracts.weights.pointer_stores import FolderPointers
-from contracts.weights.publish import ANCHOR_EVERY
+from benchmarks.regions.__main__ import goals, idle_seconds, main, times_bound
+from benchmarks.regions.net import Link
+from benchmarks.regions.origin import Egress, Origin, part_of
+from benchmarks.regions.versions import CYCLE, LARGE, Trainer, walk_of
+from benchmarks.regions.world import sent_by
+from weights.publish import ANCHOR_EVERY
+from weights.stores.pointers import FolderPointers
+from weights.versions.pointer import PointerReader
 
 DIGEST = "ab" * 32
 

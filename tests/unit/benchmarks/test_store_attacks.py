@@ -11,8 +11,8 @@ import pytest
 from benchmarks.attacks import store
 from benchmarks.attacks._traces import traces
 from benchmarks.attacks.attack import Attack
-from contracts.database import Database
 from contracts.records import encode
+from runtime.database import Database
 from tests.fakes import a_generation, asking
 
 SLOW = ("a number", "an answer of a task")

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from benchmarks.swap_labels import Answer, Labels, check_labels, pieces
-from benchmarks.swap_world import moved, way
+from benchmarks.swap.labels import Answer, Labels, check_labels, pieces
+from benchmarks.swap.world import moved, way
 from contracts.records import Span
-from contracts.weights.format import Tensor
 from tests.unit.services.engine.world import rounding, tiny_model
+from weights.tensors import Tensor
 
 PROMPT = [5, 9, 33, 12]
 MODELS = {number: tiny_model(number) for number in range(3)}

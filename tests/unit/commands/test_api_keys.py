@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from commands.api_keys import read_expiry, read_scopes
-from contracts.database import Database
 from contracts.errors import InvalidSettings
 from contracts.keys import Caller, check_key
-from contracts.settings import Settings, write_settings
+from runtime.database import Database
+from runtime.settings import Settings, write_settings
 from tests.command_line import run_here as millrace
 from tests.unit.services.serving import make_home
 

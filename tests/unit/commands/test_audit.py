@@ -7,14 +7,14 @@ import pytest
 from sqlalchemy import delete, insert, update
 
 from commands.audit import audit, read_clients
-from contracts.database import Database, insert_new
 from contracts.errors import InvalidSettings
 from contracts.event_log import LogRecord, Message
-from contracts.local_log import LocalLog
 from contracts.records import Outcome, encode
 from contracts.tables import generation, received_signal, signal, signal_count
 from contracts.topics import GENERATIONS, OUTCOMES, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
+from runtime.database import Database, insert_new
+from runtime.log.local import LocalLog
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 
 

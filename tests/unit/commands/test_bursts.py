@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from commands.bursts import run_bursts
-from contracts.database import Database
+from commands.rewards.bursts import run_bursts
 from contracts.errors import InvalidSettings
 from rewards.signals.bursts import Pace
 from rewards.signals.repository import hold_paces, keep_paces
+from runtime.database import Database
 from tests.unit.commands.test_estimate import TASK, a_home
 
 WATCHED = TASK + "[trust.burst]\nbucket_seconds = 600\n"

@@ -10,11 +10,11 @@ import pytest
 
 from commands.home import prepare_home, to_bf16
 from contracts.errors import InvalidSettings, MillraceError
-from contracts.settings import Settings, load_settings
-from contracts.weights.format import Tensor, read_safetensors
-from contracts.weights.opening import open_weight_store
+from runtime.settings import Settings, load_settings
 from tests.command_line import Ran
 from tests.command_line import run_here as millrace
+from weights.stores.opening import open_weight_store
+from weights.tensors import Tensor, read_safetensors
 
 ROOT = Path(__file__).parent.parent.parent.parent
 PRODUCT = ROOT / "examples" / "reservations"

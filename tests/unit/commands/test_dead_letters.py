@@ -14,16 +14,16 @@ from typer.testing import CliRunner
 from commands.audit import audit
 from contracts.errors import Conflict, InvalidRequest, NotFound
 from contracts.event_log import Message
-from contracts.letters import find, parse_place, redrive, skip
-from contracts.outbox import message
 from contracts.records import Episode, Generation, Signal, encode
-from contracts.settings import Settings, write_settings
 from contracts.tables import dead_letter, generation, outbox, received_signal, score, signal
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
-from contracts.worker import Worker
 from millrace import app
 from pipelines.episodes.handler import EpisodesHandler, Heard
 from rewards.worker import RewardsHandler
+from runtime.log.letters import find, parse_place, redrive, skip
+from runtime.log.outbox import message
+from runtime.settings import Settings, write_settings
+from runtime.worker import Worker
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, everything
 
 TASKS = {"booking": BOOKING_TASK}

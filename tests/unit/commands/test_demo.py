@@ -10,19 +10,19 @@ from sqlalchemy import insert
 from commands.audit import Audit
 from commands.demo import Run, all_judged, missed_goals, summarise
 from commands.home import Home
-from contracts.database import Database
 from contracts.event_log import LogRecord
 from contracts.ledger import Counts
 from contracts.records import Outcome, encode
-from contracts.settings import Settings
 from contracts.tables import swap, verdict
 from contracts.topics import GENERATIONS, OUTCOMES, SIGNALS
-from contracts.weights.format import Tensor, Tensors
-from contracts.weights.opening import open_weight_store
-from contracts.weights.publish import publish_version
 from examples.reservations.evaluate import Evaluation
 from pipelines.episodes.handler import EpisodesHandler
+from runtime.database import Database
+from runtime.settings import Settings
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
+from weights.publish import publish_version
+from weights.stores.opening import open_weight_store
+from weights.tensors import Tensor, Tensors
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from benchmarks.attacks._weights import POLICY, RUN, Folder, publish, signer
 from benchmarks.attacks._worlds import NoSandbox
 from commands.doctor import examine, sandbox_of, versions_of
 from contracts.errors import Unavailable
-from contracts.settings import Settings, write_settings
-from contracts.weights.key_files import trusted_folder, write_public_key
 from pipelines.release.settings import ReleaseSettings
 from rewards.sandbox.choose import MAKERS, sandbox_named, tried
 from rewards.sandbox.port import Sandbox
+from runtime.settings import Settings, write_settings
+from weights.versions.keys import trusted_folder, write_public_key
 
 
 def missing() -> Sandbox:

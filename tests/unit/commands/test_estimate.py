@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from commands.estimate import _accuracy, as_rows, run_estimate, table_of
-from contracts.database import Database
+from commands.rewards.estimate import _accuracy, as_rows, run_estimate, table_of
 from contracts.errors import InvalidSettings
 from contracts.tasks.loading import load_tasks
 from rewards.judges.identity import identity_of
@@ -18,6 +17,7 @@ from rewards.signals.audit import Accuracy, Known
 from rewards.signals.estimates import sums_of
 from rewards.signals.votes import Item
 from rewards.signals.weighing import Weighing
+from runtime.database import Database
 from tests.unit.rewards.judges.figures import FIGURES
 from tests.unit.rewards.signals.crowds import NOW, a_task, an_item, weigh
 

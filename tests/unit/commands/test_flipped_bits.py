@@ -21,25 +21,25 @@ from commands.audit import audit
 from commands.home import prepare_home
 from contracts.errors import MillraceError
 from contracts.ids import new_completion_id
-from contracts.outbox import message
 from contracts.records import Generation, decode
-from contracts.settings import Settings, load_settings
 from contracts.tables import generation, log_topic, metadata
 from contracts.tasks.loading import load_tasks
 from contracts.topics import GENERATIONS
-from contracts.weights.format import Tensor
-from contracts.weights.key_files import keyring_of, signer_of
-from contracts.weights.opening import open_weight_store
-from contracts.weights.publish import publish_version
-from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
 from rewards.worker import RewardsHandler
+from runtime.log.outbox import message
+from runtime.settings import Settings, load_settings
+from runtime.worker import Worker
 from tests.fakes import a_generation
 from tests.unit.pipelines.training.builders import tiny_model
+from weights.publish import publish_version
+from weights.stores.opening import open_weight_store
+from weights.tensors import Tensor
+from weights.versions.keys import keyring_of, signer_of
 
 PRODUCT = Path(__file__).parent.parent.parent.parent / "examples" / "reservations"
 CHAT = 'name = "chat"\nwindow_seconds = 10\n[signals.liked]\ntype = "bool"\nlabels = { true = 1.0 }\n'

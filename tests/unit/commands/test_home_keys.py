@@ -10,13 +10,13 @@ import pytest
 from commands.home import prepare_home
 from commands.keys import renew, retire, rotate
 from contracts.errors import InvalidSettings, WeightsRefused
-from contracts.settings import Settings, load_settings, write_settings
-from contracts.weights.key_files import SIGNING_KEY, TRUSTED_KEYS, keyring_of, signer_of, trusted_folder
-from contracts.weights.opening import open_weight_store
-from contracts.weights.signing import Keyring
-from contracts.weights.store import FolderWeightStore
-from contracts.weights.vouching import Snapshots
-from tests.unit.contracts.weights.test_signing import STEP
+from runtime.settings import Settings, load_settings, write_settings
+from tests.unit.weights.test_signing import STEP
+from weights.stores.opening import open_weight_store
+from weights.stores.store import FolderWeightStore
+from weights.versions.keys import SIGNING_KEY, TRUSTED_KEYS, keyring_of, signer_of, trusted_folder
+from weights.versions.signing import Keyring
+from weights.versions.vouching import Snapshots
 
 PRODUCT = Path(__file__).parent.parent.parent.parent / "examples" / "reservations"
 

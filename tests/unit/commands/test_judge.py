@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from commands.judge import run_admit
+from commands.rewards.judge import run_admit
 from contracts.errors import InvalidTask, InvalidValue
 from contracts.tasks.loading import load_tasks
 from rewards.judges.openers import MASTER_KEYS

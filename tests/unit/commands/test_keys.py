@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 from commands.doctor import Finding, examine
 from commands.keys import make_first_keys
 from contracts.errors import InvalidSettings, WeightsRefused
-from contracts.settings import Settings, write_settings
-from contracts.weights.key_files import (
+from millrace import app
+from runtime.settings import Settings, write_settings
+from tests.unit.weights.test_signing import STEP
+from weights.versions.keys import (
     SIGNING_KEY,
     TRUSTED_KEYS,
     keyring_of,
@@ -23,11 +25,9 @@ from contracts.weights.key_files import (
     write_private_key,
     write_public_key,
 )
-from contracts.weights.manifest import Manifest
-from contracts.weights.pem import private_pem, public_pem
-from contracts.weights.signing import Signer
-from millrace import app
-from tests.unit.contracts.weights.test_signing import STEP
+from weights.versions.manifest import Manifest
+from weights.versions.pem import private_pem, public_pem
+from weights.versions.signing import Signer
 
 ELSEWHERE = Ed25519PrivateKey.from_private_bytes(bytes(32))
 

@@ -16,12 +16,12 @@ from commands.log_loss import run_accept_loss
 from contracts.errors import Damaged, LogLost
 from contracts.ids import new_completion_id
 from contracts.ledger import generation_counts
-from contracts.outbox import message
-from contracts.settings import Settings
 from contracts.tables import dead_letter
 from contracts.topics import GENERATIONS
-from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
+from runtime.log.outbox import message
+from runtime.settings import Settings
+from runtime.worker import Worker
 from tests.fakes import BOOKING_TASK, a_generation
 
 pytestmark = pytest.mark.slow

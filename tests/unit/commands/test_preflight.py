@@ -13,10 +13,10 @@ import pytest
 
 from commands.home import claimed, prepare_home
 from contracts.errors import InvalidSettings, InvalidTask
-from contracts.settings import Settings
 from rewards.__main__ import main as run_rewards
 from rewards.preflight import check_tasks
 from rewards.sandbox.choose import MAKERS, tried
+from runtime.settings import Settings
 from tests.judge_server import judge_server, verdict
 
 ROOT = Path(__file__).parents[3]

@@ -7,15 +7,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from commands.replica import _follow, bring_pointed, run_replica
 from contracts.errors import InvalidSettings, NotFound, Unavailable, WeightsRefused
-from contracts.weights.format import read_safetensors
-from contracts.weights.key_files import trusted_folder
-from contracts.weights.pem import public_pem
-from contracts.weights.pointer import Pointer, PointerReader, move_pointer
-from contracts.weights.pointer_stores import FolderPointers
-from contracts.weights.replica import Replica
-from contracts.weights.signing import Keyring, Signer
-from contracts.weights.store import FolderWeightStore
-from tests.unit.contracts.weights.examples import POLICY, bf16_policy, publish, same, stepped
+from tests.unit.weights.examples import POLICY, bf16_policy, publish, same, stepped
+from weights.replica.replica import Replica
+from weights.stores.pointers import FolderPointers
+from weights.stores.store import FolderWeightStore
+from weights.tensors import read_safetensors
+from weights.versions.keys import trusted_folder
+from weights.versions.pem import public_pem
+from weights.versions.pointer import Pointer, PointerReader, move_pointer
+from weights.versions.signing import Keyring, Signer
 
 SIGNER = Signer(Ed25519PrivateKey.from_private_bytes(bytes(32)))
 KEYRING = Keyring({SIGNER.key_id: SIGNER.public_key})

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from commands.rescore import parse_since, run_rescore
-from contracts.database import Database
+from commands.rewards.rescore import parse_since, run_rescore
 from contracts.errors import InvalidSettings, InvalidTask
 from contracts.event_log import LogRecord, Message
-from contracts.local_log import LocalLog
 from contracts.records import Episode, Generation, Signal, encode
 from contracts.tables import score
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from contracts.topics import EPISODES
-from rewards.comparison import Comparison
-from rewards.rescore import Replay
+from rewards.replay.comparison import Comparison
+from rewards.replay.replay import Replay
 from rewards.worker import RewardsHandler
+from runtime.database import Database
+from runtime.log.local import LocalLog
 from tests.fakes import a_generation, a_signal
 
 OLD = """name = "booking"

@@ -13,7 +13,7 @@ from contracts import assignments, revocations
 from contracts.assignments import LIVE
 from contracts.errors import InvalidValue, NotFound, StaleWrite, VersionRevoked
 from contracts.revocations import Treatment
-from contracts.settings import write_settings
+from runtime.settings import write_settings
 from tests.command_line import run_here as millrace
 from tests.unit.services.dashboard.seed import NUM_VERSIONS, POLICY, seed, settings_of
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from commands.score import read_config_file, run_score
+from commands.rewards.score import read_config_file, run_score
 from contracts.errors import InvalidSettings, InvalidTask
 
 ROOT = Path(__file__).parent.parent.parent.parent

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from sqlalchemy import func, insert, select
 
 from contracts import assignments
-from contracts.database import Database
 from contracts.errors import Conflict, InvalidSettings, NotFound, StaleWrite
 from contracts.tables import assignment_change, doomed, version_claim
+from runtime.database import Database
 
 
 def move(

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import update
 
-from contracts.database import Database
 from contracts.errors import Forbidden, InvalidSettings, MissingScope, Unauthorized
 from contracts.keys import (
     ROLE_SCOPES,
@@ -20,6 +19,7 @@ from contracts.keys import (
     revoke_keys,
 )
 from contracts.tables import api_key
+from runtime.database import Database
 
 NOW = 4_000_000_000.0
 

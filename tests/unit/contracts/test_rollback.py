@@ -8,7 +8,6 @@ from sqlalchemy import Connection, insert
 
 from contracts import assignments, revocations
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
-from contracts.database import Database
 from contracts.errors import InvalidRequest, InvalidValue, NotFound, StaleWrite, VersionRevoked
 from contracts.revocations import Treatment
 from contracts.rollback import (
@@ -22,6 +21,7 @@ from contracts.rollback import (
 )
 from contracts.tables import verdict, version_claim
 from contracts.version_parents import Parents
+from runtime.database import Database
 
 POLICY = "reservations"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import insert
 
-from contracts.database import Database
 from contracts.ids import new_completion_id
 from contracts.rollback import Plan
 from contracts.rollback_effects import Effects, describe, describe_treatment, read_effects
 from contracts.tables import generation
+from runtime.database import Database
 
 PLAN = Plan(5, 2, (3, 4, 5), (2, 1, 0))
 

@@ -11,18 +11,19 @@ import pytest
 import torch
 
 from contracts.errors import InvalidValue
-from contracts.weights import coder, kernels
-from contracts.weights.codec import Encoded, encode
-from contracts.weights.container import DENSE, RAW, SPARSE, UNCHANGED, TensorHead, layout_of, split_payload
-from contracts.weights.contexts import NUM_CONTEXTS, PLAIN, SPECS
-from contracts.weights.factors import NO_FACTORS
-from contracts.weights.format import Tensors
-from contracts.weights.history import History
-from contracts.weights.sparse import BLOCK
-from policy import delta_kernels, delta_passes
-from policy.delta_history import DeviceHistory
-from policy.delta_passes import Factors, Held
-from policy.deltas import encode_on_device, tensor_of
+from policy.deltas import kernels as delta_kernels
+from policy.deltas import passes as delta_passes
+from policy.deltas.encode import encode_on_device, tensor_of
+from policy.deltas.history import DeviceHistory
+from policy.deltas.passes import Factors, Held
+from weights.codec import coder, kernels
+from weights.codec.container import DENSE, RAW, SPARSE, UNCHANGED, TensorHead, layout_of, split_payload
+from weights.codec.contexts import NUM_CONTEXTS, PLAIN, SPECS
+from weights.codec.delta import Encoded, encode
+from weights.codec.factors import NO_FACTORS
+from weights.codec.history import History
+from weights.codec.sparse import BLOCK
+from weights.tensors import Tensors
 
 ROOT = Path(__file__).parents[3]
 NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")

@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from contracts.errors import WeightsRefused
-from contracts.weights.codec import Change
-from contracts.weights.format import Tensor, root_of
 from policy.weights import (
     Changes,
     ModelBits,
@@ -20,6 +18,8 @@ from policy.weights import (
     tensors_of,
 )
 from tests.unit.policy.test_weights import make_model
+from weights.codec.delta import Change
+from weights.tensors import Tensor, root_of
 
 DTYPES = [torch.float32, torch.bfloat16]
 DENSITIES = [0.01, 0.7]

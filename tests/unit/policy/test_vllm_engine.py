@@ -13,17 +13,17 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from contracts.errors import InvalidSettings, NotFound, Unavailable, Unsupported, WeightsRefused
-from contracts.weights.format import Tensor, Tensors
-from contracts.weights.history import History
-from contracts.weights.key_files import TRUSTED_KEYS, write_public_key
-from contracts.weights.publish import publish_version
-from contracts.weights.push.vllm import VllmServer
-from contracts.weights.signing import Signer
-from contracts.weights.store import FolderWeightStore
 from policy.vllm_engine import BACKEND, PLAIN, InitInfo, UpdateInfo, make_engine, make_loader, read_plain, register
-from tests.unit.contracts.weights.awkward_weights import MINUS_ZERO, NAN, bf16, make_checkpoint, same, tensor, version
-from tests.unit.contracts.weights.fake_vllm import FakeVllm
 from tests.unit.services.serving import serve
+from tests.unit.weights.awkward_weights import MINUS_ZERO, NAN, bf16, make_checkpoint, same, tensor, version
+from tests.unit.weights.fake_vllm import FakeVllm
+from weights.codec.history import History
+from weights.engines.vllm import VllmServer
+from weights.publish import publish_version
+from weights.stores.store import FolderWeightStore
+from weights.tensors import Tensor, Tensors
+from weights.versions.keys import TRUSTED_KEYS, write_public_key
+from weights.versions.signing import Signer
 
 FUSED = {"layer.0.query": 0, "layer.0.value": 32}
 

@@ -9,9 +9,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from contracts.errors import NotFound, WeightsRefused
-from contracts.weights.format import Tensor, Tensors, read_safetensors, root_of
 from policy.load import load_model
 from policy.weights import copy_tensors, tensors_of
+from weights.tensors import Tensor, Tensors, read_safetensors, root_of
 
 
 def make_model(seed: int = 0, *, tied: bool = True) -> Any:

@@ -13,16 +13,16 @@ import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import select
 
-from contracts.database import Database
 from contracts.event_log import LogRecord
 from contracts.records import Episode, Experience, Outcome, Score, decode, encode
 from contracts.tables import score
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES
 from rewards.graders import CheckAll, Grader, each
-from rewards.grading import Panel
+from rewards.panel import Panel
 from rewards.verifiers.check import Answer, Check, right
 from rewards.worker import RewardsHandler
+from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 
 ANSWERS = [Answer(f"answer {number}") for number in range(5)]

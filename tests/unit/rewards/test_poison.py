@@ -7,7 +7,6 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from contracts.database import Database
 from contracts.event_log import LogRecord
 from contracts.records import Episode, Experience, Score, Submitter, decode, encode
 from contracts.tables import vote
@@ -18,6 +17,7 @@ from rewards.judges.parse import parse_verdict
 from rewards.verifiers.check import Answer, Check
 from rewards.verifiers.columns import ColumnsConfig, checks_of
 from rewards.worker import RewardsHandler
+from runtime.database import Database
 from tests.fakes import a_generation, a_signal
 
 RATED = Task.model_validate({"name": "booking", "signals": {"rating": {"type": "number", "maximum": 5.0}}})

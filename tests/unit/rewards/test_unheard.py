@@ -8,12 +8,12 @@ import pytest
 
 from benchmarks.attacks._silence_world import BLAND, GRADED, HELPFUL, Crowd, Style
 from commands.home import prepare_home
-from contracts.database import Database
-from contracts.settings import Settings
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from rewards.preflight import check_tasks
 from rewards.unheard import propose
+from runtime.database import Database
+from runtime.settings import Settings
 
 ROOT = Path(__file__).parents[3]
 UNLABELLED = GRADED | {"silence": "unlabelled"}

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from contracts.database import Database
 from contracts.event_log import LogRecord
 from contracts.records import Episode, Experience, Generation, Outcome, Signal, decode, encode
 from contracts.topics import EPISODES, EXPERIENCES
-from rewards.opened import segment_of
+from rewards.episode import segment_of
 from rewards.worker import RewardsHandler
+from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 
 Sent = tuple[list[Experience], list[Outcome]]

@@ -12,9 +12,9 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-from contracts.database import Database
 from contracts.keys import Role, create_key
-from contracts.settings import Settings
+from runtime.database import Database
+from runtime.settings import Settings
 from services.guarding import GuardedProtocol
 
 TASK = """

@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from commands.doctor import Finding, engine_of
-from contracts.engine_key import FILE_NAME, engine_key
 from contracts.errors import Unavailable
+from runtime.engine_key import FILE_NAME, engine_key
 from services.engine.guard import Guard
 from services.serving import engine_check
 from tests.unit.services.serving import make_home, serve

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from benchmarks.attacks.attack import Attack
 from benchmarks.attacks.servers import START, attacks, impatient, sized, talk
 from contracts.errors import Unavailable
-from contracts.operations import Operations
+from runtime.operations import Operations
 from services import guarding
 from services.guarding import MAX_HEADER_BYTES, FailedKeys, address_of
 from services.serving import Measured, make_web

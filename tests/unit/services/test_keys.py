@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import Connection, delete
 
-from contracts.database import Database
 from contracts.errors import Unauthorized, Unavailable
 from contracts.keys import NewKey, create_key, make_key, revoke_keys
 from contracts.tables import api_key
+from runtime.database import Database
 from services.http import KeyRing
 
 

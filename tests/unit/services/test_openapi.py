@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from contracts.database import Database
+from runtime.database import Database
 from services.openapi import routes_of
 from services.serving import make_web
 from services.web import make

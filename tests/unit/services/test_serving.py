@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
-from contracts.database import Database
+from runtime.database import Database
 from services.serving import Measured, engine_check, make_web, storage_check
 from tests.unit.services.serving import make_home, serve
 

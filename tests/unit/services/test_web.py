@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from contracts.database import Database
-from contracts.settings import Settings, write_settings
+from runtime.database import Database
+from runtime.settings import Settings, write_settings
 from services.serving import make_web
 from services.web import CHECKS, make
 from tests.unit.services.inference.conftest import stage

@@ -7,7 +7,6 @@ from typing import Any
 
 from sqlalchemy import delete, select
 
-from contracts.database import Database
 from contracts.event_log import LogRecord
 from contracts.ledger import signal_counts, signal_states
 from contracts.records import Episode, Experience, Generation, Outcome, Record, Signal, decode, encode
@@ -15,6 +14,7 @@ from contracts.tables import outbox
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
+from runtime.database import Database
 from services.feedback import repository as feedback
 from services.feedback.requests import read_item
 

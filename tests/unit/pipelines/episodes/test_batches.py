@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from sqlalchemy import Connection, event
 
-from contracts.database import Database
 from contracts.errors import InvalidRecord
 from contracts.event_log import LogRecord, Message
 from contracts.ledger import generation_states, signal_states
@@ -17,6 +16,7 @@ from contracts.records import Episode, Outcome, Record, State, decode, encode
 from contracts.topics import EPISODES, GENERATIONS, OUTCOMES, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
+from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 
 TASKS = {"booking": BOOKING_TASK}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from contracts.database import Database
 from contracts.event_log import LogRecord
 from contracts.ledger import signal_states
 from contracts.records import Episode, Outcome, Record, Submitter, decode, encode
@@ -13,6 +12,7 @@ from contracts.tasks import Task
 from contracts.topics import GENERATIONS, OUTCOMES, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.episodes.join import ORPHAN_SECONDS
+from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 
 WITHOUT_COMMENTS = BOOKING_TASK.model_copy(

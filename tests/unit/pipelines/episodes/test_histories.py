@@ -22,12 +22,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from contracts.database import Database, insert_new
 from contracts.event_log import Message
 from contracts.faults import FaultPoint
 from contracts.ledger import generation_counts, generation_states, signal_counts, signal_states
-from contracts.local_log import LocalLog
-from contracts.outbox import Relay, message
 from contracts.records import (
     Attempt,
     Episode,
@@ -42,9 +39,12 @@ from contracts.records import (
 from contracts.tables import received_signal
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
-from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
+from runtime.database import Database, insert_new
+from runtime.log.local import LocalLog
+from runtime.log.outbox import Relay, message
+from runtime.worker import Worker
 from services.feedback import repository as feedback
 from services.feedback.requests import Received, read_item
 from tests.fakes import BOOKING_TASK, Crash, a_generation, a_signal, everything

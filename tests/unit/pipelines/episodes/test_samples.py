@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select
 
-from contracts.database import Database
 from contracts.ledger import PENDING
 from contracts.tables import generation_count
 from pipelines.episodes.handler import EpisodesHandler, Heard
 from pipelines.episodes.join import Standing
 from pipelines.episodes.samples import HeldGeneration, HeldSignal
+from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 
 

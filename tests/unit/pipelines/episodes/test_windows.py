@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from contracts.database import Database
 from contracts.records import Episode, Submitter
+from runtime.database import Database
 from tests.fakes import a_generation, a_signal
 from tests.unit.pipelines.episodes.bench import Join, a_task
 

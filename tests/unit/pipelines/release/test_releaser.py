@@ -11,13 +11,13 @@ from sqlalchemy import select
 
 from contracts import assignments, revocations
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
-from contracts.database import Database
 from contracts.errors import InvalidSettings, MillraceError, StaleWrite, Unavailable, VersionNotResident
 from contracts.gating import SentinelFile
-from contracts.metrics import LAST_STEP_NAME
-from contracts.operations import Operations
 from contracts.tables import gate_anchor, sentinel_answer
 from pipelines.release.asking import BadVersion
+from runtime.database import Database
+from runtime.metrics import LAST_STEP_NAME
+from runtime.operations import Operations
 from tests.unit.pipelines.release.worlds import STOP, GateWorld, a_set
 
 

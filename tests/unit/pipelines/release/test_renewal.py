@@ -7,13 +7,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.attacks._weights import Folder, keyring, publish
-from contracts.database import Database
-from contracts.settings import Settings
-from contracts.weights.key_files import signing_file, trusted_folder, write_private_key, write_public_key
-from contracts.weights.signing import Signer
-from contracts.weights.snapshot import MOST_BYTES, RENEW_SECONDS, parse_snapshot, snapshot_path
 from pipelines.release.renewal import renewal
+from runtime.database import Database
+from runtime.settings import Settings
 from tests.databases import write_migrated
+from weights.versions.keys import signing_file, trusted_folder, write_private_key, write_public_key
+from weights.versions.signing import Signer
+from weights.versions.snapshot import MOST_BYTES, RENEW_SECONDS, parse_snapshot, snapshot_path
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes([1] * 32))
 OURS = Signer(KEY)

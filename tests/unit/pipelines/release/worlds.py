@@ -10,15 +10,15 @@ from sqlalchemy import select
 
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE
-from contracts.database import Database
 from contracts.errors import MillraceError, VersionNotResident
 from contracts.gating import GateAnswer, GateScore, Grade, Sentinel, SentinelFile
-from contracts.passing.in_process import LocalBell
 from contracts.tables import gate_anchor, verdict
 from contracts.tasks import Task
 from pipelines.release.asking import Answer, Asker
 from pipelines.release.releaser import Releaser
 from pipelines.release.settings import ReleaseSettings
+from runtime.database import Database
+from runtime.replicas.in_process import LocalBell
 
 NUM = 100
 SIGNALS = {"accepted": {"type": "bool", "labels": {"true": 1.0, "false": 0.0}}}

@@ -14,17 +14,17 @@ import torch
 from prometheus_client import REGISTRY
 from sqlalchemy import Connection, select
 
-from contracts.database import Database
 from contracts.errors import Unavailable
 from contracts.event_log import Consumer, LoadPosition, LogRecord, Message
 from contracts.ids import new_completion_id
-from contracts.local_log import LocalLog
 from contracts.tables import training_step
-from contracts.weights.format import Tensors
-from contracts.weights.store import FolderWeightStore
 from pipelines.training.worker import Trainer
+from runtime.database import Database
+from runtime.log.local import LocalLog
 from tests.unit.pipelines.training.builders import random_experience
 from tests.unit.pipelines.training.world import World, weights_of
+from weights.stores.store import FolderWeightStore
+from weights.tensors import Tensors
 
 RHYTHM: dict[str, Any] = {"batch_size": 3, "publish_samples": 6, "checkpoint_seconds": 0.0}
 NUM_SAMPLES = 8

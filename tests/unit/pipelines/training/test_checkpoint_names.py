@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from contracts.holders import this_process
-from contracts.lease import Epoch
 from pipelines.training.checkpoint import Checkpoint, CheckpointStore
 from pipelines.training.checkpoint_names import highest_epoch, names_in, parse_name, void_names
 from pipelines.training.state import TrainerState
+from runtime.holders import this_process
+from runtime.lease import Epoch
 
 
 def save(folder: Path, epoch: int) -> str:

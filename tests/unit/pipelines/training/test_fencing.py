@@ -16,16 +16,16 @@ from contracts import assignments
 from contracts.assignments import LIVE
 from contracts.deletions import going
 from contracts.errors import StaleWrite
-from contracts.lease import read_epochs
 from contracts.tables import assignment_change, version_claim
-from contracts.weights.format import root_of
-from contracts.weights.publish import ANCHOR_EVERY
 from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.fence import CheckpointFence
 from pipelines.training.state import Fate, TrainerState
+from runtime.lease import read_epochs
 from tests.contract.conftest import a_database
 from tests.unit.pipelines.training.actors import Actor
 from tests.unit.pipelines.training.world import POLICY, World
+from weights.publish import ANCHOR_EVERY
+from weights.tensors import root_of
 
 RHYTHM: dict[str, Any] = {
     "batch_size": 3,

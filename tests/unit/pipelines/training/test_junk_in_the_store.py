@@ -8,13 +8,13 @@ import pytest
 from benchmarks.attacks._weights import Folder, Junk, junk, keyring, signer
 from contracts.assignments import LIVE
 from contracts.errors import WeightsRefused
-from contracts.weights.key_files import replicas_folder, write_public_key
-from contracts.weights.presence import Presence, announce
-from contracts.weights.snapshot import MOST_BYTES, parse_snapshot, snapshot_path
-from contracts.weights.store import FolderWeightStore
-from contracts.weights.vouching import Snapshots
 from pipelines.training.worker import Trainer
 from tests.unit.pipelines.training.world import NOW, POLICY, World
+from weights.stores.store import FolderWeightStore
+from weights.versions.keys import replicas_folder, write_public_key
+from weights.versions.presence import Presence, announce
+from weights.versions.snapshot import MOST_BYTES, parse_snapshot, snapshot_path
+from weights.versions.vouching import Snapshots
 
 OURS, REPLICA = signer(1), signer(2)
 KINDS = ["braces", "objects nested deeply", "1 GiB", "a pipe", "a link to endless zeros", "a folder"]

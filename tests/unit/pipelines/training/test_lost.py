@@ -17,13 +17,13 @@ from contracts.ledger import generation_states
 from contracts.records import Experience, encode
 from contracts.tables import generation, score
 from contracts.topics import OUTCOMES
-from contracts.worker import Worker
 from pipelines.episodes.handler import EpisodesHandler
 from pipelines.training.lost_positions import Skipped
+from runtime.worker import Worker
 from tests.fakes import a_generation
-from tests.unit.contracts.weights.examples import same
 from tests.unit.pipelines.training.builders import experience, segment
 from tests.unit.pipelines.training.world import World
+from tests.unit.weights.examples import same
 
 pytestmark = pytest.mark.slow
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import PositionLost
-from contracts.log_loss import accept_loss
-from contracts.log_memory import losses, note, require_same_log
 from contracts.tables import position
 from contracts.topics import EXPERIENCES
+from runtime.log.loss import accept_loss
+from runtime.log.memory import losses, note, require_same_log
 from tests.unit.pipelines.training.world import World
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from contracts.assignments import LIVE
-from contracts.weights.manifest import NO_HISTORY
-from contracts.weights.pointer import PointerReader
-from contracts.weights.pointer_stores import pointers_of
-from contracts.weights.presence import Presence, announce, presence_path
-from contracts.weights.route import route
 from pipelines.training.worker import Trainer
-from tests.unit.contracts.weights.examples import same
 from tests.unit.pipelines.training.world import NOW, POLICY, World
+from tests.unit.weights.examples import same
+from weights.stores.pointers import pointers_of
+from weights.versions.manifest import NO_HISTORY
+from weights.versions.pointer import PointerReader
+from weights.versions.presence import Presence, announce, presence_path
+from weights.versions.route import route
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ import pytest
 
 from pipelines.training.publisher import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS
 from pipelines.training.worker import Trainer
-from tests.unit.contracts.weights.examples import same
 from tests.unit.pipelines.training.world import AwayStore, World
+from tests.unit.weights.examples import same
 
 pytestmark = pytest.mark.slow
 

@@ -11,11 +11,11 @@ from contracts.errors import Unavailable
 from contracts.event_log import Message
 from contracts.faults import no_fault
 from contracts.ids import new_completion_id, sample_key
-from contracts.local_log import LocalLog
 from contracts.records import Outcome, decode
 from contracts.topics import OUTCOMES, route_of_key
 from pipelines.training.state import Began, Fate, TrainerState, begin_epoch, roll_back
 from pipelines.training.telling import PIECE, TOLD_SINGLY, Teller
+from runtime.log.local import LocalLog
 from tests.fakes import everything
 
 

@@ -15,7 +15,6 @@ from contracts.errors import TooManyDeadLetters
 from contracts.event_log import LogRecord, Message
 from contracts.records import Experience, Span
 from contracts.rollback import roll_back
-from contracts.settings import write_settings
 from contracts.tables import dead_letter, training_step
 from contracts.topics import EXPERIENCES
 from pipelines.training.__main__ import main
@@ -24,6 +23,7 @@ from pipelines.training.guard import Norms
 from pipelines.training.intake import Intake
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import Fate
+from runtime.settings import write_settings
 from tests.unit.pipelines.training.builders import experience, random_experience, segment, tiny_model
 from tests.unit.pipelines.training.world import World, weights_of
 

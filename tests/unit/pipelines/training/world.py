@@ -9,31 +9,31 @@ import torch
 
 from contracts import assignments
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
-from contracts.database import insert_new
 from contracts.errors import Unavailable
 from contracts.faults import FaultPoint, no_fault
-from contracts.lease import Lease
-from contracts.outbox import message
 from contracts.records import Experience, Outcome, decode
 from contracts.revocations import Treatment
 from contracts.rollback import roll_back
-from contracts.settings import Settings
 from contracts.tables import verdict
 from contracts.topics import EXPERIENCES, OUTCOMES
 from contracts.version_parents import stored_parents
-from contracts.weights.manifest import Manifest
-from contracts.weights.publish import publish_version
-from contracts.weights.signing import Keyring, Signer
-from contracts.weights.store import FolderWeightStore
 from pipelines.episodes.epochs.chain import Epoch, Epochs, best, valid_through
 from pipelines.training.checkpoint_names import highest_epoch
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.worker import Trainer
 from policy.weights import tensors_of
+from runtime.database import insert_new
+from runtime.lease import Lease
+from runtime.log.outbox import message
+from runtime.settings import Settings
 from tests.databases import write_migrated
 from tests.leases import a_lease
 from tests.unit.pipelines.training.builders import random_experience, tiny_model
+from weights.publish import publish_version
+from weights.stores.store import FolderWeightStore
+from weights.versions.manifest import Manifest
+from weights.versions.signing import Keyring, Signer
 
 NOW = 2000.0
 POLICY = "tiny"

@@ -10,8 +10,8 @@ import pytest
 
 from contracts.errors import Unavailable
 from contracts.tasks import Task
-from rewards.grading import Panel
 from rewards.monitors.features import marks_of
+from rewards.panel import Panel
 from rewards.rubric import Verdict, combine
 from rewards.sandbox.choose import sandbox_named
 from rewards.signals.mapping import About, score_signals

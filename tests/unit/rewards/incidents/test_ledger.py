@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from contracts.database import Database
+from runtime.database import Database
 from tests.unit.rewards.incidents.ledger import CALLING, LEDGER, Incident, broken_call, call, dropping
 from tests.unit.rewards.incidents.world import SHARES, World
 

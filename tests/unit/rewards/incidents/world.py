@@ -13,17 +13,17 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import select
 
-from contracts.database import Database
 from contracts.records import Score, Signal
 from contracts.tables import alarm
 from contracts.tasks import Task
 from rewards.graders import each
-from rewards.grading import Panel
 from rewards.monitors.features import Noted
 from rewards.monitors.watch import LOOK_SECONDS, Monitors
+from rewards.panel import Panel
 from rewards.rubric import Verdict, combine
 from rewards.signals.mapping import About, score_signals
 from rewards.verifiers.check import Answer, Verifier
+from runtime.database import Database
 from tests.fakes import a_generation, a_signal
 
 NUM_HONEST = 1_500

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from contracts.database import Database
 from rewards.judges.parse import Verdict
 from rewards.judges.repository import DatabaseStore
 from rewards.judges.store import JudgeStore, MemoryStore, Spent
+from runtime.database import Database
 
 
 @pytest.fixture(params=["memory", "database"])

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from contracts.database import Database
 from contracts.records import Score, Signal, Submitter
 from contracts.tasks import Task
 from rewards.signals.votes import Item
 from rewards.signals.weighing import Weighing, Weight
+from runtime.database import Database
 
 BATCH = 500
 NOW = 1_800_000_000.0

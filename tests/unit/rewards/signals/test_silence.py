@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import func, select
 
 from benchmarks.attacks._silence_world import BLAND, GRADED, HELPFUL, Crowd, Style, is_imputed
-from contracts.database import Database
 from contracts.errors import InvalidTask
 from contracts.records import Submitter
 from contracts.tables import heard, vote
@@ -30,9 +29,10 @@ from rewards.signals.silence import (
     newest_of,
     read_evidence,
 )
+from runtime.database import Database
 from tests.fakes import Crash
 from tests.judge_server import judge_server, verdict
-from tests.unit.rewards.test_assessing import a_task as admitted
+from tests.unit.rewards.test_assessor import a_task as admitted
 
 pytestmark = pytest.mark.slow
 

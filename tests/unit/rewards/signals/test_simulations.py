@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from contracts.asking import is_asked
-from contracts.database import Database
 from rewards.monitors.evidence import Sums
 from rewards.signals.audit import Accuracy, Known, known_of_one, together, why_different
 from rewards.signals.delay import (
@@ -31,6 +30,7 @@ from rewards.signals.repository import delays_of, known_of, mean_of_people
 from rewards.signals.silence import Tally, expected_of
 from rewards.signals.votes import Item
 from rewards.signals.weighing import Weighing
+from runtime.database import Database
 from tests.unit.rewards.signals.crowds import NOW, a_task, an_item, weigh, weighted_mean
 
 pytestmark = pytest.mark.slow  # seconds, for what changes rarely: CI runs it

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from sqlalchemy import event, func, select
 
-from contracts.database import Database
 from contracts.errors import InvalidTask
 from contracts.tables import signal_delay, submitter, vote
 from rewards.signals.repository import clear_burst
 from rewards.signals.votes import Item
 from rewards.signals.weighing import Weighing, Weight
+from runtime.database import Database
 from tests.unit.rewards.signals.crowds import NOW, a_task, an_item, weigh
 
 DAY = 86_400.0

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from rewards.killable import NotStarted, Outcome, Pool, Setup, pool_for
-from rewards.killable.referee import refereed
 from rewards.verifiers.check import Answer, Check, wrong
+from rewards.verifiers.referee import refereed
 
 pytestmark = pytest.mark.slow
 

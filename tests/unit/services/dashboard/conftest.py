@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from contracts.settings import Settings
-from contracts.weights.store import FolderWeightStore
-from services.dashboard.watcher import Reader
+from runtime.settings import Settings
+from services.dashboard.live.watcher import Reader
 from tests.unit.services.dashboard.seed import STARTED, seed, settings_of
+from weights.stores.store import FolderWeightStore
 
 ReaderOf = Callable[[Settings], Reader]
 

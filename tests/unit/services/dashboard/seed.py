@@ -30,11 +30,11 @@ from contracts.records import (
     pack_ids,
     seal_body,
 )
-from contracts.settings import Settings
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
-from contracts.weights.format import Tensor
-from contracts.weights.publish import publish_version
-from contracts.weights.store import FolderWeightStore
+from runtime.settings import Settings
+from weights.publish import publish_version
+from weights.stores.store import FolderWeightStore
+from weights.tensors import Tensor
 
 POLICY = "reservations"
 EPOCH = 2

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select, update
 
 from contracts import tables
-from contracts.settings import Settings
+from runtime.settings import Settings
 from tests.unit.services.dashboard.seed import NUM_VERSIONS, POLICY, SCRIPT
 
 OTHER = "tutor"

@@ -5,7 +5,7 @@ from types import FrameType
 
 import pytest
 
-from contracts.settings import Settings
+from runtime.settings import Settings
 from services.dashboard.app import create_app
 
 

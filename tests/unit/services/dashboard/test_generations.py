@@ -7,10 +7,10 @@ from sqlalchemy import select, update
 from tokenizers import Tokenizer
 
 from contracts import ledger
-from contracts.database import Database
 from contracts.records import Span
-from contracts.settings import Settings
 from contracts.tables import generation
+from runtime.database import Database
+from runtime.settings import Settings
 from services.dashboard.generations import queries
 from services.dashboard.generations.detail import cut, excerpt, messages, story
 from services.dashboard.generations.queries import PAGE, Cursor, Search, find_page, find_whole

@@ -1,7 +1,7 @@
 from contracts import ledger
 from contracts.ledger import Counts
 from contracts.topics import GENERATIONS, SIGNALS
-from services.dashboard.identities import (
+from services.dashboard.live.identities import (
     GENERATION_STATES,
     SIGNAL_STATES,
     Identity,
@@ -10,8 +10,8 @@ from services.dashboard.identities import (
     identities,
     signal_identity,
 )
-from services.dashboard.queries import Standing, Totals
-from services.dashboard.traffic import PartitionLag, Traffic
+from services.dashboard.live.queries import Standing, Totals
+from services.dashboard.live.traffic import PartitionLag, Traffic
 
 
 def count_of(identity: Identity, name: str) -> int:

@@ -4,12 +4,12 @@ import pytest
 from sqlalchemy import event
 
 from contracts.assignments import CANDIDATE, LIVE
-from contracts.settings import Settings
-from services.dashboard.lags import lags
-from services.dashboard.loop.freshness import legs, newest_live, quantile
-from services.dashboard.loop.queries import BUCKET_SECONDS, WINDOW_SECONDS, Learned, read_learned, read_rates
-from services.dashboard.loop.rates import NUM_BUCKETS, rates, step_buckets, window_start
-from services.dashboard.traffic import PartitionLag, Traffic
+from runtime.settings import Settings
+from services.dashboard.live.lags import lags
+from services.dashboard.live.loop.freshness import legs, newest_live, quantile
+from services.dashboard.live.loop.queries import BUCKET_SECONDS, WINDOW_SECONDS, Learned, read_learned, read_rates
+from services.dashboard.live.loop.rates import NUM_BUCKETS, rates, step_buckets, window_start
+from services.dashboard.live.traffic import PartitionLag, Traffic
 from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.unit.services.dashboard.seed import NUM_VERSIONS, STARTED, WAITING
 

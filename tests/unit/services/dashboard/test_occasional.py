@@ -1,6 +1,6 @@
 import pytest
 
-from services.dashboard.occasional import COST_SHARE, LEAST_SECONDS, MOST_SECONDS, Occasional
+from services.dashboard.live.occasional import COST_SHARE, LEAST_SECONDS, MOST_SECONDS, Occasional
 
 
 class Clock:

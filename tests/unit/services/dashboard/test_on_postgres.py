@@ -8,16 +8,16 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
-from contracts.database import Database, create_database
 from contracts.errors import Unauthorized
 from contracts.keys import create_key
-from contracts.settings import Settings
 from contracts.tables import dashboard_session, generation
-from services.dashboard import repository
+from runtime.database import Database, create_database
+from runtime.settings import Settings
 from services.dashboard.app import create_app
 from services.dashboard.generations.queries import Search, find_page
 from services.dashboard.own.watching import OwnReader
-from services.dashboard.sessions import MAX_SESSIONS, Sessions
+from services.dashboard.signin import repository
+from services.dashboard.signin.sessions import MAX_SESSIONS, Sessions
 from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, STARTED, key_of, seed
 

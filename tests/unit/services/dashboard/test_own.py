@@ -11,14 +11,14 @@ from fastapi.testclient import TestClient
 from sqlalchemy import insert, select, update
 
 from contracts.keys import create_key
-from contracts.settings import Settings
 from contracts.tables import generation, received_signal, score, signal
+from runtime.settings import Settings
 from services.dashboard.app import create_app
-from services.dashboard.occasional import MOST_SECONDS
+from services.dashboard.live.occasional import MOST_SECONDS
+from services.dashboard.live.queries import Score
+from services.dashboard.live.watcher import Watcher
 from services.dashboard.own.queries import read_scores
 from services.dashboard.own.watching import MAX_IDLE, OwnReader, Watchers
-from services.dashboard.queries import Score
-from services.dashboard.watcher import Watcher
 from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.unit.services.dashboard.seed import key_of
 

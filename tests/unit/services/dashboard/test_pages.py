@@ -12,10 +12,10 @@ from fastapi.testclient import TestClient
 from sqlalchemy import insert
 
 from contracts.keys import Role, create_key
-from contracts.settings import Settings
 from contracts.tables import dead_letter
+from runtime.settings import Settings
 from services.dashboard.app import create_app
-from services.dashboard.sessions import COOKIE, TOKEN_FILE
+from services.dashboard.signin.sessions import COOKIE, TOKEN_FILE
 from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, SCRIPT, key_of
 
 ORIGIN = {"origin": "http://testserver"}

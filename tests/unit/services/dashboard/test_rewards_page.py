@@ -16,8 +16,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import delete, select, update
 
 from contracts.keys import create_key
-from contracts.settings import Settings
 from contracts.tables import behaviour, generation, score
+from runtime.settings import Settings
 from services.dashboard.app import create_app
 from tests.unit.services.dashboard.seed import NUM_VERSIONS, POLICY, SCRIPT, seed, settings_of
 from tests.unit.services.dashboard.seed_rewards import NUM, NUM_PEOPLE, OTHER, seed_rewards

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from contracts.database import Database
-from contracts.settings import Settings
 from contracts.tables import alarm, behaviour
+from runtime.database import Database
+from runtime.settings import Settings
 from services.dashboard.rewards import queries
 from services.dashboard.rewards.figures import (
     MAX_PARTS,

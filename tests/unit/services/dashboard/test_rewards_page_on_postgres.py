@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from contracts.database import create_database
-from contracts.settings import Settings
+from runtime.database import create_database
+from runtime.settings import Settings
 from services.dashboard.app import create_app
 from tests.unit.services.dashboard.seed import seed
 from tests.unit.services.dashboard.seed_rewards import OTHER, seed_rewards

@@ -10,9 +10,9 @@ from fastapi.testclient import TestClient
 from contracts import assignments
 from contracts.keys import Role, create_key
 from contracts.ledger import generation_counts, trained_versions
-from contracts.settings import Settings
+from runtime.settings import Settings
 from services.dashboard.app import create_app
-from services.dashboard.sessions import COOKIE, TOKEN_FILE
+from services.dashboard.signin.sessions import COOKIE, TOKEN_FILE
 from tests.unit.services.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY, key_of
 
 ORIGIN = {"origin": "http://testserver"}

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select, update
 
-from contracts.database import Database
 from contracts.errors import Forbidden, Unauthorized, Unavailable
 from contracts.keys import Caller, NewKey, Role, Scope, check_key, make_key, revoke_keys
 from contracts.tables import api_key, dashboard_session
-from services.dashboard import repository
-from services.dashboard.sessions import (
+from runtime.database import Database
+from services.dashboard.signin import repository
+from services.dashboard.signin.sessions import (
     IDLE_SECONDS,
     LONGEST_SECONDS,
     MAX_SESSIONS,

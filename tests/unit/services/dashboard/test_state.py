@@ -5,10 +5,10 @@ import pytest
 from sqlalchemy import delete, func, insert, select, update
 
 from contracts import ledger, tables
-from contracts.settings import Settings
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
-from services.dashboard.queries import Score
-from services.dashboard.state import MAX_BUCKETS, MIN_IN_BUCKET, MIN_LABELS, State, bucketed
+from runtime.settings import Settings
+from services.dashboard.live.queries import Score
+from services.dashboard.live.state import MAX_BUCKETS, MIN_IN_BUCKET, MIN_LABELS, State, bucketed
 from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.unit.services.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY, REFUSED, STARTED, WAITING
 

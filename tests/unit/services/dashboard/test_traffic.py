@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.event_log import Consumer, LoadPosition, LogRecord, Message, TopicState
-from services.dashboard.traffic import RATE_SECONDS, Lookout, PartitionLag, Positions, Traffic
+from services.dashboard.live.traffic import RATE_SECONDS, Lookout, PartitionLag, Positions, Traffic
 
 TOPIC = "signals"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fastapi.testclient import TestClient
 from sqlalchemy import insert
 
-from contracts.settings import Settings
 from contracts.tables import alarm
+from runtime.settings import Settings
 from services.dashboard.app import create_app
 from tests.unit.services.dashboard.test_pages import signed_in
 

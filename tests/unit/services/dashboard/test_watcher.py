@@ -11,11 +11,11 @@ from prometheus_client import REGISTRY
 from sqlalchemy import func, select, update
 
 from contracts.errors import Unavailable
-from contracts.metrics import LEDGER_UNEXPLAINED
-from contracts.settings import Settings
 from contracts.tables import generation, training_step
-from services.dashboard.state import State
-from services.dashboard.watcher import MAX_VIEWERS, Watcher
+from runtime.metrics import LEDGER_UNEXPLAINED
+from runtime.settings import Settings
+from services.dashboard.live.state import State
+from services.dashboard.live.watcher import MAX_VIEWERS, Watcher
 from tests.unit.services.dashboard.conftest import ReaderOf
 
 PERIOD = 0.02

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from contracts.weights.codec import CODEC, encode
-from contracts.weights.format import Tensor, Tensors, root_of
-from contracts.weights.history import History
-from contracts.weights.layout import edge_name
-from contracts.weights.manifest import NO_HISTORY, Chunk, Manifest
-from contracts.weights.reader import Hop, WeightReader, advance_history
+from weights.codec.delta import CODEC, encode
+from weights.codec.history import History
+from weights.reader import Hop, WeightReader, advance_history
+from weights.tensors import Tensor, Tensors, root_of
+from weights.versions.layout import edge_name
+from weights.versions.manifest import NO_HISTORY, Chunk, Manifest
 
 POLICY = "demo"
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from contracts.errors import InvalidSettings, Unavailable, WeightsRefused
-from contracts.weights.format import root_of
 from policy.weights import tensors_of
 from services.engine.follower import Follower, Problem, Wanted, due, next_problem
 from tests.unit.services.engine.memory_store import MemoryStore
 from tests.unit.services.engine.world import make_engine, make_store, tiny_model
+from weights.tensors import root_of
 
 
 def problem(version: int = 7, retry_at: float = 10.0) -> Problem:

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.attacks.attack import Attack
 from benchmarks.attacks.engine import KEY, OPEN, Closed, attacks
-from contracts.engine_key import authorization
 from contracts.errors import OriginRefused, Unauthorized, UnsupportedMediaType
+from runtime.engine_key import authorization
 from services.engine.guard import refuse
 
 BEARER = (b"authorization", authorization(KEY)["authorization"].encode())

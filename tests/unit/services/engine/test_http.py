@@ -14,8 +14,8 @@ import httpx
 import pytest
 import uvicorn
 
-from contracts.engine_key import authorization
 from contracts.errors import Unavailable
+from runtime.engine_key import authorization
 from services.engine.__main__ import check_ready
 from services.engine.app import make_app
 from services.engine.engine import ENGINE, Engine

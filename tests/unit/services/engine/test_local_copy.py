@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from contracts.errors import Conflict, Unavailable
-from contracts.weights.format import Tensors, root_of
-from contracts.weights.manifest import Chunk, Manifest
-from contracts.weights.replica import Replica
 from policy.weights import tensors_of
 from services.engine.engine import Engine
 from services.engine.local_copy import LocalCopy
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
 from tests.unit.services.engine.world import make_engine, tiny_model
+from weights.replica.replica import Replica
+from weights.tensors import Tensors, root_of
+from weights.versions.manifest import Chunk, Manifest
 
 LIVE, CANDIDATE = "live", "candidate"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from sqlalchemy import select
 
 from contracts import assignments
-from contracts.database import Database
 from contracts.tables import swap
+from runtime.database import Database
 from services.engine.follower import Wanted
 from services.engine.repository import keep_swap, read_wanted
 from services.engine.swap import SwapRecord

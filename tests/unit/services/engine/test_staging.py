@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from contracts.errors import NotFound, WeightsRefused
-from contracts.weights.codec import Change, Staged
-from contracts.weights.format import Tensors, root_of
-from contracts.weights.reader import Hop
 from policy.weights import apply_patches, tensors_of
 from services.engine.staging import Stager, Step, target_names
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
 from tests.unit.services.engine.world import tiny_model
+from weights.codec.delta import Change, Staged
+from weights.reader import Hop
+from weights.tensors import Tensors, root_of
 
 LIVE, CANDIDATE = "live", "candidate"
 

@@ -7,7 +7,6 @@ import pytest
 
 from contracts.errors import NotFound, Unavailable, WeightsRefused
 from contracts.records import Span
-from contracts.weights.format import root_of
 from policy.weights import tensors_of
 from services.engine.engine import Engine
 from services.engine.swap import SwapRecord, added_gap
@@ -23,6 +22,7 @@ from tests.unit.services.engine.world import (
     rounding,
     until,
 )
+from weights.tensors import root_of
 
 PROMPT = [5, 9, 33, 12]
 

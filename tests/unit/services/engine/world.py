@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from contracts.weights.format import Tensors
 from policy.weights import copy_tensors, tensors_of
 from services.engine.engine import Engine
 from services.engine.sampling import CompletionRequest
@@ -19,6 +18,7 @@ from services.engine.swap import SwapRecord
 from services.engine.tickets import Chunk
 from tests.tolerances import network_tolerance
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
+from weights.tensors import Tensors
 
 VOCABULARY = 64
 CONTEXT = 512

@@ -9,15 +9,15 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
-from contracts.database import Database
 from contracts.errors import Unavailable
 from contracts.event_log import Message
 from contracts.ids import new_completion_id
-from contracts.local_log import LocalLog
 from contracts.records import Signal, decode
-from contracts.settings import Settings
 from contracts.tables import outbox, received_signal, signal_count
 from contracts.topics import SIGNALS
+from runtime.database import Database
+from runtime.log.local import LocalLog
+from runtime.settings import Settings
 from services.feedback.app import create_app
 from tests.unit.services.serving import make_home, make_key, serve
 

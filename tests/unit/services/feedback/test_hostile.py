@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from contracts.database import Database
 from contracts.errors import InvalidRequest
 from contracts.event_log import LogRecord
 from contracts.ids import new_completion_id
@@ -15,6 +14,7 @@ from contracts.records import Signal, decode, encode
 from contracts.tables import signal as signals
 from contracts.topics import GENERATIONS, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
+from runtime.database import Database
 from services.feedback.requests import read_item
 from tests.fakes import BOOKING_TASK, a_generation
 from tests.hostile import WHATEVER

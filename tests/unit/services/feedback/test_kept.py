@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from contracts.database import Database
 from contracts.errors import InvalidRequest, NotStored
 from contracts.ids import new_completion_id
 from contracts.ledger import rejection_counts, signal_counts
 from contracts.records import encode
 from contracts.tables import generation, received_signal
+from runtime.database import Database
 from services.feedback.requests import read_item
 from tests.fakes import BOOKING_TASK, a_generation
 from tests.unit.pipelines.episodes.bench import Join, a_task

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from sqlalchemy import delete, insert, select
 
-from contracts.database import Database
 from contracts.records import Signal, decode_shape
 from contracts.tables import join_key, received_signal, signal, waiting_signal
 from pipelines.episodes.repository import signal_row
 from pipelines.episodes.samples import HeldSignal
+from runtime.database import Database
 from tests.unit.services.feedback.conftest import Feedback
 from tests.unit.services.serving import make_key, wait_until
 

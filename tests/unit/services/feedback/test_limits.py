@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from contracts.database import Database
+from runtime.database import Database
 from services.feedback.app import create_app
 from tests.unit.services.feedback.conftest import Feedback, FullLog
 from tests.unit.services.serving import make_home, serve

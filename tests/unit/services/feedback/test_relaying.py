@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from contracts.database import Database
 from contracts.event_log import Message
-from contracts.local_log import LocalLog
-from contracts.outbox import Relay, put
+from runtime.database import Database
+from runtime.log.local import LocalLog
+from runtime.log.outbox import Relay, put
 from services.feedback.relaying import RelayThread
 from services.feedback.repository import PROCESS
 from tests.unit.services.serving import wait_until

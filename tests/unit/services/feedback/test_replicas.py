@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
-from contracts.database import Database, create_database
 from contracts.tables import outbox, received_signal, signal_count
+from runtime.database import Database, create_database
 from services.feedback import repository
 from services.feedback.repository import Entry, Retraction
 from tests.unit.services.feedback.test_writer import Items

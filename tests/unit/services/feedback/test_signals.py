@@ -10,11 +10,11 @@ from typing import Any
 
 from sqlalchemy import event, insert, update
 
-from contracts.database import Database
-from contracts.local_log import LocalLog
 from contracts.records import Submitter, encode
-from contracts.settings import Settings
 from contracts.tables import signal as signal_table
+from runtime.database import Database
+from runtime.log.local import LocalLog
+from runtime.settings import Settings
 from services.feedback.app import create_app
 from tests.unit.services.feedback.conftest import Feedback, FullLog
 from tests.unit.services.serving import make_key, serve, wait_until

@@ -13,12 +13,12 @@ import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import Connection, event, func, select
 
-from contracts.database import Database
 from contracts.errors import Unavailable
 from contracts.ids import new_completion_id
 from contracts.records import Signal, decode
 from contracts.tables import outbox, received_signal, signal_count
 from contracts.tasks.loading import load_tasks
+from runtime.database import Database
 from services.feedback import writer as writing
 from services.feedback.repository import Retraction
 from services.feedback.requests import Received, read_item

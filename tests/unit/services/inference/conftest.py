@@ -8,9 +8,9 @@ import httpx
 import openai
 import pytest
 
-from contracts.database import Database
 from contracts.records import Generation, decode
 from contracts.topics import GENERATIONS
+from runtime.database import Database
 from services.inference.app import create_app
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
 from tests.unit.services.serving import make_home, make_key, serve

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from contracts.asking import is_asked
-from contracts.database import Database
 from contracts.errors import InvalidRequest
+from runtime.database import Database
 from services.inference.app import create_app
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.test_bad_input import parse

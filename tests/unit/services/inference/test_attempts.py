@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from contracts.database import Database
 from contracts.ids import is_stored
 from contracts.records import Attempt
 from contracts.tasks.loading import load_tasks
+from runtime.database import Database
 from services.inference.app import create_app
 from services.inference.attempts import attempt_of
 from tests.unit.pipelines.episodes.bench import Join

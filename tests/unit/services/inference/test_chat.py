@@ -6,9 +6,9 @@ import openai
 import pytest
 
 from contracts.assignments import LIVE, move
-from contracts.database import Database
 from contracts.ids import route_of
 from contracts.records import Sampling, Span, unpack_floats, unpack_ids
+from runtime.database import Database
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import make_tokenizer
 

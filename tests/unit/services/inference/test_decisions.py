@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.assignments import Assignment
-from contracts.database import Database
 from contracts.errors import ContextLengthExceeded, UnknownModel
 from contracts.records import Sampling
 from contracts.tasks import SamplingRule
+from runtime.database import Database
 from services.inference.arms import Arm, Assignments, choose_arm, draw_of, pinned_version
 from services.inference.plan import decide_sampling
 from services.inference.requests import ChatRequest

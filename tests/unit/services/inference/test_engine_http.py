@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from services.inference.engine_http import IDLE_SECONDS, Broken, Closed, HttpClient, NoConnection, Silent, TooLong
+from services.inference.engine.http import IDLE_SECONDS, Broken, Closed, HttpClient, NoConnection, Silent, TooLong
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"

@@ -13,12 +13,12 @@ from sqlalchemy import select
 from starlette.responses import JSONResponse
 
 from contracts.assignments import LIVE, move, read
-from contracts.database import Database
 from contracts.errors import InvalidRequest
 from contracts.revocations import revoke
 from contracts.tables import assignment_change
+from runtime.database import Database
 from services.inference.app import create_app
-from services.inference.engine_wire import Health, Problem
+from services.inference.engine.wire import Health, Problem
 from services.inference.hot_load import PATH, describe, version_of
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
 from tests.unit.services.serving import make_home, make_key, serve

@@ -10,8 +10,8 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Message
 
-from contracts.passing import Turn
-from contracts.passing.in_process import LocalWindow
+from runtime.replicas import Turn
+from runtime.replicas.in_process import LocalWindow
 from services.inference.idempotency import MAX_ANSWER_BYTES, REPLAYED, Repeats
 from services.inference.replies import DONE
 

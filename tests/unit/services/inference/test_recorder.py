@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from contracts.event_log import Message
-from contracts.local_log import LocalLog
+from runtime.log.local import LocalLog
 from services.inference.recorder import Recorder
 from tests.fakes import a_generation, everything
 

@@ -13,9 +13,9 @@ import httpx
 import openai
 import pytest
 
-from contracts.database import Database
-from contracts.passing import Passing
-from contracts.passing.in_process import make_passing
+from runtime.database import Database
+from runtime.replicas import Passing
+from runtime.replicas.in_process import make_passing
 from services.inference.app import create_app
 from services.inference.idempotency import REPLAYED
 from tests.unit.services.inference.conftest import Inference

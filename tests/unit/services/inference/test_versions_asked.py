@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.assignments import CANDIDATE, LIVE, Assignment, move, read
-from contracts.database import Database
 from contracts.errors import InvalidRequest, VersionNotServed
 from contracts.records import Span
+from runtime.database import Database
 from services.inference.arms import Arm, choose_arm
 from services.inference.idempotency import REPLAYED
 from services.inference.versions import Asked, asked_versions

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from contracts.errors import RecordTooLarge, Unavailable
 from contracts.event_log import Message
-from contracts.local_log import LocalLog
+from runtime.log.local import LocalLog
 
 END = "<|end|>"
 CONTEXT = 200

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contracts.database import Database
 from contracts.ledger import generation_counts
 from contracts.records import Outcome
+from runtime.database import Database
 from tests.fakes import a_signal, asking
 from tests.unit.pipelines.episodes.bench import Join, a_task
 

@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass, field
 
 from contracts.event_log import Message
-from contracts.outbox import message
 from contracts.records import Also, Outcome, State
 from contracts.topics import OUTCOMES, route_of_key
+from runtime.log.outbox import message
 
 Told = tuple[State, str, int | None]
 """State, reason, version."""

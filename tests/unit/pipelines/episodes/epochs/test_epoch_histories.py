@@ -14,10 +14,10 @@ from sqlalchemy import insert, select
 
 from contracts.event_log import Message
 from contracts.ledger import generation_states
-from contracts.outbox import message
 from contracts.records import Outcome
 from contracts.tables import generation, ledger_change, training_epoch
 from contracts.topics import GENERATIONS
+from runtime.log.outbox import message
 from tests.fakes import a_generation
 from tests.unit.pipelines.episodes.epochs.stories import Story, messages
 from tests.unit.pipelines.episodes.test_histories import MEMORY, System

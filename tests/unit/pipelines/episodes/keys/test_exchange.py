@@ -7,12 +7,12 @@ from uuid import UUID
 import pytest
 from sqlalchemy import insert, select
 
-from contracts.database import Database
 from contracts.ledger import num_waiting
 from contracts.records import Signal, decode
 from contracts.tables import join_key, received_signal, signal, waiting_signal
 from pipelines.episodes.join import ORPHAN_SECONDS
 from pipelines.episodes.keys.exchange import KEY_SECONDS, RETRACTED_SECONDS
+from runtime.database import Database
 from tests.fakes import a_generation
 from tests.unit.pipelines.episodes.bench import Join, a_task
 from tests.unit.pipelines.episodes.keys.test_rules import IDS, said

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from contracts.database import Database
 from contracts.ledger import generation_counts
 from contracts.records import Attempt, Experience, Generation, Outcome
 from contracts.tables import generation, signal
 from pipelines.episodes.retries.rules import SUPERSEDED
+from runtime.database import Database
 from tests.fakes import a_generation, a_signal
 from tests.unit.pipelines.episodes.bench import Join, a_task
 

@@ -1,0 +1,1 @@
+"""The weight codec beside its peers."""

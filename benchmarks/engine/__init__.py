@@ -1,0 +1,1 @@
+"""The engine beside `generate` of transformers."""

@@ -1,0 +1,173 @@
+"""The two arms of `benchmarks.engine`: our engine without HTTP, and static left-padded batches of `generate`.
+
+Flows in: jobs, in order. Flows out: useful tokens a second. Waits for: every answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from random import Random
+from time import perf_counter, process_time
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoTokenizer
+
+from contracts.errors import InvalidValue
+from examples.reservations.sentences import requests
+from policy.load import load_model
+from services.engine.engine import Engine
+from services.engine.sampling import CompletionRequest
+from services.engine.settings import EngineSettings
+from weights.publish import publish_version
+from weights.stores.store import FolderWeightStore
+from weights.tensors import read_safetensors
+
+POLICY = "benchmark"
+
+
+class Job(NamedTuple):
+    """One answer to make: exactly `num_tokens` tokens after the prompt's ids."""
+
+    prompt: list[int]
+    num_tokens: int
+
+
+def make_jobs(base: Path, count: int, *, shortest: int, longest: int, seed: int) -> list[Job]:
+    """Sentences of the demo's users; lengths drawn evenly."""
+    tokenizer = _tokenizer(base)
+    draw = Random(seed)  # noqa: S311 lengths, not secrets
+    sentences = (request.sentence for request in itertools.islice(requests("users", seed), count))
+    return [
+        Job(
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": sentence}], add_generation_prompt=True, return_dict=False
+            ),
+            draw.randint(shortest, longest),
+        )
+        for sentence in sentences
+    ]
+
+
+class Speed(NamedTuple):
+    """Useful tokens a second, by the clock and by the processor: the latter holds on a machine that others use too."""
+
+    by_clock: float
+    by_processor: float
+
+
+class EngineArm:
+    """Up to `size` requests in flight; the next one starts when one ends."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def run(self, jobs: Sequence[Job], size: int) -> Speed:
+        """Over all jobs."""
+        started, computed = perf_counter(), process_time()
+        num_tokens = asyncio.run(self._run(jobs, size))
+        return Speed(num_tokens / (perf_counter() - started), num_tokens / (process_time() - computed))
+
+    async def _run(self, jobs: Sequence[Job], size: int) -> int:
+        places = asyncio.Semaphore(size)
+
+        async def answer(job: Job) -> int:
+            async with places:
+                request = CompletionRequest(
+                    model=POLICY, prompt=job.prompt, max_tokens=job.num_tokens, ignore_eos=True, logprobs=1
+                )
+                ticket = self._engine.resolve(POLICY).submit(request)
+                chunk = await anext(aiter(ticket.chunks()))
+            _check(len(chunk.token_ids), len(chunk.logprobs), job)
+            return len(chunk.token_ids)
+
+        return sum(await asyncio.gather(*map(answer, jobs)))
+
+
+class GenerateArm:
+    """Batches of `size` in order of arrival; each ends with its longest answer, the surplus is not counted."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._pad_id = model.generation_config.pad_token_id or 0
+
+    def run(self, jobs: Sequence[Job], size: int) -> Speed:
+        """Over all jobs."""
+        started, computed = perf_counter(), process_time()
+        num_tokens = sum(self._batch(jobs[place : place + size]) for place in range(0, len(jobs), size))
+        return Speed(num_tokens / (perf_counter() - started), num_tokens / (process_time() - computed))
+
+    def _batch(self, jobs: Sequence[Job]) -> int:
+        width, longest = max(len(job.prompt) for job in jobs), max(job.num_tokens for job in jobs)
+        rows = [[self._pad_id] * (width - len(job.prompt)) + job.prompt for job in jobs]
+        masks = [[0] * (width - len(job.prompt)) + [1] * len(job.prompt) for job in jobs]
+        device = self._model.device
+        with torch.inference_mode():
+            output = self._model.generate(
+                input_ids=torch.tensor(rows, device=device),
+                attention_mask=torch.tensor(masks, device=device),
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                min_new_tokens=longest,
+                max_new_tokens=longest,
+                pad_token_id=self._pad_id,
+                return_dict_in_generate=True,
+                output_scores=True,
+            )
+            logprobs = self._model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
+        token_ids, logprobs = output.sequences[:, width:].tolist(), logprobs.tolist()
+        for job, ids, values in zip(jobs, token_ids, logprobs, strict=True):
+            _check(len(ids[: job.num_tokens]), len(values[: job.num_tokens]), job)
+        return sum(job.num_tokens for job in jobs)
+
+
+@contextmanager
+def open_engine(
+    folder: Path, base: Path, device: str, dtype: torch.dtype, settings: EngineSettings
+) -> Iterator[Engine]:
+    """The engine as its process runs it, with `base` published as version 0 under `folder` and live."""
+    store = FolderWeightStore(folder)
+    publish_version(
+        store,
+        policy=POLICY,
+        run=POLICY,
+        version=0,
+        parent=None,
+        base=None,
+        target=read_safetensors(base),
+        step=0,
+        epoch=0,
+        num_samples=0,
+        created_at=time.time(),
+    )
+    engine = Engine(
+        policy=POLICY,
+        settings=settings,
+        store=store,
+        make_model=lambda: load_model(str(base), device=device, dtype=dtype),
+        on_swap=lambda _record: None,
+        on_gave_up=lambda: None,
+    )
+    engine.update("live", 0)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@cache
+def _tokenizer(base: Path) -> Any:
+    return AutoTokenizer.from_pretrained(base)
+
+
+def _check(num_ids: int, num_logprobs: int, job: Job) -> None:
+    if (num_ids, num_logprobs) != (job.num_tokens, job.num_tokens):
+        raise InvalidValue(f"{num_ids} tokens and {num_logprobs} log-probs came, {job.num_tokens} were asked for")

@@ -1,0 +1,1 @@
+"""Durable feedback beside other servers."""

@@ -1,0 +1,226 @@
+"""Homes of a feedback server that runs as users run it: a process of its own, on the embedded or on real servers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import sqlalchemy
+from sqlalchemy import func, select
+
+from benchmarks.load import Plan
+from contracts.keys import create_key
+from contracts.records import Signal, decode
+from contracts.tables import outbox, received_signal
+from contracts.topics import SIGNALS, TOPICS
+from runtime.database import Database, create_database
+from runtime.settings import Settings, write_settings
+
+_ROOT = Path(__file__).parent.parent.parent
+_START_SECONDS, _PAUSE_SECONDS, _READ = 60.0, 0.02, 5000
+_TASK = """
+name = "booking"
+window_seconds = 600
+
+[sampling]
+owner = "task"
+temperature = 1.0
+max_tokens = 32
+
+[signals.accepted]
+type = "bool"
+labels = { true = 1.0, false = 0.0 }
+"""
+
+
+class FeedbackWorld:
+    """One home, its key, and replicas of the process `feedback` on ports of their own.
+
+    Args:
+        folder: an empty folder.
+        kafka: where the broker is; None: the log in the folder.
+        server: PostgreSQL, where a database will be made; None: SQLite in the folder.
+        replicas: how many processes; more than one needs both servers.
+    """
+
+    def __init__(self, folder: Path, kafka: str | None = None, server: str | None = None, replicas: int = 1) -> None:
+        (folder / "task.toml").write_text(_TASK)
+        self._server = server
+        self._name = name = f"feedback_{secrets.token_hex(6)}"
+        database_url = create_database(server, name) if server else None
+        self.homes = []
+        for number in range(replicas):
+            home = folder / str(number)
+            settings = Settings(
+                requests_per_minute=0,
+                signals_per_minute=0,
+                home=home,
+                run=name.replace("_", "-"),
+                policy="benchmark",
+                base=str(folder / "base"),
+                tasks=(folder / "task.toml",),
+                feedback_port=free_port(),
+                kafka=kafka,
+                database_url=database_url,
+            )
+            write_settings(settings, {})
+            self.homes.append(settings)
+        self.settings = self.homes[0]
+        self.database = self.settings.database()
+        self.log = self.settings.event_log()
+        self.log.create_topics()
+        self.key = _prepare(self.database)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Start every replica and wait until it answers."""
+        self.processes = [self._start(settings.home) for settings in self.homes]
+        for settings in self.homes:
+            wait_for_port(settings.feedback_port or 0)
+
+    def restart(self, number: int) -> None:
+        """Kill a replica with SIGKILL and start it again; returns when it answers."""
+        self.processes[number].kill()
+        self.processes[number].wait()
+        self.processes[number] = self._start(self.homes[number].home)
+        wait_for_port(self.homes[number].feedback_port or 0)
+
+    def plan(self, number: int = 0, **changes: object) -> Plan:
+        """Signals with ids of their own about generations that are not known yet, to one replica."""
+        item = {
+            "id": "fb-{n}",
+            "completion_id": "chatcmpl-{uuid7}",
+            "name": "accepted",
+            "value": True,
+            "submitter": {"id": "user-1"},
+        }
+        fields = {
+            "port": self.homes[number].feedback_port,
+            "path": "/v1/feedback",
+            "headers": {"authorization": f"Bearer {self.key}"},
+            "body": json.dumps(item),
+        }
+        return Plan(**{**fields, **changes})  # type: ignore[arg-type]
+
+    def num_stored(self) -> int:
+        """Signals in the database."""
+        with self.database.snapshot() as connection:
+            return connection.execute(select(func.count()).select_from(received_signal)).scalar_one()
+
+    def num_waiting(self) -> int:
+        """Messages that are committed and not yet known to be in the log."""
+        with self.database.snapshot() as connection:
+            return connection.execute(select(func.count()).select_from(outbox)).scalar_one()
+
+    def stored_ids(self) -> set[str]:
+        """Ids in the database."""
+        with self.database.snapshot() as connection:
+            return set(connection.execute(select(received_signal.c.id)).scalars())
+
+    def logged_ids(self) -> list[str]:
+        """Ids in the log, as often as they are there."""
+        found = []
+        for partition, end in self.log.ends(SIGNALS).items():
+            offset = 0
+            while offset < end:
+                records = self.log.read(SIGNALS, partition, offset, _READ)
+                found += [decode(Signal, record.value).id for record in records]
+                offset = records[-1].offset + 1
+        return found
+
+    def drain(self, seconds: float = 120.0) -> float:
+        """Wait until everything is in the log; how long that took."""
+        started = time.monotonic()
+        while self.num_waiting():
+            if time.monotonic() - started > seconds:
+                raise RuntimeError(f"{self.num_waiting()} signals were not relayed in {seconds:g} s")
+            time.sleep(_PAUSE_SECONDS)
+        return time.monotonic() - started
+
+    def close(self) -> None:
+        """Stop the replicas; what they made on servers goes away."""
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            process.wait()
+        if self.settings.kafka is not None:
+            from kafka import KafkaAdminClient  # noqa: PLC0415 only where there is a Kafka
+
+            admin = KafkaAdminClient(bootstrap_servers=self.settings.kafka)
+            admin.delete_topics([f"{self.settings.policy}.{self.settings.run}.{topic}" for topic in TOPICS])
+            admin.close()
+        self.log.close()
+        self.database.close()
+        if self._server is not None:
+            engine = sqlalchemy.create_engine(self._server, isolation_level="AUTOCOMMIT")
+            with engine.connect() as connection:
+                connection.exec_driver_sql(f'DROP DATABASE "{self._name}" WITH (FORCE)')
+            engine.dispose()
+
+    def _start(self, home: Path) -> subprocess.Popen[bytes]:
+        with (home / "output.txt").open("ab") as output:
+            return subprocess.Popen(  # noqa: S603 our own program
+                [sys.executable, str(_ROOT / "millrace.py"), "feedback", "--home", str(home)],
+                cwd=_ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+            )
+
+
+@contextmanager
+def running(
+    folder: Path, kafka: str | None = None, server: str | None = None, replicas: int = 1
+) -> Iterator[FeedbackWorld]:
+    """A started world, until the block ends."""
+    world = FeedbackWorld(folder, kafka, server, replicas)
+    try:
+        world.start()
+        yield world
+    finally:
+        world.close()
+
+
+def servers() -> tuple[str, str] | None:
+    """Kafka and PostgreSQL, if the environment names them."""
+    kafka, server = os.environ.get("MILLRACE_KAFKA"), os.environ.get("MILLRACE_DATABASE")
+    return (kafka, server) if kafka and server else None
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def wait_for_port(port: int, path: str = "/health", seconds: float = _START_SECONDS) -> None:
+    """Return when a server answers there."""
+    deadline = time.monotonic() + seconds
+    while True:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        try:
+            connection.request("GET", path)
+            connection.getresponse().read()
+        except (OSError, http.client.HTTPException):
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return
+        finally:
+            connection.close()
+
+
+def _prepare(database: Database) -> str:
+    database.migrate()
+    with database.transaction() as connection:
+        return create_key(connection, "app")

@@ -1,0 +1,1 @@
+"""Deltas that were mutated, truncated, replayed or forged: is any of them applied?"""

@@ -1,0 +1,1 @@
+"""Inference over an engine that costs nothing."""

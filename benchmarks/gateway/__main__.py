@@ -1,0 +1,198 @@
+"""How fast inference is over an engine that costs nothing, with every generation made durable.
+
+Closed loop: requests a second at 1, 8 and 32 connections. Open loop: what the gateway adds at 200 requests a second. The
+direct arm asks the mock engine itself; the arms take turns. With MILLRACE_KAFKA set, an arm logs to Kafka. On a machine that
+others use, `chrt -r 5 python -m benchmarks.gateway` keeps them out of the figures; the report says that it was so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import uuid
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+import uvicorn
+import uvloop
+
+from benchmarks.gateway.world import (
+    OK,
+    Reply,
+    World,
+    chat_body,
+    client_of,
+    closed_loop,
+    engine_body,
+    open_loop,
+    running,
+)
+from benchmarks.report import percentile, print_table, summarise, write_report
+from contracts.records import Generation, decode
+from contracts.topics import GENERATIONS
+from runtime.logs import set_up_logs
+from runtime.settings import load_settings
+from services.inference.app import create_app
+
+CONNECTIONS = (1, 8, 32)
+RATE = 200.0
+_CHAT, _ENGINE = "/v1/chat/completions", "/v1/completions"
+
+
+class Arm(NamedTuple):
+    """Something to ask."""
+
+    name: str
+    url: str
+    key: str
+    path: str
+    body: bytes
+    process: psutil.Process | None
+
+
+def serve(home: Path) -> None:
+    """The gateway alone, as the process `inference` runs it."""
+    set_up_logs("inference")
+    settings = load_settings(home)
+    app = create_app(settings)
+    uvicorn.run(app, port=settings.web_port, loop="uvloop", http="httptools", access_log=False, log_level="warning")
+
+
+def arms_of(worlds: dict[str, World]) -> list[Arm]:
+    """Direct, and each gateway, streaming and not."""
+    first = next(iter(worlds.values()))
+    arms = [Arm("direct", first.engine, "", _ENGINE, engine_body(), None)]
+    for name, world in worlds.items():
+        for kind, stream in (("plain", False), ("stream", True)):
+            arms.append(Arm(f"{name} {kind}", world.gateway, world.key, _CHAT, chat_body(stream), world.process))
+    return arms
+
+
+async def measure(arms: Sequence[Arm], rounds: int, seconds: float) -> dict[str, dict[str, list[float]]]:
+    """Samples by arm and figure, one of each for every round. Fails if a request does, or was not logged."""
+    figures: dict[str, dict[str, list[float]]] = {arm.name: {} for arm in arms}
+    for _ in range(rounds):
+        for connections in CONNECTIONS:
+            for arm in arms:
+                burnt = _cpu_seconds(arm)
+                replies = await _closed(arm, connections, seconds)
+                burnt = _cpu_seconds(arm) - burnt
+                name = f"requests/s at {connections}"
+                figures[arm.name].setdefault(name, []).append(len(replies) / seconds)
+                figures[arm.name].setdefault(f"p99 ms at {connections}", []).append(_milliseconds(replies, 0.99))
+                figures[arm.name].setdefault(f"CPU ms at {connections}", []).append(1000 * burnt / len(replies))
+        for arm in arms:
+            replies = await _open(arm, seconds * 2)
+            for name, share in (("p50", 0.5), ("p99", 0.99)):
+                figures[arm.name].setdefault(f"{name} ms at {RATE:g}/s", []).append(_milliseconds(replies, share))
+    return figures
+
+
+def _cpu_seconds(arm: Arm) -> float:
+    if arm.process is None:
+        return 0.0
+    times = arm.process.cpu_times()
+    return float(times.user + times.system)
+
+
+async def _closed(arm: Arm, connections: int, seconds: float) -> list[Reply]:
+    client = client_of(arm.url, arm.key)
+    replies = await closed_loop(client, arm.path, arm.body, connections, seconds)
+    client.close()
+    return _checked(replies)
+
+
+async def _open(arm: Arm, seconds: float) -> list[Reply]:
+    client = client_of(arm.url, arm.key)
+    replies = await open_loop(client, arm.path, lambda _number: arm.body, RATE, seconds)
+    client.close()
+    return _checked(replies)
+
+
+def _checked(replies: list[Reply]) -> list[Reply]:
+    if bad := [reply for reply in replies if reply.status != OK or not reply.logged]:
+        raise RuntimeError(f"{len(bad)} of {len(replies)} requests failed or were not logged: {bad[0]}")
+    return replies
+
+
+def _milliseconds(replies: Sequence[Reply], share: float) -> float:
+    return 1000 * percentile([reply.seconds for reply in replies], share)
+
+
+def count_logged(home: Path) -> int:
+    """Generations on the log of a home, each read and opened."""
+    log = load_settings(home).event_log()
+    num = 0
+    for partition, end in log.ends(GENERATIONS).items():
+        offset = 0
+        while offset < end:
+            records = log.read(GENERATIONS, partition, offset, 1000)
+            num += sum(len(decode(Generation, record.value).open().completion_ids) > 0 for record in records)
+            offset = records[-1].offset + 1
+    log.close()
+    return num
+
+
+def run(rounds: int, seconds: float) -> dict[str, Any]:
+    """Everything; the content of the report."""
+    kafka = os.environ.get("MILLRACE_KAFKA")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        places: dict[str, str | None] = {"embedded": None} | ({"kafka": kafka} if kafka else {})
+        name = f"bench-{uuid.uuid4().hex[:8]}"
+        worlds = {
+            place: stack.enter_context(running(Path(folder) / place, servers, name))
+            for place, servers in places.items()
+        }
+        arms = arms_of(worlds)
+        uvloop.run(measure(arms, 1, 0.5))  # warm
+        figures = uvloop.run(measure(arms, rounds, seconds))
+        num_logged = {place: count_logged(world.home) for place, world in worlds.items()}
+    return {
+        "seconds": seconds,
+        "real_time_priority": os.sched_getscheduler(0) in {os.SCHED_RR, os.SCHED_FIFO},
+        "arms": {arm: {name: summarise(samples) for name, samples in of.items()} for arm, of in figures.items()},
+        "generations_on_the_log": num_logged,
+    }
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one short round")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each closed loop")
+    parser.add_argument("--rounds", type=int, default=3)
+    commands = parser.add_subparsers(dest="command")
+    server = commands.add_parser("serve", help="only the gateway of a home, until SIGTERM")
+    server.add_argument("home", type=Path)
+    options = parser.parse_args()
+    if options.command == "serve":
+        serve(options.home)
+        return
+    report = run(1, 1.5) if options.quick else run(options.rounds, options.seconds)
+    print_report(report)
+    if not options.quick:
+        print(write_report("gateway", report))
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """Medians, and what the gateway adds to the engine."""
+    arms: dict[str, dict[str, Any]] = report["arms"]
+    names = list(arms["direct"])
+    rows = [[arm, *(figures[name]["median"] for name in names)] for arm, figures in arms.items()]
+    for arm, figures in arms.items():
+        if arm != "direct":
+            added = [
+                figures[name]["median"] - arms["direct"][name]["median"] if name.endswith("/s") else ""
+                for name in names
+            ]
+            rows.append([f"{arm}: added", *added])
+    print_table("gateway", ["arm", *names], rows)
+    print("on the log:", report["generations_on_the_log"])
+
+
+if __name__ == "__main__":
+    main()

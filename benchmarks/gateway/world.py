@@ -1,0 +1,197 @@
+"""What benchmarks of the gateway stand on: the real inference process, a mock engine, requests over loopback.
+
+Three processes: the mock engine, the gateway and the caller, which is the benchmark itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from contracts.keys import create_key
+from runtime.database import Database
+from runtime.settings import Settings, write_settings
+from services.inference.engine.http import Broken, Exchange, HttpClient
+
+_ROOT = Path(__file__).parent.parent.parent
+_EXAMPLE = _ROOT / "examples" / "reservations"
+_START_SECONDS = 30.0
+OK = 200
+
+
+class Reply(NamedTuple):
+    """How one request ended. Seconds count from when it was due, not from when it could be sent."""
+
+    status: int
+    seconds: float
+    logged: bool
+    id: str
+    at: float
+    """When it was due, on the clock of `time.monotonic`."""
+
+
+class World(NamedTuple):
+    """Where everything is."""
+
+    home: Path
+    gateway: str
+    engine: str
+    key: str
+    process: psutil.Process
+
+
+class HeadedExchange(Exchange):
+    """An exchange that keeps the headers of its answer."""
+
+    headers: dict[bytes, bytes]
+
+    async def begin(self, method: str, path: str, body: bytes) -> None:
+        """See `Exchange.begin`."""
+        self.headers = {}
+        await super().begin(method, path, body)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One of them; called by the parser."""
+        self.headers[name.lower()] = value
+
+
+def chat_body(stream: bool) -> bytes:
+    """A request of the demo product."""
+    content = "A table for four on Friday at half past seven, please. The name is Anna."
+    messages = [
+        {"role": "system", "content": "Turn the wish into a booking."},
+        {"role": "user", "content": content},
+    ]
+    return json.dumps({"model": "gateway", "messages": messages, "stream": stream}).encode()
+
+
+def engine_body() -> bytes:
+    """What the gateway asks the engine for, about: the direct arm of a comparison."""
+    content = {"model": "gateway", "prompt": list(range(80)), "max_tokens": 32, "temperature": 1.0, "stream": True}
+    return json.dumps(content | {"logprobs": 0, "return_token_ids": True}).encode()
+
+
+async def ask(client: HttpClient, path: str, body: bytes, due: float | None = None) -> Reply:
+    """One request, to its end. A connection that breaks has status 0."""
+    due = due or time.monotonic()
+    try:
+        exchange = await client.begin("POST", path, body)
+        try:
+            content = await exchange.read_all()
+        finally:
+            exchange.end()
+    except Broken:
+        return Reply(0, time.monotonic() - due, logged=False, id="", at=due)
+    headers = exchange.headers if isinstance(exchange, HeadedExchange) else {}
+    logged = headers.get(b"x-millrace-logged") != b"false" and b'"logged":false' not in content
+    identity = headers.get(b"x-request-id", b"").decode()
+    return Reply(exchange.status, time.monotonic() - due, logged, identity, due)
+
+
+async def closed_loop(client: HttpClient, path: str, body: bytes, connections: int, seconds: float) -> list[Reply]:
+    """Each connection asks again as soon as it was answered."""
+    until = time.monotonic() + seconds
+
+    async def one() -> list[Reply]:
+        replies = []
+        while time.monotonic() < until:
+            replies.append(await ask(client, path, body))
+        return replies
+
+    return [reply for replies in await asyncio.gather(*(one() for _ in range(connections))) for reply in replies]
+
+
+async def open_loop(
+    client: HttpClient, path: str, bodies: Callable[[int], bytes], rate: float, seconds: float
+) -> list[Reply]:
+    """`rate` requests a second, whatever becomes of those before."""
+    start = time.monotonic()
+    asking = []
+    for number in range(round(rate * seconds)):
+        due = start + number / rate
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        asking.append(asyncio.create_task(ask(client, path, bodies(number), due)))
+    return list(await asyncio.gather(*asking))
+
+
+def client_of(url: str, key: str = "") -> HttpClient:
+    """A client that keeps headers."""
+    return HttpClient(url, {"authorization": f"Bearer {key}"} if key else None, HeadedExchange)
+
+
+@contextmanager
+def running(home: Path, kafka: str | None, run: str) -> Iterator[World]:
+    """Mock engine and gateway, until the block ends."""
+    with ExitStack() as stack:
+        mock = stack.enter_context(_process(["-m", "benchmarks.gateway.mock_engine"]))
+        assert mock.stdout is not None  # noqa: S101 it was opened as a pipe
+        engine_port = int(mock.stdout.readline())
+        settings = Settings(
+            requests_per_minute=0,
+            signals_per_minute=0,
+            home=home,
+            run=run,
+            policy="gateway",
+            base=str(_EXAMPLE / "base"),
+            tasks=(_EXAMPLE / "task.toml",),
+            web_port=_free_port(),
+            engine_port=engine_port,
+            kafka=kafka,
+        )
+        write_settings(settings, {})
+        key = _prepare(settings)
+        gateway = stack.enter_context(_process(["-m", "benchmarks.gateway", "serve", str(home)]))
+        world = World(home, settings.web_url, settings.engine_url, key, psutil.Process(gateway.pid))
+        asyncio.run(_wait_for(world))
+        yield world
+
+
+def _prepare(settings: Settings) -> str:
+    database = Database(f"sqlite:///{settings.home / 'millrace.db'}")
+    database.migrate()
+    with database.transaction() as connection:
+        key = create_key(connection, "app")
+    database.close()
+    log = settings.event_log()
+    log.create_topics()
+    log.close()
+    return key
+
+
+async def _wait_for(world: World) -> None:
+    client = client_of(world.gateway, world.key)
+    deadline = time.monotonic() + _START_SECONDS
+    while (reply := await ask(client, "/v1/chat/completions", chat_body(stream=False))).status != OK:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the gateway does not answer: {reply}")
+        await asyncio.sleep(0.1)
+    client.close()
+
+
+@contextmanager
+def _process(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    process = subprocess.Popen(  # noqa: S603 our own modules
+        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=environment, cwd=_ROOT
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

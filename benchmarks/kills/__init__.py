@@ -1,0 +1,1 @@
+"""Processes killed with SIGKILL at random moments."""

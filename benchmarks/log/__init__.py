@@ -1,0 +1,1 @@
+"""Generations a second through join and score."""

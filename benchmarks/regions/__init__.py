@@ -1,0 +1,1 @@
+"""One trainer, several regions far away."""

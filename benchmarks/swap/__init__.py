@@ -1,0 +1,1 @@
+"""Changes of weights while answers are being made."""

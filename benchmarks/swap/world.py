@@ -1,0 +1,164 @@
+"""What `benchmarks.swap` swaps: a chain of versions in a folder, an engine over it, and answers that never end.
+
+Flows in: a base, a way through versions. Flows out: what each swap cost, and every answer. Waits for: the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.engine.arms import POLICY, Job, make_jobs
+from benchmarks.swap.labels import Answer
+from contracts.errors import MillraceError, Unavailable
+from services.engine.engine import Engine
+from services.engine.sampling import CompletionRequest
+from services.engine.settings import EngineSettings
+from services.engine.swap import SwapRecord, added_gap
+from weights.codec.history import History
+from weights.publish import publish_version
+from weights.stores.store import FolderWeightStore, WeightStore
+from weights.tensors import Tensor, Tensors
+
+LIVE = "live"
+_FORTH_AND_BACK = (1, 1, 1, 1, -1)
+_SHORTEST, _LONGEST = 32, 96
+_BETWEEN_SECONDS = 0.05
+_NUM_JOBS = 1000
+
+
+class Outcome(NamedTuple):
+    """What a run under load saw."""
+
+    records: list[SwapRecord]
+    answers: list[Answer]
+    num_failed: int
+    """Answers that ended in an error, or with fewer tokens than were asked for."""
+    quiet_gaps: list[float]
+    """As `SwapRecord.gap_seconds`, at moments halfway between two swaps: what the same statistic is without a swap."""
+
+
+def way(num_swaps: int) -> list[int]:
+    """The versions that `num_swaps` swaps lead to from version 0: four steps forth and one back, again and again."""
+    moves = itertools.islice(itertools.cycle(_FORTH_AND_BACK), num_swaps)
+    return list(itertools.accumulate(moves))
+
+
+def moved(tensors: Mapping[str, Tensor], density: float, seed: int) -> Tensors:
+    """A copy in which this share of the bfloat16 weights went one unit in the last place up or down."""
+    draw = np.random.default_rng(seed)
+    found = {}
+    for name, tensor in tensors.items():
+        words = tensor.data.view("<u2").copy()
+        places = draw.choice(words.size, size=draw.binomial(words.size, density), replace=False, shuffle=False)
+        # Adding to the bits moves a positive weight away from zero: the sign of a step is as random as the weight's.
+        words[places] += draw.choice(np.array([1, 2**16 - 1], dtype=np.uint16), size=places.size)
+        words[_is_not_finite(words)] = 0
+        found[name] = tensor._replace(data=words.view(np.uint8))
+    return found
+
+
+def publish_chain(store: WeightStore, base: Tensors, num_versions: int, density: float) -> None:
+    """Version 0, and `num_versions` more, each a step from the one before."""
+    history, parent, target = History(), base, base
+    for version in range(num_versions + 1):
+        if version:
+            parent, target = target, moved(target, density, seed=version)
+        publish_version(
+            store,
+            policy=POLICY,
+            run=POLICY,
+            version=version,
+            parent=version - 1 if version else None,
+            base=parent if version else None,
+            target=target,
+            step=version,
+            epoch=0,
+            num_samples=0,
+            created_at=time.time(),
+            history=history,
+        )
+
+
+@contextmanager
+def open_engine(folder: Path, make_model: Any, settings: EngineSettings) -> Iterator[Engine]:
+    """An engine over the versions in a folder, holding version 0."""
+    engine = Engine(
+        policy=POLICY,
+        settings=settings,
+        store=FolderWeightStore(folder),
+        make_model=make_model,
+        on_swap=lambda _record: None,
+        on_gave_up=lambda: None,
+    )
+    try:
+        engine.update(LIVE, 0)
+        yield engine
+    finally:
+        engine.close()
+
+
+def swap_under_load(engine: Engine, versions: Sequence[int], base: Path, num_streams: int) -> Outcome:
+    """Bring the live arm to one version after the other while `num_streams` answers are always being made."""
+    return asyncio.run(_Load(engine, base).run(versions, num_streams))
+
+
+class _Load:
+    def __init__(self, engine: Engine, base: Path) -> None:
+        self._engine = engine
+        self._jobs = itertools.cycle(make_jobs(base, _NUM_JOBS, shortest=_SHORTEST, longest=_LONGEST, seed=0))
+        self._answers: list[Answer] = []
+        self._token_times: list[list[float]] = []
+        self._num_failed = 0
+        self._is_over = False
+
+    async def run(self, versions: Sequence[int], num_streams: int) -> Outcome:
+        streams = [asyncio.create_task(self._stream()) for _ in range(num_streams)]
+        while len(self._answers) < 2 * num_streams:  # noqa: ASYNC110 the first answers warm up
+            await asyncio.sleep(_BETWEEN_SECONDS)
+        records, moments = [], []
+        for version in versions:
+            record = await asyncio.to_thread(self._engine.update, LIVE, version)
+            if record is None:
+                raise Unavailable(f"version {version} came without a swap")
+            records.append(record)
+            await asyncio.sleep(_BETWEEN_SECONDS / 2)
+            moments.append(time.perf_counter())
+            await asyncio.sleep(_BETWEEN_SECONDS / 2)
+        self._is_over = True
+        await asyncio.gather(*streams)
+        gaps = [added_gap(_in_flight(self._token_times, moment), moment) for moment in moments]
+        return Outcome(records, self._answers, self._num_failed, [gap for gap in gaps if gap is not None])
+
+    async def _stream(self) -> None:
+        while not self._is_over:
+            job = next(self._jobs)
+            try:
+                await self._answer(job)
+            except MillraceError:
+                self._num_failed += 1
+
+    async def _answer(self, job: Job) -> None:
+        request = CompletionRequest(model=POLICY, prompt=job.prompt, max_tokens=job.num_tokens, ignore_eos=True)
+        ticket = self._engine.resolve(POLICY).submit(request)
+        chunk = await anext(aiter(ticket.chunks()))
+        self._token_times.append(ticket.token_times)
+        self._answers.append(Answer(job.prompt, chunk.token_ids, chunk.logprobs, chunk.spans))
+        if (len(chunk.token_ids), len(chunk.logprobs)) != (job.num_tokens, job.num_tokens):
+            self._num_failed += 1
+
+
+def _in_flight(token_times: list[list[float]], moment: float) -> list[list[float]]:
+    return [times for times in token_times if times[0] <= moment < times[-1]]
+
+
+def _is_not_finite(words: np.ndarray[Any, np.dtype[np.uint16]]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    is_special: np.ndarray[Any, np.dtype[np.bool_]] = (words & 0x7F80) == 0x7F80  # noqa: PLR2004 the exponent, all ones
+    return is_special

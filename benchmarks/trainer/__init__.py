@@ -1,0 +1,1 @@
+"""What the trainer remembers and tells."""

@@ -1,0 +1,1 @@
+"""The commands about rewards: score, rescore, estimate, bursts, judge."""

@@ -1,0 +1,58 @@
+"""`millrace bursts`: which votes weigh nothing because too many came at once, and how to let them count again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from contracts.errors import InvalidSettings
+from contracts.tasks import Task
+from contracts.tasks.loading import load_tasks
+from contracts.tasks.people import BurstRule
+from rewards.signals.repository import clear_burst, quarantined_paces
+from runtime.settings import load_settings
+
+
+def run_bursts(home: Path, name: str, clear: str | None) -> None:
+    """List the bursts of a task that still weigh nothing, or end one, named `CLUSTER/SIDE`.
+
+    Raises:
+        InvalidSettings: there is no such task or burst, or the task looks for none.
+    """
+    settings = load_settings(home)
+    tasks = load_tasks(settings.tasks)
+    if name not in tasks:
+        raise InvalidSettings(f"no task {name!r} in {home}; there are {sorted(tasks)}")
+    rule = _rule(tasks[name])
+    database = settings.database()
+    try:
+        if clear is not None:
+            cluster, _, side = clear.rpartition("/")
+            with database.transaction() as connection:
+                if not clear_burst(connection, name, cluster, side):
+                    raise InvalidSettings(
+                        f"task {name!r} has no burst {clear!r}; `millrace bursts --task {name}` lists them"
+                    )
+            print(f"votes of {clear} count again")
+            return
+        with database.snapshot() as connection:
+            found = quarantined_paces(connection, name)
+    finally:
+        database.close()
+    if not found:
+        print(f"no burst in task {name!r}: every vote counts")
+        return
+    table = Table("burst", "votes in its interval", "weighs nothing until", title=f"bursts of {name}")
+    for cluster, side, pace in found:
+        until = datetime.fromtimestamp((pace.quarantined_until + 1) * rule.bucket_seconds, UTC)
+        table.add_row(f"{cluster}/{side}", f"{pace.num:,}", until.strftime("%Y-%m-%d %H:%M UTC"))
+    Console().print(table)
+
+
+def _rule(task: Task) -> BurstRule:
+    if task.trust.burst is None:
+        raise InvalidSettings(f"task {task.name!r} looks for no bursts; add [trust.burst] to {task.where('name')}")
+    return task.trust.burst

@@ -1,0 +1,164 @@
+"""`millrace estimate`: the mean reward of each version's answers, where there is one and over all.
+
+In: what the reward worker noted of audited tasks. Out: a table or one JSON object. Waits for: nothing.
+
+A reward is what the task file says: gates, graders, users, in its own range, as the first revision of an answer had it. For
+answers without one the judge of [audit] stands in, if its word means the same as the reward; where that is not shown the
+last column is refused, with status 1.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from contracts.errors import InvalidSettings
+from contracts.tasks import Task
+from contracts.tasks.loading import load_tasks
+from rewards.judges.identity import identity_of
+from rewards.judges.report import read_report
+from rewards.signals.audit import Accuracy, Known, together, why_different
+from rewards.signals.estimates import Estimate
+from rewards.signals.repository import known_of, mean_of_people
+from runtime.settings import load_settings
+
+_FEW = 30
+"""Values that are all alike have no spread to be seen; from so many on their mean is taken as it is."""
+
+
+def run_estimate(home: Path, name: str, *, as_json: bool = False) -> dict[int, Known]:
+    """Print what is known of each version of a task; returns it. Only reads.
+
+    Raises:
+        InvalidSettings: there is no such task, none of its samples is audited, or the audit does not measure the reward; in
+            that last case everything else was printed.
+    """
+    settings = load_settings(home)
+    tasks = load_tasks(settings.tasks)
+    if name not in tasks:
+        raise InvalidSettings(f"no task {name!r} in {home}; there are {sorted(tasks)}")
+    task = tasks[name]
+    if task.audit is None:
+        raise InvalidSettings(
+            f"task {name!r} audits nothing, so nobody knows what the silent think; add [audit] to {task.where('name')}"
+        )
+    database = settings.database()
+    try:
+        with database.snapshot() as connection:
+            versions, people = known_of(connection, name), mean_of_people(connection, name)
+    finally:
+        database.close()
+    accuracy = _accuracy(task)
+    refused = why_different(together(versions.values()), accuracy) if versions else ""
+    found = as_rows(task, versions, accuracy, refused)
+    if as_json:
+        print(json.dumps(found | _people_as_json(people)))
+    else:
+        Console().print(table_of(task, found))
+        if people[1]:
+            print(
+                f"what {people[1]:,} people said, each counted once, over all versions: {people[0]:.3f} (no grader has a part)"
+            )
+    if refused:
+        raise InvalidSettings(
+            f"the mean over all answers is not estimated: {refused}; let judge {task.audit.judge!r} judge what the reward "
+            f"means ({task.where('audit', 'judge')}), or read the audit for what it says"
+        )
+    return versions
+
+
+def as_rows(task: Task, versions: dict[int, Known], accuracy: Accuracy | None, refused: str) -> dict[str, Any]:
+    """Everything that is shown, in rewards: an interval has `value`, `low` and `high`, or is null if there is too little."""
+    judge = task.audit.judge if task.audit is not None else ""
+    return {
+        "task": task.name,
+        "unit": f"reward of task {task.name!r}, first revision of each answer",
+        "range": [task.reward.low, task.reward.high],
+        "confidence": 0.95,
+        "audit": judge,
+        "corrected_for_errors_of_the_judge": accuracy is not None,
+        "refused": refused or None,
+        "versions": [
+            {
+                "version": version,
+                "num_answers": known.num,
+                "num_rewarded": known.rewarded.num,
+                "num_spoke": known.said.num,
+                "num_audited": known.audited.num + known.audited_silent.num,
+                "where_somebody_spoke": _interval(task, known.naive, known.said.num),
+                "where_there_is_a_reward": _interval(task, known.measured, known.rewarded.num),
+                "of_all": None if refused else _interval(task, known.corrected(accuracy), _num_behind(known)),
+            }
+            for version, known in versions.items()
+        ],
+    }
+
+
+def table_of(task: Task, found: dict[str, Any]) -> Table:
+    """Rewards in the task's range, with 95% intervals."""
+    low, high = found["range"]
+    table = Table(
+        title=f"mean reward of answers of {task.name}, from {low:g} to {high:g}, 95% t-intervals",
+        caption=f"of all: judge {found['audit']!r} stands in where there is no reward"
+        + (", its errors corrected" if found["corrected_for_errors_of_the_judge"] else ""),
+    )
+    columns = ["version", "answers", "rewarded", "spoke", "audited", "where somebody spoke", "where there is a reward"]
+    for column in [*columns, *([] if found["refused"] else ["of all"])]:
+        table.add_column(column, justify="right")
+    for row in found["versions"]:
+        counts = (row["num_answers"], row["num_rewarded"], row["num_spoke"], row["num_audited"])
+        names = ["where_somebody_spoke", "where_there_is_a_reward", *([] if found["refused"] else ["of_all"])]
+        words = (_in_words(row[name]) for name in names)
+        table.add_row(str(row["version"]), *(f"{count:,}" for count in counts), *words)
+    return table
+
+
+def _accuracy(task: Task) -> Accuracy | None:
+    """Of the judge that audits, if `millrace judge admit` measured it, it says yes or no only, and knows more than a coin."""
+    rule = next(judge for judge in task.judges if task.audit is not None and judge.name == task.audit.judge)
+    path = Path(task.folder) / (rule.admission or f"{rule.name}.admission.json")
+    if len(rule.scale) != len(("no", "yes")) or not path.exists():
+        return None
+    try:
+        report = read_report(path)
+    except ValueError as error:
+        raise InvalidSettings(f"{error}; write it again with millrace judge admit, or remove it") from error
+    figures = report.figures
+    if report.identity != identity_of(rule) or figures.sensitivity is None or figures.specificity is None:
+        return None
+    found = Accuracy(figures.sensitivity.value, figures.specificity.value, figures.num_good, figures.num_bad)
+    is_informed = found.sensitivity + found.specificity > 1.0
+    return found if is_informed and min(figures.num_good, figures.num_bad) > 0 else None
+
+
+def _num_behind(known: Known) -> int:
+    """Values in the smaller of the parts that the mean of all is made of."""
+    if not known.silent.num:
+        return known.rewarded.num
+    return min(sums.num for sums in (known.rewarded, known.audited_silent) if sums.num or sums is known.audited_silent)
+
+
+def _interval(task: Task, estimate: Estimate, num: int) -> dict[str, float] | None:
+    start, end = estimate.interval()
+    is_flat = estimate.error == 0.0 and num < _FEW
+    if not math.isfinite(start) or is_flat or start > 1.0 or end < 0.0:
+        return None
+    low, span = task.reward.low, task.reward.high - task.reward.low
+    shares = {"value": estimate.value, "low": start, "high": end}
+    return {name: low + span * min(1.0, max(0.0, share)) for name, share in shares.items()}
+
+
+def _in_words(interval: dict[str, float] | None) -> str:
+    if interval is None:
+        return "too few"
+    return f"{interval['value']:.3f}  ({interval['low']:.3f} to {interval['high']:.3f})"
+
+
+def _people_as_json(people: tuple[float, int]) -> dict[str, Any]:
+    mean, num = people
+    return {"people": {"num": num, "mean_of_what_each_said": mean if num else None}}

@@ -1,0 +1,146 @@
+"""`millrace rescore`: what would change if the log had been scored by other graders, shown before anything uses them."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+from contracts.errors import InvalidSettings
+from contracts.tasks import Task
+from contracts.tasks.loading import load_tasks
+from rewards.replay.comparison import Comparison, Mean, is_same
+from rewards.replay.replay import Graded, Replay, as_json
+from runtime.settings import Settings, load_settings
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_AGE = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+
+
+def run_rescore(
+    *, home: Path, task: str, since: str, task_file: Path | None, out: Path | None, limit: int | None
+) -> Comparison:
+    """Replay, and print what would change. The log and the database are only read."""
+    settings = load_settings(home)
+    wanted = _task(settings, task, task_file)
+    start = parse_since(since, time.time())
+    log, database = settings.event_log(), settings.database()
+    try:
+        replay = Replay(log, database, wanted)
+        comparison = Comparison()
+        with _opened(out) as file:
+            for item in replay.run(start, limit):
+                comparison.add(item)
+                if file is not None:
+                    file.write(json.dumps(as_json(item)) + "\n")
+    finally:
+        log.close()
+        database.close()
+    _print(Console(), wanted, start, replay, comparison)
+    if out is not None:
+        print(f"every episode, before and after: {out}")
+    return comparison
+
+
+def parse_since(text: str, now: float) -> float:
+    """UTC epoch seconds of an age (90s, 30m, 2h, 7d) or of an ISO time, which is UTC if it does not say.
+
+    Raises:
+        InvalidSettings: it is neither, or lies in the future.
+    """
+    if age := _AGE.fullmatch(text.strip()):
+        return now - float(age.group(1)) * _UNITS[age.group(2)]
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        raise InvalidSettings(
+            f"--since {text!r} is neither an age like 90s, 30m, 2h, 7d nor a time like 2026-11-20T08:00Z"
+        ) from error
+    start = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    if start > now:
+        raise InvalidSettings(f"--since {text!r} lies in the future")
+    return start
+
+
+def _task(settings: Settings, name: str, file: Path | None) -> Task:
+    tasks = load_tasks((file,) if file else settings.tasks)
+    if name not in tasks:
+        place = str(file) if file else f"the home {settings.home}"
+        raise InvalidSettings(f"no task {name!r} in {place}; it has {', '.join(sorted(tasks))}")
+    return tasks[name]
+
+
+@contextmanager
+def _opened(path: Path | None) -> Iterator[TextIO | None]:
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("w")
+    except OSError as error:
+        raise InvalidSettings(f"--out {path} cannot be written: {error.strerror}") from error
+    with file:
+        yield file
+
+
+def _print(console: Console, task: Task, start: float, replay: Replay, found: Comparison) -> None:
+    when = datetime.fromtimestamp(start, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    print(f"{found.num} episodes of {task.name} since {when}, through task {task.hash}")
+    if replay.num_unreadable:
+        print(f"{replay.num_unreadable} records could not be read and were left out")
+    if not found.num:
+        others = f"; there are episodes of {', '.join(sorted(replay.others))}" if replay.others else ""
+        print(f"nothing to compare: go further back with --since, or name another task{others}")
+        return
+    print(f"{found.num_unchanged} unchanged, {found.num_changed} changed, {found.num_new} not scored before")
+    table = Table("", "mean before", "after", "null before", "after", "disagree")
+    table.add_row("reward", *_means(found.before, found.after), str(found.num_changed))
+    for name, part in sorted(found.components.items()):
+        table.add_row(name, *_means(part.before, part.after), str(part.disagreements))
+    console.print(table)
+    # As lines, not in a table: what somebody copies must not be cut to the width of a terminal.
+    for name, part in sorted(found.components.items()):
+        print(f"{name}: {_labels(part.labels_before)} -> {_labels(part.labels_after)}")
+    for (before, after), count in sorted(found.statuses.items()):
+        print(f"{count} went from {before} to {after}")
+    for item in found.largest:
+        if item.before is not None:
+            by = ", ".join(_causes(item.before, item.after))
+            print(f"{item.key} r{item.revision}: {_verdict(item.before)} -> {_verdict(item.after)} by {by}")
+    print("Nothing was changed: no score, no reward and no position was written. To use these graders from now on,")
+    print("end `millrace up` and start it with this file as --task (or name it under `tasks` in millrace.toml).")
+
+
+def _causes(before: Graded, after: Graded) -> list[str]:
+    """Components that came, went or say something else."""
+    both = before.scores.keys() & after.scores.keys()
+    same = {name for name in both if is_same(before.scores[name].value, after.scores[name].value)}
+    return sorted((before.scores.keys() | after.scores.keys()) - same) or ["the rule that combines them"]
+
+
+def _verdict(graded: Graded) -> str:
+    if graded.reward is not None:
+        return f"{graded.reward:.3f}"
+    return graded.status if graded.fault == "none" else f"{graded.status}: {graded.fault} fault"
+
+
+def _means(before: Mean, after: Mean) -> tuple[str, str, str, str]:
+    return _mean(before), _mean(after), str(before.num_null), str(after.num_null)
+
+
+def _mean(mean: Mean) -> str:
+    return "" if mean.value is None else f"{mean.value:.4f}"
+
+
+def _labels(labels: Counter[str]) -> str:
+    most = [label if len(labels) == 1 else f"{label} ({count})" for label, count in labels.most_common(4)]
+    return ", ".join(most) or "none"

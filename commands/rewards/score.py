@@ -1,0 +1,174 @@
+"""`millrace score`: a verifier, or all graders of a task, on cases from standard input, one JSON line each.
+
+A case is {"prompt": ..., "completion": ..., "reference": ..., "metadata": {...}}; only the completion is needed. The answers
+come in the order of the cases, as soon as there are any, so that it can stand in a pipe.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from rich.console import Console
+from rich.table import Table
+
+from contracts.errors import InvalidRequest, InvalidSettings, InvalidTask
+from contracts.records import Score
+from contracts.tasks.loading import load_tasks
+from rewards.by_hand import Bench, answer_of_case, task_of_verifier
+from rewards.rubric import Verdict
+from rewards.verifiers.check import Answer
+from rewards.verifiers.registry import KINDS
+
+_BATCH = 64
+_BAD_LINE = 2
+_PROGRESS_EVERY = 1000
+_CHUNK_BYTES = 1 << 20
+_MAX_DEADLINE = 600.0
+
+Numbered = tuple[int, bytes]
+
+
+def run_score(
+    *,
+    verifier: str | None = None,
+    config: Path | None = None,
+    task: Path | None = None,
+    deadline: float = 5.0,
+    cases: BufferedIOBase | None = None,
+    answers: BinaryIO | None = None,
+) -> int:
+    """Grade every case, by default from standard input to standard output.
+
+    Returns:
+        The exit status: 2 if a line was no case.
+    """
+    if (verifier is None) == (task is None):
+        raise InvalidSettings("say which: --verifier NAME (--list shows them), or --task FILE for all its graders")
+    if verifier is not None:
+        bench = _bench_of_verifier(verifier, config, deadline)
+    else:
+        if config is not None:
+            raise InvalidSettings("--config belongs to --verifier; a task file brings its own configs")
+        (only,) = load_tasks((task or Path(),)).values()
+        bench = Bench(only)
+    with bench:
+        standard_input = cast("BufferedIOBase", sys.stdin.buffer)
+        return _grade(bench, cases or standard_input, answers or sys.stdout.buffer, is_task=task is not None)
+
+
+def print_kinds() -> None:
+    """What `--verifier` takes."""
+    table = Table("verifier", "the answer passes if", "runs")
+    for name, kind in sorted(KINDS.items()):
+        table.add_row(name, kind.purpose, "beside others" if kind.is_slow else "")
+    Console().print(table)
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """A config in TOML or JSON, by the ending of its name.
+
+    Raises:
+        InvalidSettings: it cannot be read; says where.
+    """
+    try:
+        text = path.read_text()
+        found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, ValueError) as error:  # both decoders' errors are ValueErrors
+        raise InvalidSettings(f"{path}: {error}; --config takes a .toml or .json file") from error
+    if not isinstance(found, dict):
+        raise InvalidSettings(f"{path}: a config is a table, not a {type(found).__name__}")
+    return found
+
+
+def _bench_of_verifier(verifier: str, config: Path | None, deadline: float) -> Bench:
+    if verifier not in KINDS:
+        raise InvalidTask(f"no verifier {verifier!r}; there are {', '.join(sorted(KINDS))}")
+    if not 0 < deadline <= _MAX_DEADLINE:
+        raise InvalidSettings(f"--deadline is in seconds, above 0 and at most {_MAX_DEADLINE:g}, not {deadline:g}")
+    if config is not None:
+        return Bench(task_of_verifier(verifier, read_config_file(config), deadline, config))
+    try:
+        return Bench(task_of_verifier(verifier, {}, deadline, None))
+    except InvalidTask as error:
+        raise InvalidTask(f"{error.message}; --config FILE gives it a config, .toml or .json") from error
+
+
+def _grade(bench: Bench, cases: BufferedIOBase, answers: BinaryIO, *, is_task: bool) -> int:
+    done = 0
+    for batch in _batches(cases):
+        read: list[Answer] = []
+        mistake = ""
+        for number, line in batch:
+            try:
+                read.append(answer_of_case(_case(line)))
+            except InvalidRequest as error:
+                mistake = f"line {number}: {error.message}; {done + len(read)} cases before it are answered"
+                break
+        for scores, verdict in bench.grade(read):
+            found = _of_task(scores, verdict) if is_task else _of_score(scores[0])
+            answers.write((json.dumps(found, ensure_ascii=False) + "\n").encode(errors="replace"))
+        answers.flush()
+        done += len(read)
+        if mistake:
+            print(f"millrace: {mistake}; mend or remove it and go on from there", file=sys.stderr)
+            return _BAD_LINE
+        _report(done, len(read))
+    if done >= _PROGRESS_EVERY and sys.stderr.isatty():
+        print(f"\r{done} cases", file=sys.stderr)
+    return 0
+
+
+def _case(line: bytes) -> object:
+    try:
+        return json.loads(line.decode())
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"not JSON ({error})") from error
+
+
+def _of_score(score: Score) -> dict[str, Any]:
+    return {
+        "value": score.value,
+        "status": score.status,
+        "fault": score.fault,
+        "reason": score.reason,
+        "seconds": score.seconds,
+    }
+
+
+def _of_task(scores: Iterable[Score], verdict: Verdict) -> Mapping[str, Any]:
+    return {
+        "reward": verdict.reward,
+        "status": verdict.status,
+        "fault": verdict.fault,
+        "reason": verdict.reason,
+        "scores": [{"name": score.name, **_of_score(score), "grader": score.grader} for score in scores],
+    }
+
+
+def _batches(cases: BufferedIOBase) -> Iterator[list[Numbered]]:
+    """What is there already, at most `_BATCH` lines: who writes one case and waits for its answer gets it."""
+    number, rest, is_open = 0, b"", True
+    while is_open:
+        try:
+            found = cases.read1(_CHUNK_BYTES)  # waits for something, not for all of it
+        except OSError as error:
+            raise InvalidSettings(f"standard input cannot be read: {error}") from error
+        is_open = bool(found)
+        *lines, rest = (rest + found).split(b"\n")
+        if not is_open:
+            lines.append(rest)  # the last line may lack its end
+        numbered = [item for item in enumerate(lines, number + 1) if item[1].strip()]
+        number += len(lines)
+        for start in range(0, len(numbered), _BATCH):
+            yield numbered[start : start + _BATCH]
+
+
+def _report(done: int, added: int) -> None:
+    if sys.stderr.isatty() and done // _PROGRESS_EVERY != (done - added) // _PROGRESS_EVERY:
+        print(f"\r{done} cases", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,1 @@
+"""The codec of the weights, with its passes on the device."""

@@ -1,0 +1,97 @@
+"""Cases graded by hand: the graders of the loop, on answers that somebody typed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from contracts.errors import InvalidRequest
+from contracts.records import Score
+from contracts.tasks import Task
+from contracts.tasks.source import Source
+from rewards.judges.registry import judges_of
+from rewards.judges.store import MemoryStore
+from rewards.panel import Panel
+from rewards.rubric import Verdict, combine
+from rewards.verifiers.check import Answer
+
+_MAX_THREADS = 32
+
+
+class Bench:
+    """The graders of one task, ready for cases. A context manager: it owns threads."""
+
+    def __init__(self, task: Task) -> None:
+        """Raises InvalidTask."""
+        self.task = task
+        # What judges said and cost is forgotten afterwards: a look by hand is no part of the loop's budget.
+        self.panel = Panel(task, judges_of(task, MemoryStore()))
+        self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="grader")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def grade(self, answers: Sequence[Answer]) -> list[tuple[tuple[Score, ...], Verdict]]:
+        """The scores of each answer, and the reward they make where no user said anything."""
+        # What has nobody to wait for gets each case alone, so that `seconds` are its own.
+        stretches = [answers] if self.panel.is_slow else [[answer] for answer in answers]
+        rows = [scores for stretch in stretches for scores in self.panel.grade(stretch, self._pool)]
+        return [(scores, combine(self.task, self.panel.graders, scores, [])) for scores in rows]
+
+
+def task_of_verifier(kind: str, config: Mapping[str, Any], deadline_seconds: float, file: Path | None) -> Task:
+    """A task of one verifier alone. Mistakes in its config are named by line if it came from a file."""
+    rule = {"name": kind, "kind": kind, "role": "component", "config": config, "deadline_seconds": deadline_seconds}
+    task = Task.model_validate({"name": "score", "signals": {"none": {"type": "text"}}, "verifiers": [rule]})
+    if file is not None:
+        task._source = Source(file, file.read_text())  # noqa: SLF001 no field of the file: where it came from
+    return task
+
+
+def answer_of_case(case: object) -> Answer:
+    """A case as graders see an answer.
+
+    Raises:
+        InvalidRequest: a field is missing or is not what it should be.
+    """
+    if not isinstance(case, dict):
+        raise InvalidRequest("a case is a JSON object with prompt, completion and, if there is one, reference")
+    completion = case.get("completion")
+    if not isinstance(completion, str):
+        raise InvalidRequest(f"`completion` must be the text of the answer, not {_kind(case, 'completion')}")
+    metadata = case.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise InvalidRequest(f"`metadata` must be an object, not {_kind(case, 'metadata')}")
+    texts = {str(name): _text(value) for name, value in metadata.items()}
+    if case.get("reference") is not None:
+        texts["reference"] = _text(case["reference"])
+    return Answer(text=completion, metadata=texts, messages=_messages(case))
+
+
+def _messages(case: Mapping[str, Any]) -> list[dict[str, Any]]:
+    prompt = case.get("prompt", "")
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}] if prompt else []
+    if isinstance(prompt, list) and all(isinstance(message, dict) and "role" in message for message in prompt):
+        return prompt
+    raise InvalidRequest(
+        f"`prompt` must be a text or a list of messages with role and content, not {_kind(case, 'prompt')}"
+    )
+
+
+def _kind(case: Mapping[str, Any], name: str) -> str:
+    names = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
+    return names.get(type(case[name]), "a number") if name in case else "nothing"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,1 @@
+"""Rewards of the past under the rules of today: replayed, and compared."""

@@ -1,0 +1,1 @@
+"""How a process runs: settings, database, worker, log, metrics, replicas."""

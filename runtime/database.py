@@ -1,0 +1,191 @@
+"""The database: one unit of work per message or request, real migrations, and the two statements SQLAlchemy lacks.
+
+SQLite: WAL, fsync on commit, every write transaction takes the lock at its start (BEGIN IMMEDIATE), so that it waits
+instead of failing half-way. PostgreSQL: read committed for writing (positions and pointers move by compare-and-set),
+repeatable read for looking, so that figures of one snapshot agree.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy
+from alembic import command
+from alembic.config import Config
+from alembic.util import CommandError
+from sqlalchemy import Connection, Table, event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DatabaseError, InternalError, OperationalError, SQLAlchemyError
+
+from contracts.errors import Damaged, InvalidSettings, Unavailable
+from runtime.days import make_days_now
+
+LONGEST_PAUSE_SECONDS = 20.0
+"""Between two statements of a transaction, on PostgreSQL; a relay waits that long for Kafka while it holds its turn."""
+_AWAY = (OperationalError, InternalError)  # the second is what PostgreSQL says of a transaction that it ended
+_BUSY_SECONDS, _BUSY_PAUSE_SECONDS = 30.0, 0.005
+_MIGRATIONS = Path(__file__).parent.parent / "migrations"
+
+
+class Database:
+    """Connections to one database.
+
+    Args:
+        url: SQLAlchemy URL: `sqlite:////home/app/millrace.db` or `postgresql+psycopg://user@host/name`.
+        longest_pause_seconds: PostgreSQL ends a transaction that waits longer for its next statement.
+    """
+
+    def __init__(self, url: str, *, longest_pause_seconds: float = LONGEST_PAUSE_SECONDS) -> None:
+        self.url = url
+        if url.startswith("sqlite"):
+            self._engine = sqlalchemy.create_engine(url, connect_args={"timeout": _BUSY_SECONDS})
+            event.listen(self._engine, "connect", prepare_sqlite)
+            event.listen(self._engine, "begin", _begin_sqlite)
+        else:
+            # A frozen process would keep its row locks for ever; what it holds is undone, and it starts over.
+            options = f"-c idle_in_transaction_session_timeout={round(longest_pause_seconds * 1000)} -c tcp_keepalives_idle=10"
+            arguments = {"connect_timeout": 10, "options": options}
+            self._engine = sqlalchemy.create_engine(url, pool_pre_ping=True, connect_args=arguments)
+        self._looking = self._engine.execution_options(read_only=True)
+        if not url.startswith("sqlite"):
+            self._looking = self._looking.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """All or nothing; the only way to write.
+
+        Raises:
+            Unavailable: the database cannot be written (full disk, server gone); nothing was changed.
+            Damaged: its file is not what was written.
+        """
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except _AWAY as error:
+            raise Unavailable(f"the database cannot be used ({error.orig}); free disk space or start it") from error
+        except (DatabaseError, sqlite3.DatabaseError) as error:
+            if (damaged := self._damaged(error)) is None:
+                raise
+            raise damaged from error
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A consistent view for reading; never waits for a writer."""
+        try:
+            with self._looking.connect() as connection:
+                yield connection
+        except _AWAY as error:
+            raise Unavailable(f"the database cannot be read ({error.orig})") from error
+        except (DatabaseError, sqlite3.DatabaseError) as error:
+            if (damaged := self._damaged(error)) is None:
+                raise
+            raise damaged from error
+
+    def _damaged(self, error: DatabaseError | sqlite3.DatabaseError) -> Damaged | None:
+        """As an expected failure, if SQLite says that the file is not what it wrote."""
+        told = error.orig if isinstance(error, DatabaseError) else error
+        if getattr(told, "sqlite_errorcode", 0) & 0xFF not in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
+            return None
+        path = sqlalchemy.make_url(self.url).database
+        return Damaged(
+            f"{path} is damaged ({told}): end Millrace and restore it from a copy; `millrace doctor` says which files are "
+            "damaged",
+            path=path,
+        )
+
+    def migrate(self) -> None:
+        """Bring the schema to the newest migration, and make the days to come.
+
+        Raises:
+            InvalidSettings: the database was made by a Millrace that knows migrations which this one lacks.
+            ClockOff: this machine's clock is not the database's, so that nobody knows which days come.
+            Unavailable: it cannot be written.
+        """
+        config = Config()
+        config.set_main_option("script_location", str(_MIGRATIONS))
+        with self.transaction() as connection:
+            config.attributes["connection"] = connection
+            try:
+                command.upgrade(config, "head")
+            except CommandError as error:
+                raise InvalidSettings(
+                    f"{self.url} was made by another version of Millrace ({error}); start that one, or choose another "
+                    "--home"
+                ) from error
+        make_days_now(self)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._engine.dispose()
+
+
+def create_database(server_url: str, name: str) -> str:
+    """A new, empty PostgreSQL database beside the one that `server_url` names; returns its URL.
+
+    Raises:
+        Unavailable: the server cannot be reached, or does not allow it.
+    """
+    url = sqlalchemy.make_url(server_url)
+    engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
+    try:
+        with engine.connect() as connection:
+            quoted = connection.dialect.identifier_preparer.quote(name)
+            connection.exec_driver_sql(f"CREATE DATABASE {quoted}")
+    except SQLAlchemyError as error:
+        raise Unavailable(f"no database can be made on {url.host}:{url.port} ({error})") from error
+    finally:
+        engine.dispose()
+    return url.set(database=name).render_as_string(hide_password=False)
+
+
+def insert_new(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
+    """Insert a row unless its primary key is taken; True if it was inserted."""
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    statement = dialect.insert(table).values(**row).on_conflict_do_nothing()
+    # RETURNING, because PostgreSQL's driver does not count inserted rows.
+    return connection.execute(statement.returning(*table.primary_key.columns)).first() is not None
+
+
+def add_to_count(connection: Connection, table: Table, state: str, num: int) -> None:
+    """Add to one count of a table of (state, count)."""
+    if num:
+        insert_new(connection, table, {"state": state, "count": 0})
+        counted = table.update().where(table.c.state == state)
+        connection.execute(counted.values(count=table.c["count"] + num))
+
+
+def insert_or_update(connection: Connection, table: Table, row: Mapping[str, Any], update: Sequence[str]) -> None:
+    """Insert a row, or set the `update` columns of the one with its primary key."""
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    statement = dialect.insert(table).values(**row)
+    keys = [column.name for column in table.primary_key]
+    connection.execute(
+        statement.on_conflict_do_update(index_elements=keys, set_={name: statement.excluded[name] for name in update})
+    )
+
+
+def prepare_sqlite(connection: sqlite3.Connection, _record: object = None) -> None:
+    """WAL, fsync on commit, transactions begun by hand."""
+    connection.isolation_level = None
+    # SQLite does not wait here, whatever the connection's timeout, while somebody else writes to a new file.
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+            break
+        except sqlite3.OperationalError as error:
+            is_disk = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+            if is_disk or time.monotonic() > deadline:
+                raise
+            time.sleep(_BUSY_PAUSE_SECONDS)
+    connection.execute("PRAGMA synchronous = FULL")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    read_only = connection.get_execution_options().get("read_only", False)
+    connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")

@@ -1,0 +1,212 @@
+"""Days of the large tables on PostgreSQL: a partition each, made ahead and dropped whole.
+
+In: the database's clock, or an operator's date. Out: partitions. Waits for: locks, two seconds at most.
+
+Completion ids begin with their time, so a day is a range of their text (collation C). What belongs to no day that was
+made, such as the id of a clock that runs wrong, lands in the default partition. SQLite has none of this.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+import structlog
+from sqlalchemy import ColumnElement, Connection, Table, func, select, text
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import DBAPIError
+
+from contracts.errors import Conflict, Unavailable
+from contracts.ledger import PENDING, effective_state
+from contracts.tables import generation, generation_count, outcome, received_signal, score, signal, vote
+from runtime.clocks import database_time
+
+if TYPE_CHECKING:
+    from runtime.database import Database
+
+PARTITIONED = (generation, signal, outcome, score)
+"""In the order in which they are locked."""
+AHEAD = 7
+
+_CHILD = re.compile(rf"({'|'.join(table.name for table in PARTITIONED)})_(default|p(\d{{8}}))")
+_LOCK_SECONDS = 2
+_HOUR_SECONDS = 3600.0
+_TURN = 0x6D696C6C  # an advisory lock: replicas take turns
+_CHECK_VIOLATION = "23514"
+_CHILDREN = text(
+    "SELECT child.relname FROM pg_inherits JOIN pg_class child ON child.oid = inhrelid "
+    "JOIN pg_class parent ON parent.oid = inhparent JOIN pg_namespace n ON n.oid = parent.relnamespace "
+    "WHERE parent.relname = :parent AND n.nspname = current_schema()"
+)
+
+log = structlog.get_logger()
+
+
+class Dropped(NamedTuple):
+    """What went with a day."""
+
+    day: date
+    num_generations: int
+
+
+def is_partition(name: str) -> bool:
+    """True for the name of a partition."""
+    return _CHILD.fullmatch(name) is not None
+
+
+def first_id(day: date) -> str:
+    """The text before all completion ids, and sample keys, of a day and of those after it."""
+    milliseconds = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) * 1000
+    digits = f"{milliseconds:012x}"
+    return f"chatcmpl-{digits[:8]}-{digits[8:]}"
+
+
+def make_days(database: Database, now: float, ahead: int = AHEAD) -> list[str]:
+    """Make the partitions of today and of `ahead` days more; returns the names of new ones.
+
+    A day that cannot be made (somebody holds a lock, the default partition has rows of it) is logged and left for the next
+    time: its rows land in the default partition.
+
+    Raises:
+        Unavailable: the database cannot be used.
+    """
+    if database.url.startswith("sqlite"):
+        return []
+    today = datetime.fromtimestamp(now, UTC).date()
+    wanted = [(table, today + timedelta(days=number)) for number in range(ahead + 1) for table in PARTITIONED]
+    with database.snapshot() as connection:
+        held = set(_children(connection))
+    missing = [(table, day) for table, day in wanted if _name(table, day) not in held]
+    return [_name(table, day) for table, day in missing if _make_logged(database, table, day)]
+
+
+def make_days_now(database: Database, wall: Callable[[], float] = time.time) -> list[str]:
+    """As `make_days`, today being what the database's clock says.
+
+    Raises:
+        ClockOff: this machine's clock says something else; nothing was made.
+        Unavailable: the database cannot be used.
+    """
+    return make_days(database, database_time(database, wall))
+
+
+def keep_days_ahead(database: Database, stop: threading.Event) -> None:
+    """Make days once an hour until `stop` is set; a database that is away is asked again then."""
+    while not stop.is_set():
+        try:
+            make_days_now(database)
+        except (DBAPIError, Unavailable) as error:
+            log.warning("days not made", reason=str(error))
+        stop.wait(_HOUR_SECONDS)
+    database.close()
+
+
+def drop_days(database: Database, before: date) -> list[Dropped]:
+    """Drop whole days, the oldest first, with what recognised their signals when they were sent again, and whose votes decided.
+
+    The default partition stays as it is. Keys of apps and signals that wait for one go by themselves, sooner than any day.
+
+    Raises:
+        Conflict: something in a day is pending, or it is not over; that day and later ones are untouched.
+        Unavailable: somebody holds a lock; what was dropped before stays so.
+    """
+    if database.url.startswith("sqlite"):
+        raise Conflict("SQLite has no days to drop; they are of PostgreSQL")
+    with database.snapshot() as connection:
+        days = sorted({day for name in _children(connection) if (day := _day(name)) is not None and day < before})
+    return [_drop(database, day) for day in days]
+
+
+def _make_logged(database: Database, table: Table, day: date) -> bool:
+    try:
+        with database.transaction() as connection:
+            return _make(connection, table, day)
+    except (DBAPIError, Unavailable) as error:
+        state = getattr(getattr(error, "orig", None), "sqlstate", None)
+        if isinstance(error, DBAPIError) and state != _CHECK_VIOLATION:
+            raise
+        reason = "its default partition holds rows of that day" if state else str(error)
+        log.warning("day not made", table=table.name, day=day.isoformat(), reason=reason)
+        return False
+
+
+def _make(connection: Connection, table: Table, day: date) -> bool:
+    """Made apart and then attached: only the default partition is locked, and only while that takes."""
+    _take_turn(connection)
+    name = _name(table, day)
+    if name in set(_children(connection)):
+        return False
+    first, after = first_id(day), first_id(day + timedelta(days=1))
+    connection.exec_driver_sql(f'CREATE TABLE "{name}" (LIKE "{table.name}" INCLUDING ALL)')
+    connection.exec_driver_sql(
+        f"ALTER TABLE \"{table.name}\" ATTACH PARTITION \"{name}\" FOR VALUES FROM ('{first}') TO ('{after}')"
+    )
+    return True
+
+
+def _drop(database: Database, day: date) -> Dropped:
+    with database.transaction() as connection:
+        _take_turn(connection)
+        held = set(_children(connection))
+        tables = [table for table in PARTITIONED if _name(table, day) in held]
+        for table in tables:
+            connection.exec_driver_sql(f'LOCK TABLE "{table.name}" IN ACCESS EXCLUSIVE MODE')
+        _refuse_pending(connection, day)
+        num_generations = connection.execute(
+            select(func.count()).select_from(generation).where(_within(generation, day))
+        ).scalar_one()
+        told = select(signal.c.tenant, signal.c.id).where(_within(signal, day)).subquery()
+        connection.execute(
+            received_signal.delete().where(received_signal.c.tenant == told.c.tenant, received_signal.c.id == told.c.id)
+        )
+        connection.execute(vote.delete().where(_within(vote, day)))
+        for table in tables:
+            connection.exec_driver_sql(f'ALTER TABLE "{table.name}" DETACH PARTITION "{_name(table, day)}"')
+            connection.exec_driver_sql(f'DROP TABLE "{_name(table, day)}"')
+        counted = postgresql.insert(generation_count).values(state="dropped", count=num_generations)
+        more = {"count": generation_count.c["count"] + num_generations}
+        connection.execute(counted.on_conflict_do_update(index_elements=["state"], set_=more))
+    log.info("day dropped", day=day.isoformat(), num_generations=num_generations)
+    return Dropped(day, num_generations)
+
+
+def _refuse_pending(connection: Connection, day: date) -> None:
+    if day >= datetime.now(UTC).date():
+        raise Conflict(f"{day} is not over")
+    waiting = {
+        "generations": select(func.count())
+        .select_from(generation)
+        .where(_within(generation, day), effective_state() == PENDING),
+        "signals": select(func.count()).select_from(signal).where(_within(signal, day), signal.c.state == PENDING),
+    }
+    for what, statement in waiting.items():
+        if count := connection.execute(statement).scalar_one():
+            raise Conflict(f"{day} holds {count} {what} that are still pending: see why, or keep the day", day=str(day))
+
+
+def _within(table: Table, day: date) -> ColumnElement[bool]:
+    column = next(iter(table.primary_key.columns))
+    return (column >= first_id(day)) & (column < first_id(day + timedelta(days=1)))
+
+
+def _take_turn(connection: Connection) -> None:
+    connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
+    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_TURN})")
+
+
+def _children(connection: Connection) -> Iterator[str]:
+    for table in PARTITIONED:
+        yield from connection.execute(_CHILDREN, {"parent": table.name}).scalars()
+
+
+def _name(table: Table, day: date) -> str:
+    return f"{table.name}_p{day:%Y%m%d}"
+
+
+def _day(name: str) -> date | None:
+    found = _CHILD.fullmatch(name)
+    return datetime.strptime(found[3], "%Y%m%d").replace(tzinfo=UTC).date() if found and found[3] else None

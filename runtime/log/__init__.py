@@ -1,0 +1,1 @@
+"""The log behind its port, and what surrounds it: spool, outbox, dead letters, positions."""

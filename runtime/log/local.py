@@ -1,0 +1,219 @@
+"""The embedded log: one SQLite file per topic, WAL, fsync on every append.
+
+In: messages from any process of this machine. Out: the same, in order of their partition. Waits: a consumer polls every
+few milliseconds, since SQLite has no wake-up between processes.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from contracts.errors import Damaged, Unavailable
+from contracts.event_log import LoadPosition, LogRecord, Message, TopicState, as_damaged, position_lost
+from contracts.topics import TOPICS
+from runtime.log.local_file import checksum, open_topic, state_of
+
+NUM_PARTITIONS = 4
+_Row = tuple[int, int, str, bytes, float, int]
+_INSERT = "INSERT INTO record (partition, offset, key, value, appended_at, crc) VALUES (?, ?, ?, ?, ?, ?)"
+_END = "SELECT COALESCE(MAX(offset) + 1, 0) FROM record WHERE partition = ?"
+_OF_THE_FILE = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_POLL_SECONDS, _LOOK_SECONDS = 0.02, 1.0
+
+
+class LocalLog:
+    """An `EventLog` in a folder. Safe for threads and for processes; every append is one transaction per topic."""
+
+    def __init__(self, folder: Path, num_partitions: int = NUM_PARTITIONS) -> None:
+        self.num_partitions = num_partitions
+        self._folder = folder
+        self._local = threading.local()
+        self._opened: list[sqlite3.Connection] = []
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def create_topics(self) -> None:
+        """See `EventLog.create_topics`: a topic is a file, with its identity from the start."""
+        for topic in TOPICS:
+            with self._explained("written", topic):
+                self._connection(topic)
+
+    def append(self, messages: Sequence[Message]) -> None:
+        """See `EventLog.append`."""
+        by_topic: dict[str, list[Message]] = {}
+        for message in messages:
+            by_topic.setdefault(message.topic, []).append(message)
+        for topic, batch in by_topic.items():
+            self._append_topic(topic, batch)
+
+    def consumer(self, group: str, topics: Sequence[str], load_position: LoadPosition) -> LocalConsumer:
+        """See `EventLog.consumer`. Embedded, a group has one member: the process of its name."""
+        del group
+        return LocalConsumer(self, topics, load_position)
+
+    def ends(self, topic: str) -> dict[int, int]:
+        """See `EventLog.ends`."""
+        # One look-up for each partition; a GROUP BY would read the whole topic.
+        with self._explained("read", topic):
+            connection = self._connection(topic)
+            return {
+                partition: connection.execute(_END, (partition,)).fetchone()[0]
+                for partition in range(self.num_partitions)
+            }
+
+    def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
+        """See `EventLog.read`."""
+        with self._explained("read", topic):
+            rows = self._connection(topic).execute(
+                "SELECT partition, offset, key, value, appended_at, crc FROM record"
+                " WHERE partition = ? AND offset >= ? ORDER BY offset LIMIT ?",
+                (partition, offset, limit),
+            )
+            return [_checked(topic, *row) for row in rows]
+
+    def describe(self) -> dict[str, TopicState]:
+        """See `EventLog.describe`."""
+        found = {}
+        for topic in TOPICS:
+            with self._explained("read", topic):
+                if (state := state_of(self._folder / f"{topic}.db", self.num_partitions)) is not None:
+                    found[topic] = state
+        return found
+
+    def close(self) -> None:
+        """Close the connections of every thread."""
+        for connection in self._opened:
+            connection.close()
+        self._opened.clear()
+        self._local = threading.local()
+
+    def _append_topic(self, topic: str, batch: list[Message]) -> None:
+        now = time.time()
+        with self._explained("written", topic):
+            connection = self._connection(topic)
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.executemany(_INSERT, list(self._placed(connection, batch, now)))
+                connection.execute("COMMIT")
+            except sqlite3.DatabaseError:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    def _placed(self, connection: sqlite3.Connection, batch: list[Message], now: float) -> Iterator[_Row]:
+        ends: dict[int, int] = {}
+        for message in batch:
+            partition = message.route % self.num_partitions
+            if partition not in ends:
+                ends[partition] = connection.execute(_END, (partition,)).fetchone()[0]
+            offset = ends[partition]
+            ends[partition] += 1
+            crc = checksum(partition, offset, message.key, message.value, now)
+            yield partition, offset, message.key, message.value, now, crc
+
+    @contextmanager
+    def _explained(self, verb: str, topic: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            # Our statements are right: what SQLite cannot make of them, is the file's.
+            is_damaged = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _OF_THE_FILE
+            if isinstance(error, sqlite3.OperationalError) and not is_damaged:
+                raise Unavailable(
+                    f"the log cannot be {verb} ({error}); free disk space under {self._folder}"
+                ) from error
+            path = self._folder / f"{topic}.db"
+            raise Damaged(
+                f"{path} is damaged ({error}): restore it from a copy; or move it away, see what is lost with `millrace log "
+                f"accept-loss --home {self._folder.parent}`, and go on with the same and --yes",
+                path=str(path),
+            ) from error
+
+    def _connection(self, topic: str) -> sqlite3.Connection:
+        held: dict[str, sqlite3.Connection] | None = getattr(self._local, "connections", None)
+        if held is None:
+            held = self._local.connections = {}
+        if topic not in held:
+            connection = open_topic(self._folder / f"{topic}.db")
+            held[topic] = connection
+            self._opened.append(connection)
+        return held[topic]
+
+
+class LocalConsumer:
+    """Reads every partition of its topics from the stored positions on."""
+
+    def __init__(self, log: LocalLog, topics: Sequence[str], load_position: LoadPosition) -> None:
+        self._log = log
+        self._topics = tuple(topics)
+        self._load_position = load_position
+        self._next: dict[tuple[str, int], int] = {}
+        self._polls = 0
+        self._look_at = 0.0
+
+    def poll(self, timeout: float, limit: int) -> list[LogRecord]:
+        """See `Consumer.poll`."""
+        if not self._next:
+            self._look_at = 0.0
+            self._next = {
+                (topic, partition): self._load_position(topic, partition)
+                for topic in self._topics
+                for partition in range(self._log.num_partitions)
+            }
+        if time.monotonic() >= self._look_at:
+            self._refuse_lost_positions()
+        deadline = time.monotonic() + timeout
+        while not (records := self._take(limit)) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        return records
+
+    def partitions(self) -> frozenset[int]:
+        """See `Consumer.partitions`: all of them."""
+        return frozenset(range(self._log.num_partitions))
+
+    def seek_to_stored(self) -> None:
+        """See `Consumer.seek_to_stored`."""
+        self._next.clear()
+
+    def close(self) -> None:
+        """Nothing is held: the log owns the connections."""
+
+    def _take(self, limit: int) -> list[LogRecord]:
+        records: list[LogRecord] = []
+        # Each poll starts with the next partition, so that a backlog in one does not starve the others.
+        places = list(self._next)
+        self._polls += 1
+        start = self._polls % len(places)
+        for topic, partition in places[start:] + places[:start]:
+            offset = self._next[topic, partition]
+            batch = self._log.read(topic, partition, offset, limit - len(records))
+            if batch:
+                records += batch
+                self._next[topic, partition] = batch[-1].offset + 1
+            if len(records) == limit:
+                break
+        return records
+
+    def _refuse_lost_positions(self) -> None:
+        """At the first poll and once a second: one beyond the end would read nothing, then skip what comes."""
+        for topic in self._topics:
+            for partition, end in self._log.ends(topic).items():
+                if (stored := self._next[topic, partition]) > end:
+                    raise position_lost(topic, partition, stored, 0, end)
+        self._look_at = time.monotonic() + _LOOK_SECONDS
+
+
+def _checked(  # noqa: PLR0917 the columns of a record
+    topic: str, partition: int, offset: int, key: object, value: object, appended_at: object, crc: int | None
+) -> LogRecord:
+    """A record; one that is not what was appended says so in its value, and costs nobody else anything."""
+    # Bits that change in a row's head make other types of its values.
+    if not (isinstance(key, str) and isinstance(value, bytes) and isinstance(appended_at, float)):
+        return LogRecord(topic, partition, offset, str(key), as_damaged(repr(value).encode()), 0.0)
+    if crc is not None and crc != checksum(partition, offset, key, value, appended_at):
+        value = as_damaged(value)
+    return LogRecord(topic, partition, offset, key, value, appended_at)

@@ -1,0 +1,110 @@
+"""One topic of the embedded log: an SQLite file that has an identity, and a checksum for every record.
+
+In: a path. Out: a connection that is ready, or what the file holds. Waits for: other processes that make the same file.
+
+A file that was deleted and made again has another identity, so that positions in the old one are not taken for positions
+in the new one. SQLite itself does not notice bits that change inside of a value; the checksum does.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import struct
+import zlib
+from pathlib import Path
+
+from contracts.event_log import TopicState
+from runtime.database import prepare_sqlite
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS record (
+    partition INTEGER NOT NULL,
+    offset INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    value BLOB NOT NULL,
+    appended_at REAL NOT NULL,
+    crc INTEGER,
+    PRIMARY KEY (partition, offset)
+) WITHOUT ROWID
+"""
+_META = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID"
+_PLACE = struct.Struct("<qqd")
+
+
+def open_topic(path: Path) -> sqlite3.Connection:
+    """A connection to a topic's file, which is made if it is not there, or brought up to date.
+
+    Threads own their connections; closing may come from another.
+    """
+    connection = sqlite3.connect(path, timeout=10.0, check_same_thread=False)
+    try:
+        prepare_sqlite(connection)
+        # A damaged key must not hide the record: its checksum tells.
+        connection.text_factory = lambda text: text.decode(errors="replace")
+        if not _is_current(connection):
+            _bring_up_to_date(connection)
+    except sqlite3.DatabaseError:
+        connection.close()
+        raise
+    return connection
+
+
+def checksum(partition: int, offset: int, key: str, value: bytes, appended_at: float) -> int:
+    """CRC-32 of a record and of its place."""
+    return zlib.crc32(value, zlib.crc32(key.encode(), zlib.crc32(_PLACE.pack(partition, offset, appended_at))))
+
+
+def state_of(path: Path, num_partitions: int) -> TopicState | None:
+    """What a file holds; None if there is none. Nothing is made."""
+    if not path.exists():
+        return None
+    connection = sqlite3.connect(path, timeout=10.0)
+    try:
+        if not _is_current(connection):
+            _bring_up_to_date(connection)
+        identity = _identity(connection)
+        # One look-up for each end of each partition; a GROUP BY would read the whole topic.
+        statement = "SELECT COALESCE(MIN(offset), 0), COALESCE(MAX(offset) + 1, 0) FROM record WHERE partition = ?"
+        bounds = [connection.execute(statement, (partition,)).fetchone() for partition in range(num_partitions)]
+    finally:
+        connection.close()
+    beginnings, ends = (dict(enumerate(side)) for side in zip(*bounds, strict=True))
+    return TopicState(identity, beginnings, ends)
+
+
+def _is_current(connection: sqlite3.Connection) -> bool:
+    columns = connection.execute("SELECT COUNT(*) FROM pragma_table_info('record') WHERE name = 'crc'").fetchone()[0]
+    tables = connection.execute("SELECT COUNT(*) FROM sqlite_master WHERE name = 'meta'").fetchone()[0]
+    return bool(columns and tables)
+
+
+def _bring_up_to_date(connection: sqlite3.Connection) -> None:
+    """Also for files of before there were identities: their records have no checksum, which means that none is checked."""
+    connection.isolation_level = None
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        connection.execute(_SCHEMA)
+        if not connection.execute("SELECT 1 FROM pragma_table_info('record') WHERE name = 'crc'").fetchone():
+            connection.execute("ALTER TABLE record ADD COLUMN crc INTEGER")
+        connection.execute(_META)
+        connection.execute("INSERT OR IGNORE INTO meta VALUES ('id', ?)", (_new_identity(),))
+        connection.execute("COMMIT")
+    except sqlite3.DatabaseError:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _new_identity() -> str:
+    random = secrets.token_hex(16)
+    return f"{random}{zlib.crc32(random.encode()):08x}"
+
+
+def _identity(connection: sqlite3.Connection) -> str:
+    """Checked too: one with a flipped bit would look like another file."""
+    row = connection.execute("SELECT value FROM meta WHERE name = 'id'").fetchone()
+    held = "" if row is None else str(row[0])
+    if held[32:] != f"{zlib.crc32(held[:32].encode()):08x}":
+        raise sqlite3.DatabaseError("its identity is not what was written")
+    return held

@@ -1,0 +1,241 @@
+"""A loss of the log is accepted: positions that the log holds, and a state for everything that was in the part that is gone.
+
+In: what is missing (`log_memory.losses`). Out: rows and outboxes, all in the caller's transaction. Waits for: nothing.
+
+What the database holds is said again by whoever says it always (docs/decisions/0001, "When the log is lost"): a signal by
+feedback's outbox, an episode by the join's own clock as a later revision, a fate by the join's outbox. Only answers that the
+join had not read are gone; they are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+from sqlalchemy import Connection, String, and_, cast, delete, exists, or_, select, update
+
+from contracts.errors import InvalidRecord
+from contracts.event_log import Message, TopicState
+from contracts.ids import sample_key
+from contracts.ledger import PENDING, effective_state
+from contracts.records import Generation, Outcome, Signal, State, decode
+from contracts.tables import (
+    generation,
+    generation_count,
+    log_topic,
+    outcome,
+    position,
+    received_signal,
+    signal,
+    waiting_signal,
+)
+from contracts.tasks import Task
+from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
+from runtime.database import add_to_count, insert_or_update
+from runtime.log.memory import Lost, Place, read_positions, write_seen
+from runtime.log.outbox import message, put
+
+MOVED = "moved"
+"""In `generation_count`: by how much the join's positions were moved where rows stayed as they are."""
+_JOIN, _FEEDBACK, _TRAINING = "episodes", "feedback", "training"
+_AFTER_THE_WINDOW_SECONDS = 0.001
+_RETOLD = {EPISODES, EXPERIENCES, OUTCOMES}
+_GONE = {"missing", "another"}
+
+
+class Accepted(NamedTuple):
+    """What became of what was lost."""
+
+    num_generations: int
+    """Answers that the join had not read: gone."""
+    num_signals: int
+    num_episodes: int
+    num_fates: int
+    num_unscored: int
+    is_training_hit: bool
+
+
+class _Fate(NamedTuple):
+    state: State
+    reason: str
+
+
+def accept_loss(
+    connection: Connection,
+    lost: Sequence[Lost],
+    found: Mapping[str, TopicState],
+    tasks: Mapping[str, Task],
+    now: float,
+) -> Accepted:
+    """See the module. `found`: what the log holds now."""
+    topics = {item.topic for item in lost}
+    num_generations = sum(item.unread.get(_JOIN, 0) for item in lost if item.topic == GENERATIONS)
+    _move_positions(connection, lost, found)
+    _remember(connection, lost, found, now)
+    num_signals = _send_signals(connection) if SIGNALS in topics else 0
+    partitions = {item.partition for item in lost if item.topic in _RETOLD}
+    episodes, fates, unscored = _say_again(connection, partitions, tasks, now)
+    return Accepted(num_generations, num_signals, episodes, fates, unscored, EXPERIENCES in topics)
+
+
+def num_written_off(connection: Connection) -> int:
+    """Answers that only a lost log had."""
+    statement = select(log_topic.c.num_lost).where(log_topic.c.topic == GENERATIONS)
+    return connection.execute(statement).scalar_one_or_none() or 0
+
+
+def keys_before_loss(connection: Connection) -> set[str]:
+    """Sample keys that were joined before a loss of generations was accepted: the log need not have their records."""
+    lost_at = select(log_topic.c.lost_at).where(log_topic.c.topic == GENERATIONS).scalar_subquery()
+    statement = select(generation.c.completion_id, generation.c.choice).where(generation.c.joined_at <= lost_at)
+    return {sample_key(row.completion_id, row.choice) for row in connection.execute(statement)}
+
+
+def _move_positions(connection: Connection, lost: Sequence[Lost], found: Mapping[str, TopicState]) -> None:
+    stored = read_positions(connection)
+    moved = 0
+    for item in lost:
+        state = found.get(item.topic)
+        for group in item.unread:
+            place = (group, item.topic, item.partition)
+            offset = stored.get(place, 0)
+            stored[place] = wanted = _new_position(offset, item.why, state, item.partition)
+            _store_position(connection, place, wanted)
+            moved += wanted - offset if place[:2] == (_JOIN, GENERATIONS) else 0
+    add_to_count(connection, generation_count, MOVED, moved)
+    # The trainer's positions are in its checkpoint: at its next start it begins no later than here.
+    for item in lost:
+        if item.topic == EXPERIENCES:
+            end = _new_position(item.first, item.why, found.get(EXPERIENCES), item.partition)
+            _store_position(connection, (_TRAINING, EXPERIENCES, item.partition), end)
+
+
+def _store_position(connection: Connection, place: Place, offset: int) -> None:
+    row = dict(zip(("consumer_group", "topic", "partition"), place, strict=True))
+    insert_or_update(connection, position, row | {"next_offset": offset}, ("next_offset",))
+
+
+def _new_position(offset: int, why: str, state: TopicState | None, partition: int) -> int:
+    if state is None:
+        return 0
+    first, end = state.beginnings.get(partition, 0), state.ends.get(partition, 0)
+    return first if why in _GONE else min(max(offset, first), end)
+
+
+def _remember(connection: Connection, lost: Sequence[Lost], found: Mapping[str, TopicState], now: float) -> None:
+    for topic in {item.topic for item in lost}:
+        if (state := found.get(topic)) is not None:
+            write_seen(connection, topic, state, now)
+        else:  # the next start makes it, and notes which one that is
+            write_seen(connection, topic, TopicState("", {}, {}), now)
+        # Nobody but the join reads generations, signals and outcomes; a record is lost once, whoever had not read it.
+        number = sum(max(item.unread.values(), default=0) for item in lost if item.topic == topic)
+        columns = {"num_lost": log_topic.c.num_lost + number, "lost_at": now}
+        connection.execute(update(log_topic).where(log_topic.c.topic == topic).values(**columns))
+
+
+def _send_signals(connection: Connection) -> int:
+    """Send what was acknowledged and not joined again, and retractions that the join has not heard of."""
+    joined = and_(signal.c.tenant == received_signal.c.tenant, signal.c.id == received_signal.c.id)
+    waits = and_(waiting_signal.c.tenant == received_signal.c.tenant, waiting_signal.c.id == received_signal.c.id)
+    statement = (
+        select(received_signal.c.record, received_signal.c.retracted_at)
+        .outerjoin(signal, joined)
+        .where(
+            ~exists().where(waits),
+            or_(
+                signal.c.state.is_(None),
+                and_(received_signal.c.retracted_at.is_not(None), signal.c.state != "retracted"),
+            ),
+        )
+        .order_by(received_signal.c.received_at)
+    )
+    messages = []
+    for row in connection.execute(statement).all():
+        record = decode(Signal, row.record)
+        if not record.completion_id:
+            continue
+        if row.retracted_at is not None:
+            record = msgspec.structs.replace(record, retracted=True)
+        messages.append(message(SIGNALS, record.key, record))
+    put(connection, _FEEDBACK, messages)
+    return len(messages)
+
+
+def _say_again(
+    connection: Connection, partitions: set[int], tasks: Mapping[str, Task], now: float
+) -> tuple[int, int, int]:
+    """Everything whose next word may have been in the lost stretch; returns how many episodes, fates and unscored."""
+    if not partitions:
+        return 0, 0, 0
+    emitted, fates, unscored = 0, [], 0
+    for completion_id, choice, revision, wire, superseded_by in _undecided(connection, partitions):
+        try:
+            record = decode(Generation, wire)
+        except InvalidRecord:
+            record = None
+        task = tasks.get(record.task) if record else None
+        fate = _Fate("filtered", "superseded") if superseded_by else _fate_at_arrival(record, task, revision)
+        if fate is None and record is not None and task is not None:
+            due = max(now, record.finished_at + task.window_seconds) + _AFTER_THE_WINDOW_SECONDS
+            key = (generation.c.completion_id == completion_id, generation.c.choice == choice)
+            connection.execute(update(generation).where(*key).values(closes_at=due))
+            emitted += 1
+            continue
+        unscored += fate is None
+        fates.append(
+            _told(sample_key(completion_id, choice), max(1, revision), fate or _Fate("unscored", "log_lost"), now)
+        )
+    put(connection, _JOIN, fates)
+    return emitted, len(fates) - unscored, unscored
+
+
+def _undecided(connection: Connection, partitions: set[int]) -> Iterator[tuple[str, int, int, bytes, str | None]]:
+    """Generations that nothing will happen to by itself: nobody has decided their newest revision, and no window is open."""
+    key = generation.c.completion_id.concat(":").concat(cast(generation.c.choice, String))
+    decided = exists().where(outcome.c.key == key, outcome.c.revision >= generation.c.revision)
+    statement = select(
+        generation.c.completion_id,
+        generation.c.choice,
+        generation.c.revision,
+        generation.c.record,
+        generation.c.superseded_by,
+    ).where(
+        generation.c.partition.in_(sorted(partitions)),
+        generation.c.closes_at.is_(None),
+        or_(effective_state() == PENDING, and_(generation.c.state == "trained", ~decided)),
+    )
+    for row in connection.execute(statement).all():
+        yield row.completion_id, row.choice, row.revision, row.record, row.superseded_by
+
+
+def _fate_at_arrival(record: Generation | None, task: Task | None, revision: int) -> _Fate | None:
+    """As the join decided when the generation arrived; None if it was to be judged."""
+    if record is None:
+        return None
+    if record.finish_reason in {"cancelled", "error"}:
+        return _Fate("cancelled", "client_left" if record.finish_reason == "cancelled" else "engine_failed")
+    if record.purpose != "user":
+        return _Fate("filtered", record.purpose)
+    if task is None:
+        return _Fate("filtered", "unknown_task") if revision == 0 else None
+    # The join fated it when it came, and never waited for its signals: curation, and which rule it was is lost.
+    return _Fate("filtered", "log_lost") if revision == 0 else None
+
+
+def _told(key: str, revision: int, fate: _Fate, now: float) -> Message:
+    told = Outcome(key=key, revision=revision, epoch=0, state=fate.state, reason=fate.reason, writer="episodes", at=now)
+    return message(OUTCOMES, key, told)
+
+
+def begin_no_later(connection: Connection, positions: dict[str, dict[int, int]]) -> None:
+    """Move the trainer's positions, as its checkpoint has them, back to what a log holds that was lost meanwhile."""
+    for row in connection.execute(select(position).where(position.c.consumer_group == _TRAINING)):
+        held = positions.setdefault(row.topic, {})
+        held[row.partition] = min(held.get(row.partition, 0), row.next_offset)
+
+
+def forget_training_positions(connection: Connection) -> None:
+    """The trainer's newest checkpoint begins no later than they said."""
+    connection.execute(delete(position).where(position.c.consumer_group == _TRAINING))

@@ -1,0 +1,97 @@
+"""State and message in one transaction: messages wait in a table and are relayed to the log after the commit.
+
+A crash between append and delete appends a message twice; consumers keep the first of each (key, revision) or id.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from sqlalchemy import Connection, delete, select
+
+from contracts.errors import RecordTooLarge
+from contracts.event_log import EventLog, LogRecord, Message
+from contracts.faults import FaultPoint, no_fault
+from contracts.records import Record, encode
+from contracts.tables import outbox
+from contracts.tables.statements import among, insert_all
+from contracts.topics import route_of_key
+from runtime.database import Database
+from runtime.log.dead_letters import keep_unsent
+
+_BATCH = 1000
+
+
+def message(topic: str, key: str, record: Record) -> Message:
+    """A record, ready for the log."""
+    return Message(topic, route_of_key(key), key, encode(record))
+
+
+def put(connection: Connection, process: str, messages: Sequence[Message]) -> None:
+    """Add messages to the outbox of a process, inside the transaction of their cause."""
+    if messages:
+        insert_all(connection, outbox, [{"process": process, **item._asdict()} for item in messages])
+
+
+class Relay:
+    """Moves one process's outbox to the log, in order; what the log refuses for good becomes a dead letter.
+
+    Args:
+        process: whose outbox.
+        database: where it lies.
+        log: where it goes.
+        fault: where the process may die.
+        partitions: those this replica speaks for, so that no other sends the same; without it, all of them. What lies in
+            a partition that moves is relayed by its new owner.
+    """
+
+    def __init__(
+        self,
+        process: str,
+        database: Database,
+        log: EventLog,
+        fault: FaultPoint = no_fault,
+        partitions: Callable[[], frozenset[int]] | None = None,
+    ) -> None:
+        self._process = process
+        self._database = database
+        self._log = log
+        self._fault = fault
+        self._partitions = partitions
+
+    def flush(self) -> int:
+        """Relay everything that waits; returns how many."""
+        count = 0
+        while batch := self._take():
+            refused = self._append(batch)
+            self._fault("relay: appended, not deleted")
+            with self._database.transaction() as connection:
+                for record, error in refused:
+                    keep_unsent(connection, self._process, record, error, time.time())
+                ids = among(connection, outbox.c.id, [row_id for row_id, _ in batch])
+                connection.execute(delete(outbox).where(ids))
+            self._fault("relay: deleted")
+            count += len(batch)
+        return count
+
+    def _append(self, batch: Sequence[tuple[int, Message]]) -> list[tuple[LogRecord, RecordTooLarge]]:
+        """Append in order; returns what the log refuses for good, which must not keep back what waits behind it."""
+        try:
+            self._log.append([item for _, item in batch])
+        except RecordTooLarge as error:
+            if len(batch) > 1:
+                half = len(batch) // 2
+                return self._append(batch[:half]) + self._append(batch[half:])
+            [(row_id, (topic, route, key, value))] = batch
+            return [(LogRecord(topic, route % self._log.num_partitions, -row_id, key, value, 0.0), error)]
+        return []
+
+    def _take(self) -> list[tuple[int, Message]]:
+        statement = select(outbox).where(outbox.c.process == self._process).order_by(outbox.c.id).limit(_BATCH)
+        if self._partitions is not None:
+            statement = statement.where((outbox.c.route % self._log.num_partitions).in_(self._partitions()))
+        with self._database.snapshot() as connection:
+            return [
+                (row.id, Message(row.topic, row.route, row.key, row.value)) for row in connection.execute(statement)
+            ]

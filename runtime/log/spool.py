@@ -1,0 +1,226 @@
+"""A log that may be away: what it cannot take now waits on this machine's disk, and is as durable there.
+
+In: messages. Out: the same, on the log; in order and in large batches after it was away, some of them twice. Waits: for the
+log at most a second, then it counts as away: new messages go to the disk at once, until a thread that keeps trying with the
+oldest has brought everything over.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+
+import structlog
+
+from contracts.errors import RecordTooLarge, Unavailable
+from contracts.event_log import MAX_RECORD_BYTES, Consumer, EventLog, LoadPosition, LogRecord, Message, TopicState
+from runtime.log.spool_slot import Slot, left_behind
+
+MAX_SPOOL_BYTES = 2 * 2**30
+PATIENCE_SECONDS = 1.0
+_BATCH_RECORDS, _BATCH_BYTES = 1000, 4 * 2**20
+_TICK_SECONDS = 1.0
+_RETRY_SECONDS = 0.5
+_ADOPT_SECONDS = 10.0
+_CLOSE_SECONDS = 2.0
+_log = structlog.get_logger(__name__)
+
+
+class Spool:
+    """An `EventLog` over another. Belongs to one process; several may share the folder.
+
+    Args:
+        log: where everything ends up. It is closed with the spool.
+        folder: of the slots; see `spool_slot`.
+        max_bytes: that this process may wait with on disk.
+        patience_seconds: how long an append waits for the log.
+
+    Attributes:
+        away: messages go to the disk.
+        num_spooled: messages that went to the disk, since the start.
+        num_forwarded: messages that came from the disk and are on the log now, since the start.
+        num_refused: messages from the disk that the log refused for good, since the start.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        folder: Path,
+        *,
+        max_bytes: int = MAX_SPOOL_BYTES,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        self.num_partitions = log.num_partitions
+        self.num_spooled = 0
+        self.num_forwarded = 0
+        self.num_refused = 0
+        self._log = log
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._patience = patience_seconds
+        self._deciding = threading.Lock()
+        self._slot: Slot | None = None
+        self._adopted: list[Slot] = []  # until they are clean: whoever opens them again would send all that they hold
+        try:
+            self._slot = Slot.take_first(folder, max_bytes)
+        except Unavailable as error:  # answering does not depend on a disk
+            _log.warning("no spool", reason=error.message)
+        self.away = bool(self.num_waiting)
+        # Every append to the log goes through this one thread: once the forwarder's has passed, nothing is stuck in it.
+        self._sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spool-sender")
+        self._wake = threading.Event()
+        self._closing_at: float | None = None
+        self._forwarder = threading.Thread(target=self._forward, name="spool-forwarder", daemon=True)
+        self._forwarder.start()
+
+    @property
+    def num_waiting(self) -> int:
+        """Messages on disk that are not known to be on the log."""
+        return self._slot.num_records if self._slot else 0
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of their keys and values."""
+        return self._slot.num_bytes if self._slot else 0
+
+    @property
+    def oldest_age_seconds(self) -> float:
+        """How long the oldest of them has waited; 0 if there is none."""
+        oldest_at = self._slot.oldest_at if self._slot else None
+        return 0.0 if oldest_at is None else max(0.0, time.time() - oldest_at)
+
+    def append(self, messages: Sequence[Message]) -> None:
+        """See `EventLog.append`: on the log or on disk.
+
+        Raises:
+            RecordTooLarge: a message is larger than MAX_RECORD_BYTES; none was kept.
+            Unavailable: neither takes them now.
+        """
+        for message in messages:
+            if (size := message.num_bytes) > MAX_RECORD_BYTES:
+                raise RecordTooLarge(
+                    f"a record of {size} bytes for {message.topic} is larger than {MAX_RECORD_BYTES}; make it smaller: "
+                    "the log will never take it",
+                    topic=message.topic,
+                    key=message.key,
+                )
+        if self.away or not self._reach_log(messages):
+            self._keep(messages)
+
+    def create_topics(self) -> None:
+        """See `EventLog.create_topics`."""
+        self._log.create_topics()
+
+    def consumer(self, group: str, topics: Sequence[str], load_position: LoadPosition) -> Consumer:
+        """See `EventLog.consumer`."""
+        return self._log.consumer(group, topics, load_position)
+
+    def ends(self, topic: str) -> dict[int, int]:
+        """See `EventLog.ends`: without what waits on disk."""
+        return self._log.ends(topic)
+
+    def describe(self) -> dict[str, TopicState]:
+        """See `EventLog.describe`: without what waits on disk."""
+        return self._log.describe()
+
+    def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
+        """See `EventLog.read`: without what waits on disk."""
+        return self._log.read(topic, partition, offset, limit)
+
+    def close(self) -> None:
+        """Bring over what two seconds allow; the rest waits on disk for the next start."""
+        self._closing_at = time.monotonic() + _CLOSE_SECONDS
+        self._wake.set()
+        self._forwarder.join(_CLOSE_SECONDS)
+        self._log.close()  # ends an append that still waits
+        self._forwarder.join()
+        self._sender.shutdown()
+        for slot in (*self._adopted, *([self._slot] if self._slot else [])):
+            slot.close()
+
+    def _reach_log(self, messages: Sequence[Message]) -> bool:
+        sending = self._sender.submit(self._log.append, messages)
+        try:
+            sending.result(self._patience)
+        except (Unavailable, TimeoutError) as error:
+            # A late one may still arrive: consumers keep the first of each key.
+            sending.cancel()
+            _log.warning("the log is away: spooling", reason=str(error) or f"no answer within {self._patience:g} s")
+            return False
+        return True
+
+    def _keep(self, messages: Sequence[Message]) -> None:
+        with self._deciding:
+            self.away = True
+            if self._slot is None:
+                self._slot = Slot.take_first(self._folder, self._max_bytes)
+            self._slot.append(messages)
+            self.num_spooled += len(messages)
+        self._wake.set()
+
+    def _forward(self) -> None:
+        adopt_at = 0.0
+        while self._closing_at is None or time.monotonic() < self._closing_at:
+            try:
+                if self._slot is not None:
+                    self._drain(self._slot)
+                with self._deciding:
+                    if not self.num_waiting:
+                        self._settle()
+                        if self._closing_at is not None:
+                            return
+                if time.monotonic() >= adopt_at:
+                    adopt_at = time.monotonic() + _ADOPT_SECONDS
+                    self._adopt()
+            except Exception as error:  # noqa: BLE001 a forwarder that ended would fill the disk
+                _log.warning("the spool waits", num=self.num_waiting, reason=str(error) or type(error).__name__)
+                if self._closing_at is not None:
+                    return
+                time.sleep(_RETRY_SECONDS)
+            else:
+                self._wake.wait(_TICK_SECONDS)
+                self._wake.clear()
+
+    def _settle(self) -> None:
+        if self.away and self.num_forwarded:
+            _log.info("the log is back: nothing waits", forwarded=self.num_forwarded)
+        self.away = False
+
+    def _adopt(self) -> None:
+        found = left_behind(self._folder, self._slot.number if self._slot else -1, self._max_bytes)
+        for slot in chain(self._adopted.copy(), found):
+            if slot not in self._adopted:
+                _log.info("a slot was left behind: bringing it over", slot=slot.number, num=slot.num_records)
+                self._adopted.append(slot)
+            self._drain(slot)
+            if slot.is_clean:
+                self._adopted.remove(slot)
+                slot.close()
+
+    def _drain(self, slot: Slot) -> None:
+        slot.tidy()
+        limit = 1  # a probe: what a log that stays silent may write twice
+        while (batch := slot.oldest(limit, _BATCH_BYTES)).messages:
+            self._send(batch.messages)
+            slot.remove(batch)
+            self.num_forwarded += len(batch.messages)
+            limit = _BATCH_RECORDS
+            if self._closing_at is not None and time.monotonic() > self._closing_at:
+                return
+
+    def _send(self, messages: Sequence[Message]) -> None:
+        try:
+            self._sender.submit(self._log.append, messages).result()
+        except RecordTooLarge as error:
+            if len(messages) > 1:
+                for message in messages:
+                    self._send([message])
+            else:  # a log whose limit is below ours; it must not keep back everything behind it
+                self.num_refused += 1
+                _log.error(
+                    "the log refuses a spooled record for good: dropped", key=messages[0].key, reason=error.message
+                )

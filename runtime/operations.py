@@ -1,0 +1,157 @@
+"""What operators and orchestrators ask a process, on a port of its own: /metrics, /health, /ready.
+
+Health: the process gets round its loop; if not, start it again. Ready: it can do its work now; if not, send it none.
+Flows in: GET requests. Flows out: Prometheus's text, or JSON. Waits for: nothing; it answers from a thread of its own,
+also while the process itself hangs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
+
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+
+from contracts.errors import MillraceError
+from runtime.metrics import LAST_STEP, LAST_STEP_NAME
+
+OPERATIONS_FD = "MILLRACE_OPERATIONS_FD"
+OPERATIONS_ADDRESS = "MILLRACE_OPERATIONS"
+"""`host:port` where no supervisor hands down a socket: in a container, `0.0.0.0:9464`."""
+
+LONGEST_STEP_SECONDS = 120.0
+"""A loop that took longer than this hangs."""
+LONGEST_WORK_SECONDS = 1800.0
+"""The same where one turn may fetch all weights of a large policy, take a training step or judge a candidate."""
+
+Check = Callable[[], None]
+"""Raises a `MillraceError` if what it looks at is not usable."""
+
+_PATIENCE_SECONDS = 10.0
+_READY_SECONDS = 1.0
+_OK, _NOT_FOUND, _UNAVAILABLE = 200, 404, 503
+
+
+class Answer(NamedTuple):
+    """Status and body."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class Operations:
+    """See the module. `close` to end; `checks` are what readiness means for this process."""
+
+    def __init__(
+        self, checks: Mapping[str, Check] | None = None, *, longest_step_seconds: float = LONGEST_STEP_SECONDS
+    ) -> None:
+        self._longest = longest_step_seconds
+        self._checks = dict(checks or {})
+        self._draining = threading.Event()
+        self._checking = threading.Lock()
+        self._checked_at, self._found = float("-inf"), dict[str, str]()
+        self._server: ThreadingHTTPServer | None = None
+        step_done()
+        listening = _listening_socket()
+        if listening is not None:
+            self._serve(listening)
+
+    def drain(self) -> None:
+        """Not ready from now on."""
+        self._draining.set()
+
+    def answer(self, path: str) -> Answer:
+        """What a path says now."""
+        if path == "/metrics":
+            return Answer(_OK, CONTENT_TYPE_LATEST, generate_latest())
+        if path == "/health":
+            seconds = time.time() - (REGISTRY.get_sample_value(LAST_STEP_NAME) or 0.0)
+            return _json(_OK if seconds < self._longest else _UNAVAILABLE, {"last_step_seconds": round(seconds, 1)})
+        if path == "/ready":
+            problems = self._problems()
+            return _json(_UNAVAILABLE if problems else _OK, {"ready": not problems, "problems": problems})
+        return _json(_NOT_FOUND, {"error": "there are /metrics, /health and /ready"})
+
+    def close(self) -> None:
+        """Stop answering."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def _problems(self) -> dict[str, str]:
+        problems = {"draining": "told to stop"} if self._draining.is_set() else {}
+        return problems | _troubles | self._checked()
+
+    def _checked(self) -> dict[str, str]:
+        """What the checks say; they run at most once a second, and not twice at a time."""
+        with self._checking:
+            if time.monotonic() - self._checked_at >= _READY_SECONDS:
+                self._found = {}
+                for name, check in self._checks.items():
+                    try:
+                        check()
+                    except MillraceError as error:
+                        self._found[name] = error.message
+                self._checked_at = time.monotonic()
+            return dict(self._found)
+
+    def _serve(self, listening: socket.socket) -> None:
+        operations = self
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = _PATIENCE_SECONDS
+
+            def do_GET(self) -> None:
+                answer = operations.answer(self.path.partition("?")[0])
+                self.send_response(answer.status)
+                self.send_header("Content-Type", answer.content_type)
+                self.send_header("Content-Length", str(len(answer.body)))
+                self.end_headers()
+                self.wfile.write(answer.body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002 the library's name
+                """Scrapes are no news."""
+
+        self._server = server = ThreadingHTTPServer(("", 0), Handler, bind_and_activate=False)
+        server.socket.close()
+        server.socket = listening
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, name="operations", daemon=True).start()
+
+
+def step_done() -> None:
+    """The process got round its loop."""
+    LAST_STEP.set(time.time())
+
+
+def trouble(name: str, reason: str | None) -> None:
+    """This process is not ready from now on, and why; None: that is over."""
+    if reason is None:
+        _troubles.pop(name, None)
+    else:
+        _troubles[name] = reason
+
+
+_troubles: dict[str, str] = {}
+"""What keeps this process from its work, by name; `/ready` says it."""
+
+
+def _json(status: int, content: object) -> Answer:
+    return Answer(status, "application/json", json.dumps(content).encode())
+
+
+def _listening_socket() -> socket.socket | None:
+    inherited, address = os.environ.get(OPERATIONS_FD), os.environ.get(OPERATIONS_ADDRESS)
+    if inherited is not None:
+        return socket.socket(fileno=int(inherited))
+    if address is None:
+        return None
+    host, _, port = address.rpartition(":")
+    return socket.create_server((host, int(port)))

@@ -1,0 +1,78 @@
+"""A batch as a worker holds it: each record with what it says, or with why it is buried.
+
+In: polled records. Out: the same in their order, read and prepared. Waits for: whatever `prepare` of the handler waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from contracts.event_log import LogRecord
+from runtime.bisection import Blamed, bisect, blaming_records
+from runtime.log.dead_letters import Culprit, culprit_of
+
+Item = TypeVar("Item")
+
+
+class Part(NamedTuple, Generic[Item]):
+    """A record, and either what it says or why it cannot be processed."""
+
+    record: LogRecord
+    item: Item | None = None
+    culprit: Culprit | None = None
+
+
+class Preparing(Protocol[Item]):
+    """The part of a handler that needs no transaction; see `runtime.worker.Handler`."""
+
+    def read(self, record: LogRecord) -> Item:
+        """What a record says."""
+
+    def prepare(self, items: Sequence[Item]) -> Sequence[Item]:
+        """Whatever takes long."""
+
+
+def prepared(handler: Preparing[Item], records: Sequence[LogRecord]) -> list[Part[Item]]:
+    """Read and prepare what can be; the rest has its culprit."""
+    parts = [_read(handler, record) for record in records]
+
+    def prepare(places: Sequence[int]) -> None:
+        with blaming_records():
+            items = handler.prepare(items_of([parts[place] for place in places]))
+        for place, item in zip(places, items, strict=True):
+            parts[place] = parts[place]._replace(item=item)
+
+    def give_up(place: int, error: BaseException) -> None:
+        parts[place] = _buried(parts[place].record, error)
+
+    sound = [place for place, part in enumerate(parts) if part.culprit is None]
+    try:
+        prepare(sound)
+    except Blamed as blamed:
+        if not sound:
+            raise  # there is no record to blame
+        bisect(sound, prepare, give_up, blamed.__cause__ or blamed)
+    return parts
+
+
+def items_of(parts: Sequence[Part[Item]]) -> list[Item]:
+    """What the sound ones say."""
+    return [part.item for part in parts if part.item is not None]
+
+
+def culprits_of(parts: Sequence[Part[Item]]) -> list[Culprit]:
+    """Who is to be buried."""
+    return [part.culprit for part in parts if part.culprit is not None]
+
+
+def _buried(record: LogRecord, error: BaseException) -> Part[Item]:
+    return Part(record, culprit=culprit_of(record, error))
+
+
+def _read(handler: Preparing[Item], record: LogRecord) -> Part[Item]:
+    try:
+        with blaming_records():
+            return Part(record, handler.read(record))
+    except Blamed as blamed:
+        return _buried(record, blamed.__cause__ or blamed)

@@ -1,0 +1,51 @@
+"""Passwords that everybody knows: fine on this machine, refused anywhere else. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from urllib.parse import unquote, urlsplit
+
+from contracts.errors import InvalidSettings
+from runtime.settings import Settings
+
+WELL_KNOWN = frozenset(
+    ("admin", "changeme", "default", "guest", "millrace", "minioadmin", "password", "postgres", "redis", "root", "secret", "test")
+)  # fmt: skip
+
+
+def check_passwords(settings: Settings, environment: Mapping[str, str]) -> None:
+    """Refuse to talk to a server elsewhere with a password that everybody knows.
+
+    Raises:
+        InvalidSettings: which server, and what to do.
+    """
+    for server, host, password in _logins(settings, environment):
+        if password in WELL_KNOWN and not is_loopback(host):
+            raise InvalidSettings(
+                f"the password of {server} at {host} is a default that everybody knows: give it one of its own "
+                "(`deploy/env` writes an .env with random ones for docker compose)"
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address cannot be reached from another machine; empty and paths are Unix sockets."""
+    if not host or host == "localhost" or host.startswith("/"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _logins(settings: Settings, environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Server, host and password of each that has one."""
+    for server, url, default in (
+        ("the database", settings.database_url, environment.get("PGPASSWORD", "")),
+        ("Redis", settings.redis, ""),
+    ):
+        if url is not None:
+            parts = urlsplit(url)
+            yield server, parts.hostname or "", unquote(parts.password or "") or default
+    if settings.weights_url is not None and (endpoint := environment.get("AWS_ENDPOINT_URL")):
+        yield "the object store", urlsplit(endpoint).hostname or "", environment.get("AWS_SECRET_ACCESS_KEY", "")

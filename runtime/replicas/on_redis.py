@@ -1,0 +1,127 @@
+"""Replicas that share a Redis. Each call waits a tenth of a second at most; while Redis is away, none waits.
+
+Every key expires by itself. A limit is one number, the time at which its debt is paid, on Redis' own clock: replicas' clocks
+may differ. Memory is the operator's bound; `maxmemory-policy volatile-ttl` forgets the oldest first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+import msgspec
+
+from contracts.errors import InvalidSettings, Unavailable
+from runtime.replicas.circuit import Circuit
+from runtime.replicas.in_process import LocalLimiter
+from runtime.replicas.line import Line
+from runtime.replicas.ports import LEASE_SECONDS, WINDOW_SECONDS, Allowance, Passing, Turn, allowance_of
+from runtime.replicas.redis_bell import RedisBell
+
+PATIENCE_SECONDS = 0.1
+_MICROSECONDS = 1_000_000
+
+# `ports.take`, in microseconds.
+_TAKE = """
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local limit, num, minute = tonumber(ARGV[1]), tonumber(ARGV[2]), 60000000
+local debt = math.max(0, tonumber(redis.call('GET', KEYS[1]) or 0) - now)
+local wait = math.ceil(debt + math.min(num, limit) * minute / limit - minute)
+if wait > 0 then return {debt, wait} end
+debt = math.ceil(debt + num * minute / limit)
+redis.call('SET', KEYS[1], string.format('%.0f', now + debt), 'PX', math.ceil(debt / 1000))
+return {debt, 0}
+"""
+
+# What another holder wrote stays.
+_PUT = """
+local held = redis.call('GET', KEYS[1])
+if held and held ~= ARGV[1] then return 0 end
+if ARGV[2] == '' then return redis.call('DEL', KEYS[1]) end
+redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
+return 1
+"""
+
+
+class RedisLimiter:
+    """A `RateLimiter` for all replicas; while Redis is away, each replica counts for itself."""
+
+    def __init__(self, line: Line, prefix: str) -> None:
+        self._line = line
+        self._prefix = prefix
+        self._own = LocalLimiter()
+
+    async def allow(self, key: str, limit: int, num: int = 1) -> Allowance:
+        """See the port."""
+        try:
+            debt, wait = await self._line.ask("EVAL", _TAKE, 1, self._prefix + key, limit, num)
+        except Unavailable:
+            return await self._own.allow(key, limit, num)
+        return allowance_of(limit, debt / _MICROSECONDS, wait / _MICROSECONDS)
+
+
+class RedisWindow:
+    """A `Window` for all replicas; while Redis is away, requests run again."""
+
+    def __init__(self, line: Line, prefix: str) -> None:
+        self._line = line
+        self._prefix = prefix
+
+    async def claim(self, key: str, turn: Turn) -> Turn:
+        """See the port."""
+        lease = _milliseconds(LEASE_SECONDS)
+        try:
+            held = await self._line.ask("SET", self._prefix + key, _packed(turn), "NX", "GET", "PX", lease)
+        except Unavailable:
+            return turn
+        return turn if held is None else msgspec.msgpack.decode(held, type=Turn)
+
+    async def renew(self, key: str, turn: Turn) -> None:
+        """See the port."""
+        await self._put(key, turn, _packed(turn), LEASE_SECONDS)
+
+    async def finish(self, key: str, turn: Turn, answer: bytes) -> None:
+        """See the port."""
+        await self._put(key, turn, _packed(msgspec.structs.replace(turn, answer=answer)), WINDOW_SECONDS)
+
+    async def release(self, key: str, turn: Turn) -> None:
+        """See the port."""
+        await self._put(key, turn, b"", LEASE_SECONDS)
+
+    async def _put(self, key: str, turn: Turn, value: bytes, seconds: float) -> None:
+        # While Redis is away the lease ends by itself, and whoever comes runs again.
+        with suppress(Unavailable):
+            await self._line.ask("EVAL", _PUT, 1, self._prefix + key, _packed(turn), value, _milliseconds(seconds))
+
+
+def connect(url: str, prefix: str, patience_seconds: float = PATIENCE_SECONDS) -> Passing:
+    """All of it on one Redis, which need not be there yet; keys and channels begin with `prefix`.
+
+    Raises:
+        InvalidSettings: the URL is none of Redis.
+    """
+    try:
+        line = Line(url, Circuit(_server_of(url)), patience_seconds)
+        bell = RedisBell(url, Circuit(_server_of(url)), prefix, patience_seconds)
+    except ValueError as error:
+        raise InvalidSettings(f"[millrace] redis: {error}") from error
+
+    async def aclose() -> None:
+        await asyncio.to_thread(bell.close)
+        await line.aclose()
+
+    return Passing(RedisLimiter(line, f"{prefix}limit:"), RedisWindow(line, f"{prefix}turn:"), bell, aclose)
+
+
+def _server_of(url: str) -> str:
+    return urlsplit(url).netloc.rpartition("@")[2]  # without the password
+
+
+def _packed(turn: Turn) -> bytes:
+    return msgspec.msgpack.encode(turn)
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(seconds * 1000)

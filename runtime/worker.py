@@ -1,0 +1,278 @@
+"""A worker: poll, handle, commit, a batch at a time.
+
+In: records of its topics, from the positions stored in the database. Out: its state, its outgoing messages and its new
+positions, in one transaction; then the outbox is relayed. Waits: for records, at most one tick.
+
+A worker that lost its partition fails its compare-and-set, changes nothing, and reads the stored positions again. While the
+log or the database is away, it waits. A record that cannot be processed is found (`bisection.py`), buried (`dead_letters.py`)
+and passed; past a limit of those the worker halts, says so, and looks again now and then whether somebody dealt with them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Generic, Protocol
+
+import structlog
+from sqlalchemy import ColumnElement, Connection, select, update
+
+from contracts.errors import StaleWrite, TooManyDeadLetters, Unavailable
+from contracts.event_log import EventLog, LogRecord, Message
+from contracts.faults import FaultPoint, no_fault
+from contracts.tables import position
+from runtime.bisection import Blamed, bisect, blaming_records, in_hand_of
+from runtime.database import Database, insert_new
+from runtime.log.dead_letters import Culprit, bury_all, culprit_of, traceback_of
+from runtime.log.outbox import Relay, put
+from runtime.metrics import (
+    BEHIND_SECONDS,
+    HALTED,
+    LOST_PARTITIONS,
+    RECORDS,
+    STEP_SECONDS,
+    TICK_FAILURES,
+    WAITS,
+)
+from runtime.operations import step_done
+from runtime.parts import Item, Part, culprits_of, items_of, prepared
+
+BATCH = 500
+TICK_SECONDS = 0.25
+RETRY_SECONDS = 1.0
+HALT_SECONDS = 10.0
+"""Between two looks of a worker that halted."""
+CAUTIOUS_BATCH = 64
+"""After a batch with a culprit, and twice as many after each without: where 1% fail, most of such batches have none."""
+
+log = structlog.get_logger()
+
+
+class Handler(Protocol[Item]):
+    """What a worker does, given a transaction. It never touches the log."""
+
+    @property
+    def name(self) -> str:
+        """The process, and so the consumer group."""
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """What it reads."""
+
+    @property
+    def batch_size(self) -> int:
+        """How many records it takes at a time, at most."""
+
+    def read(self, record: LogRecord) -> Item:
+        """What a record says. Raises InvalidRecord for one that cannot be read, now or later."""
+
+    def prepare(self, items: Sequence[Item]) -> Sequence[Item]:
+        """Whatever takes long and needs no transaction, for items that may be delivered again: it holds up nobody else.
+
+        One for each, in their order.
+        """
+
+    def handle(self, connection: Connection, items: Sequence[Item]) -> list[Message]:
+        """Apply each item once, in this order, with as few statements as if it were one; return what to send."""
+
+    def tick(
+        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
+    ) -> list[Message]:
+        """Apply the passing of time to what lies in these partitions; the others are another replica's.
+
+        `is_at_end`: the last poll brought all that there was.
+        """
+
+
+Handling = Callable[[Connection, Sequence[Part[Item]]], list[Culprit]]
+"""Handles what can be handled, and returns the rest."""
+
+
+class Worker(Generic[Item]):
+    """Drives a handler. One process runs one worker."""
+
+    def __init__(
+        self,
+        handler: Handler[Item],
+        database: Database,
+        event_log: EventLog,
+        *,
+        clock: Callable[[], float] = time.time,
+        fault: FaultPoint = no_fault,
+    ) -> None:
+        self._handler = handler
+        self._database = database
+        self._clock = clock
+        self._fault = fault
+        self._positions: dict[tuple[str, int], int] = {}
+        self._limit = handler.batch_size
+        self._consumer = event_log.consumer(handler.name, handler.topics, self._load_position)
+        self._relay = Relay(handler.name, database, event_log, fault, self._consumer.partitions)
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until `stop` is set."""
+        while not stop.is_set():
+            try:
+                self.step(TICK_SECONDS)
+                HALTED.labels(self._handler.name).set(0)
+                step_done()
+            except StaleWrite as error:
+                LOST_PARTITIONS.labels(self._handler.name).inc()
+                log.warning("partition lost", process=self._handler.name, reason=error.message)
+                self._start_over()
+            except Unavailable as error:
+                # It gets round its loop: what is missing is somebody else's, and starting again would not bring it.
+                step_done()
+                WAITS.labels(self._handler.name).inc()
+                log.warning("waiting", process=self._handler.name, reason=error.message)
+                self._start_over()
+                stop.wait(RETRY_SECONDS)
+            except TooManyDeadLetters as error:
+                step_done()
+                HALTED.labels(self._handler.name).set(1)
+                log.error("halted", process=self._handler.name, reason=error.message)  # noqa: TRY400 no fault of ours
+                self._start_over()
+                stop.wait(HALT_SECONDS)
+        self._consumer.close()
+
+    def step(self, timeout: float = 0.0) -> int:
+        """One poll, one transaction, one relay; returns how many records were passed.
+
+        Raises:
+            TooManyDeadLetters: they passed a limit; nothing of this step was done.
+        """
+        limit = min(self._limit, self._handler.batch_size)
+        records = self._consumer.poll(timeout, limit)
+        started = time.perf_counter()
+        self._fault("worker: polled")
+        parts = prepared(self._handler, records)
+        is_at_end = len(records) < limit
+        try:
+            self._apply(parts, self._handle, is_at_end=is_at_end)
+            self._limit = limit * 2
+        except Blamed as blamed:
+            if not parts:
+                raise  # there is no record to blame
+            apart = partial(self._handle_apart, reason=blamed.__cause__ or blamed)
+            log.warning("a batch failed, looking for the culprit", process=self._handler.name, num=len(parts))
+            self._limit = CAUTIOUS_BATCH
+            self._apply(parts, apart, is_at_end=is_at_end)
+        self._fault("worker: committed")
+        self._relay.flush()
+        self._note(records, time.perf_counter() - started)
+        return len(records)
+
+    def _apply(self, parts: Sequence[Part[Item]], handle: Handling[Item], *, is_at_end: bool) -> None:
+        """A batch, what it sends, its dead letters and its positions, in one transaction."""
+        records = [part.record for part in parts]
+        with self._database.transaction() as connection:
+            self._hold(connection, {record.partition for record in records})
+            culprits = culprits_of(parts) + handle(connection, [part for part in parts if part.culprit is None])
+            bury_all(connection, self._handler.name, culprits, self._clock())
+            self._tick(connection, is_at_end=is_at_end)
+            moved = self._advance(connection, records)
+            self._fault("worker: before commit")
+        self._positions |= moved
+
+    def _handle(self, connection: Connection, parts: Sequence[Part[Item]]) -> list[Culprit]:
+        with blaming_records():
+            put(connection, self._handler.name, self._handler.handle(connection, items_of(parts)))
+        return []
+
+    def _handle_apart(
+        self, connection: Connection, parts: Sequence[Part[Item]], reason: BaseException
+    ) -> list[Culprit]:
+        """What can be handled; each piece is undone alone, so that a batch costs one commit, whoever is in it."""
+        culprits = []
+
+        def handle(some: Sequence[Part[Item]]) -> None:
+            with blaming_records(), connection.begin_nested():
+                self._handle(connection, some)
+
+        def give_up(part: Part[Item], error: BaseException) -> None:
+            culprits.append(culprit_of(part.record, error))
+
+        def in_hand(error: BaseException, some: Sequence[Part[Item]]) -> int | None:
+            return in_hand_of(error, [part.item for part in some])
+
+        bisect(parts, handle, give_up, reason, in_hand)
+        return culprits
+
+    def _tick(self, connection: Connection, *, is_at_end: bool) -> None:
+        """It is no record's fault if this fails: records go on, an alarm rings, and it is tried again at each step."""
+        try:
+            with blaming_records(), connection.begin_nested():
+                partitions = self._consumer.partitions()
+                messages = self._handler.tick(connection, self._clock(), partitions, is_at_end=is_at_end)
+                put(connection, self._handler.name, messages)
+        except Blamed as blamed:
+            TICK_FAILURES.labels(self._handler.name).inc()
+            told = traceback_of(blamed.__cause__ or blamed)
+            log.error("tick failed", process=self._handler.name, traceback=told)  # noqa: TRY400 of the cause alone
+
+    def _note(self, records: Sequence[LogRecord], seconds: float) -> None:
+        group = self._handler.name
+        behind = self._clock() - min(record.appended_at for record in records) if records else 0.0
+        BEHIND_SECONDS.labels(group).set(max(0.0, behind))
+        if records:
+            STEP_SECONDS.labels(group).observe(seconds)
+        for topic, num in Counter(record.topic for record in records).items():
+            RECORDS.labels(group, topic).inc(num)
+
+    def _start_over(self) -> None:
+        """Nothing of the last step is known to have happened: read the stored positions again."""
+        self._positions.clear()
+        self._consumer.seek_to_stored()
+
+    def _load_position(self, topic: str, partition: int) -> int:
+        statement = select(position.c.next_offset).where(*self._is(topic, partition))
+        with self._database.snapshot() as connection:
+            stored = connection.execute(statement).scalar_one_or_none()
+        if stored is None:
+            row = {"consumer_group": self._handler.name, "topic": topic, "partition": partition, "next_offset": 0}
+            with self._database.transaction() as connection:
+                insert_new(connection, position, row)
+            stored = 0
+        self._positions[topic, partition] = stored
+        return stored
+
+    def _hold(self, connection: Connection, partitions: set[int]) -> None:
+        """Keep other workers off these partitions, on every topic, until the transaction ends.
+
+        Positions move one by one: without this, somebody who was frozen could store a signal while its heir, further on in
+        another topic, stores the generation, and neither would see what the other wrote.
+        """
+        if not partitions:
+            return
+        columns = position.c
+        statement = (
+            select(columns.topic, columns.partition, columns.next_offset)
+            .where(columns.consumer_group == self._handler.name, columns.partition.in_(partitions))
+            .order_by(columns.topic, columns.partition)
+            .with_for_update()
+        )
+        for topic, partition, next_offset in connection.execute(statement):
+            if self._positions.get((topic, partition), next_offset) != next_offset:
+                raise StaleWrite(f"another worker moved {topic}/{partition}", topic=topic, partition=partition)
+
+    def _advance(self, connection: Connection, records: Sequence[LogRecord]) -> dict[tuple[str, int], int]:
+        moved = {(record.topic, record.partition): record.offset + 1 for record in records}
+        for place, next_offset in sorted(moved.items()):
+            statement = (
+                update(position)
+                .where(*self._is(*place), position.c.next_offset == self._positions[place])
+                .values(next_offset=next_offset)
+            )
+            if connection.execute(statement).rowcount != 1:
+                raise StaleWrite(f"another worker moved {place[0]}/{place[1]}", topic=place[0], partition=place[1])
+        return moved
+
+    def _is(self, topic: str, partition: int) -> tuple[ColumnElement[bool], ...]:
+        return (
+            position.c.consumer_group == self._handler.name,
+            position.c.topic == topic,
+            position.c.partition == partition,
+        )

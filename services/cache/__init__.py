@@ -1,0 +1,1 @@
+"""A region's cache of a weight store."""

@@ -1,0 +1,1 @@
+"""What the dashboard streams: the loop, traffic, lags and versions as they are now."""

@@ -1,0 +1,178 @@
+"""The two identities: every logged generation and every received signal has exactly one name. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from contracts.ledger import PENDING, Counts
+from contracts.topics import GENERATIONS, SIGNALS
+from runtime.log.dead_letters import OPEN, REDRIVEN, SKIPPED
+from runtime.log.letters import DEAD_LETTER, SENDER
+from services.dashboard.live.queries import Standing, Totals
+from services.dashboard.live.traffic import Traffic
+
+GENERATION_STATES = (
+    "trained", PENDING, "unlabelled", "filtered", "unscored", "stale", "off_support", "quarantined", "cancelled",
+    "erased", "log_lost", DEAD_LETTER,
+)  # fmt: skip
+SIGNAL_STATES = ("joined", PENDING, "late", "duplicate", "conflict", "retracted", "rejected")
+
+
+class VersionCounts(msgspec.Struct, frozen=True):
+    """The generations of one version, counted in the order of the identity's names."""
+
+    version: int
+    total: int
+    counts: list[int]
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """`total` is the sum of `counts`, unless `problems` says what is unexplained."""
+
+    names: list[str]
+    total: int
+    counts: list[int]
+    problems: list[str]
+    versions: list[VersionCounts] = []
+
+
+class Identities(NamedTuple):
+    """Both."""
+
+    generations: Identity
+    signals: Identity
+
+
+def identities(totals: Totals, traffic: Mapping[str, Traffic]) -> Identities:
+    """Both identities from one count of the tables and a later look at the log.
+
+    What the log got after the count is unread by the count's positions, so that nothing seems lost between the two.
+    """
+    counts = counts_by_version(totals.standings)
+    handled = {topic: _handled(totals, topic) for topic in (GENERATIONS, SIGNALS)}
+    unread = {topic: max(0, traffic[topic].num_appended - handled[topic]) for topic in handled}
+    return Identities(
+        generation_identity(
+            counts,
+            # What was redriven lies in the log twice.
+            num_handled=handled[GENERATIONS] - totals.without_row - _num_dead(totals, REDRIVEN),
+            num_open=_num_dead(totals, OPEN),
+            num_skipped=_num_dead(totals, SKIPPED),
+            num_unread=unread[GENERATIONS],
+            num_lost=totals.num_lost,
+        ),
+        signal_identity(
+            totals.signals,
+            num_unjoined=totals.num_unjoined,
+            # Episodes sends signals too: those that waited for their answer, and follow-ups.
+            num_under_way=unread[SIGNALS]
+            + sum(totals.outboxes.get(process, 0) for process in ("feedback", "episodes", SENDER)),
+            num_open=_num_dead(totals, OPEN, SIGNALS),
+        ),
+    )
+
+
+def _num_dead(totals: Totals, state: str, topic: str = GENERATIONS) -> int:
+    return totals.dead_letters.get(("episodes", topic, state), 0)
+
+
+def _handled(totals: Totals, topic: str) -> int:
+    return sum(offset for (group, name, _), offset in totals.positions.items() if (group, name) == ("episodes", topic))
+
+
+def counts_by_version(standings: Iterable[Standing]) -> dict[int, dict[str, int]]:
+    """Version to state to how many."""
+    counts: dict[int, dict[str, int]] = {}
+    for standing in standings:
+        states = counts.setdefault(standing.version, {})
+        states[standing.state] = states.get(standing.state, 0) + standing.number
+    return counts
+
+
+def generation_identity(
+    counts: Mapping[int, Mapping[str, int]],
+    *,
+    num_handled: int,
+    num_open: int,
+    num_skipped: int,
+    num_unread: int,
+    num_lost: int = 0,
+) -> Identity:
+    """Logged = trained + pending + ... + dead_letter, per version and in all.
+
+    Args:
+        counts: see `counts_by_version`.
+        num_handled: records before the position of episodes, which makes one row of each in the same transaction,
+            without those that were sent twice or whose day was dropped.
+        num_open: those of them that it could not process.
+        num_skipped: the same, where somebody accepted the loss.
+        num_unread: records after that position: pending, and of no version yet.
+        num_lost: those that only a log had that was lost: of no version either.
+    """
+    versions = [
+        VersionCounts(version, sum(counts[version].values()), _in_order(GENERATION_STATES, counts[version]))
+        for version in sorted(counts, reverse=True)
+    ]
+    totals = dict(zip(GENERATION_STATES, map(sum, zip(*(row.counts for row in versions), strict=True)), strict=False))
+    totals[PENDING] = totals.get(PENDING, 0) + num_unread
+    totals["log_lost"] = num_lost
+    totals[DEAD_LETTER] = num_dead = num_open + num_skipped
+    num_rows = sum(row.total for row in versions)
+    problems = [
+        *(
+            problem
+            for version in sorted(counts)
+            for problem in _nameless(counts[version], f"generations of v{version}")
+        ),
+        *_problem("generations that were read from the log and have no state", num_handled - num_dead - num_rows),
+        *_problem("generations that have a state and were never logged", num_rows + num_dead - num_handled),
+        *_problem("logged generations that could not be processed, see millrace dead-letters list", num_open),
+    ]
+    return Identity(
+        names=list(GENERATION_STATES),
+        total=max(num_handled, num_rows) + num_unread + num_lost,
+        counts=_in_order(GENERATION_STATES, totals),
+        problems=problems,
+        versions=versions,
+    )
+
+
+def signal_identity(counts: Counts, *, num_unjoined: int, num_under_way: int, num_open: int = 0) -> Identity:
+    """Received = joined + pending + late + duplicate + conflict + retracted + rejected.
+
+    Args:
+        counts: as the ledger counts them.
+        num_unjoined: acknowledged signals that episodes has not seen.
+        num_under_way: messages about signals in the outbox and in the log, which explain those.
+        num_open: dead letters that nobody has dealt with, which name some of them.
+    """
+    num_lost = max(0, num_unjoined - num_under_way - num_open)
+    states = {**counts.states, PENDING: counts.states.get(PENDING, 0) - num_lost}
+    return Identity(
+        names=list(SIGNAL_STATES),
+        total=counts.total,
+        counts=_in_order(SIGNAL_STATES, states),
+        problems=[
+            *_nameless(counts.states, "signals"),
+            *_problem("received signals without a state", counts.unexplained),
+            *_problem("acknowledged signals that are neither joined nor on their way", num_lost),
+            *_problem("signals that could not be processed, see millrace dead-letters list", num_open),
+            *_problem("joined signals that were never received", -num_unjoined),
+        ],
+    )
+
+
+def _in_order(names: Iterable[str], counts: Mapping[str, int]) -> list[int]:
+    return [counts.get(name, 0) for name in names]
+
+
+def _problem(what: str, number: int) -> list[str]:
+    return [f"{what}: {number}"] if number > 0 else []
+
+
+def _nameless(counts: Mapping[str, int], what: str) -> list[str]:
+    known = {*GENERATION_STATES, *SIGNAL_STATES}
+    return [f"{what} in the unknown state {name!r}: {count}" for name, count in counts.items() if name not in known]

@@ -1,0 +1,41 @@
+"""Counts in buckets become rates over time. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from services.dashboard.live.loop.queries import BUCKET_SECONDS, WINDOW_SECONDS
+
+NUM_BUCKETS = WINDOW_SECONDS // BUCKET_SECONDS
+SERIES = ("generations", "signals", "experiences", "steps")
+
+Columns = dict[str, list[float | None]]
+
+
+def window_start(now: float) -> float:
+    """Where the first bucket begins; the last one, which is not over, is left out."""
+    return float((int(now) // BUCKET_SECONDS - NUM_BUCKETS) * BUCKET_SECONDS)
+
+
+def step_buckets(times: Iterable[float], start: float) -> dict[int, int]:
+    """The same for steps, of which only the newest are at hand."""
+    buckets: dict[int, int] = {}
+    for at in times:
+        if at >= start:
+            number = int(at - start) // BUCKET_SECONDS
+            buckets[number] = buckets.get(number, 0) + 1
+    return buckets
+
+
+def rates(buckets: Mapping[str, Mapping[int, int]], start: float) -> Columns:
+    """Columns of equal length: `at`, the end of a bucket, and events per second of each series.
+
+    Begins at the first bucket with any event; empty if there is none.
+    """
+    first = min((number for counts in buckets.values() for number in counts), default=NUM_BUCKETS)
+    shown = range(max(first, 0), NUM_BUCKETS)
+    columns: Columns = {"at": [start + (number + 1) * BUCKET_SECONDS for number in shown]}
+    for name in SERIES:
+        counts = buckets.get(name, {})
+        columns[name] = [counts.get(number, 0) / BUCKET_SECONDS for number in shown]
+    return columns

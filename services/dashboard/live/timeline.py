@@ -1,0 +1,116 @@
+"""The story of each version: published, judged, served, left behind. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from contracts.assignments import CANDIDATE, LIVE
+from contracts.rollback import left_behind
+from contracts.version_parents import BASE
+from services.dashboard.live.queries import MAX_VERSIONS, Snapshot
+from weights.versions.manifest import Manifest
+
+ACCEPTED_FROM = 0.5
+"""An answer counts as accepted if its reward, which lies in [0, 1], is at least this."""
+
+
+class Published(NamedTuple):
+    """What the weight store knows of a version: sizes in bytes, density as a fraction of changed weights."""
+
+    parent: int | None
+    kind: str
+    payload_bytes: int
+    full_bytes: int
+    density: float
+    num_samples: int
+    created_at: float
+
+
+def published(manifest: Manifest) -> Published:
+    """The part of a manifest that the page shows."""
+    return Published(
+        manifest.parent,
+        manifest.kind,
+        manifest.payload_bytes,
+        manifest.full_bytes,
+        manifest.density,
+        manifest.num_samples,
+        manifest.created_at,
+    )
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the timeline. Times are UTC epoch seconds; None means not known, or not yet."""
+
+    version: int
+    status: str
+    parent: int | None = None
+    kind: str | None = None
+    payload_bytes: int | None = None
+    full_bytes: int | None = None
+    density: float | None = None
+    num_samples: int | None = None
+    created_at: float | None = None
+    judged_at: float | None = None
+    accuracy: float | None = None
+    best_accuracy: float | None = None
+    reason: str = ""
+    revoked: str = ""
+    """Why it never serves again: the operator's words; empty if it may."""
+    treatment: str = ""
+    """What became of what a revoked version learned and said: `poison` or `evidence`."""
+    pause_seconds: float | None = None
+    gap_seconds: float | None = None
+    num_labelled: int = 0
+    num_accepted: int = 0
+
+
+def timeline(snapshot: Snapshot, store: Mapping[int, Published]) -> list[Version]:
+    """The newest versions, newest first, from the verdicts, assignments, swaps, scores and the weight store."""
+    verdicts = {row.version: row for row in snapshot.verdicts}
+    swaps = {row.version: row for row in reversed(snapshot.swaps) if row.arm == LIVE}
+    labelled: dict[int, list[bool]] = {}
+    for row in snapshot.scores:
+        if row.reward is not None:
+            labelled.setdefault(row.version, []).append(row.reward >= ACCEPTED_FROM)
+    statuses = _statuses(snapshot)
+    numbers = sorted({*store, *verdicts, *statuses}, reverse=True)[:MAX_VERSIONS]
+    result = []
+    for number in numbers:
+        judged, swapped, kept = verdicts.get(number), swaps.get(number), store.get(number)
+        facts = kept._asdict() if kept else {}
+        if judged:
+            facts |= {"judged_at": judged.at, "accuracy": judged.accuracy, "best_accuracy": judged.best_accuracy}
+            facts |= {"reason": judged.reason}
+        if swapped:
+            facts |= {"pause_seconds": swapped.pause_seconds, "gap_seconds": swapped.gap_seconds}
+        if gone := snapshot.revoked.get(number):
+            facts |= {"revoked": f"{gone.writer}: {gone.reason}", "treatment": gone.treatment}
+        answers = labelled.get(number, [])
+        fallback = "base" if number == BASE else "published"
+        result.append(
+            Version(
+                version=number,
+                status=statuses.get(number, fallback),
+                num_labelled=len(answers),
+                num_accepted=sum(answers),
+                **facts,
+            )
+        )
+    return result
+
+
+def _statuses(snapshot: Snapshot) -> dict[int, str]:
+    """What is said of a version; the later of these rules wins."""
+    statuses = {row.version: "accepted" if row.accepted else "refused" for row in snapshot.verdicts}
+    if BASE in statuses and statuses[BASE] == "accepted":
+        statuses[BASE] = "base"
+    statuses |= {number: "rolled back" for number in left_behind(snapshot.live_history) if number in statuses}
+    statuses |= dict.fromkeys(snapshot.revoked, "revoked")
+    for arm in (CANDIDATE, LIVE):
+        if arm in snapshot.arms and (version := snapshot.arms[arm].version) is not None:
+            statuses[version] = arm
+    return statuses

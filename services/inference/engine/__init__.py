@@ -1,0 +1,1 @@
+"""The client of the engine: requests, HTTP, the wire format."""

@@ -1,0 +1,304 @@
+"""HTTP/1.1 to one server, as little of it as inference needs: kept connections, and bodies as they arrive.
+
+Flows in: method, path and body. Flows out: the status, then the bytes of the body. Waits for: the server. A general client
+spends as long on one event of a stream as everything else together; `benchmarks/gateway/__main__.py` has the figures.
+
+Only a GET is ever sent twice. A connection that was idle for long is not used again, because servers close those, and then
+nobody could say whether what was sent on it was read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import httptools
+
+CONNECT_SECONDS = 2.0
+READ_SECONDS = 120.0
+MOST_BYTES = 4 * 2**20
+IDLE_SECONDS = 4.0  # uvicorn closes after 5
+_LINGER_SECONDS = 1.0
+_MAX_IDLE = 512
+_RETRY_AFTER = b"retry-after"
+
+
+class Broken(Exception):
+    """There is no whole answer. The kinds say what is known of the request; another one is an answer that is not HTTP."""
+
+
+class NoConnection(Broken):
+    """None could be made: nothing was sent."""
+
+
+class Closed(Broken):
+    """The server closed the connection before its answer was whole: it died, or it did not want to."""
+
+
+class Silent(Broken):
+    """The server said nothing for too long, and may still be at it."""
+
+
+class TooLong(Broken):
+    """The body is longer than anybody here wants to read."""
+
+
+class Exchange(asyncio.Protocol):
+    """One connection, which carries one request after another. Belongs to one event loop.
+
+    Attributes:
+        status: of the answer, once it has begun.
+        retry_after: what the answer's header of this name says; empty without.
+        idle_since: when it last became idle, on the clock of the loop.
+    """
+
+    def __init__(self, head: bytes, idle: list[Exchange], read_seconds: float = READ_SECONDS) -> None:
+        self.status = 0
+        self.retry_after = b""
+        self.idle_since = 0.0
+        self._read_seconds = read_seconds
+        self._is_idle = False
+        self._head: Final = head
+        self._idle: Final = idle
+        self._loop: Final = asyncio.get_running_loop()
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._body: list[bytes] = []
+        self._begun = self._complete = False
+        self._failure: Broken | None = None
+        self._lingering: asyncio.TimerHandle | None = None
+
+    async def begin(self, method: str, path: str, body: bytes) -> None:
+        """Send a request and wait for the status of its answer.
+
+        Raises:
+            Broken: see there.
+        """
+        self.status, self.retry_after, self._body, self._begun, self._complete = 0, b"", [], False, False
+        self._is_idle = False
+        if self._transport is not None:
+            line = f"{method} {path} HTTP/1.1\r\n".encode()
+            length = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+            self._transport.write(line + self._head + length + body)
+        while not self._begun:
+            await self._more()
+
+    async def read(self) -> bytes:
+        """What has arrived of the body, at least one byte; none at its end.
+
+        Raises:
+            Broken: see there.
+        """
+        while not self._body:
+            if self._complete:
+                return b""
+            await self._more()
+        arrived = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        self._body.clear()
+        return arrived
+
+    async def read_all(self, most_bytes: int = MOST_BYTES) -> bytes:
+        """The whole body.
+
+        Raises:
+            Broken: see there. It is too long, too.
+        """
+        parts, num_bytes = [], 0
+        while part := await self.read():
+            parts.append(part)
+            num_bytes += len(part)
+            if num_bytes > most_bytes:
+                raise TooLong(f"an answer of more than {most_bytes} bytes")
+        return b"".join(parts)
+
+    def end(self, *, only_formalities: bool = False) -> None:
+        """The caller wants no more: an unfinished answer is cut off, which is how the server learns of it.
+
+        Args:
+            only_formalities: what is still to come says nothing and comes at once; the connection is kept for it.
+        """
+        if self._complete:
+            self._keep()
+        elif only_formalities and self._failure is None:
+            self._lingering = self._loop.call_later(_LINGER_SECONDS, self.abort)
+        else:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def unanswered(self) -> bool:
+        """Not a byte has come: on a kept connection, the server had closed it."""
+        return not self._begun
+
+    def _keep(self) -> None:
+        if self._failure is None and len(self._idle) < _MAX_IDLE:
+            self.idle_since, self._is_idle = self._loop.time(), True
+            self._idle.append(self)
+        else:
+            self.abort()
+
+    async def _more(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        self._reader = self._loop.create_future()
+        timer = self._loop.call_later(self._read_seconds, self._fall_silent)
+        try:
+            await self._reader
+        finally:
+            timer.cancel()
+            self._reader = None
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _fail(self, failure: Broken) -> None:
+        self._failure = self._failure or failure
+        self._wake()
+
+    def _fall_silent(self) -> None:
+        self._fail(Silent(f"silent for {self._read_seconds:g} s"))
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = transport  # type: ignore[assignment] # TCP: it can be written
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self._is_idle:  # an answer that nobody asked for would be taken for that of the next request
+            self._fail(Broken("it spoke without being asked"))
+            self.abort()
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._fail(Broken(f"not HTTP: {error}"))
+            self.abort()
+        self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        if self in self._idle:
+            self._idle.remove(self)
+        if self._lingering is not None:
+            self._lingering.cancel()
+        self._fail(Closed(f"the connection was closed{f' ({error})' if error else ''}"))
+
+    # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        """An answer begins. Of one request there is one; the rest would be taken for part of it."""
+        if self._complete:
+            raise Broken("it spoke without being asked")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header has come."""
+        if len(name) == len(_RETRY_AFTER) and name.lower() == _RETRY_AFTER:
+            self.retry_after = value
+
+    def on_headers_complete(self) -> None:
+        """The status is known."""
+        self.status = self._parser.get_status_code()
+        self._begun = True
+
+    def on_body(self, part: bytes) -> None:
+        """Some of the body has come."""
+        self._body.append(part)
+
+    def on_message_complete(self) -> None:
+        """All of it has."""
+        self._complete = True
+        if not self._parser.should_keep_alive():
+            self._failure = Closed("the server wants no more requests on this connection")
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
+            self._keep()
+
+
+class HttpClient:
+    """Requests to one server. Belongs to one event loop.
+
+    Args:
+        url: `http://host:port`.
+        headers: sent with every request.
+        kind: of the connections.
+        read_seconds: the longest silence.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        headers: dict[str, str] | None = None,
+        kind: type[Exchange] = Exchange,
+        read_seconds: float = READ_SECONDS,
+    ) -> None:
+        self._kind = kind
+        self._read_seconds = read_seconds
+        place = url.removeprefix("http://").rstrip("/")
+        self._host, _, port = place.rpartition(":")
+        self._port = int(port)
+        self._head = "".join(
+            f"{name}: {value}\r\n" for name, value in {"host": place, **(headers or {})}.items()
+        ).encode()
+        self._idle: list[Exchange] = []
+
+    async def begin(self, method: str, path: str, body: bytes = b"") -> Exchange:
+        """Send a request; the answer has a status. The caller must `end` it.
+
+        Raises:
+            Broken: no connection, or no answer on it.
+        """
+        freshest = asyncio.get_running_loop().time() - IDLE_SECONDS
+        while self._idle:
+            kept = self._idle.pop()
+            if kept.idle_since < freshest:
+                kept.abort()
+                continue
+            try:
+                return await _begun(kept, method, path, body)
+            except Broken:
+                if method != "GET" or not kept.unanswered:
+                    raise
+        return await _begun(await self._connect(), method, path, body)
+
+    async def fetch(self, method: str, path: str, body: bytes = b"", most_bytes: int = MOST_BYTES) -> tuple[int, bytes]:
+        """Status and whole body. Raises Broken as `begin` and `Exchange.read_all`."""
+        exchange = await self.begin(method, path, body)
+        try:
+            return exchange.status, await exchange.read_all(most_bytes)
+        finally:
+            exchange.end()
+
+    def close(self) -> None:
+        """Close the kept connections."""
+        for exchange in self._idle[:]:
+            exchange.abort()
+        self._idle.clear()
+
+    async def _connect(self) -> Exchange:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, exchange = await loop.create_connection(
+                    lambda: self._kind(self._head, self._idle, self._read_seconds), self._host, self._port
+                )
+        except (OSError, TimeoutError) as error:
+            raise NoConnection(str(error) or f"no connection within {CONNECT_SECONDS:g} s") from error
+        return exchange
+
+
+async def _begun(exchange: Exchange, method: str, path: str, body: bytes) -> Exchange:
+    try:
+        await exchange.begin(method, path, body)
+    except BaseException:
+        exchange.abort()
+        raise
+    return exchange

@@ -1,0 +1,383 @@
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+from sqlalchemy import Connection, delete, func, select, text
+
+from contracts.errors import InvalidRecord, NewerSchema, RecordTooLarge, StaleWrite, TooManyDeadLetters, Unavailable
+from contracts.event_log import LoadPosition, LogRecord, Message
+from contracts.tables import dead_letter, outbox, position
+from runtime.database import Database
+from runtime.log.dead_letters import LATEST, MAX_DEAD_LETTERS, MAX_IN_A_ROW, MAX_OF_LATEST, OPEN, SKIPPED, bury
+from runtime.log.local import LocalConsumer, LocalLog
+from runtime.log.outbox import Relay, put
+from runtime.metrics import LAST_STEP, LAST_STEP_NAME
+from runtime.worker import BATCH, Worker
+from tests.fakes import FullLog, everything
+
+MANY_DEAD_LETTERS = text(
+    'INSERT INTO dead_letter (consumer_group, topic, partition, "offset", reason, value, at, state) '
+    "WITH RECURSIVE number(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM number WHERE n < :num) "
+    "SELECT 'echo', 'signals', 0, :apart * n, '', x'', 0, iif(n = 0, :first, :others) FROM number"
+)
+
+
+class Echo:
+    """Sends every record on; refuses those called bad."""
+
+    name = "echo"
+    topics: tuple[str, ...] = ("signals",)
+    batch_size = 500
+
+    def prepare(self, items: Sequence[LogRecord]) -> Sequence[LogRecord]:
+        return items
+
+    def read(self, record: LogRecord) -> LogRecord:
+        if record.value == b"bad":
+            raise InvalidRecord("this one is bad")
+        if record.value == b"newer":
+            raise NewerSchema("schema 2, this process reads up to 1: upgrade it")
+        return record
+
+    def handle(self, connection: Connection, items: Sequence[LogRecord]) -> list[Message]:
+        del connection
+        return [Message("outcomes", 0, record.key, record.value) for record in items]
+
+    def tick(
+        self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
+    ) -> list[Message]:
+        del connection, now, partitions, is_at_end
+        return []
+
+
+def messages(*values: bytes) -> list[Message]:
+    return [Message("signals", number, str(number), value) for number, value in enumerate(values)]
+
+
+def test_records_pass_once_and_positions_are_kept(database: Database, event_log: LocalLog) -> None:
+    event_log.append(messages(b"a", b"b", b"c"))
+    assert Worker(Echo(), database, event_log).step() == 3
+    assert Worker(Echo(), database, event_log).step() == 0
+    assert sorted(record.value for record in everything(event_log, "outcomes")) == [b"a", b"b", b"c"]
+
+
+def test_a_bad_record_is_buried_with_its_reason_and_the_rest_goes_on(database: Database, event_log: LocalLog) -> None:
+    event_log.append(messages(b"a", b"bad", b"c"))
+    Worker(Echo(), database, event_log).step()
+    assert len(everything(event_log, "outcomes")) == 2
+    with database.snapshot() as connection:
+        row = connection.execute(select(dead_letter)).one()
+    assert (row.reason, row.value, row.topic) == ("this one is bad", b"bad", "signals")
+
+
+def of_one_partition(*values: bytes) -> list[Message]:
+    return [Message("signals", 0, str(number), value) for number, value in enumerate(values)]
+
+
+def stored_position(database: Database) -> int:
+    with database.snapshot() as connection:
+        return int(connection.execute(select(func.sum(position.c.next_offset))).scalar_one())
+
+
+def test_too_many_dead_letters_in_a_row_stop_the_worker_and_nothing_moves(
+    database: Database, event_log: LocalLog
+) -> None:
+    event_log.append(of_one_partition(b"good", *[b"bad"] * (MAX_IN_A_ROW + 1)))
+    for _ in range(2):  # a supervisor that starts it again changes nothing
+        with pytest.raises(
+            TooManyDeadLetters, match=r"21 records in a row of signals/0.*this one is bad.*redrive or skip"
+        ):
+            Worker(Echo(), database, event_log).step()
+        assert stored_position(database) == 0
+
+
+def test_in_a_row_is_counted_over_steps_and_restarts(database: Database, event_log: LocalLog) -> None:
+    event_log.append(of_one_partition(*[b"bad"] * MAX_IN_A_ROW))
+    assert Worker(Echo(), database, event_log).step() == MAX_IN_A_ROW
+    event_log.append(of_one_partition(b"bad"))
+    with pytest.raises(TooManyDeadLetters):
+        Worker(Echo(), database, event_log).step()
+    with database.transaction() as connection:
+        connection.execute(delete(dead_letter))
+    assert Worker(Echo(), database, event_log).step() == 1
+
+
+def test_bad_records_with_a_good_one_between_are_not_in_a_row(database: Database, event_log: LocalLog) -> None:
+    event_log.append(of_one_partition(*[b"bad"] * MAX_IN_A_ROW, b"good", b"bad"))
+    assert Worker(Echo(), database, event_log).step() == MAX_IN_A_ROW + 2
+
+
+def test_too_large_a_share_of_dead_letters_stops_the_worker(database: Database, event_log: LocalLog) -> None:
+    event_log.append(of_one_partition(*[b"bad", *[b"good"] * 4] * MAX_OF_LATEST))
+    worker = Worker(Echo(), database, event_log)
+    assert worker.step() == 5 * MAX_OF_LATEST
+    event_log.append(of_one_partition(b"bad"))
+    with pytest.raises(TooManyDeadLetters, match="101 of the latest 1000 records of signals/0"):
+        worker.step()
+    assert stored_position(database) == 5 * MAX_OF_LATEST
+
+
+def test_a_bad_record_now_and_then_is_no_reason_to_stop(database: Database, event_log: LocalLog) -> None:
+    every = 2 * LATEST // MAX_OF_LATEST
+    values = [b"bad" if number % every == 0 else b"good" for number in range(2 * LATEST)]
+    event_log.append(of_one_partition(*values))
+    worker = Worker(Echo(), database, event_log)
+    assert sum(worker.step() for _ in range(len(values) // BATCH + 1)) == len(values)
+
+
+def test_the_dead_letters_of_a_group_are_bounded_in_all(database: Database) -> None:
+    with database.transaction() as connection:
+        connection.execute(
+            MANY_DEAD_LETTERS, {"num": MAX_DEAD_LETTERS, "apart": LATEST, "first": SKIPPED, "others": OPEN}
+        )
+        other = LogRecord("signals", 1, 5, "", b"bad", 0.0)
+        bury(connection, "another", other, InvalidRecord("no"), 0.0)
+        with pytest.raises(TooManyDeadLetters, match="100001 records in all"):
+            bury(connection, "echo", other, InvalidRecord("no"), 0.0)
+
+
+def test_a_worker_that_lost_its_partition_changes_nothing(database: Database, event_log: LocalLog) -> None:
+    first, second = Worker(Echo(), database, event_log), Worker(Echo(), database, event_log)
+    first.step()
+    second.step()
+    event_log.append(messages(b"a"))
+    first.step()
+    with pytest.raises(StaleWrite, match="another worker"):
+        second.step()
+    assert [record.value for record in everything(event_log, "outcomes")] == [b"a"]
+
+
+class TwoTopics(Echo):
+    """Reads what must be seen together."""
+
+    topics = ("generations", "signals")
+    batch_size = 500
+
+
+def test_a_worker_whose_heir_is_further_in_another_topic_of_the_partition_changes_nothing(
+    database: Database, event_log: LocalLog
+) -> None:
+    heir = Worker(TwoTopics(), database, event_log)
+
+    def heir_goes_on(point: str) -> None:
+        if point == "worker: polled" and event_log.ends("generations")[0] == 0:
+            # Only the generation: the signal that the first one has in its hands is still to be read by both.
+            event_log.append([Message("generations", 0, "g", b"generation")])
+            with database.transaction() as connection:
+                moved = position.update().where(position.c.topic == "generations", position.c.partition == 0)
+                connection.execute(moved.values(next_offset=1))
+
+    heir.step()
+    event_log.append([Message("signals", 0, "s", b"signal")])
+    with pytest.raises(StaleWrite, match="moved generations/0"):
+        Worker(TwoTopics(), database, event_log, fault=heir_goes_on).step()
+    assert everything(event_log, "outcomes") == []
+    assert stored_position(database) == 1
+
+
+def test_after_losing_it_reads_the_stored_positions_again(database: Database, event_log: LocalLog) -> None:
+    first, second = Worker(Echo(), database, event_log), Worker(Echo(), database, event_log)
+    first.step()
+    second.step()
+    event_log.append(messages(b"a"))
+    first.step()
+    stop = threading.Event()
+    thread = threading.Thread(target=second.run, args=(stop,))
+    thread.start()
+    event_log.append(messages(b"b"))
+    while len(everything(event_log, "outcomes")) < 2 and thread.is_alive():
+        stop.wait(0.01)
+    stop.set()
+    thread.join()
+    assert sorted(record.value for record in everything(event_log, "outcomes")) == [b"a", b"b"]
+
+
+def test_what_the_log_cannot_take_stays_in_the_outbox(database: Database) -> None:
+    with database.transaction() as connection:
+        put(connection, "echo", messages(b"a"))
+    with pytest.raises(Unavailable, match="full"):
+        Relay("echo", database, FullLog()).flush()
+    with database.snapshot() as connection:
+        assert connection.execute(select(func.count()).select_from(outbox)).scalar_one() == 1
+
+
+def test_a_relay_keeps_the_order(database: Database, event_log: LocalLog) -> None:
+    sent = [Message("signals", 0, "k", bytes([number])) for number in range(20)]
+    for item in sent:
+        with database.transaction() as connection:
+            put(connection, "echo", [item])
+    assert Relay("echo", database, event_log).flush() == 20
+    assert [record.value for record in everything(event_log, "signals")] == [item.value for item in sent]
+
+
+def test_a_relay_sends_only_its_own(database: Database, event_log: LocalLog) -> None:
+    with database.transaction() as connection:
+        put(connection, "echo", messages(b"a"))
+        put(connection, "other", messages(b"b"))
+    assert Relay("echo", database, event_log).flush() == 1
+    assert [record.value for record in everything(event_log, "signals")] == [b"a"]
+
+
+def test_a_relay_leaves_what_lies_in_the_partitions_of_others(database: Database, event_log: LocalLog) -> None:
+    sent = [Message("signals", route, str(route), b"") for route in range(12)]
+    with database.transaction() as connection:
+        put(connection, "echo", sent)
+    mine = Relay("echo", database, event_log, partitions=lambda: frozenset((1, 2)))
+    assert mine.flush() == 6
+    assert {record.partition for record in everything(event_log, "signals")} == {1, 2}
+    nobodys = Relay("echo", database, event_log, partitions=frozenset)
+    assert nobodys.flush() == 0
+    everyones = Relay("echo", database, event_log)
+    assert everyones.flush() == 6
+
+
+class Narrow(LocalLog):
+    """A log that takes up to ten bytes."""
+
+    def append(self, messages: Sequence[Message]) -> None:
+        if any(len(item.value) > 10 for item in messages):
+            raise RecordTooLarge("larger than 10 bytes; make it smaller")
+        super().append(messages)
+
+
+def test_what_the_log_refuses_for_good_is_kept_aside_and_the_rest_goes_on_in_order(
+    database: Database, tmp_path: Path
+) -> None:
+    sent = [Message("signals", 3, "k", bytes([number]) * (11 if number in {4, 9} else 1)) for number in range(12)]
+    with database.transaction() as connection:
+        put(connection, "echo", sent)
+    log = Narrow(tmp_path / "log")
+    assert Relay("echo", database, log).flush() == 12
+    kept = [item.value for item in sent if len(item.value) == 1]
+    assert [record.value for record in everything(log, "signals")] == kept
+    log.close()
+    with database.snapshot() as connection:
+        assert connection.execute(select(func.count()).select_from(outbox)).scalar_one() == 0
+        rows = connection.execute(select(dead_letter).order_by(dead_letter.c.value)).all()
+    assert [(row.consumer_group, row.topic, row.partition, row.value[0]) for row in rows] == [
+        ("echo", "signals", 3, 4),
+        ("echo", "signals", 3, 9),
+    ]
+    assert all(row.offset < 0 and "make it smaller" in row.reason for row in rows)
+
+
+class OneSidedConsumer(LocalConsumer):
+    """Was given partition 1 alone."""
+
+    def partitions(self) -> frozenset[int]:
+        return frozenset((1,))
+
+
+class OneSided(LocalLog):
+    """A log whose other partitions are another replica's."""
+
+    def consumer(self, group: str, topics: Sequence[str], load_position: LoadPosition) -> LocalConsumer:
+        del group
+        return OneSidedConsumer(self, topics, load_position)
+
+
+def test_a_worker_sends_only_what_lies_in_its_partitions(database: Database, tmp_path: Path) -> None:
+    log = OneSided(tmp_path / "log")
+    with database.transaction() as connection:
+        put(connection, "echo", [Message("episodes", route, str(route), b"") for route in range(8)])
+    Worker(Echo(), database, log).step()
+    assert {record.partition for record in everything(log, "episodes")} == {1}
+    log.close()
+
+
+class Interrupted(Echo):
+    """Finds the database gone, once; then it is told to stop."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+
+    def handle(self, connection: Connection, items: Sequence[LogRecord]) -> list[Message]:
+        if not self._stop.is_set():
+            self._stop.set()
+            raise Unavailable("no database")
+        return super().handle(connection, items)
+
+
+def test_what_was_in_its_hands_when_the_database_went_is_read_again_and_waiting_is_healthy(
+    database: Database, event_log: LocalLog
+) -> None:
+    event_log.append(messages(b"a", b"b"))
+    stop = threading.Event()
+    worker = Worker(Interrupted(stop), database, event_log)
+    LAST_STEP.set(0)
+    worker.run(stop)
+    assert (REGISTRY.get_sample_value(LAST_STEP_NAME) or 0) > 0
+    assert worker.step() == 2
+    assert sorted(record.value for record in everything(event_log, "outcomes")) == [b"a", b"b"]
+
+
+def test_how_far_it_is_behind_is_the_age_of_the_oldest_record_and_nothing_once_it_has_all(
+    database: Database, event_log: LocalLog
+) -> None:
+    event_log.append(messages(b"a"))
+    [record] = everything(event_log, "signals")
+    worker = Worker(Echo(), database, event_log, clock=lambda: record.appended_at + 7)
+    worker.step()
+    assert REGISTRY.get_sample_value("millrace_behind_seconds", {"group": "echo"}) == pytest.approx(7, abs=1e-3)
+    worker.step()
+    assert REGISTRY.get_sample_value("millrace_behind_seconds", {"group": "echo"}) == 0
+
+
+def test_a_full_disk_refuses_the_append_and_keeps_what_was(tmp_path: Path) -> None:
+    log = LocalLog(tmp_path)
+    log.append(messages(b"kept"))
+    # SQLite reports a full disk in the same way when a file may not grow.
+    connection: sqlite3.Connection = log._connection("signals")
+    connection.execute("PRAGMA max_page_count = 3")
+    with pytest.raises(Unavailable, match="free disk space"):
+        log.append(messages(b"x" * 100_000))
+    connection.execute("PRAGMA max_page_count = 1000000")
+    log.append(messages(b"after"))
+    assert [record.value for record in everything(log, "signals")] == [b"kept", b"after"]
+    log.close()
+
+
+def test_a_record_of_a_newer_schema_stops_the_worker_and_waits_in_the_log(
+    database: Database, event_log: LocalLog
+) -> None:
+    event_log.append(messages(b"newer"))
+    for _ in range(2):
+        with pytest.raises(NewerSchema, match="upgrade"):
+            Worker(Echo(), database, event_log).step()
+    with database.snapshot() as connection:
+        assert connection.execute(select(func.count()).select_from(dead_letter)).scalar_one() == 0
+
+
+class Flaky(LocalLog):
+    """A log that is away for the first append."""
+
+    away = 1
+
+    def append(self, messages: Sequence[Message]) -> None:
+        if self.away:
+            self.away -= 1
+            raise Unavailable("no broker")
+        super().append(messages)
+
+
+def test_a_worker_waits_while_the_log_is_away_and_repeats_nothing(
+    database: Database, event_log: LocalLog, tmp_path: Path
+) -> None:
+    event_log.append(messages(b"a", b"b"))
+    flaky, stop = Flaky(tmp_path / "log"), threading.Event()
+    thread = threading.Thread(target=Worker(Echo(), database, flaky).run, args=(stop,))
+    thread.start()
+    deadline = time.monotonic() + 10
+    while len(everything(event_log, "outcomes")) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    stop.set()
+    thread.join()
+    flaky.close()
+    assert flaky.away == 0
+    assert sorted(record.value for record in everything(event_log, "outcomes")) == [b"a", b"b"]

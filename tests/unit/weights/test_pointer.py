@@ -1,0 +1,198 @@
+import os
+import threading
+import uuid
+from pathlib import Path
+
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from obstore.store import MemoryStore
+
+from contracts.errors import InvalidValue, StaleWrite, WeightsRefused
+from weights.stores.bucket import ObjectWeightStore, open_objects
+from weights.stores.pointers import FolderPointers, ObjectPointers
+from weights.versions.pointer import Pointer, PointerReader, PointerStore, Stored, move_pointer, parse_pointer
+from weights.versions.signing import Keyring, Signer
+
+POLICY = "reservations"
+
+
+def signer_of(number: int) -> Signer:
+    return Signer(Ed25519PrivateKey.from_private_bytes(bytes([number] * 32)))
+
+
+OURS, OTHER = signer_of(1), signer_of(2)
+KEYRING = Keyring({OURS.key_id: OURS.public_key})
+
+
+def s3_pointers() -> ObjectPointers:
+    if (url := os.environ.get("MILLRACE_WEIGHTS")) is None:
+        pytest.skip("no MILLRACE_WEIGHTS: run make test-services")
+    return ObjectPointers(open_objects(f"{url}/test-{uuid.uuid4().hex[:12]}"))
+
+
+@pytest.fixture(params=["folder", "memory", pytest.param("s3", marks=pytest.mark.services)])
+def pointers(request: pytest.FixtureRequest, tmp_path: Path) -> PointerStore:
+    match request.param:
+        case "folder":
+            return FolderPointers(tmp_path / "weights")
+        case "memory":
+            return ObjectPointers(ObjectWeightStore(MemoryStore(), "memory"))
+        case _:
+            return s3_pointers()
+
+
+def to(version: int, epoch: int, arm: str = "live", run: str = "run-1") -> Pointer:
+    return Pointer(policy=POLICY, run=run, arm=arm, version=version, epoch=epoch)
+
+
+def move(pointers: PointerStore, pointer: Pointer, signer: Signer | None = OURS) -> None:
+    move_pointer(pointers, pointer, signer, KEYRING)
+
+
+def text_at(pointers: PointerStore, arm: str = "live") -> Stored:
+    stored = pointers.read(POLICY, arm)
+    assert stored is not None
+    return stored
+
+
+@pytest.fixture
+def reader(pointers: PointerStore, tmp_path: Path) -> PointerReader:
+    return PointerReader(pointers, POLICY, "live", KEYRING, tmp_path / "seen.json")
+
+
+def test_a_reader_sees_each_move_and_an_arm_without_pointer_as_none(
+    pointers: PointerStore, reader: PointerReader
+) -> None:
+    assert reader.look() is None
+    for version, epoch in ((0, 1), (1, 2), (0, 5)):
+        move(pointers, to(version, epoch))
+        seen = [reader.look(), reader.look()]
+        assert [(found.version, found.epoch, found.key) for found in seen if found] == 2 * [
+            (version, epoch, OURS.key_id)
+        ]
+
+
+def test_the_same_move_again_changes_nothing(pointers: PointerStore) -> None:
+    move(pointers, to(3, 7))
+    before = text_at(pointers)
+    move(pointers, to(3, 7))
+    assert text_at(pointers) == before
+
+
+@pytest.mark.parametrize("late", [to(2, 6), to(4, 7), to(3, 7, run="run-2"), to(3, 6)])
+def test_an_epoch_only_rises(pointers: PointerStore, late: Pointer) -> None:
+    move(pointers, to(3, 7))
+    with pytest.raises(StaleWrite, match="epoch 7"):
+        move(pointers, late)
+    assert parse_pointer(text_at(pointers).text, POLICY, "live", KEYRING).version == 3
+
+
+def test_of_two_writers_one_is_told(pointers: PointerStore) -> None:
+    for is_first in (True, False):
+        seen = None if is_first else text_at(pointers)
+        pointers.replace(POLICY, "live", f"first {is_first}".encode(), seen)
+        with pytest.raises(StaleWrite):
+            pointers.replace(POLICY, "live", b"second", seen)
+        assert text_at(pointers).text == f"first {is_first}".encode()
+
+
+def test_a_write_whose_answer_was_lost_is_no_conflict() -> None:
+    pointers = ObjectPointers(ObjectWeightStore(MemoryStore(), "memory"))
+    pointers.replace(POLICY, "live", b"first", None)
+    pointers.replace(POLICY, "live", b"first", None)
+    assert text_at(pointers).text == b"first"
+
+
+def test_many_writers_at_once_leave_the_highest_epoch_or_are_told(pointers: PointerStore) -> None:
+    move(pointers, to(0, 1))
+    barrier, moved, told = threading.Barrier(6), list[int](), list[int]()
+
+    def write(epoch: int) -> None:
+        barrier.wait()
+        try:
+            move(pointers, to(epoch, epoch))
+            moved.append(epoch)
+        except StaleWrite:
+            told.append(epoch)
+
+    threads = [threading.Thread(target=write, args=(epoch,)) for epoch in range(2, 8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(moved + told) == [2, 3, 4, 5, 6, 7]
+    assert parse_pointer(text_at(pointers).text, POLICY, "live", KEYRING).epoch == max(moved)
+
+
+def test_a_replayed_pointer_is_refused_also_after_a_restart(
+    pointers: PointerStore, reader: PointerReader, tmp_path: Path
+) -> None:
+    move(pointers, to(1, 1))
+    old = text_at(pointers).text
+    move(pointers, to(2, 2))
+    assert reader.look() is not None
+    pointers.replace(POLICY, "live", old, text_at(pointers))
+    for follower in (reader, PointerReader(pointers, POLICY, "live", KEYRING, tmp_path / "seen.json")):
+        with pytest.raises(WeightsRefused, match="epoch 2 was seen") as refused:
+            follower.look()
+        assert refused.value.code == "stale_pointer"
+    move(pointers, to(3, 3))
+    found = reader.look()
+    assert found is not None
+    assert found.version == 3
+
+
+def test_another_version_under_an_epoch_that_was_seen_is_refused(pointers: PointerStore, reader: PointerReader) -> None:
+    move(pointers, to(1, 1))
+    reader.look()
+    forged = to(2, 1)
+    elsewhere = ObjectPointers(ObjectWeightStore(MemoryStore(), "elsewhere"))
+    move(elsewhere, forged)
+    pointers.replace(POLICY, "live", text_at(elsewhere).text, text_at(pointers))
+    with pytest.raises(WeightsRefused) as refused:
+        reader.look()
+    assert refused.value.code == "stale_pointer"
+
+
+def test_what_nobody_trusted_signed_is_refused_by_name_and_replaced_by_who_may(
+    pointers: PointerStore, reader: PointerReader
+) -> None:
+    move(pointers, to(1, 1))
+    good = text_at(pointers).text
+    elsewhere = ObjectPointers(ObjectWeightStore(MemoryStore(), "elsewhere"))
+    move(elsewhere, to(1, 1, arm="candidate"))
+    changed = msgspec.json.encode(msgspec.structs.replace(msgspec.json.decode(good, type=Pointer), version=9, epoch=99))
+    bad = {
+        changed: "bad_signature",
+        msgspec.json.encode(to(9, 99)): "unsigned",
+        msgspec.json.encode(msgspec.structs.replace(to(9, 99), key=OTHER.key_id, signature="00")): "unknown_key",
+        text_at(elsewhere, "candidate").text: "wrong_pointer",
+        good[:-1]: "corrupt_pointer",
+        b"\xff": "corrupt_pointer",
+        good.replace(b'"schema":1', b'"schema":2'): "corrupt_pointer",
+    }
+    for text, code in bad.items():
+        pointers.replace(POLICY, "live", text, text_at(pointers))
+        with pytest.raises(WeightsRefused) as refused:
+            reader.look()
+        assert refused.value.code == code
+    move(pointers, to(2, 2))
+    found = reader.look()
+    assert found is not None
+    assert found.version == 2
+
+
+def test_a_damaged_memory_is_named(pointers: PointerStore, reader: PointerReader, tmp_path: Path) -> None:
+    move(pointers, to(1, 1))
+    (tmp_path / "seen.json").write_bytes(b"{}")
+    with pytest.raises(WeightsRefused, match=r"seen\.json"):
+        reader.look()
+
+
+def test_names_cannot_lead_elsewhere(pointers: PointerStore) -> None:
+    for policy, arm in (("..", "live"), (POLICY, "../x"), (POLICY, ""), (POLICY, "a/b")):
+        with pytest.raises(InvalidValue):
+            pointers.read(policy, arm)
+        with pytest.raises(InvalidValue):
+            pointers.replace(policy, arm, b"", None)

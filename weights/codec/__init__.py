@@ -1,0 +1,1 @@
+"""Lossless deltas between two versions: contexts, entropy coder, container."""

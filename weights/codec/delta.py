@@ -1,0 +1,333 @@
+"""Lossless deltas between two versions, tensor by tensor, on bit patterns. `docs/weight-format.md` is the format.
+
+A tensor travels in the smallest of four ways: `unchanged`; `sparse`, its changes coded in the context of the base and of the
+history that both ends hold; `dense`, the distances of all elements in byte planes; `raw`. Nothing is changed before
+everything is checked: `stage` decodes and verifies, `apply_staged` only scatters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from contracts.errors import WeightsRefused
+from weights.codec.container import (
+    DENSE,
+    RAW,
+    SPARSE,
+    UNCHANGED,
+    Entry,
+    Header,
+    Layout,
+    TensorHead,
+    corrupt,
+    join_payload,
+    layout_of,
+    split_payload,
+)
+from weights.codec.contexts import Tables, model_of
+from weights.codec.dense import decode_dense, encode_dense
+from weights.codec.history import History, Moves
+from weights.codec.sparse import MOST_WORDS, WIDEST, Changes, Encoder, Known, decode_sparse, find_changes
+from weights.tensors import ELEMENT_BYTES, Tensor, Tensors, digest_of, root_of_leaves, words_of
+from weights.versions.manifest import NO_HISTORY, Chunk, Manifest, check_schema
+
+CODEC = "context-rans/1"
+CHUNK_BYTES = 8 * 2**20
+_DENSE_FROM = 0.12
+"""Density from which both ways are tried."""
+_WIDEST_ELEMENT = 16
+
+Words = npt.NDArray[Any]
+
+
+class Encoded(NamedTuple):
+    """A payload, and what a manifest says of it."""
+
+    payload: bytes
+    target_root: str
+    num_changed: int
+    """Elements whose bits differ from the base; all elements of a tensor the base lacks."""
+    num_weights: int
+    full_bytes: int
+    moves: dict[str, Moves]
+    """What `History.advance` takes."""
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """The payload in parts of at most `CHUNK_BYTES`."""
+        return tuple(Chunk(blake3(part).hexdigest(), len(part)) for part in split_chunks(self.payload))
+
+
+class Change(NamedTuple):
+    """What one tensor becomes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    places: npt.NDArray[np.uint32] | None
+    """Indices of the elements that change, ascending; None: all of them."""
+    words: Words
+    """Their new bits: unsigned integers as wide as an element."""
+
+
+class Staged(NamedTuple):
+    """A version, decoded and verified, that nobody serves yet."""
+
+    changes: dict[str, Change]
+    """Unchanged tensors are not in it."""
+    removed: tuple[str, ...]
+    """Tensors of the base that the target lacks."""
+    moves: dict[str, Moves]
+    """What `History.advance` takes."""
+    target_root: str
+
+
+class _Way(NamedTuple):
+    """How a tensor could travel; `content` is not coded yet if it has `changes`."""
+
+    head: TensorHead
+    content: bytes | memoryview
+    changes: Changes | None = None
+
+
+def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], history: History | None = None) -> Encoded:
+    """Express `target` as a change of `base`, or in full when `base` is None.
+
+    No tensor costs more than its raw bytes and 64 more. `history` is read only; without it no weight has moved before.
+    """
+    known, history, layout = base or {}, history or History(), layout_of(target)
+    num_weights = sum(math.prod(shape) for _, _, shape in layout)
+    coder, leaves, ways, num_changed = Encoder(num_weights), [], [], 0
+    for name, dtype, shape in layout:
+        tensor = target[name]
+        leaves.append((name, dtype, shape, digest_of(tensor)))
+        way, changed = _first_look(coder, known.get(name), tensor, history, name)
+        ways.append(way)
+        num_changed += changed
+    models, moves = coder.fit(), {}
+    for number, (name, dtype, shape) in enumerate(layout):
+        way = ways[number]
+        if way.head.way == UNCHANGED:
+            size = words_of(target[name]).size
+            moves[name] = Moves(np.empty(0, np.uint32), np.empty(0, np.uint8), size)
+        elif way.changes is not None:
+            old = words_of(known[name])
+            held = Known(name, dtype, shape, old, history.states(name, old.size))
+            head, content = coder.code(held, way.changes)
+            if head.num_bytes <= way.head.num_bytes:
+                ways[number] = _Way(head, content)
+                moves[name] = Moves(way.changes.places, way.changes.moved_down, old.size)
+    same = base is not None and layout == layout_of(base)
+    heads = tuple(way.head for way in ways)
+    header = Header(None if same else layout, used_tables(models, layout, heads), heads)
+    return Encoded(
+        join_payload(header, [way.content for way in ways]),
+        root_of_leaves(leaves),
+        num_changed,
+        num_weights,
+        sum(target[name].data.size for name, _, _ in layout),
+        moves,
+    )
+
+
+def used_tables(tables: Mapping[str, Tables], layout: Layout, heads: tuple[TensorHead, ...]) -> dict[str, Tables]:
+    """Those that some tensor is coded with."""
+    used = {dtype for (_, dtype, _), head in zip(layout, heads, strict=True) if head.way == SPARSE}
+    return {dtype: table for dtype, table in tables.items() if dtype in used}
+
+
+def stage(
+    base: Mapping[str, Tensor] | None,
+    manifest: Manifest,
+    payload: bytes,
+    history: History | None = None,
+    *,
+    base_root: str | None = None,
+) -> Staged:
+    """Decode and verify a version, tensor by tensor; nothing that was given is changed.
+
+    Args:
+        manifest: what vouches for it.
+        payload: its chunks, joined.
+        base: the weights of `manifest.base_version`; not looked at if the payload needs none.
+        history: what the receiver remembers; None if it does not.
+        base_root: root of `base`, from a caller who has verified these very bits; None: it is computed.
+
+    Raises:
+        WeightsRefused: in this order `newer_schema` or `older_schema`, `unknown_codec`, `wrong_base`, `wrong_history`,
+            `payload_size`, `payload_hash`, `corrupt_payload`, `target_root`.
+    """
+    check_schema(manifest.schema)
+    if manifest.codec != CODEC:
+        raise WeightsRefused("unknown_codec", f"the payload is in {manifest.codec!r}, this process reads {CODEC!r}")
+    known = _checked_base(base, manifest, base_root)
+    past = _checked_history(history, manifest)
+    check_payload(manifest, payload)
+    header, layout, bodies = split_payload(payload, layout_of(known) if manifest.base_root is not None else None)
+    if strangers := header.models.keys() - {tensor.dtype for tensor in known.values()}:
+        raise corrupt(f"it has tables for {len(strangers)} types of which the base has no tensor")
+    models = {dtype: model_of(tables) for dtype, tables in header.models.items()}
+    leaves, changes, moves = [], {}, {}
+    scratch = np.empty(max((tensor.data.size for tensor in known.values()), default=0), np.uint8)
+    for (name, dtype, shape), head, body in zip(layout, header.tensors, bodies, strict=True):
+        old = known.get(name)
+        if old is not None and (old.dtype, tuple(old.shape)) != (dtype, shape):
+            old = None
+        if head.way == UNCHANGED and old is not None and not body:
+            leaves.append((name, dtype, shape, digest_of(old)))
+            moves[name] = Moves(np.empty(0, np.uint32), np.empty(0, np.uint8), words_of(old).size)
+            continue
+        if head.way == SPARSE and old is not None and dtype in models:
+            before = words_of(old)
+            words, moved = decode_sparse(
+                Known(name, dtype, shape, before, past.states(name, before.size)), models[dtype], head, body
+            )
+            after = scratch[: before.nbytes].view(before.dtype)
+            np.copyto(after, before)
+            after[moved.places] = words
+            changes[name], moves[name] = Change(dtype, shape, moved.places, words), moved
+        else:
+            after = _whole(old, (name, dtype, shape), head, body)
+            if dtype in ELEMENT_BYTES and after.nbytes != ELEMENT_BYTES[dtype] * math.prod(shape):
+                raise corrupt(f"{after.nbytes} bytes are no {dtype} of shape {shape}", name)
+            changes[name] = Change(dtype, shape, None, after)
+        leaves.append((name, dtype, shape, blake3(after.view(np.uint8).data).hexdigest()))
+    root = root_of_leaves(leaves)
+    if root != manifest.target_root:
+        raise WeightsRefused("target_root", f"the tensors add up to {root}, not to {manifest.target_root}")
+    names = {name for name, _, _ in layout}
+    return Staged(changes, tuple(sorted(known.keys() - names)), moves, root)
+
+
+def apply_staged(tensors: Tensors, staged: Staged) -> Staged:
+    """Make `tensors` the target, in place, by scattering only; returns what undoes it in the same way.
+
+    Tensors that are rewritten as a whole are replaced, so their arrays are left as they were.
+    """
+    undo: dict[str, Change] = {}
+    added = staged.changes.keys() - tensors.keys()
+    for name, change in staged.changes.items():
+        old = tensors.get(name)
+        if change.places is not None and old is not None:
+            words = words_of(old)
+            undo[name] = Change(old.dtype, old.shape, change.places, words[change.places])
+            words[change.places] = change.words
+            continue
+        if old is not None:
+            undo[name] = Change(old.dtype, old.shape, None, words_of(old))
+        tensors[name] = Tensor(change.dtype, change.shape, change.words.view(np.uint8))
+    for name in staged.removed:
+        old = tensors.pop(name)
+        undo[name] = Change(old.dtype, old.shape, None, words_of(old))
+    return Staged(undo, tuple(sorted(added)), {}, "")
+
+
+def decode(
+    base: Mapping[str, Tensor] | None, manifest: Manifest, payload: bytes, history: History | None = None
+) -> Tensors:
+    """The target, in fresh memory. Raises WeightsRefused as `stage`."""
+    staged = stage(base, manifest, payload, history)
+    kept = {} if manifest.base_root is None else dict(base or {})
+    for name in staged.removed:
+        del kept[name]
+    tensors = {
+        name: tensor._replace(data=tensor.data.copy())
+        for name, tensor in kept.items()
+        if name not in staged.changes or staged.changes[name].places is not None
+    }
+    apply_staged(tensors, staged._replace(removed=()))
+    return tensors
+
+
+def split_chunks(payload: bytes) -> list[bytes]:
+    """The payload in parts of at most `CHUNK_BYTES`."""
+    return [payload[start : start + CHUNK_BYTES] for start in range(0, len(payload), CHUNK_BYTES)]
+
+
+def check_payload(manifest: Manifest, payload: bytes) -> None:
+    """Refuse (`payload_size`, `payload_hash`) bytes that are not the ones the manifest names."""
+    if len(payload) != manifest.payload_bytes:
+        raise WeightsRefused(
+            "payload_size", f"the payload has {len(payload)} bytes, not {manifest.payload_bytes}: fetch it again"
+        )
+    view, offset = memoryview(payload), 0
+    for number, chunk in enumerate(manifest.chunks):
+        if blake3(view[offset : offset + chunk.num_bytes]).hexdigest() != chunk.blake3:
+            raise WeightsRefused("payload_hash", f"chunk {number} was changed on the way: fetch it again")
+        offset += chunk.num_bytes
+
+
+def _first_look(coder: Encoder, old: Tensor | None, new: Tensor, history: History, name: str) -> tuple[_Way, int]:
+    after = words_of(new)
+    if old is None or (old.dtype, tuple(old.shape)) != (new.dtype, tuple(new.shape)):
+        return _smallest(None, after), after.size
+    before = words_of(old)
+    places = find_changes(before, after)
+    if places.size == 0:
+        return _Way(TensorHead(), b""), 0
+    density = places.size / after.size
+    if places.size > coder.room or after.itemsize > WIDEST or after.size > MOST_WORDS:
+        return _smallest(before, after), places.size
+    held = Known(name, new.dtype, tuple(new.shape), before, history.states(name, after.size))
+    changes = coder.look(held, after, places)
+    other = _smallest(before, after) if density > _DENSE_FROM else _raw(after)
+    return other._replace(changes=changes), places.size
+
+
+def _smallest(old: Words | None, new: Words) -> _Way:
+    content = encode_dense(old, new)
+    head = TensorHead(DENSE, len(content), words=(new.size, new.itemsize))
+    return _Way(head, content) if len(content) < new.nbytes else _raw(new)
+
+
+def _raw(new: Words) -> _Way:
+    return _Way(TensorHead(RAW, new.nbytes), new.view(np.uint8).data)
+
+
+def _whole(old: Tensor | None, entry: Entry, head: TensorHead, body: memoryview) -> Words:
+    """All words of a tensor that travels dense or raw."""
+    name, dtype, shape = entry
+    if head.way == RAW:
+        return words_of(Tensor(dtype, shape, np.frombuffer(bytearray(body), dtype=np.uint8)))
+    if head.way != DENSE:
+        raise corrupt("it is a change of a tensor that the base does not have", name)
+    before = None if old is None else words_of(old)
+    if len(head.words) != 2 or head.words[1] not in {1, 2, 4, 8} or head.words[0] < 0:  # noqa: PLR2004 count and width
+        raise corrupt("it does not say how many words it has", name)
+    if head.words[0] * head.words[1] > _WIDEST_ELEMENT * math.prod(shape) or (
+        before is not None and (before.size, before.itemsize) != head.words
+    ):
+        raise corrupt(f"it has {head.words[0]} words of {head.words[1]} bytes", name)
+    return decode_dense(before, body, head.words[0], np.dtype(f"<u{head.words[1]}"), name)
+
+
+def _checked_base(base: Mapping[str, Tensor] | None, manifest: Manifest, base_root: str | None) -> Mapping[str, Tensor]:
+    if manifest.base_root is None:
+        return {}
+    root = base_root
+    if base is not None and root is None:
+        root = root_of_leaves((name, tensor.dtype, tensor.shape, digest_of(tensor)) for name, tensor in base.items())
+    if base is None or root != manifest.base_root:
+        raise WeightsRefused(
+            "wrong_base",
+            f"version {manifest.version} changes {manifest.base_root}, here stands {root}: load it in full",
+            base_root=root,
+        )
+    return base
+
+
+def _checked_history(history: History | None, manifest: Manifest) -> History:
+    if manifest.history is None or manifest.history == NO_HISTORY:
+        return History()
+    if history is None or history.digest != manifest.history:
+        raise WeightsRefused(
+            "wrong_history",
+            f"version {manifest.version} is coded with history {manifest.history}, here stands "
+            f"{history.digest if history else None}: take a fold instead",
+        )
+    return history

@@ -1,0 +1,104 @@
+"""Which rows and columns of a matrix moved, and where to: one rank of the signs of its changes. Pure.
+
+An update is a sum of few outer products, and Adam keeps little but their signs. So whether a weight of row i and column j
+moves, and where to, is told to a good part by a number per row and one per column. Two numbers for a row and a column
+of thousands of weights cost nothing; the encoder fits them, and they travel if they save more.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from weights.codec import kernels
+from weights.codec.coder import level_of
+from weights.codec.container import corrupt
+
+_LEVEL = 19
+_ITERATIONS = 8
+_WORTH_TRYING = 9
+"""Changes per row and column from which factors can pay."""
+_WORTH_SENDING = 0.5
+"""Bytes that surely are saved, of those that factors cost: positions save about as much as directions, uncounted here."""
+
+Codes = npt.NDArray[np.uint8]
+
+
+class Factors(NamedTuple):
+    """A code per row and per column: bit 3 is its sign, bits 2 to 0 its size in half octaves."""
+
+    rows: Codes
+    columns: Codes
+
+
+NO_FACTORS = Factors(np.empty(0, np.uint8), np.empty(0, np.uint8))
+
+
+def sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns of a tensor: all its dimensions but the last, and the last."""
+    return math.prod(shape[:-1]), shape[-1] if shape else 1
+
+
+def fit_factors(
+    shape: tuple[int, ...], places: npt.NDArray[np.uint32], moved_down: Codes, unknown: npt.NDArray[np.bool_]
+) -> Factors | None:
+    """Factors of a tensor's changes; None if they would cost more than they save.
+
+    Args:
+        shape: of the tensor.
+        places: indices of the changes.
+        moved_down: 1 per change that goes down.
+        unknown: the changes whose direction no history foretells.
+    """
+    num_rows, num_columns = sides(shape)
+    if min(num_rows, num_columns) <= 1 or places.size < _WORTH_TRYING * (num_rows + num_columns):
+        return None
+    rows = np.empty(num_rows, np.float32)
+    columns = np.random.default_rng(0).standard_normal(num_columns).astype(np.float32)
+    for _ in range(_ITERATIONS):
+        kernels.multiply_changes(places, moved_down, num_columns, rows, columns, True)
+        rows /= max(float(np.linalg.norm(rows)), 1e-9)
+        kernels.multiply_changes(places, moved_down, num_columns, rows, columns, False)
+        columns /= max(float(np.linalg.norm(columns)), 1e-9)
+    factors = Factors(_codes(rows), _codes(columns))
+    row, column = np.divmod(places[unknown], np.uint32(num_columns))
+    row_codes, column_codes = factors.rows[row], factors.columns[column]
+    right = ((row_codes ^ column_codes) >> 3 == 1) == (moved_down[unknown] == 1)
+    levels = level_of(row_codes, column_codes)
+    seen, told = np.bincount(levels, minlength=kernels.NUM_LEVELS), np.bincount(levels, right, kernels.NUM_LEVELS)
+    share = (told + 0.5) / (seen + 1.0)
+    saved = seen * (1 + share * np.log2(share) + (1 - share) * np.log2(1 - share))
+    return factors if float(saved.sum()) / 8 > _WORTH_SENDING * len(pack_factors(factors)) else None
+
+
+def pack_factors(factors: Factors) -> bytes:
+    """Rows, then columns, a byte each, compressed."""
+    return zstandard.ZstdCompressor(level=_LEVEL).compress(factors.rows.tobytes() + factors.columns.tobytes())
+
+
+def unpack_factors(content: memoryview, shape: tuple[int, ...], name: str) -> Factors:
+    """Invert `pack_factors`.
+
+    Raises:
+        WeightsRefused: `corrupt_payload`.
+    """
+    num_rows, num_columns = sides(shape)
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(content) as reader:
+            plain = np.frombuffer(reader.read(num_rows + num_columns + 1), np.uint8)
+    except zstandard.ZstdError as error:
+        raise corrupt(str(error), name) from error
+    if plain.size != num_rows + num_columns or plain.max(initial=0) >= 16:  # noqa: PLR2004 four bits
+        raise corrupt("its factors are not one code per row and column", name)
+    return Factors(plain[:num_rows], plain[num_rows:])
+
+
+def _codes(values: npt.NDArray[np.float32]) -> Codes:
+    size = np.abs(values) / max(float(np.sqrt(np.mean(values**2))), 1e-9)
+    halves: Codes = np.clip(np.rint(2 * np.log2(size + 1e-9)) + 4, 0, 7).astype(np.uint8)
+    halves[values < 0] |= 8
+    return halves

@@ -1,0 +1,108 @@
+"""What both ends remember of recent versions: which weights moved, how lately, how often in a row, and where to.
+
+One byte per weight: bit 7 is 1 if it moved down, bits 6 to 3 count the versions for which that is remembered, bits 2 to 0 the
+moves in a row in one direction; 0 remembers nothing. It is a function of the versions since the last anchor, so it
+needs no trust of its own: its digest, which a manifest names, is the chain of their roots.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import zstandard
+from blake3 import blake3
+
+from contracts.errors import WeightsRefused
+from weights.codec import kernels
+from weights.versions.manifest import NO_HISTORY
+
+_LARGEST_RATIO = 2**15
+"""Of zstd: a block of 4 bytes stands for at most 128 KiB."""
+
+States = npt.NDArray[np.uint8]
+
+
+class Moves(NamedTuple):
+    """The weights of one tensor that moved in a version."""
+
+    places: npt.NDArray[Any]
+    """Indices, ascending, uint32 or uint64 [changes]."""
+    moved_down: npt.NDArray[np.uint8]
+    """[changes]"""
+    num_weights: int
+
+
+class _Saved(msgspec.Struct, array_like=True):
+    digest: str
+    states: dict[str, bytes]
+
+
+class History:
+    """The states of a policy's tensors; one that is not listed remembers nothing."""
+
+    def __init__(self, digest: str = NO_HISTORY, states: Mapping[str, States] | None = None) -> None:
+        self.digest = digest
+        self._states = dict(states or {})
+
+    def states(self, name: str, num_weights: int) -> States:
+        """The states of one tensor, uint8 [num_weights]; not to be written."""
+        found = self._states.get(name)
+        if found is None or found.size != num_weights:
+            return np.zeros(num_weights, dtype=np.uint8)
+        return found
+
+    def next_digest(self, target_root: str) -> str:
+        """The digest after a version that leads to `target_root`."""
+        return blake3(f"{self.digest} {target_root}".encode()).hexdigest(length=16)
+
+    def advance(self, moves: Mapping[str, Moves], target_root: str) -> None:
+        """Take a version in, in place; a tensor that is not in `moves` was rewritten as a whole, and is forgotten."""
+        self.digest = self.next_digest(target_root)
+        for name in self._states.keys() - moves.keys():
+            del self._states[name]
+        for name, moved in moves.items():
+            states = self._states.get(name)
+            if states is None or states.size != moved.num_weights:
+                if moved.places.size == 0:
+                    self._states.pop(name, None)
+                    continue
+                states = np.zeros(moved.num_weights, dtype=np.uint8)
+            kernels.age(states)
+            kernels.note_moves(states, moved.places, moved.moved_down)
+            self._states[name] = states
+
+    def reset(self) -> None:
+        """Forget everything, as at an anchor."""
+        self.digest = NO_HISTORY
+        self._states = {}
+
+    def copy(self) -> History:
+        """One of its own."""
+        return History(self.digest, copy.deepcopy(self._states))
+
+    def to_bytes(self) -> bytes:
+        """For a file that survives a restart."""
+        saved = _Saved(self.digest, {name: states.tobytes() for name, states in self._states.items()})
+        return zstandard.ZstdCompressor(level=1, write_checksum=True).compress(msgspec.msgpack.encode(saved))
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> History:
+        """Invert `to_bytes`.
+
+        Raises:
+            WeightsRefused: `corrupt_history`; do without, or rebuild it from the last anchor.
+        """
+        try:
+            # What a damaged frame says of its size must not be believed: so much memory is asked for at once.
+            if zstandard.frame_content_size(content) > len(content) * _LARGEST_RATIO:
+                raise WeightsRefused("corrupt_history", "the history cannot be read: it says that it is huge")
+            saved = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(content), type=_Saved)
+        except (zstandard.ZstdError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise WeightsRefused("corrupt_history", f"the history cannot be read: {error}") from error
+        states = {name: np.frombuffer(bytearray(data), dtype=np.uint8) for name, data in saved.states.items()}
+        return cls(saved.digest, states)

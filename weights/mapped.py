@@ -1,0 +1,62 @@
+"""Tensors of a safetensors file where they lie: nothing is read before it is looked at."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from contracts.errors import NotFound, WeightsRefused
+from weights.tensors import Tensor, Tensors
+
+_LENGTH_BYTES = 8
+
+
+class _View(msgspec.Struct):
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+
+def map_safetensors(path: Path, *, writable: bool = False) -> Tensors:
+    """The tensors of one file as views of it; if `writable`, what is written to them is written to the file.
+
+    Only what lies outside the file is refused; that tensors are the right ones is for whoever knows their root.
+
+    Raises:
+        NotFound: there is no such file.
+        WeightsRefused: `truncated`, or `not_safetensors`.
+    """
+    try:
+        with path.open("r+b" if writable else "rb") as file:
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            content = np.frombuffer(mmap.mmap(file.fileno(), 0, access=access), dtype=np.uint8)
+    except FileNotFoundError as error:
+        raise NotFound(f"there is no weight file {path}", path=str(path)) from error
+    except ValueError as error:  # an empty file cannot be mapped
+        raise WeightsRefused("truncated", f"{path} is empty: fetch it again") from error
+    start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES].tobytes(), "little")
+    if not _LENGTH_BYTES < start <= content.size:
+        raise WeightsRefused("truncated", f"{path} ends in its header: fetch it again")
+    views = _views(path, content[_LENGTH_BYTES:start].tobytes())
+    data = content[start:]
+    return {name: Tensor(view.dtype, view.shape, _part(path, name, view, data)) for name, view in views.items()}
+
+
+def _views(path: Path, header: bytes) -> dict[str, _View]:
+    try:
+        items = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
+        return {name: msgspec.json.decode(raw, type=_View) for name, raw in items.items() if name != "__metadata__"}
+    # Deep nesting is not msgspec's own error.
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WeightsRefused("not_safetensors", f"{path} has no readable header: {error}; fetch it again") from error
+
+
+def _part(path: Path, name: str, view: _View, data: np.ndarray[Any, np.dtype[np.uint8]]) -> Any:
+    start, end = view.data_offsets
+    if not 0 <= start <= end <= data.size:
+        raise WeightsRefused("truncated", f"{path} ends before its tensor {name!r}: fetch it again")
+    return data[start:end]

@@ -1,0 +1,234 @@
+"""Making versions. In: the bits of a version and of its parent. Out: edges in the store. Waits for: the store.
+
+A version's step comes first, for with it the version exists and belongs to whoever was first; at an anchor its full copy
+follows. Newcomers lose nothing in between: they come over the anchor before, and if the publisher dies there, the next
+version is an anchor.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from contracts.errors import InvalidValue, WeightsRefused
+from weights.codec.delta import CODEC, Encoded, encode
+from weights.codec.history import History
+from weights.reader import advance_history
+from weights.stores.store import WeightStore
+from weights.tensors import Tensors, root_of
+from weights.versions.manifest import NO_HISTORY, OLDEST_SCHEMA, SCHEMA, Manifest
+
+ANCHOR_EVERY = 25
+"""Versions of a lineage from one full copy to the next: what a newcomer may have to decode."""
+
+
+class ManifestSigner(Protocol):
+    """Who vouches for what is published: weights.versions.signing.Signer."""
+
+    def sign(self, manifest: Manifest) -> Manifest:
+        """The manifest with a signature."""
+
+
+def publish_version(
+    store: WeightStore,
+    *,
+    policy: str,
+    run: str,
+    version: int,
+    parent: int | None,
+    base: Tensors | None,
+    target: Tensors,
+    step: int,
+    epoch: int,
+    num_samples: int,
+    created_at: float,
+    history: History | None = None,
+    signer: ManifestSigner | None = None,
+    parent_root: str | None = None,
+) -> Manifest:
+    """Publish `target` as a change of `base`, the parent's weights, and return the primary edge that is now stored.
+
+    The chunks lie under `epoch`, that of the trainer that publishes; 0: under none.
+
+    Without a parent, and when the lineage's last full copy is `ANCHOR_EVERY` versions back, also in full. Without
+    `base` the parent is loaded from the store.
+
+    `history` is the one after the parent, and is brought to the one after this version, in place, once that is durable.
+    It is forgotten before, if it is not the parent's, or if a fold leads to the parent: who came by it knows no history,
+    and could not follow. `parent_root` is what the parent adds up to, from who knows it otherwise: where its manifest cannot
+    be read any more, the version is published all the same, in full too.
+
+    Raises:
+        WeightsRefused: `wrong_base`, the base is not what was published as the parent.
+        InvalidValue: the parent is not earlier.
+        Conflict, Unavailable, NotFound: see `WeightStore`; the history is as it was.
+    """
+    about = Manifest(
+        policy=policy,
+        run=run,
+        version=version,
+        parent=parent,
+        base_version=None,
+        base_root=None,
+        target_root="",
+        codec=CODEC,
+        history=None,
+        history_after=NO_HISTORY,
+        chunks=(),
+        full_bytes=0,
+        num_changed=0,
+        num_weights=0,
+        created_at=created_at,
+        step=step,
+        epoch=epoch,
+        num_samples=num_samples,
+    )
+    if parent is None:
+        _publish(store, about, encode(None, target), signer)
+        if history is not None:
+            history.reset()
+        return store.manifest(policy, version)
+    return _publish_step(
+        store, about, parent, base=base, target=target, history=history, signer=signer, parent_root=parent_root
+    )
+
+
+def publish_fold(
+    store: WeightStore,
+    *,
+    policy: str,
+    base_version: int,
+    base: Tensors,
+    version: int,
+    target: Tensors,
+    history: History | None = None,
+    epoch: int | None = None,
+    signer: ManifestSigner | None = None,
+) -> Manifest:
+    """Publish a way from `base_version` to `version`, which exists, in one payload; returns it as it is stored.
+
+    `epoch` is that of the trainer that publishes it; None: that of the version.
+    `history` is the one after `base_version`, if whoever will take the fold knows it; it is only read. After the fold he
+    knows none, unless `version` is an anchor. So fold to the newest version, before the next one is published:
+    `publish_version` then begins that one's history anew.
+
+    Raises:
+        InvalidValue: the base is not earlier, or is the parent: that way is the step.
+        WeightsRefused: `wrong_base`, the base is not what was published as `base_version`.
+        Conflict: `target` is not what was published as `version`.
+        NotFound, Unavailable: see `WeightStore`.
+    """
+    primary = store.manifest(policy, version)
+    if base_version == primary.parent:
+        raise InvalidValue(
+            f"version {base_version} is the parent of {version}: its step is there", param="base_version"
+        )
+    anchor = primary.history_after == NO_HISTORY
+    about = msgspec.structs.replace(
+        primary,
+        base_version=base_version,
+        base_root=_checked_root(store, policy, base_version, base),
+        history=None if history is None else history.digest,
+        history_after=NO_HISTORY if anchor else None,
+        codec=CODEC,
+        epoch=primary.epoch if epoch is None else epoch,
+        key=None,
+        signature=None,
+    )
+    _publish(store, about, encode(base, target, history), signer)
+    return next(edge for edge in store.edges(policy, version) if edge.base_version == base_version)
+
+
+def _publish_step(
+    store: WeightStore,
+    about: Manifest,
+    parent: int,
+    *,
+    base: Tensors | None,
+    target: Tensors,
+    history: History | None,
+    signer: ManifestSigner | None,
+    parent_root: str | None,
+) -> Manifest:
+    base = store.load(about.policy, parent) if base is None else base
+    base_root = _checked_root(store, about.policy, parent, base, known=parent_root)
+    past = _usable(store, about.policy, parent, history)
+    is_anchor = _versions_since_full(store, about.policy, parent) + 1 >= ANCHOR_EVERY
+    encoded = encode(base, target, past)
+    after = None if past is None else past.next_digest(encoded.target_root)
+    step = msgspec.structs.replace(
+        about,
+        base_version=parent,
+        base_root=base_root,
+        history=None if past is None else past.digest,
+        history_after=NO_HISTORY if is_anchor else after,
+    )
+    _publish(store, step, encoded, signer)
+    if is_anchor:
+        _publish(store, about, encode(None, target), signer)
+    stored = store.manifest(about.policy, about.version)
+    if history is not None:
+        # What is stored may be from before a restart. Only of the same payload are the moves those that receivers see.
+        if [chunk.blake3 for chunk in stored.chunks] == [chunk.blake3 for chunk in encoded.chunks]:
+            advance_history(history, stored, encoded.moves)
+        else:
+            history.reset()
+    return stored
+
+
+def _publish(store: WeightStore, about: Manifest, encoded: Encoded, signer: ManifestSigner | None) -> None:
+    manifest = msgspec.structs.replace(
+        about,
+        schema=SCHEMA if about.epoch else OLDEST_SCHEMA,
+        target_root=encoded.target_root,
+        chunks=tuple(msgspec.structs.replace(chunk, epoch=about.epoch) for chunk in encoded.chunks),
+        full_bytes=encoded.full_bytes,
+        num_changed=encoded.num_changed,
+        num_weights=encoded.num_weights,
+    )
+    if signer is not None:
+        manifest = signer.sign(manifest)
+    store.publish(manifest, encoded.payload)
+
+
+def _checked_root(store: WeightStore, policy: str, version: int, base: Tensors, known: str | None = None) -> str:
+    """The root of the base; `known`: what it should be, if the manifest of the version cannot be read any more."""
+    root = root_of(base)
+    published: str | None
+    try:
+        published = store.manifest(policy, version).target_root
+    except WeightsRefused:
+        published = known
+    if root != published:
+        raise WeightsRefused("wrong_base", f"the base given is not what was published as version {version}")
+    return root
+
+
+def _usable(store: WeightStore, policy: str, parent: int, history: History | None) -> History | None:
+    """The history, or an empty one if there is somebody who could not have it."""
+    if history is None:
+        return None
+    try:
+        primary, *others = store.edges(policy, parent)
+    except WeightsRefused:
+        return History()
+    is_known = history.digest == primary.history_after and all(edge.kind != "fold" for edge in others)
+    return history if is_known else History()
+
+
+def _versions_since_full(store: WeightStore, policy: str, version: int) -> int:
+    """How far back the last full copy of a lineage lies, counted up to `ANCHOR_EVERY`."""
+    at: int | None = version
+    for distance in range(ANCHOR_EVERY):
+        if at is None:
+            break
+        try:
+            manifest = store.manifest(policy, at)
+        except WeightsRefused:
+            return ANCHOR_EVERY
+        # An anchor whose publisher died before its full copy is none.
+        if manifest.history_after == NO_HISTORY and any(edge.kind == "full" for edge in store.edges(policy, at)):
+            return distance
+        at = manifest.parent
+    return ANCHOR_EVERY

@@ -1,0 +1,399 @@
+"""Reading versions. In: the edges and chunks of whatever keeps them. Out: verified tensors, or verified changes of tensors.
+
+A reader says where texts and chunks lie; the rest is the same for all. What cannot be read or believed where an edge should
+be is skipped and told of.
+"""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from typing import NamedTuple, TypeVar
+
+from contracts.errors import NotFound, Unavailable, WeightsRefused
+from weights.codec.delta import Staged, apply_staged, stage
+from weights.codec.history import History, Moves
+from weights.tensors import Tensor, Tensors, root_of
+from weights.versions.layout import (
+    EDGE,
+    PRIMARIES,
+    Verifier,
+    check_agreement,
+    check_chunk,
+    edge_name,
+    is_primary,
+    no_version,
+    read_edge,
+    version_folder,
+)
+from weights.versions.manifest import NO_HISTORY, Chunk, Manifest, parse_manifest
+from weights.versions.route import Held, route
+from weights.versions.snapshot import MOST_BYTES as MOST_SNAPSHOT_BYTES
+from weights.versions.snapshot import Listed, snapshot_path
+from weights.versions.vouching import Snapshots
+
+MOST_MANIFEST_BYTES = 2**26
+"""A full copy of 2 TB has 250,000 chunks of 130 bytes each in its manifest."""
+_T = TypeVar("_T")
+
+
+class Hop(NamedTuple):
+    """One edge of a way, decoded and verified; without a `base_version` it replaces all that is there."""
+
+    manifest: Manifest
+    staged: Staged
+
+
+class WeightReader(ABC):
+    """Published versions of policies, for whoever needs their weights.
+
+    Args:
+        keyring: whose versions are taken; None: everybody's. With `Snapshots` only what the newest one lists.
+
+    Attributes:
+        on_junk: told of every object that could not be read or believed, by its place below the root, and why.
+    """
+
+    _connections = 1
+    """Texts that are asked for at the same time."""
+
+    def __init__(self, keyring: Verifier | None = None) -> None:
+        self._keyring = keyring
+        self._snapshots = keyring if isinstance(keyring, Snapshots) else None
+        self._believed: set[tuple[str, int]] = set()
+        self.on_junk: Callable[[str, WeightsRefused], None] = lambda _place, _reason: None
+
+    @abstractmethod
+    def read_small(self, path: str, most: int) -> bytes | None:
+        """A whole object of at most `most` bytes, by its place below the root; None if there is none.
+
+        Raises:
+            WeightsRefused: `not_a_file` or `too_long`: whatever lies there is not read.
+            Unavailable: the store is away.
+        """
+
+    @abstractmethod
+    def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
+        """A chunk from byte `start` on, as stored: not yet checked, and never more than its size. Raises NotFound."""
+
+    @abstractmethod
+    def _numbers(self, policy: str) -> list[int]:
+        """Versions that have a folder with something named as a primary edge in it, ascending; not read yet."""
+
+    @abstractmethod
+    def _names(self, policy: str, version: int) -> list[str]:
+        """What is named as an edge in the folder of a version; empty if there is none."""
+
+    def versions(self, policy: str) -> list[int]:
+        """Durable versions in ascending order; empty for an unknown policy. What only has the name of one is left out."""
+        listed = self._listed(policy)
+        if listed is not None:
+            return sorted(listed)
+        return [version for version in self._numbers(policy) if self._is_believed(policy, version)]
+
+    def manifest(self, policy: str, version: int) -> Manifest:
+        """The primary edge of a version; where that cannot be read, another one: all say the same of the version.
+
+        Raises:
+            NotFound: there is no such version; says what exists.
+            WeightsRefused: the manifest is damaged, out of place, of another schema, or not vouched for.
+        """
+        self.renew(policy, version)
+        if (found := self._primary(policy, version)) is not None:
+            return found
+        return self.edges(policy, version)[0]
+
+    def run_of(self, policy: str, version: int) -> str:
+        """The training run that made a version. Raises as `manifest`."""
+        return self.manifest(policy, version).run
+
+    def edges(self, policy: str, version: int) -> list[Manifest]:
+        """All edges to a version that are believed, the primary one first. Raises as `manifest`, if there is none."""
+        edges, refused = self.survey(policy, version)
+        if refused and not edges:
+            raise refused[0]
+        if not refused and (not edges or not is_primary(edges[0])):  # nothing stands where the primary should be
+            raise no_version(policy, version, self.versions(policy))
+        return edges
+
+    def survey(self, policy: str, version: int) -> tuple[list[Manifest], list[WeightsRefused]]:
+        """What is believed of a version, the primary edge first, and why anything else is not; both empty if it is unknown.
+
+        Raises:
+            Unavailable: the store is away.
+        """
+        self.renew(policy, version)
+        listed = self._listed(policy)
+        names = self._names(policy, version) if listed is None else self._listed_names(listed.get(version))
+        # In this order `step` comes before `full`, which is primary only without it.
+        found = self._readable(policy, version, sorted(names, reverse=True))
+        edges = [edge for edge in found if isinstance(edge, Manifest)]
+        refused = [reason for reason in found if isinstance(reason, WeightsRefused)]
+        primary = next((edge for edge in edges if is_primary(edge)), edges[0] if edges else None)
+        agreed = [primary] if primary else []
+        for edge in (edge for edge in edges if edge is not primary):
+            try:
+                check_agreement(agreed[0], edge)
+                agreed.append(edge)
+            except WeightsRefused as error:
+                self.on_junk(f"{version_folder(policy, version)}/{edge_name(edge)}", error)
+                refused.append(error)
+        return agreed, refused
+
+    def renew(self, policy: str, version: int | None = None, *, must: bool = False) -> None:
+        """Look for a newer snapshot, if it is time, if `version` is not in the one at hand, or if one `must`.
+
+        One that is not accepted is told of; the one before still counts. A store that is away is borne if there is one.
+
+        Raises:
+            Unavailable: the store is away, and there is no snapshot at hand.
+        """
+        path = snapshot_path(policy)
+        if self._snapshots is None or not (must or self._snapshots.is_due(policy, version)):
+            return
+        try:
+            self._snapshots.see(policy, self.read_small(path, MOST_SNAPSHOT_BYTES))
+        except WeightsRefused as error:
+            self.on_junk(path, error)
+        except Unavailable:
+            if self._snapshots.current(policy) is None:
+                raise
+
+    def believed(self, text: bytes, policy: str, version: int) -> Manifest:
+        """The manifest in `text`, which was kept elsewhere, if it is vouched for now. Raises WeightsRefused."""
+        return read_edge(text, policy, version, edge_name(parse_manifest(text)), self._keyring)
+
+    def payload(self, manifest: Manifest) -> bytes:
+        """The payload of an edge, each chunk verified.
+
+        Raises:
+            NotFound: a chunk was removed.
+            WeightsRefused: `payload_size` or `payload_hash`, naming the chunk.
+        """
+        joined = io.BytesIO()  # unlike a list of chunks it needs no second copy at the end
+        for chunk, content in zip(manifest.chunks, self._contents(manifest), strict=True):
+            check_chunk(chunk, content)
+            joined.write(content)
+        return joined.getvalue()
+
+    def load(self, policy: str, version: int) -> Tensors:
+        """All tensors of a version, by the cheapest way from nothing, verified at every step. Raises as `stage_onto`."""
+        return self.load_state(policy, version)[0]
+
+    def load_state(self, policy: str, version: int) -> tuple[Tensors, History]:
+        """The tensors of a version, and the history that the step after it may be coded with. Raises as `stage_onto`."""
+        traveller = self._along_a_way(policy, version, {}, lambda way: self._arrived(way, _Traveller({})))
+        return traveller.own(), traveller.history
+
+    def load_onto(
+        self,
+        policy: str,
+        version: int,
+        base_version: int,
+        base: Mapping[str, Tensor],
+        history: History | None = None,
+    ) -> Tensors:
+        """As `load`, but fetch only what leads on from `base_version` if anything does; in fresh memory.
+
+        Raises:
+            WeightsRefused: as `stage_onto`; `wrong_base` if `base` is not that version's weights.
+        """
+        return self.load_state_onto(policy, version, base_version, base, history)[0]
+
+    def load_state_onto(
+        self,
+        policy: str,
+        version: int,
+        base_version: int,
+        base: Mapping[str, Tensor],
+        history: History | None = None,
+    ) -> tuple[Tensors, History]:
+        """As `load_onto`, with the history after it."""
+        held = _held(base_version, history)
+        traveller = self._along_a_way(policy, version, held, lambda way: self._arrived(way, _Traveller(base, history)))
+        if version == base_version and (root := root_of(traveller.own())) != self.manifest(policy, version).target_root:
+            raise WeightsRefused(
+                "wrong_base", f"the weights given as version {version} add up to {root}: load it in full"
+            )
+        return traveller.own(), traveller.history
+
+    def stage_onto(
+        self,
+        policy: str,
+        version: int,
+        base_version: int,
+        base: Mapping[str, Tensor],
+        history: History | None = None,
+        *,
+        base_root: str | None = None,
+        payload: Callable[[Manifest], bytes] | None = None,
+    ) -> list[Hop]:
+        """What makes `base` the weights of `version`: decoded, verified, and not applied. Empty if it is held already.
+
+        Each hop is staged on the result of the one before, whose history `advance_history` gives. `base` and `history`
+        are only read; tensors in between are made only if there is more than one hop. `base_root` is the root of `base`
+        from a caller who has verified these very bits; None: it is computed. `payload` is who else fetches payloads.
+
+        Raises:
+            NotFound: no such version, or its bytes are gone.
+            WeightsRefused: see `route`, `payload` and `codec.stage`; nothing was changed.
+        """
+
+        def follow(way: list[Manifest]) -> list[Hop]:
+            traveller, hops = _Traveller(base, history, base_root), []
+            for number, manifest in enumerate(way, start=1):
+                hops.append(Hop(manifest, traveller.stage(manifest, _fetched(manifest, payload or self.payload))))
+                if number < len(way):
+                    traveller.move(hops[-1], is_kept=True)
+            return hops
+
+        return self._along_a_way(policy, version, _held(base_version, history), follow)
+
+    def _arrived(self, way: list[Manifest], traveller: _Traveller) -> _Traveller:
+        for manifest in way:
+            traveller.move(Hop(manifest, traveller.stage(manifest, _fetched(manifest, self.payload))))
+        return traveller
+
+    def _along_a_way(self, policy: str, version: int, held: Held, follow: Callable[[list[Manifest]], _T]) -> _T:
+        """Follow the cheapest way whose bytes are there. Manifests outlive their chunks: that is only seen on the way."""
+        closed: set[tuple[int, str]] = set()
+        missing: NotFound | None = None
+
+        edges_of = cache(partial(self.edges, policy))
+
+        def open_edges(number: int) -> list[Manifest]:
+            return [edge for edge in edges_of(number) if (edge.version, edge_name(edge)) not in closed]
+
+        while True:
+            try:
+                way = route(open_edges, version, held)
+            except WeightsRefused as error:
+                if missing is not None and error.code == "broken_chain":
+                    raise missing from error
+                raise
+            try:
+                return follow(way)
+            except _Gone as gone:
+                closed.add((gone.manifest.version, edge_name(gone.manifest)))
+                missing = missing or gone.error
+
+    def _contents(self, manifest: Manifest) -> Iterator[bytes]:
+        """The chunks of a payload in order, not yet checked."""
+        for chunk in manifest.chunks:
+            yield self.chunk(manifest.policy, chunk)
+
+    def _primary(self, policy: str, version: int) -> Manifest | None:
+        """The edge that makes a version exist; None if there is none that is believed."""
+        for name in PRIMARIES:
+            edge = self._edge(policy, version, name)
+            if isinstance(edge, Manifest) and is_primary(edge):
+                return edge
+        return None
+
+    def _is_believed(self, policy: str, version: int) -> bool:
+        # What a version is never changes: it is looked at once.
+        if (policy, version) not in self._believed and self._primary(policy, version) is not None:
+            self._believed.add((policy, version))
+        return (policy, version) in self._believed
+
+    def _listed(self, policy: str) -> Mapping[int, Listed] | None:
+        self.renew(policy)
+        return None if self._snapshots is None else self._snapshots.listed(policy)
+
+    def _listed_names(self, entry: Listed | None) -> list[str]:
+        return [] if entry is None else [name for name in entry.edges if EDGE.fullmatch(name)]
+
+    def _readable(self, policy: str, version: int, names: list[str]) -> list[Manifest | WeightsRefused]:
+        """These edges, or why they cannot be used; those that are not there are left out."""
+        if self._connections == 1:
+            found = [self._edge(policy, version, name) for name in names]
+        else:
+            with ThreadPoolExecutor(self._connections) as pool:
+                found = list(pool.map(lambda name: self._edge(policy, version, name), names))
+        return [edge for edge in found if edge is not None]
+
+    def _edge(self, policy: str, version: int, name: str) -> Manifest | WeightsRefused | None:
+        path = f"{version_folder(policy, version)}/{name}"
+        try:
+            text = self.read_small(path, MOST_MANIFEST_BYTES)
+            return None if text is None else read_edge(text, policy, version, name, self._keyring)
+        except WeightsRefused as error:
+            self.on_junk(path, error)
+            return error
+
+
+def advance_history(history: History, manifest: Manifest, moves: Mapping[str, Moves]) -> None:
+    """Bring the history of what an edge was applied to, in place, to where it is after it: empty if that is not known.
+
+    `moves` is what the edge moved, from `codec.Staged` or `codec.Encoded`.
+    """
+    if manifest.history == NO_HISTORY:
+        history.reset()
+    if history.next_digest(manifest.target_root) == manifest.history_after:
+        history.advance(moves, manifest.target_root)
+    else:
+        history.reset()
+
+
+class _Gone(Exception):
+    """An edge whose bytes were removed: another way is looked for."""
+
+    def __init__(self, manifest: Manifest, error: NotFound) -> None:
+        super().__init__(error.message)
+        self.manifest = manifest
+        self.error = error
+
+
+def _fetched(manifest: Manifest, payload: Callable[[Manifest], bytes]) -> bytes:
+    try:
+        return payload(manifest)
+    except NotFound as error:
+        raise _Gone(manifest, error) from error
+
+
+class _Traveller:
+    """What one has on the way; what was given at the start is only read."""
+
+    def __init__(
+        self, base: Mapping[str, Tensor], history: History | None = None, base_root: str | None = None
+    ) -> None:
+        self._base = base
+        self._own: Tensors | None = None
+        self._root = base_root
+        self.history = History() if history is None else history.copy()
+
+    def own(self) -> Tensors:
+        """The tensors, in memory that nobody else has."""
+        if self._own is None:
+            self._own = _copied(self._base)
+        return self._own
+
+    def stage(self, manifest: Manifest, payload: bytes) -> Staged:
+        """The next edge, verified. Raises WeightsRefused."""
+        at = self._base if self._own is None else self._own
+        return stage(at, manifest, payload, self.history, base_root=self._root)
+
+    def move(self, hop: Hop, *, is_kept: bool = False) -> None:
+        """Go along an edge that was staged; if the hop is kept, its memory stays its own."""
+        whole = {name for name, change in hop.staged.changes.items() if change.places is None}
+        if hop.manifest.base_version is None:
+            self._own = {}
+        elif self._own is None:
+            self._own = _copied({name: tensor for name, tensor in self._base.items() if name not in whole})
+        own = self.own()
+        apply_staged(own, hop.staged)
+        if is_kept:
+            own.update(_copied({name: own[name] for name in whole}))
+        self._root = hop.staged.target_root
+        advance_history(self.history, hop.manifest, hop.staged.moves)
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name: tensor._replace(data=tensor.data.copy()) for name, tensor in tensors.items()}
+
+
+def _held(version: int, history: History | None) -> Held:
+    return {version: None if history is None else history.digest}

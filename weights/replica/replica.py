@@ -1,0 +1,334 @@
+"""A copy of one policy's weights on a local disk, kept in step with a weight store; torch-free.
+
+In: a version that is wanted. Out: its tensors, verified and memory-mapped. Waits for: the store, and the disk.
+
+<folder>/chunks/   what was fetched and is not applied yet (`weights.replica.fetch`)
+<folder>/slots/    whole versions (`weights.replica.slots`)
+<folder>/current   the version that is served
+<folder>/lock      held by the process that keeps this folder
+
+A process that is killed anywhere in `bring` finds, when it starts again, the version it served or the one it was about to
+serve, and everything it had fetched. The version before the served one stays: going back to it is one small write, and a
+sibling of a rejected candidate is one delta away.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+import msgspec
+
+from contracts.errors import Conflict, NotFound, Unavailable, WeightsRefused
+from contracts.faults import FaultPoint, no_fault
+from weights.codec.delta import apply_staged, stage
+from weights.codec.history import History
+from weights.files import full_disk_named
+from weights.mapped import map_safetensors
+from weights.reader import advance_history
+from weights.replica.fetch import ChunkFolder, ChunkGone, ChunkSource
+from weights.replica.slots import Held, Opened, Slots
+from weights.tensors import Tensors, write_safetensors
+from weights.versions.layout import is_digest
+from weights.versions.manifest import NO_HISTORY, Manifest
+from weights.versions.route import route
+
+_DAMAGED = {"slot_damaged", "history_damaged"}
+_ROUNDS = 4
+"""Each round finds one damaged slot less."""
+
+
+class ReplicaStore(ChunkSource, Protocol):
+    """The part of a weight store that a replica needs."""
+
+    def edges(self, policy: str, version: int) -> list[Manifest]:
+        """All edges to a version, each vouched for. Raises NotFound, WeightsRefused, Unavailable."""
+
+    def believed(self, text: bytes, policy: str, version: int) -> Manifest:
+        """The manifest in `text`, if it is vouched for now. Raises WeightsRefused."""
+
+
+class Replica:
+    """One policy's weights in one folder. Not for several threads; `tensors()` may be kept and read by any.
+
+    Args:
+        folder: belongs to this replica alone.
+        store: where versions come from.
+        policy: whose versions.
+        connections: chunks that are fetched at the same time.
+        fault: called before and after each visible change.
+
+    Raises:
+        Conflict: another process keeps this folder.
+    """
+
+    def __init__(
+        self, folder: Path, store: ReplicaStore, policy: str, *, connections: int = 4, fault: FaultPoint = no_fault
+    ) -> None:
+        self._store = store
+        self._policy = policy
+        self._fault = fault
+        self._slots = Slots(folder, policy, fault)
+        self._chunks = ChunkFolder(folder / "chunks", store, policy, connections=connections, fault=fault)
+        self._held: Held | None = None
+        self._opened: Opened | None = None
+        self._lock = _lock(folder / "lock")
+        try:
+            self._take_up()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def held(self) -> Held | None:
+        """The version that is served, verified; None: nothing is here yet."""
+        return self._held
+
+    @property
+    def serves(self) -> int | None:
+        """The version that is served."""
+        return self._held.version if self._held else None
+
+    @property
+    def refused(self) -> tuple[WeightsRefused, ...]:
+        """What was found damaged on this disk since the start."""
+        return tuple(self._slots.refused)
+
+    @property
+    def model(self) -> Path:
+        """The served weights as a file, for who reads files; it stays until two other versions were served. Raises Unavailable."""
+        if self._held is None:
+            raise self._nothing_here()
+        return self._slots.model_of(self._held)
+
+    def tensors(self) -> Tensors:
+        """The served weights, memory-mapped and read-only. They stay whole also when another version is brought.
+
+        Raises:
+            Unavailable: nothing is here yet.
+        """
+        if self._opened is None:
+            raise self._nothing_here()
+        return dict(self._opened.tensors)
+
+    def state(self) -> Opened:
+        """As `tensors`, with the history after them, which is not to be written either. Raises Unavailable."""
+        return Opened(self.tensors(), self._opened.history if self._opened else History())
+
+    def payload(self, manifest: Manifest) -> bytes:
+        """The payload of an edge, for who decodes it too: it stays in this folder, where the next `bring` finds it.
+
+        Raises:
+            NotFound: a chunk was removed from the store.
+            WeightsRefused, Unavailable: as `bring`.
+        """
+        try:
+            self._chunks.fetch([manifest])
+        except ChunkGone as gone:
+            raise gone.error from gone
+        return self._chunks.payload(manifest)
+
+    def bring(self, version: int, run: str | None = None) -> Held:
+        """Serve `version`, of `run` if that is said; what is served until then is served when it fails.
+
+        Raises:
+            NotFound: the store has no such version, or what leads to it is gone.
+            WeightsRefused: a check failed (`weights.codec.delta.stage`), or the version is of another run: `wrong_run`.
+            Unavailable: the store is away or the disk is full; what was fetched is kept, call again.
+        """
+        for _ in range(_ROUNDS - 1):
+            try:
+                return self._bring(version, run)
+            except WeightsRefused as error:
+                if error.code not in _DAMAGED:
+                    raise
+                if self._held not in self._slots.held():
+                    self._held = self._opened = None
+                    self._take_up()
+        return self._bring(version, run)
+
+    def close(self) -> None:
+        """Let another process have the folder."""
+        os.close(self._lock)
+
+    def _nothing_here(self) -> Unavailable:
+        return Unavailable(f"no version of {self._policy!r} is here yet: bring one")
+
+    def _take_up(self) -> None:
+        """Serve what was served, or whatever else is whole: a slot that is not is removed when it is opened."""
+        passed: set[Held] = set()
+        while slots := [slot for slot in self._slots.held() if slot not in passed]:
+            try:
+                self._check(slots[0])
+                self._serve(slots[0], self._slots.open(slots[0]))
+            except (Unavailable, NotFound):
+                passed.add(slots[0])  # nobody can vouch for it now; it stays until somebody can
+            except WeightsRefused as error:
+                if error.code not in _DAMAGED:  # nobody takes it any more: its bits are not proven to be anybody's
+                    self._slots.refused.append(error)
+                    passed.add(slots[0])
+                continue
+            else:
+                return
+
+    def _check(self, slot: Held) -> None:
+        """See that a trusted key vouches for what a slot says it is; its bytes are hashed when it is opened.
+
+        Slots of before have no manifest: the store is asked for it, and it is kept.
+
+        Raises:
+            WeightsRefused: as `WeightReader.believed`; `slot_damaged`, the manifest is of other weights: the slot is gone.
+            NotFound, Unavailable: the slot has no manifest, and the store cannot give it.
+        """
+        text = self._slots.manifest_of(slot)
+        if text is None:
+            manifest = self._store.edges(self._policy, slot.version)[0]
+        else:
+            manifest = self._store.believed(text, self._policy, slot.version)
+        if (manifest.target_root, manifest.run) != (slot.root, slot.run):
+            self._slots.drop(slot)
+            raise self._slots.refuse(
+                "slot_damaged",
+                f"version {slot.version} in {self._slots.model_of(slot).parent} is said to be {slot.root} of run {slot.run!r}, and "
+                f"its manifest says {manifest.target_root} of run {manifest.run!r}",
+            )
+        if text is None:
+            self._slots.keep_manifest(slot, msgspec.json.encode(manifest))
+
+    def _bring(self, version: int, run: str | None) -> Held:
+        held = {slot.version: slot for slot in reversed(self._vouched()) if run in {None, slot.run}}
+        wanted = held.get(version) or self._make(version, held, run)
+        if wanted != self._held:
+            self._serve(wanted, self._slots.open(wanted))
+        self._slots.sweep()
+        self._chunks.clear()
+        return wanted
+
+    def _vouched(self) -> list[Held]:
+        """Slots that may be served, or built on."""
+        found = []
+        for slot in self._slots.held():
+            if slot != self._held:  # that one was checked when it began to serve
+                try:
+                    self._check(slot)
+                except (NotFound, Unavailable, WeightsRefused):
+                    continue
+            found.append(slot)
+        return found
+
+    def _make(self, version: int, held: dict[int, Held], run: str | None) -> Held:
+        """Fetch and build a version by the cheapest way whose bytes are there; manifests outlive their chunks."""
+        closed: list[Manifest] = []
+        missing: NotFound | None = None
+        while True:
+            try:
+                edges, base = self._route(version, held, closed)
+            except WeightsRefused as error:
+                if missing is not None and error.code == "broken_chain":
+                    raise missing from error
+                raise
+            if run not in {None, (other := edges[-1].run)}:
+                raise WeightsRefused("wrong_run", f"version {version} in the store is of run {other!r}, not of {run!r}")
+            try:
+                self._chunks.fetch(edges)
+            except ChunkGone as gone:
+                closed.append(gone.manifest)
+                missing = gone.error
+                continue
+            return self._build(edges, base)
+
+    def _route(
+        self, version: int, held: dict[int, Held], closed: Sequence[Manifest]
+    ) -> tuple[list[Manifest], Held | None]:
+        while True:
+            histories = {number: slot.history for number, slot in held.items()}
+            edges = route(lambda number: self._edges(number, closed), version, histories)
+            base = None if edges[0].base_version is None else held[edges[0].base_version]
+            if base is None or base.root == edges[0].base_root:
+                return edges, base
+            # The number is held for other weights than the store knows under it, those of another run.
+            del held[base.version]
+
+    def _edges(self, version: int, closed: Sequence[Manifest]) -> list[Manifest]:
+        return [edge for edge in self._store.edges(self._policy, version) if edge not in closed]
+
+    def _build(self, edges: list[Manifest], base: Held | None) -> Held:
+        """A whole slot of the version that the last edge leads to."""
+        last = edges[-1]
+        if not is_digest(
+            last.target_root
+        ):  # it becomes the name of a folder, which is removed if the version is refused
+            raise WeightsRefused("corrupt_manifest", f"{last.target_root[:80]!r} is not the root of any weights")
+        target = Held(last.version, last.target_root, NO_HISTORY, last.run)
+        # Also what is served is verified again: a disk may have lost it since.
+        history = self._slots.open(base).history if base else History()
+        path = self._slots.begin(target)
+        self._fault("slot: begun")
+        try:
+            self._write_model(path, edges, base, history)
+            self._fault("slot: model durable")
+            target = target._replace(history=history.digest)
+            self._slots.finish(target, history, msgspec.json.encode(last))
+        except (Unavailable, WeightsRefused):
+            self._slots.drop(target)
+            raise
+        return target
+
+    def _write_model(self, path: Path, edges: list[Manifest], base: Held | None, history: History) -> None:
+        """Put the model at `path`, durably, and bring `history` to where it is then.
+
+        The base is copied and changed in place: the memory this takes does not grow with the model.
+        """
+        mapped: Tensors = {}
+        if base is not None:
+            with full_disk_named(path):
+                shutil.copyfile(self._slots.model_of(base), path)
+            self._fault("slot: base copied")
+            mapped = map_safetensors(path, writable=True)
+        tensors, root = dict(mapped), base.root if base else None
+        for manifest in edges:
+            known = {} if manifest.base_version is None else tensors
+            staged = stage(known, manifest, self._chunks.payload(manifest), history, base_root=root)
+            self._fault("stage: verified")
+            apply_staged(known, staged)
+            self._fault("stage: applied")
+            tensors, root = known, staged.target_root
+            advance_history(history, manifest, staged.moves)
+        if mapped.keys() == tensors.keys() and all(tensors[name].data is mapped[name].data for name in mapped):
+            _sync(path)
+        else:
+            write_safetensors(path, tensors)
+
+    def _serve(self, held: Held, opened: Opened) -> None:
+        if self._slots.current != held:
+            self._slots.flip(held)
+        self._held, self._opened = held, opened
+
+
+def _sync(path: Path) -> None:
+    """Make durable what was written through a map."""
+    with full_disk_named(path), path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _lock(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise Conflict(f"another process keeps the replica in {path.parent}: give each its own folder") from error
+    return descriptor

@@ -1,0 +1,220 @@
+"""Whole versions on a replica's disk, and the one file that says which of them is served.
+
+In: tensors that were verified. Out: the same, memory-mapped, verified again. Waits for: the disk.
+
+<folder>/slots/000012-0a1b2c3d4e5f/model.safetensors   first
+                                   history.bin         second, if the history is known
+                                   manifest.json       third: the signed manifest that vouches for it
+                                   held.json           last: a slot without it was never finished
+<folder>/current                                       the slot that is served and the one before it, replaced at once
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from contracts.errors import NotFound, WeightsRefused
+from contracts.faults import FaultPoint
+from weights.codec.history import History
+from weights.files import make_folder_durably, read_small, write_durably
+from weights.mapped import map_safetensors
+from weights.tensors import SINGLE_FILE, Tensors, root_of
+from weights.versions.manifest import NO_HISTORY
+
+SCHEMA = 1
+_LABEL = "held.json"
+_HISTORY = "history.bin"
+_MANIFEST = "manifest.json"
+_MOST_BYTES = 2**26
+_ROOT_LETTERS = 12
+_SLOT = re.compile(rf"\d{{6,}}-[0-9a-f]{{{_ROOT_LETTERS}}}")
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Deep nesting and bytes that are no UTF-8 are not always msgspec's own errors."""
+
+
+class Held(NamedTuple):
+    """A version that is wholly here."""
+
+    version: int
+    root: str
+    history: str
+    """Digest of its history; `NO_HISTORY`: that is not known, or empty."""
+    run: str
+
+
+class Opened(NamedTuple):
+    """What is in a slot."""
+
+    tensors: Tensors
+    history: History
+
+
+class _Label(msgspec.Struct, frozen=True, kw_only=True):
+    schema: int = SCHEMA
+    policy: str
+    run: str
+    version: int
+    root: str
+    history: str
+
+
+class _Current(msgspec.Struct, frozen=True):
+    slot: str
+    before: str | None
+
+
+class Slots:
+    """The slots of one policy in one folder. `refused` collects what was found damaged, newest last."""
+
+    def __init__(self, folder: Path, policy: str, fault: FaultPoint) -> None:
+        self._folder = folder
+        self._policy = policy
+        self._fault = fault
+        self.refused: list[WeightsRefused] = []
+        make_folder_durably(folder / "slots")
+
+    @property
+    def current(self) -> Held | None:
+        """What is served; not yet verified."""
+        return self._label(pointed.slot) if (pointed := self._current()) else None
+
+    def held(self) -> list[Held]:
+        """Every finished slot: the served one first, then the one before it, then by version. Not yet verified."""
+        names = sorted((path.name for path in (self._folder / "slots").iterdir()), reverse=True)
+        first = self._pointed()
+        ordered = [name for name in first if name in names] + [name for name in names if name not in first]
+        return [held for name in ordered if (held := self._label(name)) is not None]
+
+    def open(self, held: Held) -> Opened:
+        """The tensors of a slot, memory-mapped and read-only, and its history, both verified.
+
+        Raises:
+            WeightsRefused: `slot_damaged`, the disk no longer holds what was written: the slot is gone now.
+                `history_damaged`: the slot stays, and says from now on that its history is not known.
+        """
+        place = self._place(held)
+        try:
+            tensors = map_safetensors(self.model_of(held))
+            reason = None if (root := root_of(tensors)) == held.root else f"its tensors add up to {root}"
+        except (NotFound, WeightsRefused) as error:
+            reason = error.message
+        if reason is not None:
+            self.drop(held)
+            raise self.refuse("slot_damaged", f"version {held.version} in {place} is not what was written ({reason})")
+        return Opened(tensors, self._history(held))
+
+    def _history(self, held: Held) -> History:
+        if held.history == NO_HISTORY:
+            return History()
+        path = self._place(held) / _HISTORY
+        try:
+            history = History.from_bytes(path.read_bytes())
+            reason = None if history.digest == held.history else f"its digest is {history.digest}"
+        except FileNotFoundError:
+            reason = "it is gone"
+        except WeightsRefused as error:
+            reason = error.message
+        if reason is not None:
+            self._write_label(held._replace(history=NO_HISTORY))
+            raise self.refuse("history_damaged", f"{path} is not what was written ({reason})")
+        return history
+
+    def refuse(self, code: str, what: str) -> WeightsRefused:
+        """What to raise of a slot that is not what was written; noted in `refused`."""
+        refused = WeightsRefused(code, f"{what}; look after this disk")
+        self.refused.append(refused)
+        return refused
+
+    def manifest_of(self, held: Held) -> bytes | None:
+        """The manifest that was kept with a slot; None: none can be read, as in slots of before."""
+        try:
+            return read_small(self._place(held), _MANIFEST, _MOST_BYTES)
+        except (FileNotFoundError, WeightsRefused):
+            return None
+
+    def keep_manifest(self, held: Held, text: bytes) -> None:
+        """Keep what vouches for a slot."""
+        write_durably(self._place(held) / _MANIFEST, [text])
+
+    def model_of(self, held: Held) -> Path:
+        """The file of a slot's tensors."""
+        return self._place(held) / SINGLE_FILE
+
+    def begin(self, held: Held) -> Path:
+        """An empty slot; the path its model shall be written to."""
+        self.drop(held)
+        make_folder_durably(self._place(held))
+        return self.model_of(held)
+
+    def finish(self, held: Held, history: History, manifest: bytes) -> None:
+        """Make a slot whole, whose model is durable by now."""
+        if held.history != NO_HISTORY:
+            self._fault("slot: before history.bin")
+            write_durably(self._place(held) / _HISTORY, [history.to_bytes()])
+        self.keep_manifest(held, manifest)
+        self._fault("slot: before held.json")
+        self._write_label(held)
+        self._fault("slot: whole")
+
+    def flip(self, held: Held) -> None:
+        """Serve a whole slot; the one served so far becomes the one before."""
+        name = _name(held)
+        before = next((other for other in self._pointed() if other != name), None)
+        self._fault("flip: before current")
+        write_durably(self._folder / "current", [msgspec.json.encode(_Current(name, before))])
+        self._fault("flip: after current")
+
+    def sweep(self) -> None:
+        """Remove all but the served slot and the one before it."""
+        kept = self._pointed()
+        for path in sorted((self._folder / "slots").iterdir()):
+            if path.name not in kept:
+                self._fault("sweep: before a slot")
+                self._remove(path)
+
+    def drop(self, held: Held) -> None:
+        """Remove one slot, if it is there."""
+        self._remove(self._place(held))
+
+    def _remove(self, slot: Path) -> None:
+        # Its label goes first: a removal that is cut short must not leave a slot that looks whole.
+        (slot / _LABEL).unlink(missing_ok=True)
+        shutil.rmtree(slot, ignore_errors=True)
+
+    def _write_label(self, held: Held) -> None:
+        label = _Label(policy=self._policy, **held._asdict())
+        write_durably(self._place(held) / _LABEL, [msgspec.json.encode(label)])
+
+    def _place(self, held: Held) -> Path:
+        return self._folder / "slots" / _name(held)
+
+    def _pointed(self) -> list[str]:
+        pointed = self._current()
+        return [] if pointed is None else [name for name in (pointed.slot, pointed.before) if name is not None]
+
+    def _current(self) -> _Current | None:
+        # Damaged is as good as absent: any whole slot may then be served, each vouches for itself.
+        try:
+            found = msgspec.json.decode((self._folder / "current").read_bytes(), type=_Current)
+        except (FileNotFoundError, *_UNREADABLE):
+            return None
+        names = [name for name in (found.slot, found.before) if name is not None]
+        return found if all(_SLOT.fullmatch(name) for name in names) else None
+
+    def _label(self, name: str) -> Held | None:
+        try:
+            label = msgspec.json.decode((self._folder / "slots" / name / _LABEL).read_bytes(), type=_Label)
+        except (FileNotFoundError, NotADirectoryError, *_UNREADABLE):
+            return None
+        held = Held(label.version, label.root, label.history, label.run)
+        is_ours = (label.schema, label.policy, name) == (SCHEMA, self._policy, _name(held))
+        return held if is_ours else None
+
+
+def _name(held: Held) -> str:
+    return f"{held.version:06d}-{held.root[:_ROOT_LETTERS]}"

@@ -1,0 +1,1 @@
+"""Where versions lie: a folder, a bucket, a web server."""

@@ -1,0 +1,142 @@
+"""What a version of a policy is: named tensors as bit patterns.
+
+A tensor here is its bytes; no float is ever computed, so NaN payloads and negative zeros travel unharmed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+from safetensors import SafetensorError, deserialize
+
+from contracts.errors import NotFound, WeightsRefused
+from weights.files import write_durably
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+class Tensor(NamedTuple):
+    """One tensor as bits."""
+
+    dtype: str
+    """In safetensors' spelling: `BF16`, `F32`, `I8`."""
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8]
+    """uint8 [bytes], contiguous; elements little-endian, row-major."""
+
+
+Tensors = dict[str, Tensor]
+
+
+ELEMENT_BYTES = (
+    dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1)
+    | dict.fromkeys(("U16", "I16", "F16", "BF16"), 2)
+    | dict.fromkeys(("U32", "I32", "F32"), 4)
+    | dict.fromkeys(("U64", "I64", "F64", "C64"), 8)
+)
+"""Bytes of an element; packed and exotic types are not listed."""
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def digest_of(tensor: Tensor) -> str:
+    """blake3 of the tensor's bytes, hex."""
+    return blake3(tensor.data.data).hexdigest()
+
+
+def root_of(tensors: Mapping[str, Tensor]) -> str:
+    """The identity of a whole policy: blake3 over the sorted (name, dtype, shape, blake3 of data), hex."""
+    return root_of_leaves((name, tensor.dtype, tensor.shape, digest_of(tensor)) for name, tensor in tensors.items())
+
+
+def root_of_leaves(leaves: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
+    """`root_of` for tensors whose digests are known already."""
+    return blake3(msgspec.json.encode(sorted(leaves))).hexdigest()
+
+
+def element_width(tensor: Tensor) -> int:
+    """Bytes per element: 1, 2, 4 or 8; 1 for packed and exotic types, which are then handled byte by byte."""
+    width, rest = divmod(tensor.data.size, max(math.prod(tensor.shape), 1))
+    return width if rest == 0 and width in {2, 4, 8} else 1
+
+
+def words_of(tensor: Tensor) -> npt.NDArray[Any]:
+    """The elements of a tensor as unsigned integers, little-endian; the same memory."""
+    return tensor.data.view(f"<u{element_width(tensor)}")
+
+
+def read_safetensors(path: Path) -> Tensors:
+    """Tensors of one file, or of a folder with `model.safetensors` or an index and its shards.
+
+    Raises:
+        NotFound: there is no such file, or no weights in the folder.
+        WeightsRefused: `truncated` (bytes or shards are missing) or `not_safetensors`.
+    """
+    if not path.is_dir():
+        return _read_file(path)
+    if (path / SINGLE_FILE).is_file():
+        return _read_file(path / SINGLE_FILE)
+    if (path / INDEX_FILE).is_file():
+        return _read_shards(path / INDEX_FILE)
+    raise NotFound(f"{path} holds neither {SINGLE_FILE} nor {INDEX_FILE}", path=str(path))
+
+
+def write_safetensors(path: Path, tensors: Tensors) -> None:
+    """Write one file durably; transformers and torch can load it.
+
+    Raises:
+        Unavailable: the disk is full; what stood at `path` before is untouched.
+    """
+    # Empty ones, then the widest elements first, so that every tensor is aligned to its own element size.
+    ordered = sorted(tensors.items(), key=lambda item: (item[1].data.size > 0, -element_width(item[1]), item[0]))
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.data.size
+        header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (start, end)}
+    text = msgspec.json.encode(header)
+    text += b" " * (-len(text) % 8)
+    write_durably(path, [len(text).to_bytes(8, "little"), text, *(tensor.data.data for _, tensor in ordered)])
+
+
+def _read_shards(index: Path) -> Tensors:
+    try:
+        shard_of = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+    except msgspec.MsgspecError as error:
+        raise WeightsRefused("not_safetensors", f"{index} is not an index of shards: {error}") from error
+    tensors: Tensors = {}
+    for shard in sorted(set(shard_of.values())):
+        if Path(shard).name != shard or not (index.parent / shard).is_file():
+            raise WeightsRefused("truncated", f"{index} names {shard!r}, which is not beside it: fetch it again")
+        tensors |= _read_file(index.parent / shard)
+    if missing := sorted(shard_of.keys() - tensors.keys()):
+        raise WeightsRefused("truncated", f"the shards of {index} lack {len(missing)} tensors, first {missing[0]!r}")
+    return tensors
+
+
+# What safetensors says when bytes are missing rather than wrong.
+_SHORT = ("header too small", "invalid header length", "file not fully covered")
+
+
+def _read_file(path: Path) -> Tensors:
+    try:
+        items = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]  # its stub carries no types
+    except FileNotFoundError as error:
+        raise NotFound(f"there is no weight file {path}", path=str(path)) from error
+    except SafetensorError as error:
+        code = "truncated" if str(error).endswith(_SHORT) else "not_safetensors"
+        raise WeightsRefused(code, f"{path} cannot be used: {error}; fetch it again") from error
+    return {
+        name: Tensor(view["dtype"], tuple(view["shape"]), np.frombuffer(view["data"], dtype=np.uint8))
+        for name, view in items
+    }

@@ -1,0 +1,287 @@
+"""Where keys lie. In: a home's folder, or the environment. Out: who signs (`Signer`), who is trusted (`Keyring`).
+
+<home>/keys/signing.key         signs what this home publishes; PEM (PKCS 8), readable by its owner only
+<home>/keys/next.key            what `millrace keys rotate` will switch to, while others learn to trust it
+<home>/keys/trusted/<id>.pub    whose versions this home takes; PEM, named by the key's id
+<home>/keys/retired/<id>.pub    whose versions it no longer takes; nothing reads them
+<home>/keys/replicas/<id>.pub   of which replicas a publisher believes how far they got
+<folder>/keys/replica.key       signs what a replica says of itself; <folder>/keys/<id>.pub is its public half
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from contracts.errors import InvalidSettings
+from runtime.settings import Settings
+from weights.files import full_disk_named, make_folder_durably, sync_folder
+from weights.versions.pem import BEGIN, parse_private_key, parse_public_keys, private_pem, public_pem
+from weights.versions.signing import KEY_ID_LENGTH, Keyring, Signer, key_id_of
+
+SIGNING_KEY = "MILLRACE_SIGNING_KEY"
+"""The private key where it is not in the home: a path, or the PEM text itself."""
+TRUSTED_KEYS = "MILLRACE_TRUSTED_KEYS"
+"""The trusted public keys where they are not in the home: the path of a folder, or PEM texts one after another."""
+_KEY_ID = re.compile(rf"[0-9a-f]{{{KEY_ID_LENGTH}}}")
+_ANYBODY_ELSE = 0o077
+
+
+def keyring_of(settings: Settings) -> Keyring | None:
+    """Whose versions this home takes; None: anybody's, because the settings say `weights_unsigned`.
+
+    Keys that are trusted or retired in the folder later are so at once, without a new keyring.
+
+    Raises:
+        InvalidSettings: no key is trusted, or one of them cannot be read.
+    """
+    if settings.weights_unsigned:
+        return None
+    trusted = trusted_keys(settings.home)
+    if not trusted:
+        looked_in = f"the folder of {TRUSTED_KEYS}" if os.environ.get(TRUSTED_KEYS) else trusted_folder(settings.home)
+        raise InvalidSettings(
+            f"no key is trusted (there is none in {looked_in}), so no version can be taken: `millrace keys new --home {settings.home}` makes a "
+            f"pair, `millrace keys trust FILE --home {settings.home}` takes the key of a publisher elsewhere. With "
+            "weights_unsigned = true in [millrace] anybody who can write to the weight store decides what is served"
+        )
+    return Keyring(trusted)
+
+
+def signer_of(settings: Settings) -> Signer | None:
+    """Who signs what this home publishes; None: nobody need. For publishers: who only reads versions has no private key.
+
+    Raises:
+        InvalidSettings: no private key, one that cannot be read or that others could read, or one that this home does
+            not trust.
+    """
+    signer = signing_key(settings.home)
+    if settings.weights_unsigned:
+        return signer
+    if signer is None:
+        raise InvalidSettings(
+            f"{signing_file(settings.home)} does not exist and {SIGNING_KEY} is not set, so nothing can be published here: "
+            f"bring the private key of this policy's publisher, or make one with `millrace keys new --home {settings.home}`"
+        )
+    trusted = trusted_keys(settings.home)
+    if signer.key_id not in trusted:
+        raise InvalidSettings(
+            f"the key {signer.key_id}, which signs here, is not trusted here (trusted: {', '.join(trusted) or 'none'}), so what "
+            "it signs would be refused: hand its public half to `millrace keys trust`, or sign with one that is trusted"
+        )
+    return signer
+
+
+def signing_file(home: Path) -> Path:
+    """Where the private key of a home is."""
+    return home / "keys" / "signing.key"
+
+
+def next_file(home: Path) -> Path:
+    """Where the private key that comes next is, between the two halves of a rotation."""
+    return home / "keys" / "next.key"
+
+
+def trusted_folder(home: Path) -> Path:
+    """Where the public keys of a home are."""
+    return home / "keys" / "trusted"
+
+
+def retired_folder(home: Path) -> Path:
+    """Where public keys of a home are that are not trusted any more."""
+    return home / "keys" / "retired"
+
+
+def replicas_folder(home: Path) -> Path:
+    """Where the public keys of replicas are, at their publisher."""
+    return home / "keys" / "replicas"
+
+
+def replica_keyring(home: Path) -> Keyring:
+    """Which replicas a publisher believes; empty: it takes what anybody says as a hint. Raises InvalidSettings."""
+    found = TrustedFolder(replicas_folder(home))
+    found.check()
+    return Keyring(found)
+
+
+def replica_signer(folder: Path) -> tuple[Signer, Path]:
+    """A replica's own key, made at its first start, and the file of the public half. Raises InvalidSettings."""
+    path = folder / "keys" / "replica.key"
+    if (signer := read_private_key(path)) is None:
+        key = Ed25519PrivateKey.generate()
+        write_private_key(path, key)
+        signer = Signer(key)
+    public = folder / "keys" / f"{signer.key_id}.pub"
+    return signer, public if public.exists() else write_public_key(folder / "keys", signer.public_key)
+
+
+def signing_key(home: Path) -> Signer | None:
+    """The environment's private key, else the home's; None if there is neither. Raises InvalidSettings."""
+    told = os.environ.get(SIGNING_KEY)
+    if not told:
+        return read_private_key(signing_file(home))
+    if BEGIN in told:
+        return parse_private_key(_unescaped(told), SIGNING_KEY)
+    # What is no path may be a secret in another form: it must not get into a log.
+    with _usable(SIGNING_KEY):
+        is_file = Path(told).is_file()
+    if not is_file:
+        raise InvalidSettings(f"{SIGNING_KEY} is neither the path of a file nor PEM text (-----BEGIN PRIVATE KEY-----)")
+    return read_private_key(Path(told))
+
+
+def trusted_keys(home: Path) -> Mapping[str, Ed25519PublicKey]:
+    """The environment's trusted keys, else the home's, by id; every one was read once. Raises InvalidSettings."""
+    told = os.environ.get(TRUSTED_KEYS)
+    if told and BEGIN in told:
+        keys = parse_public_keys(_unescaped(told), TRUSTED_KEYS)
+        return {key_id_of(key): key for key in keys}
+    if told:
+        with _usable(TRUSTED_KEYS):
+            is_folder = Path(told).is_dir()
+        if not is_folder:
+            raise InvalidSettings(
+                f"{TRUSTED_KEYS} is neither the path of a folder nor PEM texts (-----BEGIN PUBLIC KEY-----)"
+            )
+    found = TrustedFolder(Path(told) if told else trusted_folder(home))
+    found.check()
+    return found
+
+
+class TrustedFolder(Mapping[str, Ed25519PublicKey]):
+    """The keys of a folder as they are when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __getitem__(self, key_id: str) -> Ed25519PublicKey:
+        # Ids come from manifests that nobody has vouched for yet: they must not lead out of the folder.
+        if not _KEY_ID.fullmatch(key_id):
+            raise KeyError(key_id)
+        path = self._folder / f"{key_id}.pub"
+        with _usable(str(path)):
+            try:
+                text = path.read_bytes()
+            except FileNotFoundError:
+                raise KeyError(key_id) from None
+        key, *others = parse_public_keys(text.decode("latin-1"), str(path))
+        if others or key_id_of(key) != key_id:
+            raise InvalidSettings(
+                f"{path} holds another key than its name says; its name should be {key_id_of(key)}.pub"
+            )
+        return key
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(stem for stem in self._stems() if _KEY_ID.fullmatch(stem))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def check(self) -> None:
+        """Read every key. Raises InvalidSettings for a .pub file that is no key, or not the one its name says."""
+        for stem in self._stems():
+            if not _KEY_ID.fullmatch(stem):
+                raise InvalidSettings(
+                    f"{self._folder / stem}.pub is not named by a key's id; bring keys in with `millrace keys trust FILE`"
+                )
+            self[stem]
+
+    def _stems(self) -> list[str]:
+        with _usable(str(self._folder)):
+            try:
+                names = [path.name for path in self._folder.iterdir()]
+            except FileNotFoundError:
+                return []
+        return sorted(name.removesuffix(".pub") for name in names if name.endswith(".pub"))
+
+
+def read_private_key(path: Path) -> Signer | None:
+    """The private key of a file; None if there is no file.
+
+    Raises:
+        InvalidSettings: it is no Ed25519 key, or others than its owner could read it.
+    """
+    with _usable(str(path)):
+        try:
+            file = path.open("rb")
+        except FileNotFoundError:
+            return None
+        with file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            text = file.read()
+    if mode & _ANYBODY_ELSE:
+        raise InvalidSettings(
+            f"{path} can be used by others than its owner (mode {mode:04o}): whoever has read it can sign versions. If nobody "
+            f"has, chmod 600 {path}; if somebody may have, make another with `millrace keys rotate` after that"
+        )
+    return parse_private_key(text.decode("latin-1"), str(path))
+
+
+def read_public_keys(path: Path) -> list[Ed25519PublicKey]:
+    """The public keys of a file, one or more. Raises InvalidSettings."""
+    with _usable(str(path)):
+        text = path.read_bytes()
+    return parse_public_keys(text.decode("latin-1"), str(path))
+
+
+def write_private_key(path: Path, key: Ed25519PrivateKey) -> None:
+    """Put a private key at `path`, for its owner only, wholly or not at all. Raises InvalidSettings, Unavailable."""
+    _write(path, private_pem(key), 0o600)
+
+
+def write_public_key(folder: Path, key: Ed25519PublicKey) -> Path:
+    """Put a public key into a folder under its id, and say where it is. Raises InvalidSettings, Unavailable."""
+    path = folder / f"{key_id_of(key)}.pub"
+    _write(path, public_pem(key), 0o600)
+    return path
+
+
+def make_next_current(home: Path) -> None:
+    """Sign with the next key instead of the present one, which is gone then. Raises InvalidSettings."""
+    path = signing_file(home)
+    with _usable(str(path)):
+        next_file(home).replace(path)
+        sync_folder(path.parent)
+
+
+def move_to_retired(home: Path, key_id: str) -> Path:
+    """Trust a key no longer; returns where it is now. Raises InvalidSettings."""
+    path = retired_folder(home) / f"{key_id}.pub"
+    with _usable(str(path)), full_disk_named(path):
+        make_folder_durably(path.parent)
+        (trusted_folder(home) / path.name).replace(path)
+        sync_folder(trusted_folder(home))
+        sync_folder(path.parent)
+    return path
+
+
+def _write(path: Path, text: bytes, mode: int) -> None:
+    temporary = path.with_name(f"{path.name}.tmp")
+    with _usable(str(path)), full_disk_named(path):
+        make_folder_durably(path.parent)
+        temporary.unlink(missing_ok=True)  # what a killed command left may have another mode
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+
+
+def _unescaped(text: str) -> str:
+    r"""Variables that cannot hold line breaks hold \n instead; neither sign occurs in PEM."""
+    return text.replace("\\n", "\n")
+
+
+@contextmanager
+def _usable(where: str) -> Iterator[None]:
+    """Turn what the disk says into `InvalidSettings`, saying where."""
+    try:
+        yield
+    except OSError as error:
+        raise InvalidSettings(f"{where} cannot be used: {error.strerror}") from error

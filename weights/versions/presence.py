@@ -1,0 +1,144 @@
+"""Who keeps a copy far away, and how far it got: a small object per replica beside the versions.
+
+In: what a replica serves now. Out: what the publisher looks at before it folds or forgets. Waits for: the store.
+
+<root>/<policy>/replicas/<key id>.json   signed with the replica's own key, written by that replica alone, again and again
+<root>/<policy>/replicas/<name>.json     of a replica whose publisher trusts no replica's key
+
+A publisher that trusts replicas' keys (`<home>/keys/replicas/<key id>.pub`) asks for their objects by name and for nothing
+else: whatever forgers put beside them is not even listed. One that trusts none takes the first `_MOST_UNSIGNED` objects as
+hints: they are led on by folds, and keep nothing from being pruned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from contracts.errors import InvalidValue, WeightsRefused
+from weights.versions.layout import policy_folder
+from weights.versions.signing import Keyring, Signer
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_MOST_BYTES = 2**12
+_MOST_UNSIGNED = 64
+_EARLY_SECONDS = 3 * 3600.0
+"""By how much a replica's clock may be ahead."""
+
+
+class Presence(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica, as it said of itself. JSON."""
+
+    name: str
+    version: int
+    history: str | None
+    """Digest of the history it knows after that version."""
+    at: float
+    """UTC epoch seconds."""
+    key: str | None = None
+    """Id of the replica's own key; None: unsigned."""
+    signature: str | None = None
+    """Ed25519 over everything but itself and the policy, hex."""
+
+
+class Present(NamedTuple):
+    """Replicas that said something of late, the last first."""
+
+    replicas: list[Presence]
+    is_signed: bool
+    """True if each is vouched for: only then may they keep bytes from being pruned."""
+
+
+class PresenceStore(Protocol):
+    """Where they lie: every weight store."""
+
+    def write_small(self, path: str, text: bytes) -> None:
+        """Replace an object. Raises Unavailable."""
+
+    def read_small(self, path: str, most: int) -> bytes | None:
+        """An object. Raises WeightsRefused, Unavailable."""
+
+    def list_small(self, folder: str, most: int) -> list[str]:
+        """Names in a folder. Raises Unavailable."""
+
+
+def presence_path(policy: str, name: str) -> str:
+    """Where it lies below the root of a store. Raises InvalidValue."""
+    if not _NAME.fullmatch(name):
+        raise InvalidValue(f"{name!r} cannot name a replica: use a-z, 0-9, '_', '-', up to 63 of them", param="name")
+    return f"{policy_folder(policy)}/replicas/{name}.json"
+
+
+def announce(store: PresenceStore, policy: str, presence: Presence, signer: Signer | None = None) -> None:
+    """Say how far a replica got, signed if it has a key. Raises InvalidValue, Unavailable."""
+    presence_path(policy, presence.name)
+    if signer is None:
+        store.write_small(presence_path(policy, presence.name), msgspec.json.encode(presence))
+        return
+    named = msgspec.structs.replace(presence, key=signer.key_id, signature=None)
+    signed = msgspec.structs.replace(named, signature=signer.sign_bytes(_signed_bytes(policy, named)))
+    store.write_small(presence_path(policy, signer.key_id), msgspec.json.encode(signed))
+
+
+def present(
+    store: PresenceStore,
+    policy: str,
+    *,
+    since: float,
+    now: float,
+    replicas: Keyring | None = None,
+    on_junk: Callable[[str, WeightsRefused], None] = lambda _place, _reason: None,
+) -> Present:
+    """Replicas that said something after `since`; what cannot be read or believed is left out, and told of.
+
+    Args:
+        store: where they lie.
+        policy: whose versions they keep.
+        since: UTC epoch seconds.
+        now: the same.
+        replicas: whose word counts; None or empty: anybody's, as a hint.
+        on_junk: told of what cannot be read or believed.
+
+    Raises:
+        Unavailable: the store is away.
+    """
+    trusted = replicas if replicas is not None and replicas.key_ids else None
+    if trusted is not None:
+        names = list(trusted.key_ids)
+    else:
+        files = store.list_small(f"{policy_folder(policy)}/replicas", _MOST_UNSIGNED)
+        names = [file.removesuffix(".json") for file in files if file.endswith(".json")]
+    found = []
+    for name in names:
+        if not _NAME.fullmatch(name):
+            continue
+        path = presence_path(policy, name)
+        try:
+            if (text := store.read_small(path, _MOST_BYTES)) is not None:
+                found.append(_believed(text, policy, name, trusted))
+        except WeightsRefused as error:
+            on_junk(path, error)
+    recent = [presence for presence in found if since < presence.at < now + _EARLY_SECONDS]
+    return Present(sorted(recent, key=lambda presence: presence.at, reverse=True), trusted is not None)
+
+
+def _believed(text: bytes, policy: str, name: str, trusted: Keyring | None) -> Presence:
+    try:
+        presence = msgspec.json.decode(text, type=Presence)
+    # Deep nesting and bytes that are not UTF-8 are not always msgspec's own errors.
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WeightsRefused("corrupt_presence", f"not a presence: {error}") from error
+    if trusted is not None:
+        what = f"the presence of {presence.name[:80]!r}"
+        trusted.verify_bytes(presence.key, presence.signature, _signed_bytes(policy, presence), name=what)
+        if presence.key != name:
+            raise WeightsRefused("corrupt_presence", f"{what} lies where that of the key {name} should be")
+    return presence
+
+
+def _signed_bytes(policy: str, presence: Presence) -> bytes:
+    text = msgspec.json.encode(msgspec.structs.replace(presence, signature=None))
+    return f"millrace-presence\n{policy}\n".encode() + text

@@ -1,0 +1,125 @@
+"""Which edges to apply, in which order, to come to a version. Pure; the search goes from the version backwards."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+from itertools import count
+from typing import NamedTuple
+
+from contracts.errors import NotFound, WeightsRefused
+from weights.versions.layout import lineage_fault
+from weights.versions.manifest import NO_HISTORY, Manifest
+
+EdgesOf = Callable[[int], list[Manifest]]
+"""All edges to a version. Raises NotFound if there is no such version."""
+Held = Mapping[int, str | None]
+"""Versions that somebody has, each with the digest of its history; None or `NO_HISTORY`: that is not known."""
+
+_Gone = dict[int, WeightsRefused | None]
+"""Versions that lead nowhere: they are not there, or cannot be believed, and why."""
+
+
+class _Place(NamedTuple):
+    """Where the search stands: what has to be held for the edges behind it to apply."""
+
+    version: int | None
+    """None: nothing has to be held."""
+    history: str | None
+    """None: any history will do."""
+
+
+class _Way(NamedTuple):
+    """Edges from the last one found back to the version that is wanted."""
+
+    edge: Manifest
+    rest: _Way | None
+
+
+def route(edges_of: EdgesOf, version: int, held: Held) -> list[Manifest]:
+    """The way of fewest bytes to `version`, first edge first; empty if it is held.
+
+    Who holds a version that steps and folds lead on from gets these, also where a full copy and few steps were fewer
+    bytes: full copies are for newcomers. The first edge's `base_version` says where to begin; None: from nothing.
+
+    Raises:
+        NotFound: there is no such version.
+        WeightsRefused: `broken_chain`, no way leads there, or an edge leads from a version that is not earlier; what was
+            wrong with a version on the way, if that is why.
+    """
+    gone: _Gone = {}
+    for start in (held, {}) if held else ({},):
+        if (way := _search(edges_of, version, start, gone)) is not None:
+            return way
+    if (refused := next((error for error in gone.values() if error is not None), None)) is not None:
+        raise refused
+    reason = f"versions {sorted(gone)} are gone" if gone else "no full copy of it or of an ancestor is left"
+    raise WeightsRefused(
+        "broken_chain", f"no way leads to version {version}: {reason}; load another version", version=version
+    )
+
+
+def route_from(edges_of: EdgesOf, version: int, held: Held) -> list[Manifest] | None:
+    """As `route`, but None if no way leads to `version`, or, from something held, only a full copy does."""
+    return _search(edges_of, version, held, {})
+
+
+def _search(edges_of: EdgesOf, version: int, held: Held, gone: _Gone) -> list[Manifest] | None:
+    """Dijkstra over places. Without `held` ways begin with a full edge, otherwise none has one."""
+    order = count()
+    reached: list[tuple[int, int, int, _Place, _Way | None]] = [(0, 0, next(order), _Place(version, None), None)]
+    done: set[_Place] = set()
+    while reached:
+        num_bytes, num_edges, _, place, way = heapq.heappop(reached)
+        if place in done:
+            continue
+        done.add(place)
+        if place.version is None or (place.version in held and place.history in {None, held[place.version]}):
+            return _unrolled(way)
+        for edge in _edges(edges_of, place.version, gone, is_wanted=place.version == version):
+            before = _place_before(edge)
+            if place.history in {None, edge.history_after} and _may_be_met(before, held):
+                cost = (num_bytes + edge.payload_bytes, num_edges + 1, next(order))
+                heapq.heappush(reached, (*cost, before, _Way(edge, way)))
+    return None
+
+
+def _may_be_met(place: _Place, held: Held) -> bool:
+    """False for a full copy, if something is held, and below the lowest version held."""
+    return not held or (place.version is not None and place.version >= min(held))
+
+
+def _place_before(edge: Manifest) -> _Place:
+    # An empty history can be had anywhere, by forgetting.
+    history = None if edge.base_version is None or edge.history == NO_HISTORY else edge.history
+    return _Place(edge.base_version, history)
+
+
+def _edges(edges_of: EdgesOf, version: int, gone: _Gone, *, is_wanted: bool) -> list[Manifest]:
+    try:
+        edges = edges_of(version)
+    except NotFound:
+        if is_wanted:
+            raise
+        gone[version] = None
+        return []
+    except WeightsRefused as error:
+        if is_wanted:
+            raise
+        gone[version] = error
+        return []
+    for edge in edges:
+        fault = lineage_fault(edge)
+        if fault is None and edge.version != version:
+            fault = f"among the edges to version {version} is one to {edge.version}"
+        if fault is not None:
+            raise WeightsRefused("broken_chain", fault, version=version)
+    return edges
+
+
+def _unrolled(way: _Way | None) -> list[Manifest]:
+    edges = []
+    while way is not None:
+        edges.append(way.edge)
+        way = way.rest
+    return edges

@@ -1,0 +1,96 @@
+"""Who vouches for what is published: Ed25519 over every field. Pure; where keys lie, `weights.versions.keys` says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+from blake3 import blake3
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from contracts.errors import WeightsRefused
+from weights.versions.manifest import Manifest, signed_bytes
+
+KEY_ID_LENGTH = 16
+_SHOWN = 40
+
+
+def key_id_of(public_key: Ed25519PublicKey) -> str:
+    """The name of a key: the first 16 hex digits of the blake3 of its 32 bytes."""
+    return blake3(public_key.public_bytes_raw()).hexdigest()[:KEY_ID_LENGTH]
+
+
+class Signer:
+    """Vouches for what a publisher publishes."""
+
+    def __init__(self, private_key: Ed25519PrivateKey) -> None:
+        self._private_key = private_key
+        self.public_key = private_key.public_key()
+        self.key_id = key_id_of(self.public_key)
+
+    def sign(self, manifest: Manifest) -> Manifest:
+        """The manifest with this key's id and signature, in place of any it had."""
+        named = msgspec.structs.replace(manifest, key=self.key_id, signature=None)
+        return msgspec.structs.replace(named, signature=self.sign_bytes(signed_bytes(named)))
+
+    def sign_bytes(self, message: bytes) -> str:
+        """The signature, hex. A message begins with what kind it is: one signed as a manifest is never read as another."""
+        return self._private_key.sign(message).hex()
+
+
+class Keyring:
+    """Whose word a receiver takes: public keys by their ids. Whoever is not in it is refused, also who was once."""
+
+    def __init__(self, public_keys: Mapping[str, Ed25519PublicKey]) -> None:
+        self._public_keys = public_keys
+
+    @property
+    def key_ids(self) -> tuple[str, ...]:
+        """What is trusted now, in order."""
+        return tuple(sorted(self._public_keys))
+
+    def verify(self, manifest: Manifest) -> None:
+        """Return only if a trusted key signed exactly this manifest.
+
+        Raises:
+            WeightsRefused: `unsigned`, `unknown_key` or `bad_signature`.
+            InvalidSettings: the file of the key that the manifest names is damaged.
+        """
+        name = f"the manifest of policy {manifest.policy!r} version {manifest.version}"
+        self.verify_bytes(manifest.key, manifest.signature, signed_bytes(manifest), name=name)
+
+    def verify_bytes(
+        self, key_id: str | None, signature: str | None, message: bytes, *, name: str = "what the store holds"
+    ) -> None:
+        """As `verify`, of a message that `Signer.sign_bytes` signed; `name` is what to call it."""
+        if key_id is None or signature is None:
+            raise WeightsRefused("unsigned", f"{name} is not signed; trusted here: {self._trusted()}")
+        public_key, shown = self._public_keys.get(key_id), key_id[:_SHOWN]
+        if public_key is None:
+            raise WeightsRefused(
+                "unknown_key",
+                f"{name} is signed with the key {shown!r}, which is not trusted here; trusted: {self._trusted()}. If it is "
+                "your publisher's, hand its .pub file to `millrace keys trust`",
+                key=shown,
+                trusted=self.key_ids,
+            )
+        if not _signed_by(public_key, message, signature):
+            raise WeightsRefused(
+                "bad_signature",
+                f"{name} is not what the key {shown} signed: it was changed afterwards, or forged; nothing of it is used",
+                key=shown,
+            )
+
+    def _trusted(self) -> str:
+        return ", ".join(self.key_ids) or "none"
+
+
+def _signed_by(public_key: Ed25519PublicKey, message: bytes, signature: str) -> bool:
+    try:
+        raw = bytes.fromhex(signature)
+        public_key.verify(raw, message)
+    except (InvalidSignature, ValueError):
+        return False
+    # One spelling: fromhex also takes capitals and blanks.
+    return raw.hex() == signature

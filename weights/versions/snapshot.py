@@ -1,0 +1,128 @@
+"""Which versions a policy has, in one signed list that expires. Pure.
+
+<root>/<policy>/snapshot.json   replaced at every publication, and once an hour
+
+A manifest vouches for one way to one version; the snapshot vouches for all of them at once. So what is not in it is not
+read, an older list put back is seen by its sequence number, a list that nobody renews is seen by its date, and a key may
+retire while what it signed stays listed. Who issues it: `weights.versions.issuer`; who believes it: `weights.versions.vouching`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from blake3 import blake3
+
+from contracts.errors import WeightsRefused
+from weights.versions.layout import edge_name, policy_folder
+from weights.versions.manifest import Manifest
+from weights.versions.signing import Keyring, Signer
+
+SCHEMA = 1
+VALID_SECONDS = 24 * 3600.0
+RENEW_SECONDS = 3600.0
+"""After so long the holder of a signing key issues it again."""
+CLOCK_SECONDS = 3 * 3600.0
+"""Two clocks that judge one snapshot may differ by less than this."""
+MOST_BYTES = 2**26
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A version: what its weights add up to, and the digest of the manifest of every way to it, by file name."""
+
+    root: str
+    parent: int | None
+    edges: dict[str, str]
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """All versions of a policy. JSON; times UTC epoch seconds."""
+
+    schema: int = SCHEMA
+    policy: str
+    run: str
+    sequence: int
+    """Rises with every issue."""
+    issued_at: float
+    expires_at: float
+    versions: dict[int, Listed]
+    pointers: dict[str, int]
+    """Arm to the epoch of its pointer: one of a lower epoch is an old one."""
+    key: str | None = None
+    signature: str | None = None
+
+
+def snapshot_path(policy: str) -> str:
+    """Where it lies below the root of a store. Raises InvalidValue."""
+    return f"{policy_folder(policy)}/snapshot.json"
+
+
+def digest_of_manifest(manifest: Manifest) -> str:
+    """The blake3 of a manifest's fields, signature included, in their order and without whitespace."""
+    return blake3(msgspec.json.encode(manifest)).hexdigest()
+
+
+def listed(edges: Iterable[Manifest]) -> Listed:
+    """The entry of a version, all of whose ways these are."""
+    ways = list(edges)
+    digests = {edge_name(edge): digest_of_manifest(edge) for edge in sorted(ways, key=edge_name)}
+    return Listed(ways[0].target_root, ways[0].parent, digests)
+
+
+def next_snapshot(
+    before: Snapshot | None,
+    *,
+    policy: str,
+    run: str,
+    now: float,
+    versions: Mapping[int, Listed],
+    pointers: Mapping[str, int],
+    sequence: int = 0,
+) -> Snapshot:
+    """The one after `before`, with these versions and pointers added or replaced; not signed yet.
+
+    `sequence`: it gets a higher one than this too.
+    """
+    return Snapshot(
+        policy=policy,
+        run=run,
+        sequence=max(before.sequence if before else 0, sequence) + 1,
+        issued_at=now,
+        expires_at=now + VALID_SECONDS,
+        versions=dict(sorted({**(before.versions if before else {}), **versions}.items())),
+        pointers={**(before.pointers if before else {}), **pointers},
+    )
+
+
+def sign_snapshot(snapshot: Snapshot, signer: Signer) -> bytes:
+    """Its JSON, with this key's signature."""
+    named = msgspec.structs.replace(snapshot, key=signer.key_id, signature=None)
+    return msgspec.json.encode(msgspec.structs.replace(named, signature=signer.sign_bytes(_signed_bytes(named))))
+
+
+def parse_snapshot(text: bytes, policy: str, keyring: Keyring | None) -> Snapshot:
+    """Read the snapshot of a policy; `keyring` None: whoever signed it.
+
+    Raises:
+        WeightsRefused: `corrupt_snapshot`, also that of another policy; `unsigned`, `unknown_key`, `bad_signature`.
+    """
+    try:
+        snapshot = msgspec.json.decode(text, type=Snapshot)
+    # Deep nesting and bytes that are not UTF-8 are not always msgspec's own errors.
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WeightsRefused("corrupt_snapshot", f"not a snapshot: {error}") from error
+    if snapshot.schema != SCHEMA:
+        raise WeightsRefused(
+            "corrupt_snapshot", f"the snapshot has schema {snapshot.schema}, this process reads {SCHEMA}"
+        )
+    if keyring is not None:
+        name = f"the snapshot of {policy!r}"
+        keyring.verify_bytes(snapshot.key, snapshot.signature, _signed_bytes(snapshot), name=name)
+    if snapshot.policy != policy:
+        raise WeightsRefused("corrupt_snapshot", f"the snapshot is of {snapshot.policy!r}, not of {policy!r}")
+    return snapshot
+
+
+def _signed_bytes(snapshot: Snapshot) -> bytes:
+    return b"millrace-snapshot\n" + msgspec.json.encode(msgspec.structs.replace(snapshot, signature=None))

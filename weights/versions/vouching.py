@@ -1,0 +1,275 @@
+"""Which manifests are believed: those of the newest snapshot seen; those of a trusted key until one was seen.
+
+In: snapshots, as a store has them. Out: yes, or `WeightsRefused` with the reason. Waits for: its own file.
+
+<memory>/<policy>.json   the newest snapshot accepted here; only its owner's processes write it, each under a lock
+
+A snapshot is accepted if a trusted key signed it, it is of the run that is followed, it is neither expired nor issued in the
+future (clocks may differ by `CLOCK_SECONDS`), and its sequence number is above that of the one accepted last. Once one was
+accepted, it is insisted on: also when the store has none any more, or an expired one, what it lists is read, and nothing else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from contracts.errors import Unavailable, WeightsRefused
+from weights.files import make_folder_durably, read_small, write_durably
+from weights.versions.layout import edge_name, policy_folder
+from weights.versions.manifest import Manifest
+from weights.versions.pointer import Pointer
+from weights.versions.signing import Keyring
+from weights.versions.snapshot import (
+    CLOCK_SECONDS,
+    MOST_BYTES,
+    RENEW_SECONDS,
+    Listed,
+    Snapshot,
+    digest_of_manifest,
+    parse_snapshot,
+)
+
+_LOOK_SECONDS = 60.0
+_FIRST_LOOK_SECONDS = 5.0
+"""While there is none yet."""
+
+
+class Snapshots:
+    """A `Verifier`. Any thread may ask.
+
+    Args:
+        keyring: whose snapshots are accepted, and whose manifests while there is none.
+        memory: the folder of the file above.
+        run: whose versions are taken; None: those of the first snapshot's run.
+        publishes: of the process that issues snapshots: it also takes what is not listed yet, if a trusted key signed it.
+        accepted: told of every snapshot that is accepted, or remembered.
+        clock: UTC epoch seconds.
+    """
+
+    def __init__(
+        self,
+        keyring: Keyring,
+        memory: Path,
+        *,
+        run: str | None = None,
+        publishes: bool = False,
+        accepted: Callable[[Snapshot], None] = lambda _: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._keyring = keyring
+        self._memory = memory
+        self._run = run
+        self._publishes = publishes
+        self._accepted = accepted
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._current: dict[str, Snapshot] = {}
+        self._looked_at: dict[str, float] = {}
+
+    def verify(self, manifest: Manifest) -> None:
+        """Return only if this manifest is believed.
+
+        Raises:
+            WeightsRefused: `unlisted`; without a snapshot the keyring's; `wrong_run`.
+        """
+        snapshot = self.current(manifest.policy)
+        if snapshot is None or not _lists(snapshot, manifest):
+            if snapshot is not None and not self._publishes:
+                raise WeightsRefused(
+                    "unlisted",
+                    f"{edge_name(manifest)} of {manifest.policy!r} version {manifest.version} is not in snapshot "
+                    f"{snapshot.sequence}: it is older, newer or forged, and nothing of it is used",
+                    version=manifest.version,
+                )
+            self._keyring.verify(manifest)
+        wanted = self._run or (snapshot.run if snapshot else manifest.run)
+        if manifest.run != wanted:
+            raise WeightsRefused(
+                "wrong_run", f"version {manifest.version} in the store is of run {manifest.run!r}, not of {wanted!r}"
+            )
+
+    def listed(self, policy: str) -> Mapping[int, Listed] | None:
+        """All that may be read; None: whatever a trusted key signed."""
+        snapshot = None if self._publishes else self.current(policy)
+        return None if snapshot is None else snapshot.versions
+
+    def current(self, policy: str) -> Snapshot | None:
+        """The snapshot that counts now; None: none was ever accepted here.
+
+        Raises:
+            WeightsRefused: the one accepted last cannot be read, or its key is not trusted any more, and the store had no
+                other.
+        """
+        with self._lock:
+            if (found := self._current.get(policy)) is not None:
+                return found
+            text = self._remembered(policy)
+            if text is None:
+                return None
+            snapshot = parse_snapshot(text, policy, self._keyring)
+            self._take(policy, snapshot)
+            return snapshot
+
+    def is_expired(self, policy: str) -> bool:
+        """True if the store should have had a newer one."""
+        snapshot = self.current(policy)
+        return snapshot is not None and self._clock() > snapshot.expires_at + CLOCK_SECONDS
+
+    def is_late(self, policy: str) -> bool:
+        """True if the snapshot at hand is so old that there must be a newer one: another source may have it."""
+        snapshot = self.current(policy)
+        return snapshot is not None and self._clock() > snapshot.issued_at + RENEW_SECONDS + CLOCK_SECONDS
+
+    def is_due(self, policy: str, version: int | None = None) -> bool:
+        """True if the store should be asked for a snapshot before `version`, if that is said, is looked for."""
+        with self._lock:
+            snapshot, since = self._current.get(policy), self._clock() - self._looked_at.get(policy, -1e12)
+            if snapshot is None:
+                return not 0 <= since < _FIRST_LOOK_SECONDS
+            return not 0 <= since < _LOOK_SECONDS or (version is not None and version not in snapshot.versions)
+
+    def see(self, policy: str, text: bytes | None) -> None:
+        """Take what the store has; None: it has none.
+
+        Raises:
+            WeightsRefused: it is not accepted: as `parse_snapshot`; `wrong_run`, `stale_snapshot`, `expired_snapshot`,
+                `clock_off`; `missing_snapshot`, there was one before. What counted before still counts. `not_remembered`:
+                it is accepted, and cannot be kept.
+        """
+        with self._lock:
+            self._looked_at[policy] = self._clock()
+            if text is None:
+                if self._remembered(policy) is not None:
+                    raise WeightsRefused(
+                        "missing_snapshot", f"the store has no snapshot of {policy!r} any more: see who removed it"
+                    )
+                return
+            snapshot = parse_snapshot(text, policy, self._keyring)
+            self._check(snapshot)
+            if self._is_newer(policy, snapshot, text):
+                self._remember(policy, snapshot, text)
+            self._take(policy, snapshot)
+
+    def check_pointer(self, pointer: Pointer, serves: int | None) -> None:
+        """See that a pointer is as new as the snapshot, and the snapshot new enough for a move away from `serves`.
+
+        Raises:
+            WeightsRefused: `wrong_run`, `stale_pointer`, `expired_snapshot`.
+        """
+        snapshot = self.current(pointer.policy)
+        if snapshot is None:
+            return
+        if pointer.run != snapshot.run:
+            raise WeightsRefused("wrong_run", f"the pointer is of run {pointer.run!r}, not of {snapshot.run!r}")
+        newest = snapshot.pointers.get(pointer.arm, 0)
+        if pointer.epoch < newest:
+            raise WeightsRefused(
+                "stale_pointer",
+                f"the store points {pointer.policy}/{pointer.arm} at version {pointer.version} of epoch {pointer.epoch}, and "
+                f"snapshot {snapshot.sequence} knows epoch {newest}: somebody put an old pointer back",
+            )
+        if pointer.version != serves and self.is_expired(pointer.policy):
+            raise _expired(snapshot)
+
+    def _check(self, snapshot: Snapshot) -> None:
+        now = self._clock()
+        if self._run is not None and snapshot.run != self._run:
+            raise WeightsRefused(
+                "wrong_run", f"the snapshot in the store is of run {snapshot.run!r}, not of {self._run!r}"
+            )
+        if snapshot.issued_at > now + CLOCK_SECONDS:
+            raise WeightsRefused(
+                "clock_off",
+                f"snapshot {snapshot.sequence} of {snapshot.policy!r} was issued {snapshot.issued_at - now:.0f} s from now: set "
+                "the clock of this machine, or that of the publisher",
+            )
+        if now > snapshot.expires_at + CLOCK_SECONDS:
+            raise _expired(snapshot)
+
+    def _is_newer(self, policy: str, snapshot: Snapshot, text: bytes) -> bool:
+        """Whether it replaces the one accepted last. Raises WeightsRefused: `stale_snapshot`, `wrong_run`."""
+        known = self._remembered(policy)
+        if known is None:
+            return True
+        # Its key may have been retired since: it is our own file, and only says how far the numbers had come.
+        try:
+            last = parse_snapshot(known, policy, None)
+        except WeightsRefused:
+            return True  # a disk that lost it: what a trusted key signed takes its place
+        if snapshot.run != last.run:
+            raise WeightsRefused(
+                "wrong_run", f"the snapshot in the store is of run {snapshot.run!r}, not of {last.run!r}"
+            )
+        if snapshot.sequence < last.sequence or (snapshot.sequence == last.sequence and text != known):
+            self._current.pop(policy, None)  # another process of this home may have seen a newer one
+            raise WeightsRefused(
+                "stale_snapshot",
+                f"the store has snapshot {snapshot.sequence} of {policy!r}, and {last.sequence} was seen before: somebody put "
+                "an old one back",
+            )
+        return snapshot.sequence > last.sequence
+
+    def _remember(self, policy: str, snapshot: Snapshot, text: bytes) -> None:
+        try:
+            with self._turn(policy):
+                if self._is_newer(policy, snapshot, text):  # another process of this home may have been faster
+                    write_durably(self._file(policy), [text])
+        except (OSError, Unavailable) as error:
+            self._take(policy, snapshot)
+            raise WeightsRefused(
+                "not_remembered",
+                f"{self._file(policy)} cannot be written ({error}): the snapshot counts in this process, and a restart knows "
+                "nothing of it; let this process write there",
+            ) from error
+
+    def _take(self, policy: str, snapshot: Snapshot) -> None:
+        self._current[policy] = snapshot
+        self._accepted(snapshot)
+
+    def _remembered(self, policy: str) -> bytes | None:
+        try:
+            return read_small(self._memory, f"{policy_folder(policy)}.json", MOST_BYTES)
+        except FileNotFoundError:
+            return None
+        except WeightsRefused:
+            return b""  # no snapshot either, and no sign that there never was one
+
+    def _file(self, policy: str) -> Path:
+        return self._memory / f"{policy_folder(policy)}.json"
+
+    @contextmanager
+    def _turn(self, policy: str) -> Iterator[None]:
+        make_folder_durably(self._memory)
+        lock = os.open(self._memory / f"{policy_folder(policy)}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
+
+
+def _lists(snapshot: Snapshot, manifest: Manifest) -> bool:
+    entry = snapshot.versions.get(manifest.version)
+    return (
+        entry is not None
+        and entry.root == manifest.target_root
+        and entry.edges.get(edge_name(manifest)) == digest_of_manifest(manifest)
+    )
+
+
+def _expired(snapshot: Snapshot) -> WeightsRefused:
+    return WeightsRefused(
+        "expired_snapshot",
+        f"snapshot {snapshot.sequence} of {snapshot.policy!r} expired at {msgspec.json.encode(snapshot.expires_at).decode()} (UTC "
+        "epoch seconds): what is served stays, nothing new is taken. Start training or release where the signing key is, or "
+        "run `millrace keys renew` there; if they run, this store or mirror shows an old state",
+        sequence=snapshot.sequence,
+    )
