@@ -14,6 +14,7 @@ from typing import NamedTuple
 import httpx
 
 from commands.gate_home import gates_of_home
+from contracts.assignments import LIVE
 from contracts.errors import ClockOff, InvalidSettings, MillraceError, Unavailable, WeightsRefused
 from contracts.event_log import EventLog
 from rewards.sandbox.choose import MAKERS, Maker, described, tried
@@ -216,7 +217,7 @@ def versions_of(settings: Settings) -> Finding:
     from weights.stores.opening import inspect  # noqa: PLC0415 only homes have a store
 
     try:
-        found = inspect(settings)
+        found = inspect(settings, LIVE)
     except (InvalidSettings, Unavailable, WeightsRefused) as error:
         return Finding("versions", False, False, error.message)
     if found.junk:

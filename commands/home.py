@@ -27,6 +27,7 @@ from contracts.keys import check_key, create_key
 from rewards.preflight import check_tasks
 from rewards.unheard import propose
 from runtime.database import Database
+from runtime.days import migrate
 from runtime.engine_key import engine_key
 from runtime.integrity import check_files, damaged_records
 from runtime.log.memory import note, read_positions, require_same_log
@@ -122,7 +123,7 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
         )
     check_files(settings)
     database = settings.database()
-    database.migrate()
+    migrate(database)
     log = settings.event_log()
     require_same_log(database, log, settings.home)
     log.create_topics()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from contracts.errors import InvalidSettings, WeightsRefused
 from runtime.settings import Settings
+from runtime.snapshot_rows import DatabaseSnapshotRows
+from weights.issuer import Issuer
 from weights.stores.opening import open_any_store, open_weight_store
 from weights.stores.store import WeightStore
-from weights.versions.issuer import Issuer
 from weights.versions.keys import keyring_of, signer_of, trusted_keys
 from weights.versions.layout import edge_name
 from weights.versions.signing import Keyring
@@ -25,7 +26,14 @@ def issue_again(settings: Settings) -> Snapshot:
         raise InvalidSettings(f"{settings.home} signs nothing (weights_unsigned), so it has no snapshot to renew")
     database, store = settings.database(), open_weight_store(settings, publishes=True)
     try:
-        issuer = Issuer(database, store, settings.policy, settings.run, signer=signer, keyring=keyring_of(settings))
+        issuer = Issuer(
+            DatabaseSnapshotRows(database, settings.policy),
+            store,
+            settings.policy,
+            settings.run,
+            signer=signer,
+            keyring=keyring_of(settings),
+        )
         return issuer.issue()
     finally:
         database.close()

@@ -19,7 +19,7 @@ from contracts import revocations
 from contracts.deletions import refer_to_version
 from contracts.errors import Conflict, InvalidSettings, StaleWrite
 from contracts.tables import assignment, assignment_change, version_claim
-from runtime.database import insert_new
+from contracts.tables.statements import insert_new
 
 LIVE = "live"
 CANDIDATE = "candidate"

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol
 
 from contracts.errors import InvalidSettings
 from contracts.tasks import Task
-from runtime.settings import read_settings
 
 _SEED_BYTES = 4
 _MAX_SEED = 2**31 - 1
@@ -82,13 +81,6 @@ class SentinelFile(NamedTuple):
     def places_of(self, task: str) -> list[int]:
         """Where the sentinels of a task stand among the items."""
         return [place for place, item in enumerate(self.items) if item.task == task]
-
-
-def sentinels_of_home(home: Path) -> Path | None:
-    """The sentinel file that a home was started with."""
-    content = read_settings(home / "millrace.toml") or {}
-    path = content.get("release", {}).get("sentinels")
-    return None if path is None else Path(path)
 
 
 def read_sentinels(path: Path | None, tasks: Mapping[str, Task]) -> SentinelFile:

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, select
 
 from contracts.errors import VersionRevoked
 from contracts.tables import revocation, version_claim
-from runtime.database import insert_new
+from contracts.tables.statements import insert_new
 
 Treatment = Literal["poison", "evidence"]
 

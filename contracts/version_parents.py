@@ -8,15 +8,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from contracts.errors import NotFound, WeightsRefused
 
-if TYPE_CHECKING:
-    from weights.reader import WeightReader
-
 BASE = 0
 """The version everything descends from."""
+
+
+class _Manifest(Protocol):
+    @property
+    def parent(self) -> int | None:
+        """None: it has none."""
+
+
+class Manifests(Protocol):
+    """What says which version grew from which: a weight store."""
+
+    def versions(self, policy: str) -> list[int]:
+        """All that are published, in order."""
+
+    def manifest(self, policy: str, version: int) -> _Manifest:
+        """What makes the version exist. Raises NotFound, WeightsRefused."""
 
 
 class Parents:
@@ -48,7 +61,7 @@ class Parents:
         return found
 
 
-def stored_parents(store: WeightReader, policy: str, above: int, known: Collection[int] = ()) -> dict[int, int]:
+def stored_parents(store: Manifests, policy: str, above: int, known: Collection[int] = ()) -> dict[int, int]:
     """Version to parent, as the manifests of a store say, of versions above `above` that are not among `known`.
 
     A manifest that is damaged or gone says nothing.

@@ -12,16 +12,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import structlog
 from sqlalchemy import text
 
 from contracts.errors import ClockOff, Unavailable
+from runtime.database import Database
 from runtime.metrics import CLOCK_OFFSET_SECONDS
-
-if TYPE_CHECKING:
-    from runtime.database import Database
 
 MOST_SECONDS = 60.0
 """A replica whose clock is further off is not ready, and makes no partition."""

@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy
 from alembic import command
 from alembic.config import Config
 from alembic.util import CommandError
-from sqlalchemy import Connection, Table, event
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, event
 from sqlalchemy.exc import DatabaseError, InternalError, OperationalError, SQLAlchemyError
 
 from contracts.errors import Damaged, InvalidSettings, Unavailable
-from runtime.days import make_days_now
 
 LONGEST_PAUSE_SECONDS = 20.0
 """Between two statements of a transaction, on PostgreSQL; a relay waits that long for Kafka while it holds its turn."""
@@ -98,12 +95,11 @@ class Database:
             path=path,
         )
 
-    def migrate(self) -> None:
-        """Bring the schema to the newest migration, and make the days to come.
+    def upgrade_schema(self) -> None:
+        """Bring the schema to the newest migration; `runtime.days.migrate` makes the days to come as well.
 
         Raises:
             InvalidSettings: the database was made by a Millrace that knows migrations which this one lacks.
-            ClockOff: this machine's clock is not the database's, so that nobody knows which days come.
             Unavailable: it cannot be written.
         """
         config = Config()
@@ -117,7 +113,6 @@ class Database:
                     f"{self.url} was made by another version of Millrace ({error}); start that one, or choose another "
                     "--home"
                 ) from error
-        make_days_now(self)
 
     def close(self) -> None:
         """Close every connection."""
@@ -141,32 +136,6 @@ def create_database(server_url: str, name: str) -> str:
     finally:
         engine.dispose()
     return url.set(database=name).render_as_string(hide_password=False)
-
-
-def insert_new(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
-    """Insert a row unless its primary key is taken; True if it was inserted."""
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    statement = dialect.insert(table).values(**row).on_conflict_do_nothing()
-    # RETURNING, because PostgreSQL's driver does not count inserted rows.
-    return connection.execute(statement.returning(*table.primary_key.columns)).first() is not None
-
-
-def add_to_count(connection: Connection, table: Table, state: str, num: int) -> None:
-    """Add to one count of a table of (state, count)."""
-    if num:
-        insert_new(connection, table, {"state": state, "count": 0})
-        counted = table.update().where(table.c.state == state)
-        connection.execute(counted.values(count=table.c["count"] + num))
-
-
-def insert_or_update(connection: Connection, table: Table, row: Mapping[str, Any], update: Sequence[str]) -> None:
-    """Insert a row, or set the `update` columns of the one with its primary key."""
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    statement = dialect.insert(table).values(**row)
-    keys = [column.name for column in table.primary_key]
-    connection.execute(
-        statement.on_conflict_do_update(index_elements=keys, set_={name: statement.excluded[name] for name in update})
-    )
 
 
 def prepare_sqlite(connection: sqlite3.Connection, _record: object = None) -> None:

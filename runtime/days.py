@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import structlog
 from sqlalchemy import ColumnElement, Connection, Table, func, select, text
@@ -24,9 +24,7 @@ from contracts.errors import Conflict, Unavailable
 from contracts.ledger import PENDING, effective_state
 from contracts.tables import generation, generation_count, outcome, received_signal, score, signal, vote
 from runtime.clocks import database_time
-
-if TYPE_CHECKING:
-    from runtime.database import Database
+from runtime.database import Database
 
 PARTITIONED = (generation, signal, outcome, score)
 """In the order in which they are locked."""
@@ -63,6 +61,18 @@ def first_id(day: date) -> str:
     milliseconds = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) * 1000
     digits = f"{milliseconds:012x}"
     return f"chatcmpl-{digits[:8]}-{digits[8:]}"
+
+
+def migrate(database: Database, wall: Callable[[], float] = time.time) -> None:
+    """Bring the schema to the newest migration, and make the days to come.
+
+    Raises:
+        InvalidSettings: see `Database.upgrade_schema`.
+        ClockOff: this machine's clock is not the database's, so that nobody knows which days come.
+        Unavailable: the database cannot be written.
+    """
+    database.upgrade_schema()
+    make_days_now(database, wall)
 
 
 def make_days(database: Database, now: float, ahead: int = AHEAD) -> list[str]:

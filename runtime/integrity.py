@@ -11,14 +11,12 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from contracts.errors import Damaged
 from contracts.event_log import EventLog, LogRecord, is_damaged
 from runtime.log.memory import Place
-
-if TYPE_CHECKING:
-    from runtime.settings import Settings
+from runtime.settings import Settings
 
 WHOLE_BYTES = 2**30
 """Up to here every page and every index is checked at a start: .7 GB/s from memory, see docs/operating.md."""

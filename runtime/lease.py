@@ -25,7 +25,8 @@ from sqlalchemy import Connection, Row, func, insert, literal_column, select, up
 
 from contracts.errors import LeaseHeld, LeaseLost, Unavailable
 from contracts.tables import training_epoch, training_lease
-from runtime.database import Database, insert_new
+from contracts.tables.statements import insert_new
+from runtime.database import Database
 from runtime.holders import Holder, is_dead, this_process
 
 if TYPE_CHECKING:

@@ -186,6 +186,13 @@ def read_settings(path: Path) -> dict[str, Any] | None:
         raise InvalidSettings(f"{path}: {error}") from error
 
 
+def sentinels_of_home(home: Path) -> Path | None:
+    """The sentinel file that a home was started with."""
+    content = read_settings(home / "millrace.toml") or {}
+    path = content.get("release", {}).get("sentinels")
+    return None if path is None else Path(path)
+
+
 def write_settings(settings: Settings, sections: Mapping[str, Section]) -> Path:
     """Write the file that every process of this home reads; returns its path.
 

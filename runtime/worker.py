@@ -24,8 +24,9 @@ from contracts.errors import StaleWrite, TooManyDeadLetters, Unavailable
 from contracts.event_log import EventLog, LogRecord, Message
 from contracts.faults import FaultPoint, no_fault
 from contracts.tables import position
+from contracts.tables.statements import insert_new
 from runtime.bisection import Blamed, bisect, blaming_records, in_hand_of
-from runtime.database import Database, insert_new
+from runtime.database import Database
 from runtime.log.dead_letters import Culprit, bury_all, culprit_of, traceback_of
 from runtime.log.outbox import Relay, put
 from runtime.metrics import (

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from runtime.database import Database
+from runtime.days import migrate
 
 
 def write_migrated(path: Path) -> None:
@@ -20,6 +21,6 @@ def _migrated() -> bytes:
     with tempfile.TemporaryDirectory(prefix="millrace-migrated-") as folder:
         path = Path(folder) / "millrace.db"
         database = Database(f"sqlite:///{path}")
-        database.migrate()
+        migrate(database)
         database.close()
         return path.read_bytes()

@@ -26,6 +26,7 @@ from contracts.event_log import EventLog
 from contracts.keys import create_key
 from contracts.records import Generation, decode, unpack_floats
 from contracts.topics import GENERATIONS
+from runtime.days import migrate
 from runtime.settings import Settings
 from services.inference.app import create_app
 
@@ -218,7 +219,7 @@ def gateway() -> Iterator[Gateway]:
             weights_unsigned=True,
         )
         database = settings.database()
-        database.migrate()
+        migrate(database)
         with database.transaction() as connection:
             key = create_key(connection, "app")
         database.close()

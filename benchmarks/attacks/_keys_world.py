@@ -44,6 +44,7 @@ from contracts.topics import EPISODES, GENERATIONS, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
 from runtime.database import Database
+from runtime.days import migrate
 from runtime.settings import Settings
 from runtime.worker import Worker
 from services.serving import make_web
@@ -149,7 +150,7 @@ def _traffic(settings: Settings) -> list[str]:
     """Answers of the victim's, what its user said, joined and scored by the real workers."""
     tasks = load_tasks(settings.tasks)
     database, log = settings.database(), settings.event_log()
-    database.migrate()
+    migrate(database)
     now = time.time()
     records = [_generation(now - 30) for _ in range(NUM_ANSWERS)]
     signals = [_signal(record, SIGNAL_ID if place == 0 else f"fb-{place}") for place, record in enumerate(records)]

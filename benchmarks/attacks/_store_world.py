@@ -26,6 +26,7 @@ from contracts.tasks.loading import load_tasks
 from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
 from runtime.database import Database
+from runtime.days import migrate
 from runtime.log.outbox import Relay
 from runtime.logs import LEVEL, set_up_logs
 from runtime.settings import Settings
@@ -133,7 +134,7 @@ def _settings(home: Path, changes: Mapping[str, Any]) -> Settings:
 
 def _prepared(settings: Settings) -> tuple[str, str]:
     database = settings.database()
-    database.migrate()
+    migrate(database)
     roles: tuple[Role, Role] = ("app", "operator")
     with database.transaction() as connection:
         app, operator = (create_key(connection, role) for role in roles)

@@ -9,10 +9,12 @@ from benchmarks.attacks._weights import NOW, POLICY, RUN, Place, keyring, publis
 from commands.replica import Sources, bring_from
 from contracts.errors import MillraceError
 from runtime.database import Database
+from runtime.days import migrate
+from runtime.snapshot_rows import DatabaseSnapshotRows
+from weights.issuer import Issuer
 from weights.reader import WeightReader
 from weights.replica.replica import Replica
 from weights.tensors import root_of
-from weights.versions.issuer import Issuer
 from weights.versions.pointer import Pointer, PointerReader, PointerStore, move_pointer
 from weights.versions.signing import Signer
 from weights.versions.vouching import Snapshots
@@ -28,10 +30,18 @@ class Publisher:
         self.now = clock
         folder.mkdir(parents=True, exist_ok=True)
         self.database = Database(f"sqlite:///{folder / 'db'}")
-        self.database.migrate()
+        migrate(self.database)
         self.snapshots = Snapshots(self.trusted, folder / "snapshots", run=RUN, publishes=True, clock=clock)
         self.store = place.open(self.snapshots)
-        self.issuer = Issuer(self.database, self.store, POLICY, RUN, signer=by, keyring=self.trusted, clock=self._clock)
+        self.issuer = Issuer(
+            DatabaseSnapshotRows(self.database, POLICY),
+            self.store,
+            POLICY,
+            RUN,
+            signer=by,
+            keyring=self.trusted,
+            clock=self._clock,
+        )
 
     def _clock(self) -> float:
         return self.now()

@@ -23,6 +23,7 @@ from pipelines.training.intake import Intake
 from pipelines.training.lessons import draw, sample_fate
 from pipelines.training.state import TrainerState
 from runtime.database import Database
+from runtime.days import migrate
 
 ASKING = {"probability": 0.05, "signals": ["thumbs"]}
 
@@ -32,7 +33,7 @@ def a_crowd(**changes: Any) -> Iterator[Crowd]:
     """People with a worker, and a database for as long as they talk."""
     with tempfile.TemporaryDirectory(prefix="millrace-attack-") as folder:
         database = Database(f"sqlite:///{Path(folder) / 'millrace.db'}")
-        database.migrate()
+        migrate(database)
         crowd = Crowd(database, _understood(GRADED | changes))
         try:
             yield crowd

@@ -23,6 +23,7 @@ from contracts.records import Signal, decode
 from contracts.tables import outbox, received_signal
 from contracts.topics import SIGNALS, TOPICS
 from runtime.database import Database, create_database
+from runtime.days import migrate
 from runtime.settings import Settings, write_settings
 
 _ROOT = Path(__file__).parent.parent.parent
@@ -221,6 +222,6 @@ def wait_for_port(port: int, path: str = "/health", seconds: float = _START_SECO
 
 
 def _prepare(database: Database) -> str:
-    database.migrate()
+    migrate(database)
     with database.transaction() as connection:
         return create_key(connection, "app")

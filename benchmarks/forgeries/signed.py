@@ -13,8 +13,7 @@ from blake3 import blake3
 
 from benchmarks.forgeries.kinds import Kind, Make
 from benchmarks.forgeries.world import FOLD, FOLD_BASE, NEWEST, STEP, Edits, World, chunks_of
-from weights.codec.delta import CHUNK_BYTES
-from weights.versions.manifest import NO_HISTORY, Chunk
+from weights.versions.manifest import CHUNK_BYTES, NO_HISTORY, Chunk
 
 
 def signed_kinds() -> list[Kind]:

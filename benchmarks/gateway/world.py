@@ -21,6 +21,7 @@ import psutil
 
 from contracts.keys import create_key
 from runtime.database import Database
+from runtime.days import migrate
 from runtime.settings import Settings, write_settings
 from services.inference.engine.http import Broken, Exchange, HttpClient
 
@@ -159,7 +160,7 @@ def running(home: Path, kafka: str | None, run: str) -> Iterator[World]:
 
 def _prepare(settings: Settings) -> str:
     database = Database(f"sqlite:///{settings.home / 'millrace.db'}")
-    database.migrate()
+    migrate(database)
     with database.transaction() as connection:
         key = create_key(connection, "app")
     database.close()

@@ -29,6 +29,7 @@ from commands.keys import make_first_keys
 from contracts import assignments
 from contracts.assignments import LIVE
 from contracts.records import Span
+from runtime.days import migrate
 from runtime.engine_key import authorization, engine_key
 from runtime.listening import LISTEN_FD
 from runtime.settings import Settings, write_settings
@@ -79,7 +80,7 @@ class Home:
         self.store = FolderWeightStore(bucket.folder / _PREFIX, keyring_of(settings))
         self._signer = signer_of(settings)
         self._database = settings.database()
-        self._database.migrate()
+        migrate(self._database)
         self._history, self._weights = History(), read_safetensors(BASE)
         self._epoch = 0
         self.version = -1

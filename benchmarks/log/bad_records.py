@@ -40,6 +40,7 @@ from pipelines.episodes.epochs.chain import Epochs
 from pipelines.episodes.handler import EpisodesHandler, Heard
 from pipelines.episodes.samples import Samples
 from runtime.database import Database, create_database
+from runtime.days import migrate
 from runtime.log.kafka import KafkaLog
 from runtime.log.local import LocalLog
 from runtime.log.outbox import message
@@ -103,7 +104,7 @@ def world(services: bool, kind: str) -> Iterator[tuple[Database, EventLog, Worke
             event_log = KafkaLog(os.environ["MILLRACE_KAFKA"], prefix=f"bench-{uuid.uuid4().hex[:12]}-")
         else:
             database, event_log = Database(f"sqlite:///{home / 'm.db'}"), LocalLog(home / "log")
-        database.migrate()
+        migrate(database)
         event_log.create_topics()
         handler = Failing(load_tasks((home / "task.toml",)))
         handler.is_late = kind == "late"

@@ -32,6 +32,7 @@ from pipelines.episodes.handler import EpisodesHandler
 from rewards.__main__ import main as rewards
 from rewards.worker import RewardsHandler
 from runtime.database import Database, create_database
+from runtime.days import migrate
 from runtime.settings import Settings, load_settings, write_settings
 from runtime.worker import Worker
 
@@ -136,7 +137,7 @@ def a_world(arm: Arm) -> Iterator[World]:
         )
         write_settings(settings, {})
         world = World(settings)
-        world.database.migrate()
+        migrate(world.database)
         world.log.create_topics()
         yield world
         world.log.close()

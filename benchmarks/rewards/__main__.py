@@ -29,6 +29,7 @@ from rewards.verifiers.check import Answer
 from rewards.verifiers.registry import KINDS, graders_of
 from rewards.worker import RewardsHandler
 from runtime.database import Database
+from runtime.days import migrate
 from runtime.log.local import LocalLog
 from runtime.log.outbox import message
 from runtime.worker import Worker
@@ -85,7 +86,7 @@ def _worker_round(home: Path, num_episodes: int, seed: int) -> tuple[float, floa
     log = LocalLog(home / "log")
     log.create_topics()
     database = Database(f"sqlite:///{home / 'millrace.db'}")
-    database.migrate()
+    migrate(database)
     feed = [_episode(random.Random(seed * num_episodes + number)) for number in range(num_episodes)]  # noqa: S311
     for start in range(0, num_episodes, _APPENDED_AT_ONCE):
         log.append(feed[start : start + _APPENDED_AT_ONCE])

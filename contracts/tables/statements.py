@@ -144,3 +144,29 @@ def _arrays(rows: Sequence[Row]) -> dict[str, Any]:
 def _in_order(table: Table, rows: Sequence[Row]) -> list[dict[str, Any]]:
     # Of their keys: two transactions that wait for each other's rows wait in one direction.
     return sorted(map(dict, rows), key=lambda row: tuple(row[key.name] for key in table.primary_key))
+
+
+def insert_new(connection: Connection, table: Table, row: Mapping[str, Any]) -> bool:
+    """Insert a row unless its primary key is taken; True if it was inserted."""
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    statement = dialect.insert(table).values(**row).on_conflict_do_nothing()
+    # RETURNING, because PostgreSQL's driver does not count inserted rows.
+    return connection.execute(statement.returning(*table.primary_key.columns)).first() is not None
+
+
+def add_to_count(connection: Connection, table: Table, state: str, num: int) -> None:
+    """Add to one count of a table of (state, count)."""
+    if num:
+        insert_new(connection, table, {"state": state, "count": 0})
+        counted = table.update().where(table.c.state == state)
+        connection.execute(counted.values(count=table.c["count"] + num))
+
+
+def insert_or_update(connection: Connection, table: Table, row: Mapping[str, Any], update: Sequence[str]) -> None:
+    """Insert a row, or set the `update` columns of the one with its primary key."""
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    statement = dialect.insert(table).values(**row)
+    keys = [column.name for column in table.primary_key]
+    connection.execute(
+        statement.on_conflict_do_update(index_elements=keys, set_={name: statement.excluded[name] for name in update})
+    )

@@ -18,11 +18,10 @@ from contracts.tables import generation as generations
 from contracts.tables import generation_count
 from contracts.tables import outcome as outcomes
 from contracts.tables import signal as signals
-from contracts.tables.statements import among, insert_all_new, update_all
+from contracts.tables.statements import add_to_count, among, insert_all_new, update_all
 from pipelines.episodes.epochs import repository as epochs
 from pipelines.episodes.join import Standing
 from pipelines.episodes.samples import HeldGeneration, HeldSignal, Key, Samples
-from runtime.database import add_to_count
 
 
 def load(

@@ -12,9 +12,11 @@ import structlog
 
 from contracts.errors import InvalidRequest, InvalidSettings, StaleWrite, Unavailable, WeightsRefused
 from runtime.database import Database
+from runtime.metrics import WeightStoreMetrics
 from runtime.settings import Settings
-from weights.stores.opening import note_snapshot, open_weight_store
-from weights.versions.issuer import Issuer
+from runtime.snapshot_rows import DatabaseSnapshotRows
+from weights.issuer import Issuer
+from weights.stores.opening import open_weight_store
 from weights.versions.keys import keyring_of, signer_of, signing_key
 from weights.versions.snapshot import RENEW_SECONDS
 
@@ -33,17 +35,18 @@ def renewal(
     """What to call again and again; it looks every five minutes. Nothing where no key signs."""
     if settings.weights_unsigned or signing_key(settings.home) is None:
         return lambda: None
-    store, signer = open_weight_store(settings, publishes=True), signer_of(settings)
+    measures = WeightStoreMetrics()
+    store, signer = open_weight_store(settings, publishes=True, measures=measures), signer_of(settings)
     assert signer is not None  # noqa: S101 of a home that signs
     issuer = Issuer(
-        database,
+        DatabaseSnapshotRows(database, settings.policy),
         store,
         settings.policy,
         settings.run,
         signer=signer,
         keyring=keyring_of(settings),
         clock=clock,
-        accepted=note_snapshot,
+        accepted=lambda snapshot: measures.note_snapshot(snapshot.expires_at),
     )
     look_at = 0.0
 

@@ -12,9 +12,9 @@ from contracts import assignments, revocations
 from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
 from contracts.errors import StaleWrite
 from contracts.tables import assignment, gate_anchor, sentinel_answer, verdict
+from contracts.tables.statements import insert_or_update
 from pipelines.release.asking import Answer
 from pipelines.release.rules import refused_in_a_row
-from runtime.database import insert_or_update
 
 ANCHORS_KEPT = 4
 """Of a task: where the newest are revoked, the one before is there."""

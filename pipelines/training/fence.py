@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from contracts import assignments
-from contracts.deletions import Deletions, going
+from contracts.deletions import going
 from pipelines.training.checkpoint_names import void_names
+from runtime.deletions import Deletions
 from runtime.lease import Lease, read_epochs
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from pipelines.training.waiting import retried
 from pipelines.training.worker import Trainer
 from policy.load import load_model
 from policy.weights import copy_tensors
+from runtime.metrics import WeightStoreMetrics
 from runtime.settings import load_section
 from weights.stores.opening import open_weight_store
 from weights.versions.keys import keyring_of, signer_of
@@ -56,7 +57,7 @@ def _trainer(settings: Settings, database: Database, lease: Lease, stop: threadi
     training = load_section(settings.home, "training", TrainingSettings).for_tasks(tasks.values())
     torch.set_num_threads(training.num_threads)
     warm_up()
-    store = open_weight_store(settings, publishes=True)
+    store = open_weight_store(settings, publishes=True, measures=WeightStoreMetrics())
     model = load_model(settings.base, device=settings.device, dtype=torch.float32)
     # The base policy is its published bits too, also where its files hold more precision.
     base = retried(stop, lambda: store.load(settings.policy, BASE_VERSION))

@@ -8,7 +8,7 @@ In: the versions that arms and replicas name. Out: chunks are removed. Waits for
     it goes, is removed  still none does
 
 A trainer that is stopped between looking and removing removes, when it wakes, only what counts as gone for everybody; its
-successor counts on none of it (`contracts.deletions`).
+successor counts on none of it (`runtime.deletions`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 import structlog
 
 from contracts import assignments
-from contracts.deletions import Deletions, going
+from contracts.deletions import going
 from pipelines.training.state import BASE_VERSION
+from runtime.deletions import Deletions
 from weights.retention import Plan, plan_pruning
 
 if TYPE_CHECKING:

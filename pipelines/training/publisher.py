@@ -29,10 +29,11 @@ from pipelines.training import repository
 from pipelines.training.pruning import Pruning
 from pipelines.training.state import BASE_VERSION, TrainerState
 from runtime.metrics import WEIGHT_SNAPSHOT_EXPIRES
+from runtime.snapshot_rows import DatabaseSnapshotRows
 from weights.codec.history import History
+from weights.issuer import Issuer
 from weights.publish import publish_fold, publish_version
 from weights.stores.pointers import pointers_of
-from weights.versions.issuer import Issuer
 from weights.versions.keys import replica_keyring
 from weights.versions.manifest import NO_HISTORY
 from weights.versions.pointer import Pointer, move_pointer
@@ -249,13 +250,12 @@ class Publisher:
         if signer is None or self._keyring is None:  # where anybody's versions are taken, nobody reads a list
             return None
         return Issuer(
-            self._database,
+            DatabaseSnapshotRows(self._database, self._settings.policy, self._lease.transaction),
             self._store,
             self._settings.policy,
             self._settings.run,
             signer=signer,
             keyring=self._keyring,
-            transaction=self._lease.transaction,
             clock=self._clock,
             accepted=lambda snapshot: WEIGHT_SNAPSHOT_EXPIRES.set(snapshot.expires_at),
         )

@@ -20,9 +20,8 @@ from contracts.tables import (
     training_step,
     version_claim,
 )
-from contracts.tables.statements import among
+from contracts.tables.statements import among, insert_new, insert_or_update
 from pipelines.training.state import BASE_VERSION
-from runtime.database import insert_new, insert_or_update
 
 if TYPE_CHECKING:
     from contracts.records import State

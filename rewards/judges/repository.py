@@ -7,10 +7,10 @@ from collections.abc import Collection, Mapping
 from sqlalchemy import select, update
 
 from contracts.tables import judge_spend, judge_verdict
-from contracts.tables.statements import among, delete_free, insert_all_new
+from contracts.tables.statements import among, delete_free, insert_all_new, insert_new
 from rewards.judges.parse import Verdict
 from rewards.judges.store import Spent
-from runtime.database import Database, insert_new
+from runtime.database import Database
 
 _AT_ONCE = 2_000
 

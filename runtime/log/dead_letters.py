@@ -18,7 +18,7 @@ from sqlalchemy import Connection, func, select
 from contracts.errors import MillraceError, RecordTooLarge, TooManyDeadLetters
 from contracts.event_log import LogRecord
 from contracts.tables import dead_letter
-from runtime.database import insert_new
+from contracts.tables.statements import insert_new
 from runtime.metrics import DEAD_LETTERS
 
 MAX_IN_A_ROW = 20

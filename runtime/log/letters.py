@@ -26,8 +26,8 @@ from contracts.ledger import PENDING, effective_state
 from contracts.records import Episode, Experience, Generation, Outcome, Record, Signal, decode_shape
 from contracts.soundness import MAX_ID, is_sample_key, problem_of
 from contracts.tables import dead_letter, generation, received_signal, signal
+from contracts.tables.statements import insert_new
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS, TOPICS
-from runtime.database import insert_new
 from runtime.log.dead_letters import OPEN, REDRIVEN, SKIPPED
 from runtime.log.outbox import message, put
 

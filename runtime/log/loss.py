@@ -30,9 +30,9 @@ from contracts.tables import (
     signal,
     waiting_signal,
 )
+from contracts.tables.statements import add_to_count, insert_or_update
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
-from runtime.database import add_to_count, insert_or_update
 from runtime.log.memory import Lost, Place, read_positions, write_seen
 from runtime.log.outbox import message, put
 

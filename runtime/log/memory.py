@@ -20,8 +20,9 @@ from sqlalchemy import Connection, select
 from contracts.errors import Damaged, LogLost, MillraceError, PositionLost, Unavailable
 from contracts.event_log import EventLog, TopicState
 from contracts.tables import log_topic, position
+from contracts.tables.statements import insert_or_update
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
-from runtime.database import Database, insert_or_update
+from runtime.database import Database
 from runtime.metrics import LOG_LOST_RECORDS
 
 Place = tuple[str, str, int]

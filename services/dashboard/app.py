@@ -19,6 +19,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.assignments import MOVED
+from runtime.metrics import WeightStoreMetrics
 from runtime.replicas import Passing
 from runtime.settings import Settings
 from services.dashboard.generations.tokens import TokenTexts
@@ -47,7 +48,7 @@ def create_app(settings: Settings, *, passing: Passing | None = None) -> FastAPI
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         database, event_log = settings.database(), settings.event_log()
-        app.state.store = store = open_weight_store(settings)
+        app.state.store = store = open_weight_store(settings, measures=WeightStoreMetrics())
         reader = Reader(settings, database, event_log, store)
         app.state.database = database
         app.state.sessions = Sessions(database)

@@ -15,6 +15,7 @@ from policy.load import load_model
 from runtime.engine_key import engine_key
 from runtime.listening import listening_socket
 from runtime.logs import set_up_logs
+from runtime.metrics import WeightStoreMetrics
 from runtime.operations import LONGEST_WORK_SECONDS, Operations
 from runtime.settings import Settings, load_section, load_settings
 from services.engine.app import make_app
@@ -43,7 +44,7 @@ def main(home: Path) -> None:
     torch.set_num_threads(own.threads)
     dtype = torch.float32 if settings.device == "cpu" else torch.bfloat16
     database = settings.database()
-    store = open_weight_store(settings)
+    store = open_weight_store(settings, measures=WeightStoreMetrics())
     copy = LocalCopy(settings.home / "replica", store, settings.policy, settings.run) if settings.weights_url else None
     server: uvicorn.Server | None = None
 

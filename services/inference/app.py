@@ -15,7 +15,7 @@ from contracts.event_log import EventLog
 from contracts.tasks.loading import load_tasks
 from runtime.engine_key import engine_key
 from runtime.log.spool import Spool
-from runtime.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS
+from runtime.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS, WeightStoreMetrics
 from runtime.replicas import Passing
 from runtime.settings import Settings
 from services.http import InferenceCaller, KeyRing, make_service, reply, with_caller
@@ -107,7 +107,7 @@ def _durable_log(settings: Settings) -> EventLog:
 def _durable_versions(settings: Settings) -> list[int]:
     from weights.stores.opening import open_weight_store  # noqa: PLC0415 its codecs are for who reads weights, not for us
 
-    return open_weight_store(settings).versions(settings.policy)
+    return open_weight_store(settings, measures=WeightStoreMetrics()).versions(settings.policy)
 
 
 def _add_routes(service: FastAPI, endpoint: Endpoint, repeats: Repeats, limit: Limit) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from runtime.database import Database, create_database
+from runtime.days import migrate
 from tests.databases import write_migrated
 
 SERVER = os.environ.get("MILLRACE_DATABASE")
@@ -33,7 +34,7 @@ def any_database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Dat
     if request.param == "sqlite":
         write_migrated(tmp_path / "m.db")
     else:
-        opened.migrate()
+        migrate(opened)
     yield opened
     opened.close()
 

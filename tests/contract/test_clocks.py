@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from contracts.errors import ClockOff
 from runtime.clocks import MOST_SECONDS, ClockWatch, database_time, offset_seconds
 from runtime.database import Database, create_database
-from runtime.days import make_days_now
+from runtime.days import make_days_now, migrate
 from runtime.operations import Operations
 
 SERVER = os.environ.get("MILLRACE_DATABASE")
@@ -33,7 +33,7 @@ def server() -> Iterator[Database]:
     if SERVER is None:
         pytest.skip("no MILLRACE_DATABASE: run make test-services")
     opened = Database(create_database(SERVER, f"millrace_test_{secrets.token_hex(6)}"))
-    opened.migrate()
+    migrate(opened)
     yield opened
     opened.close()
 
@@ -103,11 +103,12 @@ def test_a_process_that_lives_ten_days_ahead_migrates_nothing_and_is_not_ready(s
         "import json, sys\n"
         "from runtime.clocks import ClockWatch\n"
         "from runtime.database import Database\n"
+        "from runtime.days import migrate\n"
         "from contracts.errors import ClockOff\n"
         "from runtime.operations import Operations\n"
         "database = Database(sys.argv[1])\n"
         "try:\n"
-        "    database.migrate()\n"
+        "    migrate(database)\n"
         "except ClockOff as error:\n"
         "    refused = error.message\n"
         "ready = Operations({'clock': ClockWatch(database).check}).answer('/ready')\n"

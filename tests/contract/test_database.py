@@ -15,10 +15,12 @@ from contracts import assignments
 from contracts.errors import StaleWrite, Unavailable
 from contracts.ledger import generation_counts, signal_counts
 from contracts.tables import position, signal_count
+from contracts.tables.statements import insert_new, insert_or_update
 from contracts.topics import GENERATIONS, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
-from runtime.database import Database, insert_new, insert_or_update
+from runtime.database import Database
+from runtime.days import migrate
 from runtime.log.local import LocalLog
 from runtime.worker import Worker
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, message
@@ -31,7 +33,7 @@ def count_of(connection: Connection, state: str) -> int | None:
 
 
 def test_migrations_run_twice_and_give_what_the_tables_say(any_database: Database) -> None:
-    any_database.migrate()
+    migrate(any_database)
     config = Config()
     config.set_main_option("script_location", str(ROOT / "migrations"))
     with any_database.transaction() as connection:

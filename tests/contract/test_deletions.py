@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from contracts.deletions import Deletions, Kind, going, refer_to_version
+from contracts.deletions import Kind, going, refer_to_version
 from contracts.errors import LeaseLost, NotFound
 from runtime.database import Database
+from runtime.deletions import Deletions
 from tests.leases import a_lease
 
 

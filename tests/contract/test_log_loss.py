@@ -21,6 +21,7 @@ from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNA
 from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
 from runtime.database import Database
+from runtime.days import migrate
 from runtime.log.local import LocalLog
 from runtime.log.loss import Accepted, accept_loss
 from runtime.log.memory import losses, note, require_same_log
@@ -184,7 +185,7 @@ def world(any_database: Database, tmp_path: Path) -> Iterator[World]:
 def on_sqlite(tmp_path: Path) -> Iterator[World]:
     """For the many cases that do not depend on which database it is."""
     database = a_database("sqlite", tmp_path)
-    database.migrate()
+    migrate(database)
     world = on_files(database, tmp_path / "log")
     yield world
     world.log.close()

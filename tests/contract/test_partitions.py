@@ -12,8 +12,9 @@ from sqlalchemy import Connection, insert, select, text
 from contracts.errors import Conflict
 from contracts.ids import sample_key
 from contracts.tables import generation, outcome, received_signal, signal, vote
-from runtime.database import Database, create_database, insert_new
-from runtime.days import PARTITIONED, drop_days, first_id, is_partition, make_days
+from contracts.tables.statements import insert_new
+from runtime.database import Database, create_database
+from runtime.days import PARTITIONED, drop_days, first_id, is_partition, make_days, migrate
 
 SERVER = os.environ.get("MILLRACE_DATABASE")
 OLD = date(2026, 3, 1)
@@ -25,7 +26,7 @@ def server() -> Iterator[Database]:
     if SERVER is None:
         pytest.skip("no MILLRACE_DATABASE: run make test-services")
     opened = Database(create_database(SERVER, f"millrace_test_{secrets.token_hex(6)}"))
-    opened.migrate()
+    migrate(opened)
     yield opened
     opened.close()
 

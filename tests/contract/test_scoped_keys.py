@@ -10,6 +10,7 @@ from contracts.keys import ROLE_SCOPES, check_key, list_keys
 from contracts.records import Generation
 from contracts.tables import dashboard_session, generation, score
 from runtime.database import Database
+from runtime.days import migrate
 from services.dashboard.own.queries import read_scores, read_totals
 from tests.contract.test_upgrade import as_it_was, go_to, write, write_generation
 from tests.fakes import a_generation
@@ -40,7 +41,7 @@ def test_keys_keep_their_rights_and_answers_find_their_tenant(empty_database: Da
         write(connection, "dashboard_session", id_hash="link", role="viewer", **row)
         _write_answers(connection, records)
 
-    empty_database.migrate()
+    migrate(empty_database)
 
     with empty_database.snapshot() as connection:
         for role, scopes in ROLE_SCOPES.items():

@@ -10,7 +10,8 @@ from benchmarks.attacks._weights import NOW, POLICY, RUN, Bucket, keyring, publi
 from contracts.errors import InvalidSettings, StaleWrite
 from contracts.tables import weight_snapshot
 from runtime.database import Database
-from weights.versions.issuer import Issuer
+from runtime.snapshot_rows import DatabaseSnapshotRows
+from weights.issuer import Issuer
 from weights.versions.signing import Signer
 from weights.versions.snapshot import RENEW_SECONDS, Snapshot, parse_snapshot, sign_snapshot, snapshot_path
 from weights.versions.vouching import Snapshots
@@ -36,7 +37,15 @@ class World:
         store = self.place.open(
             Snapshots(trusted, self.folder / by.key_id, run=run, publishes=True, clock=lambda: self.now)
         )
-        return Issuer(self.database, store, POLICY, run, signer=by, keyring=trusted, clock=lambda: self.now)
+        return Issuer(
+            DatabaseSnapshotRows(self.database, POLICY),
+            store,
+            POLICY,
+            run,
+            signer=by,
+            keyring=trusted,
+            clock=lambda: self.now,
+        )
 
     def shown(self) -> Snapshot:
         return parse_snapshot(self.place.get(PATH) or b"", POLICY, keyring(OURS, NEXT))

@@ -21,7 +21,7 @@ from pipelines.episodes.handler import EpisodesHandler
 from rewards.replay.queries import stored_scores
 from rewards.worker import RewardsHandler
 from runtime.database import Database
-from runtime.days import is_partition, make_days
+from runtime.days import is_partition, make_days, migrate
 from runtime.log import outbox
 from runtime.log.local import LocalLog
 from runtime.worker import Worker
@@ -107,7 +107,7 @@ def test_samples_on_their_way_go_on_with_the_tables_of_the_newest_release(
     event_log.append([message_of(EPISODES, episode), message_of(GENERATIONS, logged)])
     event_log.append([message_of(SIGNALS, a_signal(logged, value=False))])
 
-    empty_database.migrate()
+    migrate(empty_database)
     event_log.append([message(SIGNALS, a_signal(scored, "edited", "a table for three", received_at=105.0, at=105.0))])
     clock = itertools.count(150).__next__
     for _ in range(4):
@@ -133,7 +133,7 @@ def test_what_was_there_stays_as_it_was(empty_database: Database) -> None:
     with empty_database.transaction() as connection:
         write_generation(connection, record, state="trained", state_writer="training", state_version=7)
     before = contents(empty_database)
-    empty_database.migrate()
+    migrate(empty_database)
     after = contents(empty_database)
     for name, rows in before.items():
         if name != "alembic_version":
@@ -160,7 +160,7 @@ def test_what_the_trainer_said_before_it_numbered_holds_as_it_did(
     unnumbered = Outcome(key=told_late.key, revision=1, epoch=7, state="stale", writer="training", at=1.0)
     event_log.append([outbox.message(OUTCOMES, told_late.key, unnumbered)])
 
-    empty_database.migrate()
+    migrate(empty_database)
     assert counted(empty_database) == {"trained": 1, "pending": 2}
     join_all(empty_database, event_log)
     assert counted(empty_database) == {"trained": 1, "stale": 1, "pending": 1}

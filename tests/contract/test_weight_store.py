@@ -28,7 +28,7 @@ from tests.unit.weights.examples import (
     stepped,
     tensor_of,
 )
-from weights.codec.delta import CHUNK_BYTES, Staged, apply_staged, encode
+from weights.codec.delta import Staged, apply_staged, encode
 from weights.codec.history import History
 from weights.publish import ANCHOR_EVERY, publish_fold
 from weights.reader import advance_history
@@ -36,7 +36,7 @@ from weights.stores.bucket import ObjectWeightStore, open_objects
 from weights.stores.store import FolderWeightStore, WeightStore
 from weights.tensors import Tensors, root_of
 from weights.versions.layout import Verifier, edge_name
-from weights.versions.manifest import NO_HISTORY, Chunk, Manifest
+from weights.versions.manifest import CHUNK_BYTES, NO_HISTORY, Chunk, Manifest
 from weights.versions.signing import Keyring, Signer
 
 pytestmark = pytest.mark.slow

@@ -15,6 +15,7 @@ from sqlalchemy import insert
 from contracts import assignments
 from contracts.keys import create_key
 from contracts.tables import dead_letter
+from runtime.days import migrate
 from runtime.settings import Settings
 from services.dashboard.app import create_app
 from services.dashboard.signin.sessions import TOKEN_FILE
@@ -190,7 +191,7 @@ def tab_to(page: Chromium, address: str) -> None:
 def test_an_empty_home_says_what_to_do(page: Chromium, tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     database = settings.database()
-    database.migrate()
+    migrate(database)
     database.close()
     site = Site(settings)
     try:

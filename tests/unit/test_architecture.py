@@ -73,9 +73,9 @@ def test_nothing_unpickles() -> None:
 def test_models_and_migrations_agree(tmp_path: Path) -> None:
     code = (
         "import sys\n"
-        "from alembic import command\nfrom alembic.config import Config\nfrom runtime.database import Database\n"
+        "from alembic import command\nfrom alembic.config import Config\nfrom runtime.database import Database\nfrom runtime.days import migrate\n"
         "config = Config()\nconfig.set_main_option('script_location', 'migrations')\n"
-        "database = Database(f'sqlite:///{sys.argv[1]}')\ndatabase.migrate()\n"
+        "database = Database(f'sqlite:///{sys.argv[1]}')\nmigrate(database)\n"
         "with database.transaction() as connection:\n"
         "    config.attributes['connection'] = connection\n    command.check(config)\n"
     )

@@ -35,10 +35,9 @@ from weights.codec.dense import decode_dense, encode_dense
 from weights.codec.history import History, Moves
 from weights.codec.sparse import MOST_WORDS, WIDEST, Changes, Encoder, Known, decode_sparse, find_changes
 from weights.tensors import ELEMENT_BYTES, Tensor, Tensors, digest_of, root_of_leaves, words_of
-from weights.versions.manifest import NO_HISTORY, Chunk, Manifest, check_schema
+from weights.versions.manifest import CHUNK_BYTES, NO_HISTORY, Chunk, Manifest, check_schema
 
 CODEC = "context-rans/1"
-CHUNK_BYTES = 8 * 2**20
 _DENSE_FROM = 0.12
 """Density from which both ways are tried."""
 _WIDEST_ELEMENT = 16

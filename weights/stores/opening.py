@@ -9,54 +9,98 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import structlog
 
-from contracts.assignments import LIVE
 from contracts.errors import WeightsRefused
-from runtime.metrics import WEIGHT_JUNK, WEIGHT_SNAPSHOT_EXPIRES
-from runtime.settings import Settings
 from weights.stores.pointers import pointers_of
 from weights.stores.store import WeightStore, open_store_at
 from weights.versions.keys import keyring_of, replica_keyring
 from weights.versions.layout import Verifier
 from weights.versions.pointer import check_pointer, pointer_path
 from weights.versions.presence import present
-from weights.versions.snapshot import Snapshot
 from weights.versions.vouching import Snapshots
 
 _MOST_NAMED = 10_000
 log = structlog.get_logger()
 
 
-def open_weight_store(settings: Settings, *, publishes: bool = False) -> WeightStore:
-    """The store of a home. `publishes`: of a process that issues snapshots, see `Snapshots`.
+class StoreSettings(Protocol):
+    """What a home says about its weight store."""
+
+    @property
+    def home(self) -> Path:
+        """The folder that has `keys/`, and remembers snapshots."""
+
+    @property
+    def run(self) -> str:
+        """Whose versions are taken."""
+
+    @property
+    def policy(self) -> str:
+        """Whose versions are inspected."""
+
+    @property
+    def weights(self) -> Path:
+        """The store, where no `weights_url` names a bucket."""
+
+    @property
+    def weights_url(self) -> str | None:
+        """`s3://bucket/prefix`."""
+
+    @property
+    def weights_unsigned(self) -> bool:
+        """Versions that nobody signed are taken."""
+
+
+class StoreMeasures(Protocol):
+    """Where a process counts what it sees of a store."""
+
+    def count_junk(self, code: str) -> None:
+        """An object could not be used; `code` of what is wrong with it."""
+
+    def note_snapshot(self, expires_at: float) -> None:
+        """The list of versions at hand is good until then, UTC epoch seconds."""
+
+
+def open_weight_store(
+    settings: StoreSettings, *, publishes: bool = False, measures: StoreMeasures | None = None
+) -> WeightStore:
+    """The store of a home.
+
+    Args:
+        settings: of the home.
+        publishes: of a process that issues snapshots, see `Snapshots`.
+        measures: told of junk and snapshots; junk is logged in any case.
 
     Raises:
         InvalidSettings: no key is trusted, or `weights_url` or an AWS_* variable cannot be used.
     """
     keyring = keyring_of(settings)
     if keyring is None:
-        return open_any_store(settings, None)
+        return open_any_store(settings, None, measures)
     snapshots = Snapshots(
         keyring,
         settings.home / "snapshots",
         run=settings.run,
         publishes=publishes,
-        accepted=note_snapshot,
+        accepted=lambda snapshot: measures.note_snapshot(snapshot.expires_at) if measures else None,
     )
-    return open_any_store(settings, snapshots)
+    return open_any_store(settings, snapshots, measures)
 
 
-def open_any_store(settings: Settings, keyring: Verifier | None) -> WeightStore:
+def open_any_store(
+    settings: StoreSettings, keyring: Verifier | None, measures: StoreMeasures | None = None
+) -> WeightStore:
     """The store of a home: a bucket if `weights_url` names one, else a folder; `keyring` None takes anybody's versions.
 
     Raises:
         InvalidSettings: `weights_url` or an AWS_* variable cannot be used.
     """
     store = open_store_at(settings.weights_url or str(settings.weights), keyring)
-    store.on_junk = JunkNoted()
+    store.on_junk = JunkNoted(measures)
     return store
 
 
@@ -70,8 +114,8 @@ class Inspected(NamedTuple):
     """Seconds for which the list of versions is still good; None: there is none yet."""
 
 
-def inspect(settings: Settings, clock: Callable[[], float] = time.time) -> Inspected:
-    """Read every manifest, pointer and presence of a home's policy.
+def inspect(settings: StoreSettings, arm: str, clock: Callable[[], float] = time.time) -> Inspected:
+    """Read every manifest, presence, and the pointer of an arm, of a home's policy.
 
     Raises:
         InvalidSettings, Unavailable: the store cannot be looked at.
@@ -88,31 +132,28 @@ def inspect(settings: Settings, clock: Callable[[], float] = time.time) -> Inspe
     for version in versions:
         store.survey(policy, version)
     present(store, policy, since=0.0, now=clock(), replicas=replica_keyring(settings.home), on_junk=store.on_junk)
-    pointer = pointers_of(store).read(policy, LIVE)
+    pointer = pointers_of(store).read(policy, arm)
     if pointer is not None:
         try:
-            check_pointer(pointer, policy, LIVE, keyring)
+            check_pointer(pointer, policy, arm, keyring)
         except WeightsRefused as error:
-            junk.add((pointer_path(policy, LIVE), error.code))
+            junk.add((pointer_path(policy, arm), error.code))
     snapshot = None if snapshots is None else snapshots.current(policy)
     return Inspected(len(versions), sorted(junk), None if snapshot is None else snapshot.expires_at - clock())
-
-
-def note_snapshot(snapshot: Snapshot) -> None:
-    """Say on the board until when the snapshot at hand is good."""
-    WEIGHT_SNAPSHOT_EXPIRES.set(snapshot.expires_at)
 
 
 class JunkNoted:
     """Counts every meeting with an object that cannot be used, and names each object and reason once."""
 
-    def __init__(self) -> None:
+    def __init__(self, measures: StoreMeasures | None) -> None:
+        self._measures = measures
         self._named: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
     def __call__(self, place: str, reason: WeightsRefused) -> None:
         """One object, by its place below the root, and why it cannot be used."""
-        WEIGHT_JUNK.labels(reason.code).inc()
+        if self._measures:
+            self._measures.count_junk(reason.code)
         with self._lock:
             if (place, reason.code) in self._named or len(self._named) >= _MOST_NAMED:
                 return

@@ -15,11 +15,11 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from contracts.errors import InvalidSettings
-from runtime.settings import Settings
 from weights.files import full_disk_named, make_folder_durably, sync_folder
 from weights.versions.pem import BEGIN, parse_private_key, parse_public_keys, private_pem, public_pem
 from weights.versions.signing import KEY_ID_LENGTH, Keyring, Signer, key_id_of
@@ -32,7 +32,19 @@ _KEY_ID = re.compile(rf"[0-9a-f]{{{KEY_ID_LENGTH}}}")
 _ANYBODY_ELSE = 0o077
 
 
-def keyring_of(settings: Settings) -> Keyring | None:
+class KeySettings(Protocol):
+    """What a home says about its keys."""
+
+    @property
+    def home(self) -> Path:
+        """The folder that has `keys/`."""
+
+    @property
+    def weights_unsigned(self) -> bool:
+        """Versions that nobody signed are taken."""
+
+
+def keyring_of(settings: KeySettings) -> Keyring | None:
     """Whose versions this home takes; None: anybody's, because the settings say `weights_unsigned`.
 
     Keys that are trusted or retired in the folder later are so at once, without a new keyring.
@@ -53,7 +65,7 @@ def keyring_of(settings: Settings) -> Keyring | None:
     return Keyring(trusted)
 
 
-def signer_of(settings: Settings) -> Signer | None:
+def signer_of(settings: KeySettings) -> Signer | None:
     """Who signs what this home publishes; None: nobody need. For publishers: who only reads versions has no private key.
 
     Raises:

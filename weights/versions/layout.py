@@ -8,8 +8,7 @@ from typing import Protocol
 from blake3 import blake3
 
 from contracts.errors import Conflict, InvalidValue, NotFound, WeightsRefused
-from weights.codec.delta import CHUNK_BYTES
-from weights.versions.manifest import Chunk, Manifest, parse_manifest
+from weights.versions.manifest import CHUNK_BYTES, Chunk, Manifest, parse_manifest
 
 VERSION = re.compile(r"v(\d{6,})")
 EDGE = re.compile(r"step\.json|full\.json|fold-\d{6,}\.json")

@@ -16,6 +16,8 @@ SCHEMA = 3
 """Of a manifest whose chunks lie under an epoch."""
 OLDEST_SCHEMA = 2
 """Of every other: homes of before have no other, and their signatures stay what they are."""
+CHUNK_BYTES = 8 * 2**20
+"""The most that a chunk of a payload holds."""
 NO_HISTORY = "0"
 """The history of a version that begins a cycle: no weight is known to have moved."""
 

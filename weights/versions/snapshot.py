@@ -4,7 +4,7 @@
 
 A manifest vouches for one way to one version; the snapshot vouches for all of them at once. So what is not in it is not
 read, an older list put back is seen by its sequence number, a list that nobody renews is seen by its date, and a key may
-retire while what it signed stays listed. Who issues it: `weights.versions.issuer`; who believes it: `weights.versions.vouching`.
+retire while what it signed stays listed. Who issues it: `weights.issuer`; who believes it: `weights.versions.vouching`.
 """
 
 from __future__ import annotations

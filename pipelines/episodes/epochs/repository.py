@@ -18,9 +18,8 @@ from contracts.records import Outcome
 from contracts.tables import generation as generations
 from contracts.tables import ledger_change, ledger_epoch, training_epoch
 from contracts.tables import outcome as outcomes
-from contracts.tables.statements import among, update_all
+from contracts.tables.statements import among, insert_new, update_all
 from pipelines.episodes.epochs.chain import Epoch, Epochs, best, changes, valid_through
-from runtime.database import insert_new
 from runtime.metrics import LEDGER_IGNORED
 
 REPAIRED_AT_ONCE = 1000

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from contracts.errors import InvalidSettings, InvalidTask
-from contracts.gating import read_sentinels, sentinels_of_home
+from contracts.gating import read_sentinels
 from contracts.tasks.loading import load_tasks
-from runtime.settings import Settings
+from runtime.settings import Settings, sentinels_of_home
 
 
 class Gate(NamedTuple):

@@ -22,6 +22,7 @@ from contracts.keys import create_key
 from contracts.tables import generation, outbox, position
 from contracts.topics import EPISODES, GENERATIONS, OUTCOMES, SIGNALS
 from runtime.database import Database, create_database
+from runtime.days import migrate
 from runtime.log.kafka import KafkaLog
 from runtime.settings import Settings, write_settings
 
@@ -53,7 +54,7 @@ class World:
         )
         write_settings(self.settings, {})
         self.database: Database = self.settings.database()
-        self.database.migrate()
+        migrate(self.database)
         self.prefix = f"{TASK}.{run}."
         self.log = KafkaLog(kafka, prefix=self.prefix, timeout=5.0)
         self.log.create_topics()

@@ -13,6 +13,7 @@ from benchmarks.attacks._traces import traces
 from benchmarks.attacks.attack import Attack
 from contracts.records import encode
 from runtime.database import Database
+from runtime.days import migrate
 from tests.fakes import a_generation, asking
 
 SLOW = ("a number", "an answer of a task")
@@ -48,7 +49,7 @@ def test_a_text_is_found_wherever_it_stands(tmp_path: Path) -> None:
 
 def test_what_is_only_in_the_write_ahead_log_is_found(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path / 'millrace.db'}")
-    database.migrate()
+    migrate(database)
     with sqlite3.connect(tmp_path / "millrace.db") as connection:
         wire = encode(a_generation("a canary"))
         connection.execute(

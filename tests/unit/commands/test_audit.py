@@ -11,9 +11,10 @@ from contracts.errors import InvalidSettings
 from contracts.event_log import LogRecord, Message
 from contracts.records import Outcome, encode
 from contracts.tables import generation, received_signal, signal, signal_count
+from contracts.tables.statements import insert_new
 from contracts.topics import GENERATIONS, OUTCOMES, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
-from runtime.database import Database, insert_new
+from runtime.database import Database
 from runtime.log.local import LocalLog
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 

@@ -20,6 +20,7 @@ from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNA
 from millrace import app
 from pipelines.episodes.handler import EpisodesHandler, Heard
 from rewards.worker import RewardsHandler
+from runtime.days import migrate
 from runtime.log.letters import find, parse_place, redrive, skip
 from runtime.log.outbox import message
 from runtime.settings import Settings, write_settings
@@ -60,7 +61,7 @@ class World:
         write_settings(self.settings, {})
         self.home = home
         self.database, self.log = self.settings.database(), self.settings.event_log()
-        self.database.migrate()
+        migrate(self.database)
         self.episodes, self.rewards = Episodes(TASKS, lambda: 103.0), Rewards(TASKS, lambda: 104.0)
         self.episodes.broken, self.rewards.broken = set(), set()
 

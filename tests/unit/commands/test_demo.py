@@ -18,6 +18,7 @@ from contracts.topics import GENERATIONS, OUTCOMES, SIGNALS
 from examples.reservations.evaluate import Evaluation
 from pipelines.episodes.handler import EpisodesHandler
 from runtime.database import Database
+from runtime.days import migrate
 from runtime.settings import Settings
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 from weights.publish import publish_version
@@ -31,7 +32,7 @@ def home(tmp_path: Path) -> Home:
         home=tmp_path, run="r", policy="booking", base="none", tasks=(Path("none"),), weights_unsigned=True
     )
     database = settings.database()
-    database.migrate()
+    migrate(database)
     database.close()
     return Home(settings, "operator", "app")
 

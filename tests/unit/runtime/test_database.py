@@ -7,7 +7,9 @@ from sqlalchemy import select, text
 
 from contracts.errors import InvalidSettings
 from contracts.tables import signal_count
-from runtime.database import Database, insert_new, insert_or_update
+from contracts.tables.statements import insert_new, insert_or_update
+from runtime.database import Database
+from runtime.days import migrate
 
 
 def add_one(database: Database, may_read: threading.Barrier) -> None:
@@ -43,4 +45,4 @@ def test_a_database_of_a_newer_millrace_is_refused(database: Database) -> None:
     with database.transaction() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = 'ffffffffffff'"))
     with pytest.raises(InvalidSettings, match=r"another version of Millrace .*--home"):
-        database.migrate()
+        migrate(database)

@@ -13,14 +13,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from commands.replica import Sources, _teller, run_replica
 from contracts.errors import InvalidSettings, MillraceError, NotFound, Unavailable, Unsupported
 from tests.unit.weights.examples import POLICY, bf16_policy, fold, publish, publish_chain, same, stepped
-from weights.codec.delta import CHUNK_BYTES
 from weights.replica.replica import Replica
 from weights.stores.pointers import FolderPointers
 from weights.stores.store import FolderWeightStore
 from weights.stores.web import HttpPointers, HttpReader, Patience, WebFolder
 from weights.tensors import read_safetensors
 from weights.versions.keys import trusted_folder
-from weights.versions.manifest import Chunk
+from weights.versions.manifest import CHUNK_BYTES, Chunk
 from weights.versions.pem import public_pem
 from weights.versions.pointer import Pointer, PointerStore, Stored, move_pointer
 from weights.versions.signing import Keyring, Signer

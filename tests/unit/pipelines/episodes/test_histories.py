@@ -37,11 +37,12 @@ from contracts.records import (
     seal_body,
 )
 from contracts.tables import received_signal
+from contracts.tables.statements import insert_new
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
-from runtime.database import Database, insert_new
+from runtime.database import Database
 from runtime.log.local import LocalLog
 from runtime.log.outbox import Relay, message
 from runtime.worker import Worker

@@ -20,6 +20,7 @@ from contracts.tables import assignment_change, version_claim
 from pipelines.training.checkpoint import CheckpointStore
 from pipelines.training.fence import CheckpointFence
 from pipelines.training.state import Fate, TrainerState
+from runtime.days import migrate
 from runtime.lease import read_epochs
 from tests.contract.conftest import a_database
 from tests.unit.pipelines.training.actors import Actor
@@ -183,7 +184,7 @@ def test_a_trainer_that_was_stopped_anywhere_changes_nothing_when_it_wakes(
 @pytest.mark.parametrize("place", sorted(QUICK))
 def test_the_same_on_postgresql(template: Path, tmp_path: Path, place: str) -> None:
     opened = a_database("postgresql", tmp_path)
-    opened.migrate()
+    migrate(opened)
     url = opened.url
     opened.close()
 

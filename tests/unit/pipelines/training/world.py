@@ -15,6 +15,7 @@ from contracts.records import Experience, Outcome, decode
 from contracts.revocations import Treatment
 from contracts.rollback import roll_back
 from contracts.tables import verdict
+from contracts.tables.statements import insert_new
 from contracts.topics import EXPERIENCES, OUTCOMES
 from contracts.version_parents import stored_parents
 from pipelines.episodes.epochs.chain import Epoch, Epochs, best, valid_through
@@ -23,7 +24,6 @@ from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.worker import Trainer
 from policy.weights import tensors_of
-from runtime.database import insert_new
 from runtime.lease import Lease
 from runtime.log.outbox import message
 from runtime.settings import Settings

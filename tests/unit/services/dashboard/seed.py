@@ -31,6 +31,7 @@ from contracts.records import (
     seal_body,
 )
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
+from runtime.days import migrate
 from runtime.settings import Settings
 from weights.publish import publish_version
 from weights.stores.store import FolderWeightStore
@@ -73,7 +74,7 @@ def seed(
     settings, now, dice = settings_of(home, database_url), now or time.time(), random.Random(7)
     home.mkdir(parents=True, exist_ok=True)
     database = settings.database()
-    database.migrate()
+    migrate(database)
     with database.transaction() as connection:
         num_signals = _samples(connection, dice, num_generations, now)
         _steps(connection, dice, num_generations // 8, now)

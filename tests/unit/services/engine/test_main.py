@@ -7,6 +7,7 @@ from sqlalchemy import select
 from contracts import assignments
 from contracts.tables import swap
 from runtime.database import Database
+from runtime.days import migrate
 from services.engine.follower import Wanted
 from services.engine.repository import keep_swap, read_wanted
 from services.engine.swap import SwapRecord
@@ -14,7 +15,7 @@ from services.engine.swap import SwapRecord
 
 def test_assignments_in_and_swaps_out(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path / 'millrace.db'}")
-    database.migrate()
+    migrate(database)
     assert read_wanted(database, "demo") == {}
     with database.transaction() as connection:
         for arm, version in (("live", 4), ("candidate", None)):

@@ -15,6 +15,7 @@ from sqlalchemy import func, select
 
 from contracts.tables import outbox, received_signal, signal_count
 from runtime.database import Database, create_database
+from runtime.days import migrate
 from services.feedback import repository
 from services.feedback.repository import Entry, Retraction
 from tests.unit.services.feedback.test_writer import Items
@@ -30,7 +31,7 @@ def replicas() -> Iterator[list[Database]]:
         pytest.skip("no MILLRACE_DATABASE: run make test-services")
     url = create_database(server, f"millrace_test_{secrets.token_hex(6)}")
     opened = [Database(url) for _ in range(3)]
-    opened[0].migrate()
+    migrate(opened[0])
     yield opened
     for database in opened:
         database.close()

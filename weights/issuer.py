@@ -12,14 +12,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
-from typing import NamedTuple
-
-from sqlalchemy import Connection, select, update
+from typing import Protocol
 
 from contracts.errors import InvalidSettings, StaleWrite, WeightsRefused
-from contracts.tables import weight_snapshot
-from runtime.database import Database, insert_new
 from weights.stores.store import WeightStore
 from weights.versions.signing import Keyring, Signer
 from weights.versions.snapshot import (
@@ -37,45 +32,51 @@ from weights.versions.snapshot import (
 _ATTEMPTS = 5
 
 
-class _Row(NamedTuple):
-    sequence: int
-    text: bytes
+SnapshotRow = tuple[int, bytes]
+"""A sequence number, and the signed text of that snapshot."""
+
+
+class SnapshotRows(Protocol):
+    """The row of one policy that decides which snapshot is the newest; `runtime.snapshot_rows` has it in the database."""
+
+    def newest(self) -> SnapshotRow | None:
+        """None: none was issued yet. Raises Unavailable."""
+
+    def replace(self, seen: SnapshotRow | None, row: SnapshotRow) -> bool:
+        """Put `row` instead of `seen`, unless another one is there by now; True: it was put. Raises Unavailable, LeaseLost."""
 
 
 class Issuer:
     """Issues the snapshots of one policy.
 
     Args:
-        database: whose row decides.
+        rows: which snapshot is the newest.
         store: where the image lies; it must take what is not listed yet.
         policy, run: whose versions.
         signer: who vouches for them.
         keyring: whose snapshots in the store are believed, if that has a newer one than the row.
-        transaction: how to write the row; the trainer's checks its lease. None: the database's own.
         clock: UTC epoch seconds.
         accepted: told of every snapshot that is issued.
     """
 
     def __init__(
         self,
-        database: Database,
+        rows: SnapshotRows,
         store: WeightStore,
         policy: str,
         run: str,
         *,
         signer: Signer,
         keyring: Keyring | None,
-        transaction: Callable[[], AbstractContextManager[Connection]] | None = None,
         clock: Callable[[], float] = time.time,
         accepted: Callable[[Snapshot], None] = lambda _: None,
     ) -> None:
-        self._database = database
+        self._rows = rows
         self._store = store
         self._policy = policy
         self._run = run
         self._signer = signer
         self._keyring = keyring
-        self._transaction = transaction or database.transaction
         self._clock = clock
         self._accepted = accepted
         self._last: Snapshot | None = None
@@ -98,7 +99,7 @@ class Issuer:
             InvalidSettings: the snapshot in the database is of another run.
             NotFound, WeightsRefused: a version to add cannot be read.
             Unavailable: the store or the database is away; safe to try again.
-            LeaseLost: as `transaction`.
+            LeaseLost: see `SnapshotRows.replace`.
         """
         for _ in range(_ATTEMPTS):
             row, before = self._newest()
@@ -110,11 +111,11 @@ class Issuer:
                 now=self._clock(),
                 versions=added,
                 pointers=pointers or {},
-                sequence=row.sequence if row else 0,
+                sequence=row[0] if row else 0,
             )
             text = sign_snapshot(snapshot, self._signer)
-            if self._replace(row, snapshot.sequence, text):
-                self._show(_Row(snapshot.sequence, text))
+            if self._rows.replace(row, (snapshot.sequence, text)):
+                self._show((snapshot.sequence, text))
                 self._noted(snapshot)
                 return snapshot
         raise StaleWrite(f"others issue snapshots of {self._policy!r} at this moment; it is safe to try again")
@@ -152,16 +153,10 @@ class Issuer:
         found = entry.edges if entry.root == known.root else {}
         return Listed(known.root, known.parent, {**known.edges, **found})
 
-    def _newest(self) -> tuple[_Row | None, Snapshot | None]:
+    def _newest(self) -> tuple[SnapshotRow | None, Snapshot | None]:
         """The row, and the newest snapshot there is: in the store, if a database was put back from an older copy."""
-        with self._database.snapshot() as connection:
-            found = connection.execute(
-                select(weight_snapshot.c.sequence, weight_snapshot.c.text).where(
-                    weight_snapshot.c.policy == self._policy
-                )
-            ).one_or_none()
-        row = None if found is None else _Row(found.sequence, bytes(found.text))
-        known = [parse_snapshot(row.text, self._policy, None)] if row else []
+        row = self._rows.newest()
+        known = [parse_snapshot(row[1], self._policy, None)] if row else []
         try:
             if (text := self._store.read_small(snapshot_path(self._policy), MOST_BYTES)) is not None:
                 known.append(parse_snapshot(text, self._policy, self._keyring))
@@ -176,30 +171,17 @@ class Issuer:
             )
         return row, newest
 
-    def _replace(self, row: _Row | None, sequence: int, text: bytes) -> bool:
-        values = {"policy": self._policy, "sequence": sequence, "text": text}
-        with self._transaction() as connection:
-            if row is None:
-                return insert_new(connection, weight_snapshot, values)
-            its = (weight_snapshot.c.policy == self._policy) & (weight_snapshot.c.sequence == row.sequence)
-            return connection.execute(update(weight_snapshot).where(its).values(**values)).rowcount == 1
-
-    def _show(self, row: _Row) -> None:
+    def _show(self, row: SnapshotRow) -> None:
         """Put the row's image into the store, and the newer one's if there is one by then."""
         path = snapshot_path(self._policy)
         for _ in range(_ATTEMPTS):
             try:
-                is_there = self._store.read_small(path, MOST_BYTES) == row.text
+                is_there = self._store.read_small(path, MOST_BYTES) == row[1]
             except WeightsRefused:
                 is_there = False
             if not is_there:
-                self._store.write_small(path, row.text)
-            with self._database.snapshot() as connection:
-                newest = connection.execute(
-                    select(weight_snapshot.c.sequence, weight_snapshot.c.text).where(
-                        weight_snapshot.c.policy == self._policy
-                    )
-                ).one()
-            if newest.sequence == row.sequence:
+                self._store.write_small(path, row[1])
+            newest = self._rows.newest()
+            if newest is None or newest[0] == row[0]:
                 return
-            row = _Row(newest.sequence, bytes(newest.text))
+            row = newest
