@@ -131,15 +131,3 @@ DASHBOARD_FAULTS = Counter(
 )
 DEAD_LETTERS_OPEN = Gauge("millrace_dead_letters_open", "Dead letters that nobody has dealt with.", ["group"])
 LAG_RECORDS = Gauge("millrace_lag_records", "Records appended and not handled.", ["group", "topic", "partition"])
-
-
-class WeightStoreMetrics:
-    """What a process sees of its weight store."""
-
-    def count_junk(self, code: str) -> None:
-        """An object could not be used; `code` of what is wrong with it."""
-        WEIGHT_JUNK.labels(code).inc()
-
-    def note_snapshot(self, expires_at: float) -> None:
-        """The list of versions at hand is good until then, UTC epoch seconds."""
-        WEIGHT_SNAPSHOT_EXPIRES.set(expires_at)

@@ -15,8 +15,8 @@ from pipelines.training.waiting import retried
 from pipelines.training.worker import Trainer
 from policy.load import load_model
 from policy.weights import copy_tensors
-from runtime.metrics import WeightStoreMetrics
 from runtime.settings import load_section
+from runtime.weight_metrics import WeightStoreMetrics
 from weights.stores.opening import open_weight_store
 from weights.versions.keys import keyring_of, signer_of
 from weights.warm_up import warm_up

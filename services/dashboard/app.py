@@ -19,9 +19,9 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.assignments import MOVED
-from runtime.metrics import WeightStoreMetrics
 from runtime.replicas import Passing
 from runtime.settings import Settings
+from runtime.weight_metrics import WeightStoreMetrics
 from services.dashboard.generations.tokens import TokenTexts
 from services.dashboard.live.watcher import Reader, Watcher
 from services.dashboard.own.watching import OwnReader, Watchers

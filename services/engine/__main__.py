@@ -15,9 +15,9 @@ from policy.load import load_model
 from runtime.engine_key import engine_key
 from runtime.listening import listening_socket
 from runtime.logs import set_up_logs
-from runtime.metrics import WeightStoreMetrics
 from runtime.operations import LONGEST_WORK_SECONDS, Operations
 from runtime.settings import Settings, load_section, load_settings
+from runtime.weight_metrics import WeightStoreMetrics
 from services.engine.app import make_app
 from services.engine.engine import Engine
 from services.engine.follower import Follower

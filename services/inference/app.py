@@ -15,9 +15,10 @@ from contracts.event_log import EventLog
 from contracts.tasks.loading import load_tasks
 from runtime.engine_key import engine_key
 from runtime.log.spool import Spool
-from runtime.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS, WeightStoreMetrics
+from runtime.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS
 from runtime.replicas import Passing
 from runtime.settings import Settings
+from runtime.weight_metrics import WeightStoreMetrics
 from services.http import InferenceCaller, KeyRing, make_service, reply, with_caller
 from services.inference import hot_load
 from services.inference.arms import Assignments
