@@ -1,1 +1,0 @@
-"""The codec of the weights, with its passes on the device."""
