@@ -17,7 +17,7 @@ from contracts.errors import InvalidSettings
 from contracts.event_log import EventLog, LogRecord, is_damaged
 from contracts.ledger import (
     PENDING,
-    Counts,
+    LedgerCounts,
     generation_counts,
     generation_states,
     rejection_counts,
@@ -27,8 +27,8 @@ from contracts.ledger import (
 from contracts.topics import GENERATIONS
 from runtime.database import Database
 from runtime.log.dead_letters import OPEN, SKIPPED
-from runtime.log.letters import DEAD_LETTER, Letter, find
-from runtime.log.loss import keys_before_loss, num_written_off
+from runtime.log.loss_acceptance import keys_before_loss, num_written_off
+from runtime.log.redrive import DEAD_LETTER, DeadLetter, find
 
 _PAGE = 1000
 
@@ -39,8 +39,8 @@ class Audit(NamedTuple):
     `in_doubt` are logged answers that no client saw and that are not cancelled: they ended without being read.
     """
 
-    generations: Counts
-    signals: Counts
+    generations: LedgerCounts
+    signals: LedgerCounts
     problems: tuple[str, ...]
     in_doubt: tuple[str, ...] = ()
     rejected: Mapping[str, int] = MappingProxyType({})
@@ -72,7 +72,7 @@ def audit(
     by_state = joined.states | {PENDING: joined.states.get(PENDING, 0) + unread}
     by_state |= {"log_lost": num_lost} if num_lost else {}
     by_state |= {DEAD_LETTER: len(dead)} if dead else {}
-    generations = Counts(len(logged) + num_lost, by_state)
+    generations = LedgerCounts(len(logged) + num_lost, by_state)
     problems = _open_letters(letters) + [
         f"{name}: {counts.unexplained} unexplained"
         for name, counts in (("generations", generations), ("signals", signals))
@@ -112,7 +112,7 @@ def logged_generations(log: EventLog, damaged: list[LogRecord] | None = None) ->
     return keys
 
 
-def _dead_generations(log: EventLog, letters: Iterable[Letter]) -> set[str]:
+def _dead_generations(log: EventLog, letters: Iterable[DeadLetter]) -> set[str]:
     """The keys of those that the join could not process."""
     buried = [letter for letter in letters if (letter.process, letter.place.topic) == ("episodes", GENERATIONS)]
     keys = {letter.key for letter in buried if letter.key is not None}
@@ -121,7 +121,7 @@ def _dead_generations(log: EventLog, letters: Iterable[Letter]) -> set[str]:
     return keys | {record.key for place in places for record in log.read(*place, 1) if record.offset == place.offset}
 
 
-def _open_letters(letters: Iterable[Letter]) -> list[str]:
+def _open_letters(letters: Iterable[DeadLetter]) -> list[str]:
     """Each of them is a hole that somebody has to decide about."""
     counts = Counter((letter.process, letter.place.topic) for letter in letters if letter.state == OPEN)
     return [

@@ -15,8 +15,8 @@ from commands.log import plain
 from contracts.errors import InvalidRecord, InvalidRequest, NotFound
 from contracts.topics import TOPICS
 from runtime.log.dead_letters import OPEN, REDRIVEN, SKIPPED
-from runtime.log.letters import SENDER, Letter, decoded, find, get, parse_place, redrive, skip
 from runtime.log.outbox import Relay
+from runtime.log.redrive import SENDER, DeadLetter, decoded, find, get, parse_place, redrive, skip
 from runtime.settings import Settings, load_settings
 
 _MAX_SHOWN_BYTES = 400
@@ -73,7 +73,7 @@ def run_skip(home: Path, process: str, place: str | None, topic: str | None, *, 
 
 def _chosen(
     settings: Settings, process: str, place: str | None, topic: str | None, *, everything: bool
-) -> list[Letter]:
+) -> list[DeadLetter]:
     """One that is named, or all that are open."""
     if (place is None) == (not everything):
         raise InvalidRequest("name one place, TOPIC/PARTITION@OFFSET, or say --all; not both")
@@ -100,7 +100,7 @@ def _check_topic(topic: str | None) -> None:
         raise InvalidRequest(f"no topic {topic!r}; there are {', '.join(TOPICS)}")
 
 
-def _head(letter: Letter) -> dict[str, Any]:
+def _head(letter: DeadLetter) -> dict[str, Any]:
     return {
         "process": letter.process,
         "place": str(letter.place),
@@ -113,7 +113,7 @@ def _head(letter: Letter) -> dict[str, Any]:
     }
 
 
-def _content(letter: Letter) -> Any:
+def _content(letter: DeadLetter) -> Any:
     """As its record; else as whatever msgpack it is; else as bytes."""
     record = decoded(letter)
     if record is not None:
@@ -138,7 +138,7 @@ def _shown(value: Any) -> Any:
     return [_shown(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _named(letters: list[Letter]) -> str:
+def _named(letters: list[DeadLetter]) -> str:
     return str(letters[0].place) if len(letters) == 1 else f"{len(letters)} records"
 
 

@@ -22,7 +22,7 @@ from runtime.clocks import MOST_SECONDS, database_time, offset_seconds
 from runtime.database import Database
 from runtime.engine_key import ENGINE_KEY, authorization, engine_key
 from runtime.integrity import damaged_files, damaged_records
-from runtime.log.memory import losses, read_positions, refusal
+from runtime.log.loss_detection import losses, read_positions, refusal
 from runtime.private_files import open_to_others
 from runtime.settings import Settings, load_settings
 from weights.versions.keys import keyring_of, signer_of, signing_key

@@ -30,7 +30,7 @@ from runtime.database import Database
 from runtime.days import migrate
 from runtime.engine_key import engine_key
 from runtime.integrity import check_files, damaged_records
-from runtime.log.memory import note, read_positions, require_same_log
+from runtime.log.loss_detection import note, read_positions, require_same_log
 from runtime.passwords import check_passwords
 from runtime.private_files import create_private_files, make_private
 from runtime.settings import Section, Settings, load_settings, write_settings

@@ -15,8 +15,8 @@ from commands.home import claimed
 from contracts.event_log import EventLog
 from contracts.tasks.loading import load_tasks
 from runtime.database import Database
-from runtime.log.loss import accept_loss
-from runtime.log.memory import in_words, losses
+from runtime.log.loss_acceptance import accept_loss
+from runtime.log.loss_detection import in_words, losses
 from runtime.settings import load_settings
 
 

@@ -131,7 +131,7 @@ def _treatment(text: str) -> Treatment:
 
 
 def _tell(settings: Settings) -> None:
-    bell = settings.passing().bell
+    bell = settings.replica_links().bell
     bell.ring(MOVED)
     bell.close()
 

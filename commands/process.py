@@ -19,7 +19,7 @@ import structlog
 from commands.supervisor import WRONG_SETTINGS
 from contracts.errors import Damaged, InvalidSettings, InvalidTask, LogLost, PositionLost, Unavailable
 from runtime.clocks import ClockWatch
-from runtime.log.memory import require_same_log
+from runtime.log.loss_detection import require_same_log
 from runtime.logs import set_up_logs
 from runtime.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS, Check, Operations
 from runtime.passwords import check_passwords

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from sqlalchemy import Connection, Row, insert, select, update
 
 from contracts.errors import Forbidden, InvalidSettings, MissingScope, Unauthorized
-from contracts.soundness import MAX_NAME
+from contracts.record_checks import MAX_NAME
 from contracts.tables import api_key
 
 Role = Literal["app", "operator"]

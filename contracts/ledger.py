@@ -48,7 +48,7 @@ GENERATION_STATES = frozenset(
 SIGNAL_STATES = frozenset((PENDING, "joined", "late", "duplicate", "conflict", "retracted", "rejected"))
 
 
-class Counts(NamedTuple):
+class LedgerCounts(NamedTuple):
     """One identity: `total` on the left, `states` on the right."""
 
     total: int
@@ -76,16 +76,16 @@ def effective_state() -> ColumnElement[str]:
     )
 
 
-def generation_counts(connection: Connection) -> Counts:
+def generation_counts(connection: Connection) -> LedgerCounts:
     """Every generation by its effective state."""
     state = effective_state().label("state")
     rows = connection.execute(select(state, func.count()).select_from(generation).group_by(state))
     states = {name: count for name, count in rows}  # noqa: C416 a row is not a tuple for dict()
     total = connection.execute(select(func.count()).select_from(generation)).scalar_one()
-    return Counts(total, states)
+    return LedgerCounts(total, states)
 
 
-def signal_counts(connection: Connection) -> Counts:
+def signal_counts(connection: Connection) -> LedgerCounts:
     """Every signal that reached us; accepted ones that the join has not seen yet are pending."""
     states: dict[str, int] = dict.fromkeys(("duplicate", "conflict", "rejected"), 0)
     states |= {row.state: row.count for row in connection.execute(select(signal_count))}
@@ -96,7 +96,7 @@ def signal_counts(connection: Connection) -> Counts:
         states[name] = states.get(name, 0) + count
         seen += count
     states[PENDING] = states.get(PENDING, 0) + max(0, accepted - seen)
-    return Counts(total, states)
+    return LedgerCounts(total, states)
 
 
 def rejection_counts(connection: Connection) -> dict[str, int]:

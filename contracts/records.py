@@ -19,7 +19,7 @@ import zstandard
 from contracts.errors import InvalidRecord, NewerSchema
 from contracts.event_log import is_damaged
 from contracts.ids import sample_key
-from contracts.soundness import packed_problem, problem_of
+from contracts.record_checks import packed_problem, problem_of
 
 SCHEMA = 2
 """2: heads name the key that a body is sealed with, the try of a request and how many choices it had; signals have comments."""
@@ -295,7 +295,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(kind: type[RecordType], wire: bytes) -> RecordType:
-    """Read a record from the log: one that can be stored and computed with (`contracts/soundness.py`).
+    """Read a record from the log: one that can be stored and computed with (`contracts/record_checks.py`).
 
     Raises:
         NewerSchema: written by a newer Millrace than this one.

@@ -23,7 +23,7 @@ from contracts.tables import assignment_change, verdict
 from contracts.version_parents import BASE, Parents
 
 
-class Plan(NamedTuple):
+class RollbackPlan(NamedTuple):
     """What a rollback does, before it does it."""
 
     live: int
@@ -112,7 +112,7 @@ def read_plan(
     to: int | None = None,
     revoke: Collection[int] | None = None,
     parents: Mapping[int, int] | None = None,
-) -> Plan:
+) -> RollbackPlan:
     """What `roll_back` would do now. Its arguments and errors are those of `roll_back`."""
     live = read(connection, policy).get(LIVE)
     if live is None or live.version is None:
@@ -124,7 +124,7 @@ def read_plan(
     wanted = versions_to_revoke(known, live=live.version, target=target, named=revoke)
     before = revocations.read(connection, policy)
     revoked = tuple(version for version in wanted if version not in before)
-    return Plan(live.version, target, revoked, tuple(known.lineage(target)))
+    return RollbackPlan(live.version, target, revoked, tuple(known.lineage(target)))
 
 
 def roll_back(
@@ -138,7 +138,7 @@ def roll_back(
     revoke: Collection[int] | None = None,
     parents: Mapping[int, int] | None = None,
     seen_live: int | None = None,
-) -> Plan:
+) -> RollbackPlan:
     """Go back to version `to`, or to the one `rollback_target` names; returns what was done.
 
     `treatment` says what becomes of what the revoked versions learned and said, see `contracts/revocations.py`; `revoke`

@@ -12,7 +12,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, literal, or_, sele
 
 from contracts.ledger import PENDING, effective_state
 from contracts.revocations import Treatment
-from contracts.rollback import Plan
+from contracts.rollback import RollbackPlan
 from contracts.tables import generation
 
 
@@ -31,7 +31,7 @@ class Effects(NamedTuple):
     """Of these, not decided yet."""
 
 
-def read_effects(connection: Connection, plan: Plan) -> Effects:
+def read_effects(connection: Connection, plan: RollbackPlan) -> Effects:
     """Count what a plan would change. Reads every learned row: for a dialog, not for every second."""
     learned_in, said_by = generation.c.state_version, generation.c.version
     users = generation.c.purpose == "user"
@@ -50,7 +50,7 @@ def read_effects(connection: Connection, plan: Plan) -> Effects:
     )
 
 
-def describe(plan: Plan, effects: Effects) -> list[str]:
+def describe(plan: RollbackPlan, effects: Effects) -> list[str]:
     """What happens whatever the treatment, one sentence a line."""
     revoked = _names(plan.revoked)
     lines = [f"Users get v{plan.target} instead of v{plan.live}, and training goes on from v{plan.target}."]

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import httpx
 import msgspec
 
-from contracts.asking import is_asked
 from contracts.clusters import Clusters, words_of
+from contracts.draws import is_asked
 from contracts.records import Score
 from contracts.tasks import Task
 from rewards.episode import Opened, answer_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from contracts.asking import is_audited
+from contracts.draws import is_audited
 from contracts.records import Score
 from contracts.tasks import Task
 from rewards.graders import Grader

@@ -44,7 +44,7 @@ _CHILDREN = text(
 log = structlog.get_logger()
 
 
-class Dropped(NamedTuple):
+class DroppedDay(NamedTuple):
     """What went with a day."""
 
     day: date
@@ -115,7 +115,7 @@ def keep_days_ahead(database: Database, stop: threading.Event) -> None:
     database.close()
 
 
-def drop_days(database: Database, before: date) -> list[Dropped]:
+def drop_days(database: Database, before: date) -> list[DroppedDay]:
     """Drop whole days, the oldest first, with what recognised their signals when they were sent again, and whose votes decided.
 
     The default partition stays as it is. Keys of apps and signals that wait for one go by themselves, sooner than any day.
@@ -158,7 +158,7 @@ def _make(connection: Connection, table: Table, day: date) -> bool:
     return True
 
 
-def _drop(database: Database, day: date) -> Dropped:
+def _drop(database: Database, day: date) -> DroppedDay:
     with database.transaction() as connection:
         _take_turn(connection)
         held = set(_children(connection))
@@ -181,7 +181,7 @@ def _drop(database: Database, day: date) -> Dropped:
         more = {"count": generation_count.c["count"] + num_generations}
         connection.execute(counted.on_conflict_do_update(index_elements=["state"], set_=more))
     log.info("day dropped", day=day.isoformat(), num_generations=num_generations)
-    return Dropped(day, num_generations)
+    return DroppedDay(day, num_generations)
 
 
 def _refuse_pending(connection: Connection, day: date) -> None:

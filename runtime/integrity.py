@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from contracts.errors import Damaged
 from contracts.event_log import EventLog, LogRecord, is_damaged
-from runtime.log.memory import Place
+from runtime.log.loss_detection import PositionKey
 from runtime.settings import Settings
 
 WHOLE_BYTES = 2**30
@@ -27,7 +27,7 @@ NEWEST_RECORDS = 1000
 _PAGE = 500
 
 
-class Damage(NamedTuple):
+class DamagedFile(NamedTuple):
     """A file and what SQLite says of it."""
 
     path: Path
@@ -50,15 +50,15 @@ def check_files(settings: Settings) -> None:
         )
 
 
-def damaged_files(home: Path, *, everything: bool = False) -> Iterator[Damage]:
+def damaged_files(home: Path, *, everything: bool = False) -> Iterator[DamagedFile]:
     """The SQLite files of a home that fail their check. `everything`: however large they are."""
     for path in [home / "millrace.db", *sorted((home / "log").glob("*.db"))]:
         if path.is_file() and (says := _what_is_wrong(path, everything=everything)) is not None:
-            yield Damage(path, says)
+            yield DamagedFile(path, says)
 
 
 def damaged_records(
-    event_log: EventLog, positions: Mapping[Place, int], newest: int = NEWEST_RECORDS
+    event_log: EventLog, positions: Mapping[PositionKey, int], newest: int = NEWEST_RECORDS
 ) -> Iterator[LogRecord]:
     """Records that are not what was appended, among the `newest` of each partition and those that a worker has not read."""
     unread: dict[tuple[str, int], int] = {}

@@ -27,7 +27,7 @@ from contracts.errors import LeaseHeld, LeaseLost, Unavailable
 from contracts.tables import training_epoch, training_lease
 from contracts.tables.statements import insert_new
 from runtime.database import Database
-from runtime.holders import Holder, is_dead, this_process
+from runtime.lease_holder import LeaseHolder, is_dead, this_process
 
 if TYPE_CHECKING:
     from sqlalchemy import ColumnElement
@@ -41,11 +41,11 @@ _LONGEST_WAIT_SECONDS = 4
 log = structlog.get_logger()
 
 
-class Epoch(NamedTuple):
+class IssuedEpoch(NamedTuple):
     """One that was issued. `start`: what its holder went on from, in the holder's words; None if it never said."""
 
     epoch: int
-    holder: Holder
+    holder: LeaseHolder
     issued_at: float
     start: str | None
 
@@ -53,7 +53,7 @@ class Epoch(NamedTuple):
 class Lease:
     """The right to write for one policy, under one epoch. Made by `acquire`."""
 
-    def __init__(self, database: Database, policy: str, holder: Holder, epoch: int) -> None:
+    def __init__(self, database: Database, policy: str, holder: LeaseHolder, epoch: int) -> None:
         """Use `acquire`."""
         self._database = database
         self._policy = policy
@@ -69,7 +69,7 @@ class Lease:
         *,
         floor: int = 0,
         lifetime: float = LIFETIME_SECONDS,
-        holder: Holder | None = None,
+        holder: LeaseHolder | None = None,
     ) -> Lease:
         """Take the lease under a new epoch, above all that were issued and above `floor`.
 
@@ -226,16 +226,18 @@ class Lease:
             raise self._lost
 
 
-def read_epochs(connection: Connection, policy: str) -> dict[int, Epoch]:
+def read_epochs(connection: Connection, policy: str) -> dict[int, IssuedEpoch]:
     """Every epoch that was ever issued for a policy."""
     rows = connection.execute(select(training_epoch).where(training_epoch.c.policy == policy))
     return {
-        row.epoch: Epoch(row.epoch, msgspec.convert(row.holder, Holder), row.issued_at, row.holder.get("start"))
+        row.epoch: IssuedEpoch(
+            row.epoch, msgspec.convert(row.holder, LeaseHolder), row.issued_at, row.holder.get("start")
+        )
         for row in rows
     }
 
 
-_FREE: dict[str, Any] = msgspec.to_builtins(Holder(host="", pid=0, instance="", released=True))
+_FREE: dict[str, Any] = msgspec.to_builtins(LeaseHolder(host="", pid=0, instance="", released=True))
 
 
 def _refuse_if_held(connection: Connection, policy: str, row: Row[Any] | None) -> None:
@@ -255,7 +257,7 @@ def _refuse_if_held(connection: Connection, policy: str, row: Row[Any] | None) -
         )
 
 
-def _issue(connection: Connection, policy: str, holder: Holder, floor: int) -> int:
+def _issue(connection: Connection, policy: str, holder: LeaseHolder, floor: int) -> int:
     """The row of the lease is locked."""
     issued = select(func.max(training_epoch.c.epoch)).where(training_epoch.c.policy == policy)
     last = connection.execute(issued).scalar_one() or 0
@@ -282,8 +284,8 @@ def _locked(connection: Connection, policy: str) -> Row[Any] | None:
     return found
 
 
-def _holder(row: Row[Any] | None) -> Holder | None:
-    return None if row is None else msgspec.convert(row.holder, Holder)
+def _holder(row: Row[Any] | None) -> LeaseHolder | None:
+    return None if row is None else msgspec.convert(row.holder, LeaseHolder)
 
 
 def _now(connection: Connection) -> float:

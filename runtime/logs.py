@@ -17,7 +17,7 @@ LEVEL = "MILLRACE_LOG"
 """debug (every request), info, warning or error; info if absent."""
 
 
-class Lossy:
+class LossyFile:
     """A text file that drops what a full disk cannot take: a line of a log must not end what it tells of."""
 
     def __init__(self, file: TextIO) -> None:
@@ -49,7 +49,7 @@ def set_up_logs(process: str) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(_level()),
-        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", Lossy(sys.stdout))),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", LossyFile(sys.stdout))),
     )
 
 

@@ -38,7 +38,7 @@ _READY_SECONDS = 1.0
 _OK, _NOT_FOUND, _UNAVAILABLE = 200, 404, 503
 
 
-class Answer(NamedTuple):
+class OperationsResponse(NamedTuple):
     """Status and body."""
 
     status: int
@@ -67,10 +67,10 @@ class Operations:
         """Not ready from now on."""
         self._draining.set()
 
-    def answer(self, path: str) -> Answer:
+    def answer(self, path: str) -> OperationsResponse:
         """What a path says now."""
         if path == "/metrics":
-            return Answer(_OK, CONTENT_TYPE_LATEST, generate_latest())
+            return OperationsResponse(_OK, CONTENT_TYPE_LATEST, generate_latest())
         if path == "/health":
             seconds = time.time() - (REGISTRY.get_sample_value(LAST_STEP_NAME) or 0.0)
             return _json(_OK if seconds < self._longest else _UNAVAILABLE, {"last_step_seconds": round(seconds, 1)})
@@ -143,8 +143,8 @@ _troubles: dict[str, str] = {}
 """What keeps this process from its work, by name; `/ready` says it."""
 
 
-def _json(status: int, content: object) -> Answer:
-    return Answer(status, "application/json", json.dumps(content).encode())
+def _json(status: int, content: object) -> OperationsResponse:
+    return OperationsResponse(status, "application/json", json.dumps(content).encode())
 
 
 def _listening_socket() -> socket.socket | None:

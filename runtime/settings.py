@@ -23,11 +23,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from contracts.errors import InvalidSettings
 from contracts.event_log import EventLog
-from contracts.soundness import MAX_NAME
+from contracts.record_checks import MAX_NAME
 from runtime.database import Database
 from runtime.log.local import LocalLog
-from runtime.replicas import Passing
-from runtime.replicas.in_process import make_passing
+from runtime.replicas import ReplicaLinks
+from runtime.replicas.in_process import local_links
 
 SectionType = TypeVar("SectionType", bound="Section")
 
@@ -135,10 +135,10 @@ class Settings(Section):
         session = self.kafka_session_seconds or SESSION_SECONDS
         return KafkaLog(self.kafka, prefix=f"{self.policy}.{self.run}.", session=session)
 
-    def passing(self) -> Passing:
+    def replica_links(self) -> ReplicaLinks:
         """What a process of this home tells its replicas in passing; without Redis it only knows itself."""
         if self.redis is None:
-            return make_passing()
+            return local_links()
         from runtime.replicas.on_redis import connect  # noqa: PLC0415 as of Kafka
 
         return connect(self.redis, prefix=f"{self.policy}.{self.run}.")

@@ -25,6 +25,7 @@ from contracts.event_log import EventLog, LogRecord, Message
 from contracts.faults import FaultPoint, no_fault
 from contracts.tables import position
 from contracts.tables.statements import insert_new
+from runtime.batch import BatchRecord, Item, culprits_of, items_of, prepare_batch
 from runtime.bisection import Blamed, bisect, blaming_records, in_hand_of
 from runtime.database import Database
 from runtime.log.dead_letters import Culprit, bury_all, culprit_of, traceback_of
@@ -39,7 +40,6 @@ from runtime.metrics import (
     WAITS,
 )
 from runtime.operations import step_done
-from runtime.parts import Item, Part, culprits_of, items_of, prepared
 
 BATCH = 500
 TICK_SECONDS = 0.25
@@ -88,7 +88,7 @@ class Handler(Protocol[Item]):
         """
 
 
-Handling = Callable[[Connection, Sequence[Part[Item]]], list[Culprit]]
+Handling = Callable[[Connection, Sequence[BatchRecord[Item]]], list[Culprit]]
 """Handles what can be handled, and returns the rest."""
 
 
@@ -149,7 +149,7 @@ class Worker(Generic[Item]):
         records = self._consumer.poll(timeout, limit)
         started = time.perf_counter()
         self._fault("worker: polled")
-        parts = prepared(self._handler, records)
+        parts = prepare_batch(self._handler, records)
         is_at_end = len(records) < limit
         try:
             self._apply(parts, self._handle, is_at_end=is_at_end)
@@ -166,7 +166,7 @@ class Worker(Generic[Item]):
         self._note(records, time.perf_counter() - started)
         return len(records)
 
-    def _apply(self, parts: Sequence[Part[Item]], handle: Handling[Item], *, is_at_end: bool) -> None:
+    def _apply(self, parts: Sequence[BatchRecord[Item]], handle: Handling[Item], *, is_at_end: bool) -> None:
         """A batch, what it sends, its dead letters and its positions, in one transaction."""
         records = [part.record for part in parts]
         with self._database.transaction() as connection:
@@ -178,25 +178,25 @@ class Worker(Generic[Item]):
             self._fault("worker: before commit")
         self._positions |= moved
 
-    def _handle(self, connection: Connection, parts: Sequence[Part[Item]]) -> list[Culprit]:
+    def _handle(self, connection: Connection, parts: Sequence[BatchRecord[Item]]) -> list[Culprit]:
         with blaming_records():
             put(connection, self._handler.name, self._handler.handle(connection, items_of(parts)))
         return []
 
     def _handle_apart(
-        self, connection: Connection, parts: Sequence[Part[Item]], reason: BaseException
+        self, connection: Connection, parts: Sequence[BatchRecord[Item]], reason: BaseException
     ) -> list[Culprit]:
         """What can be handled; each piece is undone alone, so that a batch costs one commit, whoever is in it."""
         culprits = []
 
-        def handle(some: Sequence[Part[Item]]) -> None:
+        def handle(some: Sequence[BatchRecord[Item]]) -> None:
             with blaming_records(), connection.begin_nested():
                 self._handle(connection, some)
 
-        def give_up(part: Part[Item], error: BaseException) -> None:
+        def give_up(part: BatchRecord[Item], error: BaseException) -> None:
             culprits.append(culprit_of(part.record, error))
 
-        def in_hand(error: BaseException, some: Sequence[Part[Item]]) -> int | None:
+        def in_hand(error: BaseException, some: Sequence[BatchRecord[Item]]) -> int | None:
             return in_hand_of(error, [part.item for part in some])
 
         bisect(parts, handle, give_up, reason, in_hand)

@@ -17,13 +17,13 @@ CHECKS = {"storage": storage_check, "engine": engine_check, "clock": clock_check
 
 def make(settings: Settings) -> dict[str, FastAPI]:
     """All services of one home."""
-    passing = settings.passing()
-    inference = create_inference(settings, passing=passing)
+    links = settings.replica_links()
+    inference = create_inference(settings, links=links)
     return {
-        "/v1/feedback": create_feedback(settings, passing=passing),
+        "/v1/feedback": create_feedback(settings, links=links),
         "/v1/": inference,
         "/hot_load/": inference,
-        "/": create_dashboard(settings, passing=passing),
+        "/": create_dashboard(settings, links=links),
     }
 
 

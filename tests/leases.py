@@ -10,8 +10,8 @@ from sqlalchemy import update
 
 from contracts.tables import training_lease
 from runtime.database import Database
-from runtime.holders import Holder, this_process
 from runtime.lease import Lease
+from runtime.lease_holder import LeaseHolder, this_process
 
 
 def a_lease(database: Database, policy: str, floor: int = 0) -> Lease:
@@ -19,12 +19,12 @@ def a_lease(database: Database, policy: str, floor: int = 0) -> Lease:
     return Lease.acquire(database, policy, floor=floor, holder=a_dead_process())
 
 
-def a_dead_process() -> Holder:
+def a_dead_process() -> LeaseHolder:
     """On this machine, before its last boot."""
     return msgspec.structs.replace(this_process(), boot="before the last one")
 
 
-def a_process_that_ended() -> Holder:
+def a_process_that_ended() -> LeaseHolder:
     """On this machine, since its last boot: its id may be used again, its start not."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from contracts.asking import is_asked
+from contracts.draws import is_asked
 from contracts.event_log import LogRecord, Message
 from contracts.ids import new_completion_id
 from contracts.records import (

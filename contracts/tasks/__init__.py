@@ -14,20 +14,20 @@ from typing import Literal, Self
 from pydantic import Field, PrivateAttr, model_validator
 
 from contracts.errors import InvalidValue
-from contracts.soundness import MAX_NAME
+from contracts.record_checks import MAX_NAME
 from contracts.tasks.curation import CurationRule
 from contracts.tasks.gate import GateRule, default_graders, proves, why_no_gate
 from contracts.tasks.judges import JudgeRule
-from contracts.tasks.part import Misplaced, Part
 from contracts.tasks.people import AskingRule, AuditRule, TrustRule
 from contracts.tasks.rewards import GraderRule, RewardRule, VerifierRule
+from contracts.tasks.section import Misplaced, TaskSection
 from contracts.tasks.signals import SignalRule
 from contracts.tasks.source import NOWHERE, Source
 
 _ROUNDING = 1e-6
 
 
-class SamplingRule(Part):
+class SamplingRule(TaskSection):
     """Who chooses how answers are sampled."""
 
     owner: Literal["task", "caller"] = "task"
@@ -41,7 +41,7 @@ class SamplingRule(Part):
     """Longest answer, in tokens."""
 
 
-class Task(Part):
+class Task(TaskSection):
     """A whole task file."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=MAX_NAME)

@@ -6,12 +6,12 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from contracts.tasks.part import Misplaced, Part
+from contracts.tasks.section import Misplaced, TaskSection
 
 PersonalData = Literal["EMAIL_ADDRESS", "CREDIT_CARD", "IBAN_CODE", "IP_ADDRESS", "PHONE_NUMBER", "US_SSN", "CRYPTO"]
 
 
-class CurationRule(Part):
+class CurationRule(TaskSection):
     """What keeps a prompt out. By default nothing does; every refusal is named in the ledger and counted.
 
     Only what users wrote is looked at, never the answer: a filter that the policy can reach is one that it learns to use.

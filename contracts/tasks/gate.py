@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from contracts.tasks.judges import JudgeRule
-from contracts.tasks.part import Part
 from contracts.tasks.rewards import GraderRule, VerifierRule
+from contracts.tasks.section import TaskSection
 
 PROVING_KINDS = frozenset(
     ("choice", "code", "exact", "function", "http", "json_exact", "math", "numeric", "reasoning_gym", "sql", "token_f1")
@@ -21,7 +21,7 @@ NEEDING_REFERENCE = PROVING_KINDS - {"function", "http"} | COMPARING_KINDS.keys(
 """Verifiers that can say nothing about an answer whose right one nobody knows."""
 
 
-class GateRule(Part):
+class GateRule(TaskSection):
     """How a candidate is judged on this task. The task's hash leaves it out, because it changes no score."""
 
     graders: tuple[str, ...] | None = None

@@ -7,14 +7,14 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from contracts.tasks.part import Misplaced, Part
 from contracts.tasks.rewards import GraderRule, Role
+from contracts.tasks.section import Misplaced, TaskSection
 
 PAIRWISE_LEVELS = ("second", "tie", "first")
 """What a comparison may say, worst to best for the first answer."""
 
 
-class Bar(Part):
+class Bar(TaskSection):
     """What a judge must reach on labels before its word counts (docs/rewards.md)."""
 
     kappa: float = Field(default=0.6, ge=-1, le=1)
@@ -25,14 +25,14 @@ class Bar(Part):
     """Share of empty phrases that pass for an answer, at most."""
 
 
-class Price(Part):
+class Price(TaskSection):
     """Money for a million tokens, in the currency of `money_per_day`."""
 
     input: float = Field(default=0.0, ge=0)
     output: float = Field(default=0.0, ge=0)
 
 
-class JudgeEndpoint(Part):
+class JudgeEndpoint(TaskSection):
     """One model behind an OpenAI-compatible endpoint."""
 
     url: str = Field(pattern=r"^https?://")

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from contracts.errors import InvalidTask
 from contracts.tasks import Task
-from contracts.tasks.part import Misplaced, mistake_of
+from contracts.tasks.section import Misplaced, mistake_of
 from contracts.tasks.source import Source
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from contracts.tasks.part import Part
+from contracts.tasks.section import TaskSection
 
 
-class AskingRule(Part):
+class AskingRule(TaskSection):
     """A random share of answers carries `ask_feedback`: the app asks there, so that it is known who could have spoken."""
 
     probability: float = Field(gt=0, le=1)
@@ -18,7 +18,7 @@ class AskingRule(Part):
     """Weight of a sample that such a signal decided where nobody had asked: volunteers are not a random share."""
 
 
-class AuditRule(Part):
+class AuditRule(TaskSection):
     """A random share of samples is shown to a judge, whatever users said: what corrects the estimate of all others."""
 
     probability: float = Field(default=0.005, gt=0, le=1)
@@ -27,7 +27,7 @@ class AuditRule(Part):
     """The name of a judge of this task, with the role `watch`."""
 
 
-class BurstRule(Part):
+class BurstRule(TaskSection):
     """Many votes to the same effect about one kind of prompt, far above its own history: they weigh nothing for a while."""
 
     bucket_seconds: float = Field(default=600.0, gt=0)
@@ -42,7 +42,7 @@ class BurstRule(Part):
     """So long after a burst such votes go on weighing nothing, unless somebody looked and cleared it."""
 
 
-class TrustRule(Part):
+class TrustRule(TaskSection):
     """How far one person's signals move the policy."""
 
     votes: int = Field(default=20, ge=1)

@@ -6,12 +6,12 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from contracts.tasks.part import Part
+from contracts.tasks.section import TaskSection
 
 Role = Literal["gate", "component", "watch", "signal"]
 
 
-class RewardRule(Part):
+class RewardRule(TaskSection):
     """What the reward is: gates scale how far the weighted sum of the components lies above `low`."""
 
     low: float = 0.0
@@ -30,7 +30,7 @@ class RewardRule(Part):
         return self
 
 
-class GraderRule(Part):
+class GraderRule(TaskSection):
     """What verifiers and judges have in common."""
 
     name: str = Field(min_length=1, max_length=64)

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from contracts.errors import InvalidValue
 from contracts.records import Scalar
-from contracts.tasks.part import Part
+from contracts.tasks.section import TaskSection
 
 Meaning = Literal[
     "accept", "reject", "shown", "edit", "regenerate", "copy", "thumbs", "follow_up", "outcome", "abandoned"
@@ -19,7 +19,7 @@ THRESHOLD = 0.25
 """Worth showing if it is accepted more often than that: rewards (1 - t, -t, 0) for accepted, refused, not shown."""
 
 
-class SignalRule(Part):
+class SignalRule(TaskSection):
     """One declared signal. Where several are present, the one declared first decides the reward."""
 
     means: Meaning | None = None

@@ -9,7 +9,7 @@ from contracts.tasks.loading import load_tasks
 from pipelines.episodes.handler import EpisodesHandler
 from runtime.clocks import ClockWatch
 from runtime.days import keep_days_ahead
-from runtime.log.memory import keep_noting
+from runtime.log.loss_detection import keep_noting
 from runtime.settings import load_settings
 from runtime.worker import Worker
 

@@ -41,7 +41,7 @@ def main(home: Path, stop: threading.Event, make_grade: Callable[[Mapping[str, T
             engine_url=settings.engine_url,
             engine_key=engine_key(settings.home),
         )
-        bell = settings.passing().bell
+        bell = settings.replica_links().bell
         database = settings.database()
         Releaser(
             database,

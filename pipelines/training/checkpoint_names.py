@@ -21,7 +21,7 @@ from contracts.errors import WeightsRefused
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from runtime.lease import Epoch
+    from runtime.lease import IssuedEpoch
 
 SCHEMA = 1
 MANIFEST = "MANIFEST.json"
@@ -83,7 +83,7 @@ def highest_epoch(folder: Path) -> int:
     return highest + unreadable
 
 
-def void_names(names: Iterable[str], epochs: Mapping[int, Epoch]) -> set[str]:
+def void_names(names: Iterable[str], epochs: Mapping[int, IssuedEpoch]) -> set[str]:
     """Checkpoints that no epoch descends from: of epochs that were never issued, or later than what a successor started from.
 
     Epochs below the first that the database issued are of before it.

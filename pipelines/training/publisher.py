@@ -101,7 +101,7 @@ class Publisher:
         self._renew_at = 0.0
         self._mirrored, self._mirror_at = 0, 0.0
         self._pruning = Pruning(settings.policy, database, store, lease, fault, keep_anchors=keep_anchors)
-        self._bell = settings.passing().bell
+        self._bell = settings.replica_links().bell
         self._unsent: Unsent | None = None
         self._num_failures, self._retry_at = 0, 0.0
         self.held: dict[int, Tensors] = {BASE_VERSION: base}

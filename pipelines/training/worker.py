@@ -40,7 +40,7 @@ from pipelines.training.telling import Due, Teller, count
 from pipelines.training.versions import VersionTree
 from runtime.bisection import is_of_a_record
 from runtime.log.dead_letters import bury
-from runtime.log.loss import begin_no_later, forget_training_positions
+from runtime.log.loss_acceptance import begin_no_later, forget_training_positions
 from runtime.metrics import HALTED, PUBLISHED_VERSION, TRAINING_CORRECTIONS, TRAINING_SAMPLES, WAITS
 from runtime.operations import step_done
 from runtime.worker import RETRY_SECONDS, TICK_SECONDS

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from contracts.tasks.judges import Bar, JudgeRule
-from contracts.tasks.part import Part
+from contracts.tasks.section import TaskSection
 from rewards.judges.agreement import Interval
 from rewards.judges.identity import identity_of
 
@@ -18,7 +18,7 @@ ENOUGH_LABELS = 200
 """Below, intervals are wide: reports say so."""
 
 
-class Figure(Part):
+class Figure(TaskSection):
     """A figure with its interval, 95%."""
 
     value: float
@@ -31,7 +31,7 @@ class Figure(Part):
         return None if interval is None else cls(**interval._asdict())
 
 
-class Figures(Part):
+class Figures(TaskSection):
     """What was measured. None: there was nothing to measure it on."""
 
     num_labels: int = Field(ge=0)
@@ -57,7 +57,7 @@ class Figures(Part):
     seconds: float
 
 
-class Report(Part):
+class Report(TaskSection):
     """An admission. `fallback` are the figures of the rule's fallback alone."""
 
     task: str

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Connection
 
-from contracts.asking import is_asked
+from contracts.draws import is_asked
 from contracts.ids import parse_sample_key
 from contracts.tasks import Task
 from rewards.monitors.evidence import Sums

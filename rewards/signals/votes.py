@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from contracts.asking import is_asked
+from contracts.draws import is_asked
 from contracts.errors import InvalidTask
 from contracts.ids import parse_sample_key
 from contracts.records import Fault, Score, Signal

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from contracts.errors import InvalidTask
 from contracts.records import Fault, ScoreStatus
-from contracts.tasks.part import Part, mistake_of
+from contracts.tasks.section import TaskSection, mistake_of
 
-ConfigType = TypeVar("ConfigType", bound=Part)
+ConfigType = TypeVar("ConfigType", bound=TaskSection)
 NO_METADATA: Mapping[str, str] = {}
 
 

@@ -15,7 +15,7 @@ import re2
 from pydantic import Field, model_validator
 
 from contracts.errors import InvalidTask
-from contracts.tasks.part import Part
+from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import (
     Answer,
     Check,
@@ -44,7 +44,7 @@ _FURTHER = (
 )
 
 
-class Config(Part):
+class Config(TaskSection):
     """What a task file may say."""
 
     choices: tuple[str, ...] = Field(default=("A", "B", "C", "D"), min_length=2)

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from contracts.errors import InvalidTask, Unavailable
-from contracts.tasks.part import Part
+from contracts.tasks.section import TaskSection
 from rewards.killable.cores import num_cores
 from rewards.sandbox.choose import sandbox_named
 from rewards.sandbox.port import Limits, Sandbox, SandboxBroken
@@ -41,7 +41,7 @@ VERSION = 2
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 
 
-class CodeConfig(Part):
+class CodeConfig(TaskSection):
     """What a task may say."""
 
     partial: bool = False

@@ -11,13 +11,13 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from contracts.tasks.part import Part
+from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import Answer, Check, broken, unlabelled
 
 RESERVED = frozenset({"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric"})
 
 
-class ColumnsConfig(Part):
+class ColumnsConfig(TaskSection):
     """What both kinds have in their configs."""
 
     conversational: bool = True

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from contracts.tasks.part import Part
+from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import Answer, Check, Context, Verifier, bad_reference, read_config, right, unlabelled
 from rewards.verifiers.texts import read_references, without_articles, without_punctuation
 
 VERSION = 1
 
 
-class Config(Part):
+class Config(TaskSection):
     """What is overlooked, on both sides."""
 
     strip: bool = True

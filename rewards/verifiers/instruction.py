@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from contracts.errors import InvalidTask
-from contracts.tasks.part import Part
+from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import (
     Answer,
     Check,
@@ -39,7 +39,7 @@ VERSION = 2
 MAX_CHECKS = 100
 
 
-class Config(Part):
+class Config(TaskSection):
     """What a task file may say."""
 
     checks: tuple[dict[str, Any], ...] = Field(default=(), max_length=MAX_CHECKS)
@@ -55,7 +55,7 @@ class Asked(NamedTuple):
 
     name: str
     instruction: Instruction
-    parameters: Part
+    parameters: TaskSection
 
 
 def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable

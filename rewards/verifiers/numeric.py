@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from contracts.tasks.part import Part
+from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import (
     Answer,
     Check,
@@ -53,7 +53,7 @@ _TIMES = re.compile(r"\s(?:times|plus|minus|divided|multiplied)\b", re.IGNORECAS
 _BOX_END = re.compile(r"\s{0,4}\$?\s{0,4}\}")
 
 
-class Config(Part):
+class Config(TaskSection):
     """What a task file may say."""
 
     absolute: float = Field(default=0.0, ge=0)

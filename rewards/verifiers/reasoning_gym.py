@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from contracts.errors import InvalidTask
-from contracts.tasks.part import Part
+from contracts.tasks.section import TaskSection
 from rewards.killable import NotStarted, Setup, pool_for
 from rewards.verifiers.check import BatchVerifier, Check, Context, read_config, wrong
 from rewards.verifiers.referee import refereed
@@ -28,7 +28,7 @@ _MEMORY_BYTES = 4 << 30
 _MAX_ANSWER = 20_000
 
 
-class ReasoningGymConfig(Part):
+class ReasoningGymConfig(TaskSection):
     """Which tasks."""
 
     dataset: str

@@ -12,7 +12,7 @@ import re2
 from pydantic import Field
 
 from contracts.errors import InvalidTask
-from contracts.tasks.part import Part
+from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import Answer, Check, Context, Verifier, read_config, right, wrong
 
 VERSION = 1
@@ -20,7 +20,7 @@ _PROBES = ("", "a", "\n~", "0 \u00e9")
 _MAX_PATTERN = 10_000
 
 
-class Config(Part):
+class Config(TaskSection):
     """What a task file may say."""
 
     pattern: str = Field(min_length=1, max_length=_MAX_PATTERN)

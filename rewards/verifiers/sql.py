@@ -25,7 +25,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from contracts.errors import InvalidTask
-from contracts.tasks.part import Part
+from contracts.tasks.section import TaskSection
 from rewards.killable import NotStarted, Setup, pool_for
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, read_config, wrong
 from rewards.verifiers.referee import refereed
@@ -38,7 +38,7 @@ _GIVEN_SHARE, _FRESH_SHARE = 1 / 4, 1 / 8
 """Of the deadline, as processor time of all queries of the reference, and as much of the answer: the rest is for a machine that is busy."""
 
 
-class SqlConfig(Part):
+class SqlConfig(TaskSection):
     """The databases."""
 
     databases: tuple[str, ...] = ()

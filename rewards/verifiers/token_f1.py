@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from contracts.tasks.part import Part
+from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import Answer, Check, Context, Verifier, bad_reference, read_config, unlabelled
 from rewards.verifiers.texts import read_references, squad_tokens
 
 VERSION = 1
 
 
-class Config(Part):
+class Config(TaskSection):
     """What a task file may say."""
 
     characters: bool = False

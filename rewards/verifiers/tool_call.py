@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from contracts.tasks.part import Part
+from contracts.tasks.section import TaskSection
 from rewards.verifiers.calls import Call, Malformed, calls_of, calls_of_json, folded
 from rewards.verifiers.check import (
     Answer,
@@ -34,7 +34,7 @@ from rewards.verifiers.traces import Traces
 VERSION = 2
 
 
-class Tool(Part):
+class Tool(TaskSection):
     """One tool."""
 
     name: str = Field(min_length=1)
@@ -45,7 +45,7 @@ class Tool(Part):
     """JSON schema of the arguments."""
 
 
-class Config(Part):
+class Config(TaskSection):
     """What a task file may say."""
 
     tools: tuple[Tool, ...] = Field(min_length=1)

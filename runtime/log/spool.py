@@ -18,7 +18,7 @@ import structlog
 
 from contracts.errors import RecordTooLarge, Unavailable
 from contracts.event_log import MAX_RECORD_BYTES, Consumer, EventLog, LoadPosition, LogRecord, Message, TopicState
-from runtime.log.spool_slot import Slot, left_behind
+from runtime.log.spool_slot import SpoolSlot, left_behind
 
 MAX_SPOOL_BYTES = 2 * 2**30
 PATIENCE_SECONDS = 1.0
@@ -63,10 +63,11 @@ class Spool:
         self._max_bytes = max_bytes
         self._patience = patience_seconds
         self._deciding = threading.Lock()
-        self._slot: Slot | None = None
-        self._adopted: list[Slot] = []  # until they are clean: whoever opens them again would send all that they hold
+        self._slot: SpoolSlot | None = None
+        # Until they are clean: opening one again would send everything that it holds.
+        self._adopted: list[SpoolSlot] = []
         try:
-            self._slot = Slot.take_first(folder, max_bytes)
+            self._slot = SpoolSlot.take_first(folder, max_bytes)
         except Unavailable as error:  # answering does not depend on a disk
             _log.warning("no spool", reason=error.message)
         self.away = bool(self.num_waiting)
@@ -157,7 +158,7 @@ class Spool:
         with self._deciding:
             self.away = True
             if self._slot is None:
-                self._slot = Slot.take_first(self._folder, self._max_bytes)
+                self._slot = SpoolSlot.take_first(self._folder, self._max_bytes)
             self._slot.append(messages)
             self.num_spooled += len(messages)
         self._wake.set()
@@ -201,7 +202,7 @@ class Spool:
                 self._adopted.remove(slot)
                 slot.close()
 
-    def _drain(self, slot: Slot) -> None:
+    def _drain(self, slot: SpoolSlot) -> None:
         slot.tidy()
         limit = 1  # a probe: what a log that stays silent may write twice
         while (batch := slot.oldest(limit, _BATCH_BYTES)).messages:

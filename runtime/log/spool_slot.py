@@ -42,14 +42,14 @@ CREATE TABLE IF NOT EXISTS waiting (
 _log = structlog.get_logger(__name__)
 
 
-class Batch(NamedTuple):
+class SpoolBatch(NamedTuple):
     """The oldest messages of a slot, and the place up to which they reach."""
 
     messages: list[Message]
     last: int
 
 
-class Slot:
+class SpoolSlot:
     """See the module. Safe for threads.
 
     Attributes:
@@ -137,13 +137,13 @@ class Slot:
             self.num_bytes += sum(message.num_bytes for message in messages)
             self.oldest_at = self.oldest_at or now
 
-    def oldest(self, max_records: int, max_bytes: int) -> Batch:
+    def oldest(self, max_records: int, max_bytes: int) -> SpoolBatch:
         """What came first, at least one message if any waits."""
         messages: list[Message] = []
         num_bytes = last = 0
         with self._using, self._explained("read"):
             if not self.num_records:
-                return Batch([], 0)
+                return SpoolBatch([], 0)
             rows = self._connected().execute(
                 "SELECT id, topic, route, key, value FROM waiting WHERE id > ? ORDER BY id LIMIT ?",
                 (self._gone, max_records),
@@ -156,9 +156,9 @@ class Slot:
                 messages.append(message)
                 last = place
             rows.close()
-        return Batch(messages, last)
+        return SpoolBatch(messages, last)
 
-    def remove(self, batch: Batch) -> None:
+    def remove(self, batch: SpoolBatch) -> None:
         """Forget a batch that `oldest` gave and that is elsewhere now. Never fails, whatever the disk does."""
         with self._using:
             self._gone = batch.last
@@ -246,7 +246,7 @@ class Slot:
             raise Unavailable(f"the spool {self._path} cannot be {verb} ({error}); free disk space") from error
 
 
-def left_behind(folder: Path, own: int, max_bytes: int) -> Iterator[Slot]:
+def left_behind(folder: Path, own: int, max_bytes: int) -> Iterator[SpoolSlot]:
     """Slots that hold messages and have no living owner, one at a time; whoever asks owns and closes them."""
     for number in count():
         if not (folder / f"{number}.db").exists():
@@ -254,7 +254,7 @@ def left_behind(folder: Path, own: int, max_bytes: int) -> Iterator[Slot]:
         if number == own:
             continue
         try:
-            slot = Slot.take(folder, number, max_bytes)
+            slot = SpoolSlot.take(folder, number, max_bytes)
         except Unavailable as error:
             _log.error("a slot of the spool cannot be used", slot=number, reason=error.message)
             continue

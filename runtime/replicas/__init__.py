@@ -4,6 +4,6 @@ Nothing of it is the truth. Without it, or while the server behind it is away, e
 limits count per replica, a repeated request runs again, and what would have been told is found at the next poll.
 """
 
-from runtime.replicas.ports import Allowance, Bell, Passing, RateLimiter, Turn, Window
+from runtime.replicas.ports import Allowance, Bell, IdempotencyStore, RateLimiter, ReplicaLinks, RequestClaim
 
-__all__ = ["Allowance", "Bell", "Passing", "RateLimiter", "Turn", "Window"]
+__all__ = ["Allowance", "Bell", "IdempotencyStore", "RateLimiter", "ReplicaLinks", "RequestClaim"]

@@ -12,8 +12,8 @@ from runtime.replicas.ports import (
     LEASE_SECONDS,
     WINDOW_SECONDS,
     Allowance,
-    Passing,
-    Turn,
+    ReplicaLinks,
+    RequestClaim,
     allowance_of,
     take,
 )
@@ -39,8 +39,8 @@ class LocalLimiter:
         return allowance_of(limit, debt, wait)
 
 
-class LocalWindow:
-    """A `Window`, bounded in number and bytes: the oldest goes first. Belongs to one event loop."""
+class LocalIdempotencyStore:
+    """A `IdempotencyStore`, bounded in number and bytes: the oldest goes first. Belongs to one event loop."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, *, max_turns: int = 4096, max_bytes: int = 32 * 2**20
@@ -49,35 +49,35 @@ class LocalWindow:
         self._max_turns = max_turns
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._turns: OrderedDict[str, tuple[float, Turn]] = OrderedDict()
+        self._turns: OrderedDict[str, tuple[float, RequestClaim]] = OrderedDict()
 
-    async def claim(self, key: str, turn: Turn) -> Turn:
+    async def claim(self, key: str, turn: RequestClaim) -> RequestClaim:
         """See the port."""
         held = self._held(key)
         if held is None:
             self._put(key, turn, LEASE_SECONDS)
         return held or turn
 
-    async def renew(self, key: str, turn: Turn) -> None:
+    async def renew(self, key: str, turn: RequestClaim) -> None:
         """See the port."""
         if self._held(key) in (None, turn):
             self._put(key, turn, LEASE_SECONDS)
 
-    async def finish(self, key: str, turn: Turn, answer: bytes) -> None:
+    async def finish(self, key: str, turn: RequestClaim, answer: bytes) -> None:
         """See the port."""
         if self._held(key) in (None, turn):
             self._put(key, msgspec.structs.replace(turn, answer=answer), WINDOW_SECONDS)
 
-    async def release(self, key: str, turn: Turn) -> None:
+    async def release(self, key: str, turn: RequestClaim) -> None:
         """See the port."""
         if self._held(key) == turn:
             self._drop(key)
 
-    def _held(self, key: str) -> Turn | None:
+    def _held(self, key: str) -> RequestClaim | None:
         until, turn = self._turns.get(key, (0.0, None))
         return turn if until > self._clock() else None
 
-    def _put(self, key: str, turn: Turn, seconds: float) -> None:
+    def _put(self, key: str, turn: RequestClaim, seconds: float) -> None:
         self._drop(key)
         self._turns[key] = (self._clock() + seconds, turn)
         self._num_bytes += _size_of(turn)
@@ -92,7 +92,7 @@ class LocalWindow:
             self._num_bytes -= _size_of(self._turns.pop(key)[1])
 
 
-def _size_of(turn: Turn) -> int:
+def _size_of(turn: RequestClaim) -> int:
     return _TURN_BYTES + len(turn.answer or b"")
 
 
@@ -120,11 +120,11 @@ class LocalBell:
         self._wakes.clear()
 
 
-def make_passing() -> Passing:
+def local_links() -> ReplicaLinks:
     """All of it, for a process that only knows itself."""
     bell = LocalBell()
 
     async def aclose() -> None:
         bell.close()
 
-    return Passing(LocalLimiter(), LocalWindow(), bell, aclose)
+    return ReplicaLinks(LocalLimiter(), LocalIdempotencyStore(), bell, aclose)

@@ -15,9 +15,9 @@ import msgspec
 from contracts.errors import InvalidSettings, Unavailable
 from runtime.replicas.circuit import Circuit
 from runtime.replicas.in_process import LocalLimiter
-from runtime.replicas.line import Line
-from runtime.replicas.ports import LEASE_SECONDS, WINDOW_SECONDS, Allowance, Passing, Turn, allowance_of
+from runtime.replicas.ports import LEASE_SECONDS, WINDOW_SECONDS, Allowance, ReplicaLinks, RequestClaim, allowance_of
 from runtime.replicas.redis_bell import RedisBell
+from runtime.replicas.redis_connection import RedisConnection
 
 PATIENCE_SECONDS = 0.1
 _MICROSECONDS = 1_000_000
@@ -48,7 +48,7 @@ return 1
 class RedisLimiter:
     """A `RateLimiter` for all replicas; while Redis is away, each replica counts for itself."""
 
-    def __init__(self, line: Line, prefix: str) -> None:
+    def __init__(self, line: RedisConnection, prefix: str) -> None:
         self._line = line
         self._prefix = prefix
         self._own = LocalLimiter()
@@ -62,48 +62,48 @@ class RedisLimiter:
         return allowance_of(limit, debt / _MICROSECONDS, wait / _MICROSECONDS)
 
 
-class RedisWindow:
-    """A `Window` for all replicas; while Redis is away, requests run again."""
+class RedisIdempotencyStore:
+    """A `IdempotencyStore` for all replicas; while Redis is away, requests run again."""
 
-    def __init__(self, line: Line, prefix: str) -> None:
+    def __init__(self, line: RedisConnection, prefix: str) -> None:
         self._line = line
         self._prefix = prefix
 
-    async def claim(self, key: str, turn: Turn) -> Turn:
+    async def claim(self, key: str, turn: RequestClaim) -> RequestClaim:
         """See the port."""
         lease = _milliseconds(LEASE_SECONDS)
         try:
             held = await self._line.ask("SET", self._prefix + key, _packed(turn), "NX", "GET", "PX", lease)
         except Unavailable:
             return turn
-        return turn if held is None else msgspec.msgpack.decode(held, type=Turn)
+        return turn if held is None else msgspec.msgpack.decode(held, type=RequestClaim)
 
-    async def renew(self, key: str, turn: Turn) -> None:
+    async def renew(self, key: str, turn: RequestClaim) -> None:
         """See the port."""
         await self._put(key, turn, _packed(turn), LEASE_SECONDS)
 
-    async def finish(self, key: str, turn: Turn, answer: bytes) -> None:
+    async def finish(self, key: str, turn: RequestClaim, answer: bytes) -> None:
         """See the port."""
         await self._put(key, turn, _packed(msgspec.structs.replace(turn, answer=answer)), WINDOW_SECONDS)
 
-    async def release(self, key: str, turn: Turn) -> None:
+    async def release(self, key: str, turn: RequestClaim) -> None:
         """See the port."""
         await self._put(key, turn, b"", LEASE_SECONDS)
 
-    async def _put(self, key: str, turn: Turn, value: bytes, seconds: float) -> None:
+    async def _put(self, key: str, turn: RequestClaim, value: bytes, seconds: float) -> None:
         # While Redis is away the lease ends by itself, and whoever comes runs again.
         with suppress(Unavailable):
             await self._line.ask("EVAL", _PUT, 1, self._prefix + key, _packed(turn), value, _milliseconds(seconds))
 
 
-def connect(url: str, prefix: str, patience_seconds: float = PATIENCE_SECONDS) -> Passing:
+def connect(url: str, prefix: str, patience_seconds: float = PATIENCE_SECONDS) -> ReplicaLinks:
     """All of it on one Redis, which need not be there yet; keys and channels begin with `prefix`.
 
     Raises:
         InvalidSettings: the URL is none of Redis.
     """
     try:
-        line = Line(url, Circuit(_server_of(url)), patience_seconds)
+        line = RedisConnection(url, Circuit(_server_of(url)), patience_seconds)
         bell = RedisBell(url, Circuit(_server_of(url)), prefix, patience_seconds)
     except ValueError as error:
         raise InvalidSettings(f"[millrace] redis: {error}") from error
@@ -112,14 +112,16 @@ def connect(url: str, prefix: str, patience_seconds: float = PATIENCE_SECONDS) -
         await asyncio.to_thread(bell.close)
         await line.aclose()
 
-    return Passing(RedisLimiter(line, f"{prefix}limit:"), RedisWindow(line, f"{prefix}turn:"), bell, aclose)
+    return ReplicaLinks(
+        RedisLimiter(line, f"{prefix}limit:"), RedisIdempotencyStore(line, f"{prefix}turn:"), bell, aclose
+    )
 
 
 def _server_of(url: str) -> str:
     return urlsplit(url).netloc.rpartition("@")[2]  # without the password
 
 
-def _packed(turn: Turn) -> bytes:
+def _packed(turn: RequestClaim) -> bytes:
     return msgspec.msgpack.encode(turn)
 
 

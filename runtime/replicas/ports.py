@@ -50,7 +50,7 @@ class RateLimiter(Protocol):
         """Take `num` of the `limit` that a key has in a minute. Never fails."""
 
 
-class Turn(msgspec.Struct, frozen=True, array_like=True):
+class RequestClaim(msgspec.Struct, frozen=True, array_like=True):
     """What stands under an idempotency key: who runs the request, and its answer once there is one."""
 
     digest: bytes
@@ -60,19 +60,19 @@ class Turn(msgspec.Struct, frozen=True, array_like=True):
     answer: bytes | None = None
 
 
-class Window(Protocol):
+class IdempotencyStore(Protocol):
     """Answers of the last minutes, for requests that are sent again. Best effort: never fails, may forget."""
 
-    async def claim(self, key: str, turn: Turn) -> Turn:
+    async def claim(self, key: str, turn: RequestClaim) -> RequestClaim:
         """The turn that holds a key now: `turn` itself if it was free, or if nobody can be asked."""
 
-    async def renew(self, key: str, turn: Turn) -> None:
+    async def renew(self, key: str, turn: RequestClaim) -> None:
         """Still running: to be said more often than every `LEASE_SECONDS`."""
 
-    async def finish(self, key: str, turn: Turn, answer: bytes) -> None:
+    async def finish(self, key: str, turn: RequestClaim, answer: bytes) -> None:
         """Keep the answer for `WINDOW_SECONDS`, unless somebody else holds the key by now."""
 
-    async def release(self, key: str, turn: Turn) -> None:
+    async def release(self, key: str, turn: RequestClaim) -> None:
         """There is no answer: the next one runs again."""
 
 
@@ -89,11 +89,11 @@ class Bell(Protocol):
         """No `wake` is called after it. May be called twice."""
 
 
-class Passing(NamedTuple):
+class ReplicaLinks(NamedTuple):
     """All of it, for one process."""
 
     limiter: RateLimiter
-    window: Window
+    idempotency: IdempotencyStore
     bell: Bell
     aclose: Callable[[], Awaitable[None]]
     """Ends it, once; a process without an event loop closes its bell instead."""

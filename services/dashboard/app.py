@@ -19,7 +19,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.assignments import MOVED
-from runtime.replicas import Passing
+from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
 from runtime.weight_metrics import WeightStoreMetrics
 from services.dashboard.generations.tokens import TokenTexts
@@ -41,9 +41,9 @@ HEADERS = {
 }
 
 
-def create_app(settings: Settings, *, passing: Passing | None = None) -> FastAPI:
-    """The dashboard of one home, to be served at the root; `passing` replaces the home's own."""
-    passing = passing or settings.passing()
+def create_app(settings: Settings, *, links: ReplicaLinks | None = None) -> FastAPI:
+    """The dashboard of one home, to be served at the root; `links` replaces the home's own."""
+    links = links or settings.replica_links()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -55,19 +55,19 @@ def create_app(settings: Settings, *, passing: Passing | None = None) -> FastAPI
         watcher = Watcher(reader.read)
         app.state.watchers = watchers = Watchers(watcher, OwnReader(settings, database))
         loop = asyncio.get_running_loop()
-        passing.bell.listen(MOVED, lambda: loop.call_soon_threadsafe(watchers.wake))
+        links.bell.listen(MOVED, lambda: loop.call_soon_threadsafe(watchers.wake))
         watching = asyncio.create_task(watcher.keep_watch())
         with _told_to_stop(watchers.stop):
             yield
         watching.cancel()
-        await passing.aclose()
+        await links.aclose()
         watchers.close()
         event_log.close()
         database.close()
 
     app = make_service("Millrace dashboard", lifespan)
     app.state.settings = settings
-    app.state.bell = passing.bell
+    app.state.bell = links.bell
     app.state.token_texts = TokenTexts(settings.base)
     app.include_router(router)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))

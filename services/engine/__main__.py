@@ -78,7 +78,7 @@ def main(home: Path) -> None:
     )
     server = uvicorn.Server(config)
     operations = Operations({"engine": lambda: check_ready(engine)}, longest_step_seconds=LONGEST_WORK_SECONDS)
-    bell = settings.passing().bell
+    bell = settings.replica_links().bell
     bell.listen(MOVED, follower.wake)
     server.run([listening_socket(settings.engine_host, settings.engine_port)])
     bell.close()

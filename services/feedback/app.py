@@ -14,7 +14,7 @@ from contracts.errors import InvalidRequest, MillraceError
 from contracts.event_log import EventLog
 from contracts.tasks.loading import load_tasks
 from runtime.log.outbox import Relay
-from runtime.replicas import Passing
+from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
 from services.feedback.desk import Accepted, Desk
 from services.feedback.relaying import RelayThread
@@ -39,14 +39,14 @@ class FeedbackBatch(msgspec.Struct):
     items: list[FeedbackItem]
 
 
-def create_app(settings: Settings, *, event_log: EventLog | None = None, passing: Passing | None = None) -> FastAPI:
-    """The service of one home; `event_log` and `passing` replace the home's own.
+def create_app(settings: Settings, *, event_log: EventLog | None = None, links: ReplicaLinks | None = None) -> FastAPI:
+    """The service of one home; `event_log` and `links` replace the home's own.
 
     Raises:
         InvalidTask: a task file has a mistake.
     """
     database, log = settings.database(), event_log or settings.event_log()
-    passing = passing or settings.passing()
+    links = links or settings.replica_links()
     relay = RelayThread(database, Relay(PROCESS, database, log))
     writer = Writer(database, relay.wake)
 
@@ -54,7 +54,7 @@ def create_app(settings: Settings, *, event_log: EventLog | None = None, passing
     async def lifespan(_service: FastAPI) -> AsyncIterator[None]:
         relay.start()
         yield
-        await passing.aclose()
+        await links.aclose()
         await writer.close()
         await asyncio.to_thread(relay.stop)
         log.close()
@@ -62,7 +62,7 @@ def create_app(settings: Settings, *, event_log: EventLog | None = None, passing
 
     service = make_service("Millrace feedback", lifespan)
     service.state.keys = KeyRing(database)
-    limit = Limit(passing.limiter, "signals", settings.signals_per_minute)
+    limit = Limit(links.limiter, "signals", settings.signals_per_minute)
     _add_routes(service, Desk(database, load_tasks(settings.tasks), writer), limit)
     return service
 

@@ -16,7 +16,7 @@ from contracts.tasks.loading import load_tasks
 from runtime.engine_key import engine_key
 from runtime.log.spool import Spool
 from runtime.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS
-from runtime.replicas import Passing
+from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
 from runtime.weight_metrics import WeightStoreMetrics
 from services.http import InferenceCaller, KeyRing, make_service, reply, with_caller
@@ -41,12 +41,12 @@ def create_app(
     settings: Settings,
     *,
     event_log: EventLog | None = None,
-    passing: Passing | None = None,
+    links: ReplicaLinks | None = None,
     list_versions: Callable[[], Collection[int]] | None = None,
     patience_seconds: float = PATIENCE_SECONDS,
     silence_seconds: float = READ_SECONDS,
 ) -> FastAPI:
-    """The service of one home; `event_log`, `passing` and `list_versions` (of the weight store) replace its own.
+    """The service of one home; `event_log`, `links` and `list_versions` (of the weight store) replace its own.
 
     `patience_seconds`: how long engines may be gone; `silence_seconds`: the longest time without a token.
 
@@ -55,8 +55,8 @@ def create_app(
         InvalidTask: a task file has a mistake.
     """
     database, log = settings.database(), event_log or _durable_log(settings)
-    passing = passing or settings.passing()
-    assignments, repeats = Assignments(database, settings.policy), Repeats(passing.window)
+    links = links or settings.replica_links()
+    assignments, repeats = Assignments(database, settings.policy), Repeats(links.idempotency)
     engine = EngineClient(settings.engine_url, engine_key(settings.home), patience_seconds, silence_seconds)
     recorder = Recorder(log)
     endpoint = Endpoint(
@@ -70,14 +70,14 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_service: FastAPI) -> AsyncIterator[None]:
-        passing.bell.listen(MOVED, assignments.look_again)
+        links.bell.listen(MOVED, assignments.look_again)
         if isinstance(log, Spool):
             SPOOL_RECORDS.set_function(lambda: log.num_waiting)
             SPOOL_BYTES.set_function(lambda: log.waiting_bytes)
             SPOOL_OLDEST_SECONDS.set_function(lambda: log.oldest_age_seconds)
         yield
         await repeats.close()
-        await passing.aclose()
+        await links.aclose()
         await recorder.close()
         await engine.close()
         await asyncio.to_thread(log.close)
@@ -86,12 +86,12 @@ def create_app(
     service = make_service("Millrace inference", lifespan)
     service.state.keys = KeyRing(database)
     service.state.recorder, service.state.spool = recorder, log if isinstance(log, Spool) else None
-    _add_routes(service, endpoint, repeats, Limit(passing.limiter, "requests", settings.requests_per_minute))
+    _add_routes(service, endpoint, repeats, Limit(links.limiter, "requests", settings.requests_per_minute))
     loads = hot_load.HotLoad(
         policy=settings.policy,
         database=database,
         list_versions=list_versions or (lambda: _durable_versions(settings)),
-        bell=passing.bell,
+        bell=links.bell,
         assignments=assignments,
         engine=engine,
     )

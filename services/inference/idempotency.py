@@ -19,7 +19,7 @@ from fastapi import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from contracts.errors import Conflict, StillRunning
-from runtime.replicas import Turn, Window
+from runtime.replicas import IdempotencyStore, RequestClaim
 from runtime.replicas.ports import LEASE_SECONDS
 from services.inference.replies import DONE
 
@@ -42,7 +42,7 @@ class Repeats:
     """See the module. Belongs to one event loop. `lease_seconds`: the window's."""
 
     def __init__(
-        self, window: Window, patience_seconds: float = PATIENCE_SECONDS, lease_seconds: float = LEASE_SECONDS
+        self, window: IdempotencyStore, patience_seconds: float = PATIENCE_SECONDS, lease_seconds: float = LEASE_SECONDS
     ) -> None:
         self._window = window
         self._lease = lease_seconds
@@ -59,7 +59,7 @@ class Repeats:
         if not key:
             return await run()
         name = hashlib.blake2b(f"{tenant}\0{key}".encode(), digest_size=16).hexdigest()
-        turn = Turn(hashlib.blake2b(body, digest_size=16).digest(), secrets.token_bytes(8))
+        turn = RequestClaim(hashlib.blake2b(body, digest_size=16).digest(), secrets.token_bytes(8))
         held = await self._claim(name, turn)
         if held.digest != turn.digest:
             error = Conflict("this idempotency key was used with another body; use a new key for a new request")
@@ -83,7 +83,7 @@ class Repeats:
             for task in late:
                 task.cancel()
 
-    async def _claim(self, name: str, turn: Turn) -> Turn:
+    async def _claim(self, name: str, turn: RequestClaim) -> RequestClaim:
         deadline = time.monotonic() + self._patience
         while True:
             held = await self._window.claim(name, turn)
@@ -97,7 +97,7 @@ class Repeats:
 class _Hold:
     """A key that is held while its request runs: a replica that dies loses it within `LEASE_SECONDS`."""
 
-    def __init__(self, window: Window, name: str, turn: Turn, lease_seconds: float) -> None:
+    def __init__(self, window: IdempotencyStore, name: str, turn: RequestClaim, lease_seconds: float) -> None:
         self._window = window
         self._lease = lease_seconds
         self._name = name

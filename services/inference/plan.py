@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 
-from contracts.asking import is_asked
+from contracts.draws import is_asked
 from contracts.errors import ContextLengthExceeded, InvalidRequest, VersionNotServed
 from contracts.keys import Caller
 from contracts.records import Attempt, Purpose, Sampling

@@ -23,9 +23,9 @@ from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 from runtime.log.dead_letters import SKIPPED
-from runtime.log.letters import SENDER, find, redrive, skip
 from runtime.log.local import LocalLog
 from runtime.log.outbox import Relay, message
+from runtime.log.redrive import SENDER, find, redrive, skip
 from runtime.settings import Settings
 from runtime.worker import Worker
 from services.dashboard.live.watcher import Reader

@@ -13,14 +13,14 @@ from sqlalchemy import delete, insert, select
 from contracts.errors import LeaseHeld, LeaseLost, StaleWrite, Unavailable
 from contracts.tables import training_lease, verdict
 from runtime.database import Database
-from runtime.holders import Holder, this_process
 from runtime.lease import Lease, read_epochs
+from runtime.lease_holder import LeaseHolder, this_process
 from tests.leases import a_dead_process, a_lease, a_process_that_ended, let_it_expire
 
 SOON_SECONDS = 5.0
 
 
-def elsewhere() -> Holder:
+def elsewhere() -> LeaseHolder:
     return msgspec.structs.replace(this_process(), host="another", boot="another", pid=7)
 
 

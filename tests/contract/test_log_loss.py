@@ -23,8 +23,8 @@ from rewards.worker import RewardsHandler
 from runtime.database import Database
 from runtime.days import migrate
 from runtime.log.local import LocalLog
-from runtime.log.loss import Accepted, accept_loss
-from runtime.log.memory import losses, note, require_same_log
+from runtime.log.loss_acceptance import AcceptedLoss, accept_loss
+from runtime.log.loss_detection import losses, note, require_same_log
 from runtime.log.outbox import Relay, message
 from runtime.worker import Worker
 from services.dashboard.live.identities import identities
@@ -144,7 +144,7 @@ class World:
             self._lose(topic)
         self.log = self._open()
 
-    def accept(self) -> Accepted:
+    def accept(self) -> AcceptedLoss:
         lost, found = losses(self.database, self.log), self.log.describe()
         with self.database.transaction() as connection:
             accepted = accept_loss(connection, lost, found, TASKS, self.now)

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from runtime.database import Database
-from runtime.replicas import Passing, Turn
+from runtime.replicas import ReplicaLinks, RequestClaim
 from runtime.replicas.on_redis import connect
 from services.inference.app import create_app
 from services.inference.idempotency import REPLAYED
@@ -84,7 +84,7 @@ def stage() -> Iterator[Stage]:
         yield stage
 
 
-async def wait_until_shared(one: Passing, two: Passing) -> None:
+async def wait_until_shared(one: ReplicaLinks, two: ReplicaLinks) -> None:
     """Until what one takes is missing to the other, in both directions."""
     deadline = time.monotonic() + SECONDS
     for number in itertools.count():
@@ -109,10 +109,10 @@ async def test_each_replica_counts_for_itself_until_redis_is_back(server: Server
         waits = [(await replica.limiter.allow("key", 3)).wait_seconds for _ in range(4)]
         assert waits[:3] == [0, 0, 0]
         assert waits[3] > 0, "a limit holds without Redis too"
-        turn, again = Turn(b"body", b"1"), Turn(b"body", b"2")
-        assert await replica.window.claim("k", turn) == turn
-        await replica.window.finish("k", turn, b"answer")
-        assert await replica.window.claim("k", again) == again, "forgotten: it runs again"
+        turn, again = RequestClaim(b"body", b"1"), RequestClaim(b"body", b"2")
+        assert await replica.idempotency.claim("k", turn) == turn
+        await replica.idempotency.finish("k", turn, b"answer")
+        assert await replica.idempotency.claim("k", again) == again, "forgotten: it runs again"
         await asyncio.to_thread(replica.bell.ring, "moved")
 
     server.start() if fault == "killed" else server.wake()

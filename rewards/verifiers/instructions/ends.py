@@ -6,7 +6,7 @@ import re
 
 from pydantic import Field
 
-from contracts.tasks.part import Part
+from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import Answer
 from rewards.verifiers.instructions.rule import Instruction, Nothing, Unusable
 from rewards.verifiers.lookalikes import plain, seen
@@ -14,25 +14,25 @@ from rewards.verifiers.lookalikes import plain, seen
 _QUOTES = {'"': '"', "\u201c": "\u201d", "\u201e": "\u201c", "\u00ab": "\u00bb"}
 
 
-class Phrase(Part):
+class Phrase(TaskSection):
     """The exact words."""
 
     value: str = Field(min_length=1)
 
 
-class Separator(Part):
+class Separator(TaskSection):
     """What stands between two answers."""
 
     value: str = Field(default="******", min_length=3)
 
 
-class Mark(Part):
+class Mark(TaskSection):
     """What a postscript begins with."""
 
     value: str = Field(default="P.S.", min_length=1)
 
 
-class Prompt(Part):
+class Prompt(TaskSection):
     """What to repeat; by default the user's last message."""
 
     value: str | None = Field(default=None, min_length=1)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from contracts.tasks.part import Part
+from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import Answer
 
 
@@ -18,27 +18,27 @@ class Unusable(ValueError):
 class Instruction(NamedTuple):
     """One check. `problem` gets the answer and an instance of `parameters`; it returns "" if the answer passes."""
 
-    parameters: type[Part]
+    parameters: type[TaskSection]
     problem: Callable[[Answer, Any], str]
 
 
-class Nothing(Part):
+class Nothing(TaskSection):
     """A check without parameters."""
 
 
-class Least(Part):
+class Least(TaskSection):
     """At least so many."""
 
     value: int = Field(ge=1)
 
 
-class Most(Part):
+class Most(TaskSection):
     """At most so many."""
 
     value: int = Field(ge=0)
 
 
-class Count(Part):
+class Count(TaskSection):
     """Exactly `value`, or between `at_least` and `at_most`."""
 
     value: int | None = Field(default=None, ge=0)

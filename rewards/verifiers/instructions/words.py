@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from contracts.tasks.part import Part
+from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import Answer
 from rewards.verifiers.instructions.rule import Count, Instruction, Nothing
 from rewards.verifiers.lookalikes import COMMAS, plain, readings
@@ -18,7 +18,7 @@ from rewards.verifiers.lookalikes import COMMAS, plain, readings
 _FENCED = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 
 
-class Keywords(Part):
+class Keywords(TaskSection):
     """Words or phrases; capital letters do not count, parts of words do not match."""
 
     value: tuple[str, ...] = Field(min_length=1)
@@ -42,7 +42,7 @@ class LetterFrequency(Count):
     letter: str = Field(min_length=1, max_length=1)
 
 
-class Language(Part):
+class Language(TaskSection):
     """ISO 639-1, for example `de`."""
 
     value: str

@@ -12,8 +12,8 @@ from pydantic import BaseModel, StringConstraints
 
 from contracts.errors import InvalidValue, NotFound
 from contracts.ledger import GENERATION_STATES
+from contracts.record_checks import MAX_ID, MAX_INT32, is_completion_id
 from contracts.records import unpack_floats, unpack_ids
-from contracts.soundness import MAX_ID, MAX_INT32, is_completion_id
 from services.dashboard.generations.detail import cut, excerpt, messages, story
 from services.dashboard.generations.queries import Cursor, Search, find_page, find_whole
 from services.dashboard.generations.tokens import LIMITS, MAX_TOKENS, Token, tokens

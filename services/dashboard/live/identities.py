@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from contracts.ledger import PENDING, Counts
+from contracts.ledger import PENDING, LedgerCounts
 from contracts.topics import GENERATIONS, SIGNALS
 from runtime.log.dead_letters import OPEN, REDRIVEN, SKIPPED
-from runtime.log.letters import DEAD_LETTER, SENDER
+from runtime.log.redrive import DEAD_LETTER, SENDER
 from services.dashboard.live.queries import Standing, Totals
 from services.dashboard.live.traffic import Traffic
 
@@ -140,7 +140,7 @@ def generation_identity(
     )
 
 
-def signal_identity(counts: Counts, *, num_unjoined: int, num_under_way: int, num_open: int = 0) -> Identity:
+def signal_identity(counts: LedgerCounts, *, num_unjoined: int, num_under_way: int, num_open: int = 0) -> Identity:
     """Received = joined + pending + late + duplicate + conflict + retracted + rejected.
 
     Args:

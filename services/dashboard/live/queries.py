@@ -25,7 +25,7 @@ from contracts.tables import (
     verdict,
 )
 from runtime.log.dead_letters import OPEN
-from runtime.log.loss import num_written_off
+from runtime.log.loss_acceptance import num_written_off
 
 MAX_SCORES = 5000
 MAX_STEPS = 300
@@ -56,7 +56,7 @@ class Totals(NamedTuple):
     """Whole tables, counted at one moment: the identities are made of these."""
 
     standings: list[Standing]
-    signals: ledger.Counts
+    signals: ledger.LedgerCounts
     num_unjoined: int
     """Acknowledged signals that episodes has not seen, except those that wait for the answer of their key."""
     positions: dict[tuple[str, str, int], int]

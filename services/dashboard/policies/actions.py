@@ -10,9 +10,9 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from contracts import rollback
 from contracts.assignments import MOVED
 from contracts.errors import InvalidValue
+from contracts.record_checks import MAX_INT32
 from contracts.revocations import Treatment, claimed_parents
 from contracts.rollback_effects import describe, describe_treatment, read_effects
-from contracts.soundness import MAX_INT32
 from contracts.version_parents import BASE, stored_parents
 from services.dashboard.signin.access import Body, OperatorReader, OperatorWriter, own_page
 from services.http import read_json, reply

@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from contracts.errors import InvalidValue, NotFound, WeightsRefused
-from contracts.soundness import MAX_INT32, is_sample_key
+from contracts.record_checks import MAX_INT32, is_sample_key
 from services.dashboard.policies.gates import read_gates
 from services.dashboard.policies.queries import Key, count_learned, list_learned, newest_details, read_facts
 from services.dashboard.signin.access import OperatorReader, PageRoute, render

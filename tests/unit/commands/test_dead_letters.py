@@ -21,8 +21,8 @@ from millrace import app
 from pipelines.episodes.handler import EpisodesHandler, Heard
 from rewards.worker import RewardsHandler
 from runtime.days import migrate
-from runtime.log.letters import find, parse_place, redrive, skip
 from runtime.log.outbox import message
+from runtime.log.redrive import find, parse_place, redrive, skip
 from runtime.settings import Settings, write_settings
 from runtime.worker import Worker
 from tests.fakes import BOOKING_TASK, a_generation, a_signal, everything

@@ -11,7 +11,7 @@ from commands.audit import Audit
 from commands.demo import Run, all_judged, missed_goals, summarise
 from commands.home import Home
 from contracts.event_log import LogRecord
-from contracts.ledger import Counts
+from contracts.ledger import LedgerCounts
 from contracts.records import Outcome, encode
 from contracts.tables import swap, verdict
 from contracts.topics import GENERATIONS, OUTCOMES, SIGNALS
@@ -95,7 +95,7 @@ def test_the_summary_keeps_to_its_definitions(home: Home) -> None:
         {"kind": "signal", "id": signal_id, "key": key, "positive": True, "at": 11.0},
         {"kind": "failed", "what": "", "at": 12.0},
     ]
-    counts = Counts(1, {"trained": 1})
+    counts = LedgerCounts(1, {"trained": 1})
     audited = Audit(counts, counts, ())
     summary = summarise(home, Run(Evaluation(0, 0.5, 5.0), Evaluation(2, 0.9, 41.0), audited, clients))
     assert (summary["held_out_base"], summary["held_out_live"], summary["live_version"]) == (0.5, 0.9, 2)

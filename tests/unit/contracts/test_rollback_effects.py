@@ -6,12 +6,12 @@ import pytest
 from sqlalchemy import insert
 
 from contracts.ids import new_completion_id
-from contracts.rollback import Plan
+from contracts.rollback import RollbackPlan
 from contracts.rollback_effects import Effects, describe, describe_treatment, read_effects
 from contracts.tables import generation
 from runtime.database import Database
 
-PLAN = Plan(5, 2, (3, 4, 5), (2, 1, 0))
+PLAN = RollbackPlan(5, 2, (3, 4, 5), (2, 1, 0))
 
 ROWS = [
     # task, purpose, said by, state, learned in

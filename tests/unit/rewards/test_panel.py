@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from contracts.asking import is_audited
+from contracts.draws import is_audited
 from contracts.records import Score
 from contracts.tasks import Task
 from contracts.tasks.rewards import Role

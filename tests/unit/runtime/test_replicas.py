@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.errors import InvalidSettings, Unavailable
-from runtime.replicas import Turn
+from runtime.replicas import RequestClaim
 from runtime.replicas.circuit import RETRY_SECONDS, Circuit
-from runtime.replicas.in_process import LocalLimiter, LocalWindow
+from runtime.replicas.in_process import LocalIdempotencyStore, LocalLimiter
 from runtime.replicas.on_redis import connect
 from runtime.replicas.ports import LEASE_SECONDS, MINUTE, WINDOW_SECONDS
 
@@ -69,12 +69,12 @@ async def test_paid_keys_are_forgotten(clock: Clock) -> None:
     assert len(limiter._paid_at) < 5000
 
 
-def a_turn(name: str) -> Turn:
-    return Turn(b"body", name.encode())
+def a_turn(name: str) -> RequestClaim:
+    return RequestClaim(b"body", name.encode())
 
 
 async def test_leases_and_answers_end(clock: Clock) -> None:
-    window = LocalWindow(clock)
+    window = LocalIdempotencyStore(clock)
     first, second, third = a_turn("1"), a_turn("2"), a_turn("3")
     assert await window.claim("k", first) == first
     clock.now += LEASE_SECONDS - 0.1
@@ -91,7 +91,7 @@ async def test_leases_and_answers_end(clock: Clock) -> None:
 
 
 async def test_a_window_is_bounded_in_number(clock: Clock) -> None:
-    window = LocalWindow(clock, max_turns=10)
+    window = LocalIdempotencyStore(clock, max_turns=10)
     for number in range(30):
         await window.finish(str(number), a_turn("x"), b"answer")
     kept = [n for n in range(30) if (await window.claim(str(n), a_turn("y"))).answer]
@@ -101,7 +101,7 @@ async def test_a_window_is_bounded_in_number(clock: Clock) -> None:
 
 
 async def test_a_window_is_bounded_in_bytes(clock: Clock) -> None:
-    window = LocalWindow(clock, max_bytes=10_000)
+    window = LocalIdempotencyStore(clock, max_bytes=10_000)
     for number in range(30):
         await window.finish(str(number), a_turn("x"), bytes(2000))
     assert window._num_bytes <= 10_000

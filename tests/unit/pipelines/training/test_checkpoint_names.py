@@ -8,8 +8,8 @@ import torch
 from pipelines.training.checkpoint import Checkpoint, CheckpointStore
 from pipelines.training.checkpoint_names import highest_epoch, names_in, parse_name, void_names
 from pipelines.training.state import TrainerState
-from runtime.holders import this_process
-from runtime.lease import Epoch
+from runtime.lease import IssuedEpoch
+from runtime.lease_holder import this_process
 
 
 def save(folder: Path, epoch: int) -> str:
@@ -17,9 +17,9 @@ def save(folder: Path, epoch: int) -> str:
     return CheckpointStore(folder, keep=9).save(Checkpoint(state, {"w": torch.ones(1)}, {}))
 
 
-def epochs(**starts: str | None) -> dict[int, Epoch]:
+def epochs(**starts: str | None) -> dict[int, IssuedEpoch]:
     issued = {int(name[1:]): start for name, start in starts.items()}
-    return {number: Epoch(number, this_process(), 0.0, start) for number, start in issued.items()}
+    return {number: IssuedEpoch(number, this_process(), 0.0, start) for number, start in issued.items()}
 
 
 def test_the_newest_is_that_of_the_highest_epoch_whoever_wrote_last(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 from contracts.errors import PositionLost
 from contracts.tables import position
 from contracts.topics import EXPERIENCES
-from runtime.log.loss import accept_loss
-from runtime.log.memory import losses, note, require_same_log
+from runtime.log.loss_acceptance import accept_loss
+from runtime.log.loss_detection import losses, note, require_same_log
 from tests.unit.pipelines.training.world import World
 
 

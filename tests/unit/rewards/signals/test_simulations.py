@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from contracts.asking import is_asked
+from contracts.draws import is_asked
 from rewards.monitors.evidence import Sums
 from rewards.signals.audit import Accuracy, Known, known_of_one, together, why_different
 from rewards.signals.delay import (

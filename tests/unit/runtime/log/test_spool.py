@@ -14,7 +14,7 @@ from contracts.errors import RecordTooLarge, Unavailable
 from contracts.event_log import MAX_RECORD_BYTES, Message
 from runtime.log.local import LocalLog
 from runtime.log.spool import Spool
-from runtime.log.spool_slot import Slot
+from runtime.log.spool_slot import SpoolSlot
 from tests.unit.services.serving import wait_until
 
 TOPIC = "generations"
@@ -88,7 +88,7 @@ def test_while_something_waits_nothing_overtakes_it_and_the_log_is_probed_with_o
 
 
 def test_a_slot_knows_since_when_its_oldest_waits(tmp_path: Path) -> None:
-    slot = Slot.take_first(tmp_path, 2**20)
+    slot = SpoolSlot.take_first(tmp_path, 2**20)
     slot.append(messages("a"))
     since = slot.oldest_at
     slot.append(messages("b"))
@@ -190,7 +190,7 @@ def test_a_slot_belongs_to_its_owner_until_that_is_killed(log: Away, tmp_path: P
     dying = spawn.Process(target=spool_and_die, args=(tmp_path, spooled))
     dying.start()
     assert spooled.wait(30)
-    assert Slot.take(tmp_path / "spool", 0, 2**20) is None  # its owner lives
+    assert SpoolSlot.take(tmp_path / "spool", 0, 2**20) is None  # its owner lives
     assert dying.pid is not None
     os.kill(dying.pid, signal.SIGKILL)
     dying.join()
@@ -200,7 +200,7 @@ def test_a_slot_belongs_to_its_owner_until_that_is_killed(log: Away, tmp_path: P
 
 
 def test_the_living_bring_over_what_the_dead_left(log: Away, tmp_path: Path) -> None:
-    kept = [Slot.take_first(tmp_path / "spool", 2**20) for _ in range(2)]
+    kept = [SpoolSlot.take_first(tmp_path / "spool", 2**20) for _ in range(2)]
     kept[1].append(messages("of the dead"))
     kept[1].close()
     kept[0].close()

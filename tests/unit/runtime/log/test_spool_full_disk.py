@@ -16,7 +16,7 @@ from contracts.errors import Unavailable
 from contracts.event_log import Message
 from runtime.log.local import LocalLog
 from runtime.log.spool import Spool
-from runtime.log.spool_slot import Slot, left_behind
+from runtime.log.spool_slot import SpoolSlot, left_behind
 from tests.unit.runtime.log.test_spool import Away, keeps, messages, spooling
 from tests.unit.services.serving import wait_until
 
@@ -52,8 +52,8 @@ def num_rows(file: Path) -> int:
 
 
 @contextmanager
-def slot_of(folder: Path) -> Iterator[Slot]:
-    slot = Slot.take_first(folder, 2**20)
+def slot_of(folder: Path) -> Iterator[SpoolSlot]:
+    slot = SpoolSlot.take_first(folder, 2**20)
     yield slot
     slot.close()
 
@@ -154,7 +154,7 @@ def test_the_log_is_used_again_though_the_spool_cannot_be_emptied(tmp_path: Path
 
 
 def test_a_slot_left_behind_that_cannot_be_emptied_is_kept_and_sent_once(tmp_path: Path) -> None:
-    kept = [Slot.take_first(tmp_path / "spool", 2**20) for _ in range(2)]
+    kept = [SpoolSlot.take_first(tmp_path / "spool", 2**20) for _ in range(2)]
     kept[1].append(messages("of the dead", "and more"))
     forbid_deleting(tmp_path / "spool" / "1.db")
     for slot in kept:
@@ -173,7 +173,7 @@ def test_a_slot_left_behind_that_cannot_be_emptied_is_kept_and_sent_once(tmp_pat
         assert [slot.num_records for slot in closing_each(left_behind(tmp_path / "spool", 0, 2**20))] == [2]
 
 
-def closing_each(slots: Iterator[Slot]) -> Iterator[Slot]:
+def closing_each(slots: Iterator[SpoolSlot]) -> Iterator[SpoolSlot]:
     for slot in slots:
         yield slot
         slot.close()

@@ -1,5 +1,5 @@
 from contracts import ledger
-from contracts.ledger import Counts
+from contracts.ledger import LedgerCounts
 from contracts.topics import GENERATIONS, SIGNALS
 from services.dashboard.live.identities import (
     GENERATION_STATES,
@@ -68,7 +68,7 @@ def test_what_was_skipped_is_counted_and_what_was_redriven_is_counted_once() -> 
     letters = {("episodes", GENERATIONS, "skipped"): 2, ("episodes", GENERATIONS, "redriven"): 1}
     totals = Totals(
         standings=[Standing("pending", 1, 7)],
-        signals=Counts(0, {}),
+        signals=LedgerCounts(0, {}),
         num_unjoined=0,
         positions={("episodes", GENERATIONS, 0): 10},  # seven joined, of which one was redriven; two skipped
         dead_letters=letters,
@@ -82,24 +82,24 @@ def test_what_was_skipped_is_counted_and_what_was_redriven_is_counted_once() -> 
 
 
 def test_a_signal_that_could_not_be_processed_is_named_and_not_lost() -> None:
-    problems = signal_identity(Counts(1, {"pending": 1}), num_unjoined=1, num_under_way=0, num_open=1).problems
+    problems = signal_identity(LedgerCounts(1, {"pending": 1}), num_unjoined=1, num_under_way=0, num_open=1).problems
     assert problems == ["signals that could not be processed, see millrace dead-letters list: 1"]
 
 
 def test_signals_balance_while_the_unjoined_are_on_their_way() -> None:
-    counts = Counts(12, {"joined": 6, "late": 1, "pending": 3, "duplicate": 2})
+    counts = LedgerCounts(12, {"joined": 6, "late": 1, "pending": 3, "duplicate": 2})
     identity = signal_identity(counts, num_unjoined=3, num_under_way=3)
     assert (identity.total, sum(identity.counts), identity.problems) == (12, 12, [])
     assert count_of(identity, "duplicate") == 2
 
 
 def test_an_acknowledged_signal_that_is_nowhere_raises_the_alarm() -> None:
-    counts = Counts(10, {"joined": 7, "pending": 3})
+    counts = LedgerCounts(10, {"joined": 7, "pending": 3})
     identity = signal_identity(counts, num_unjoined=3, num_under_way=1)
     assert identity.problems == ["acknowledged signals that are neither joined nor on their way: 2"]
     assert (identity.total, sum(identity.counts)) == (10, 8)
 
 
 def test_signals_that_do_not_add_up_raise_the_alarm() -> None:
-    assert signal_identity(Counts(10, {"joined": 9}), num_unjoined=0, num_under_way=0).problems
-    assert signal_identity(Counts(9, {"joined": 10, "pending": -1}), num_unjoined=-1, num_under_way=0).problems
+    assert signal_identity(LedgerCounts(10, {"joined": 9}), num_unjoined=0, num_under_way=0).problems
+    assert signal_identity(LedgerCounts(9, {"joined": 10, "pending": -1}), num_unjoined=-1, num_under_way=0).problems

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from contracts.asking import is_asked
+from contracts.draws import is_asked
 from contracts.errors import InvalidRequest
 from runtime.database import Database
 from services.inference.app import create_app

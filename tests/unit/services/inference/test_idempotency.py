@@ -10,8 +10,8 @@ from fastapi import Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Message
 
-from runtime.replicas import Turn
-from runtime.replicas.in_process import LocalWindow
+from runtime.replicas import RequestClaim
+from runtime.replicas.in_process import LocalIdempotencyStore
 from services.inference.idempotency import MAX_ANSWER_BYTES, REPLAYED, Repeats
 from services.inference.replies import DONE
 
@@ -45,7 +45,7 @@ def plain(body: bytes, status: int = 200) -> Response:
 
 
 async def is_kept(response: Response) -> bool:
-    repeats = Repeats(LocalWindow())
+    repeats = Repeats(LocalIdempotencyStore())
 
     async def run() -> Response:
         return response
@@ -83,7 +83,7 @@ async def test_an_answer_that_is_too_large_is_not_kept() -> None:
     assert not await is_kept(streamed(bytes(MAX_ANSWER_BYTES), b"x", DONE))
 
 
-class Watched(LocalWindow):
+class Watched(LocalIdempotencyStore):
     """Says when a lease was renewed for the second time."""
 
     def __init__(self) -> None:
@@ -91,7 +91,7 @@ class Watched(LocalWindow):
         self.num_renewed = 0
         self.twice = asyncio.Event()
 
-    async def renew(self, key: str, turn: Turn) -> None:
+    async def renew(self, key: str, turn: RequestClaim) -> None:
         await super().renew(key, turn)
         self.num_renewed += 1
         if self.num_renewed == 2:

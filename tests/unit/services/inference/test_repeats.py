@@ -14,8 +14,8 @@ import openai
 import pytest
 
 from runtime.database import Database
-from runtime.replicas import Passing
-from runtime.replicas.in_process import make_passing
+from runtime.replicas import ReplicaLinks
+from runtime.replicas.in_process import local_links
 from services.inference.app import create_app
 from services.inference.idempotency import REPLAYED
 from tests.unit.services.inference.conftest import Inference
@@ -138,12 +138,12 @@ def limited(tmp_path: Path, database: Database, stage: Stage) -> Iterator[Callab
     with ExitStack() as stack:
 
         def start(per_minute: int, spent: int = 0) -> Inference:
-            passing = make_passing()
+            links = local_links()
             if spent:
-                asyncio.run(_spend(passing, f"requests:{key.split('-')[2]}", per_minute, spent))
+                asyncio.run(_spend(links, f"requests:{key.split('-')[2]}", per_minute, spent))
             settings = make_home(tmp_path, stage.url).model_copy(update={"requests_per_minute": per_minute})
             log = StubbornLog(tmp_path / "log")
-            url = stack.enter_context(serve(create_app(settings, event_log=log, passing=passing)))
+            url = stack.enter_context(serve(create_app(settings, event_log=log, links=links)))
             world = Inference(stage.engine, log, url, key, operator)
             stack.callback(world.client.close)
             return world
@@ -151,8 +151,8 @@ def limited(tmp_path: Path, database: Database, stage: Stage) -> Iterator[Callab
         yield start
 
 
-async def _spend(passing: Passing, key: str, limit: int, num: int) -> None:
-    await passing.limiter.allow(key, limit, num)
+async def _spend(links: ReplicaLinks, key: str, limit: int, num: int) -> None:
+    await links.limiter.allow(key, limit, num)
 
 
 def test_too_many_requests_are_refused_as_openai_does(limited: Callable[..., Inference]) -> None:

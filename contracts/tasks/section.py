@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 
-class Part(BaseModel):
+class TaskSection(BaseModel):
     """Frozen, no extras, documented by the line under each field."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)

@@ -20,7 +20,7 @@ _DEAD = frozenset({"Z", "X", "x"})
 """States in `/proc/<pid>/stat` of a process that runs no more and whose parent has not asked after it."""
 
 
-class Holder(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
     """A process that holds something, as JSON in the database. Unknown fields of later versions are ignored."""
 
     host: str
@@ -48,10 +48,10 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
         return f"process {self.pid} on {self.host}, since {since} UTC"
 
 
-def this_process() -> Holder:
+def this_process() -> LeaseHolder:
     """A new holder in this process."""
     pid = os.getpid()
-    return Holder(
+    return LeaseHolder(
         host=socket.gethostname(),
         machine=_line(Path("/etc/machine-id")),
         boot=_line(_PROC / "sys/kernel/random/boot_id"),
@@ -62,7 +62,7 @@ def this_process() -> Holder:
     )
 
 
-def is_dead(holder: Holder) -> bool:
+def is_dead(holder: LeaseHolder) -> bool:
     """True only if it is certain: it ran on this machine, and is there no more or was before the last boot."""
     here = this_process()
     if (holder.host, holder.machine) != (here.host, here.machine):

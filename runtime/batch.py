@@ -15,7 +15,7 @@ from runtime.log.dead_letters import Culprit, culprit_of
 Item = TypeVar("Item")
 
 
-class Part(NamedTuple, Generic[Item]):
+class BatchRecord(NamedTuple, Generic[Item]):
     """A record, and either what it says or why it cannot be processed."""
 
     record: LogRecord
@@ -23,7 +23,7 @@ class Part(NamedTuple, Generic[Item]):
     culprit: Culprit | None = None
 
 
-class Preparing(Protocol[Item]):
+class Preparer(Protocol[Item]):
     """The part of a handler that needs no transaction; see `runtime.worker.Handler`."""
 
     def read(self, record: LogRecord) -> Item:
@@ -33,7 +33,7 @@ class Preparing(Protocol[Item]):
         """Whatever takes long."""
 
 
-def prepared(handler: Preparing[Item], records: Sequence[LogRecord]) -> list[Part[Item]]:
+def prepare_batch(handler: Preparer[Item], records: Sequence[LogRecord]) -> list[BatchRecord[Item]]:
     """Read and prepare what can be; the rest has its culprit."""
     parts = [_read(handler, record) for record in records]
 
@@ -56,23 +56,23 @@ def prepared(handler: Preparing[Item], records: Sequence[LogRecord]) -> list[Par
     return parts
 
 
-def items_of(parts: Sequence[Part[Item]]) -> list[Item]:
+def items_of(parts: Sequence[BatchRecord[Item]]) -> list[Item]:
     """What the sound ones say."""
     return [part.item for part in parts if part.item is not None]
 
 
-def culprits_of(parts: Sequence[Part[Item]]) -> list[Culprit]:
+def culprits_of(parts: Sequence[BatchRecord[Item]]) -> list[Culprit]:
     """Who is to be buried."""
     return [part.culprit for part in parts if part.culprit is not None]
 
 
-def _buried(record: LogRecord, error: BaseException) -> Part[Item]:
-    return Part(record, culprit=culprit_of(record, error))
+def _buried(record: LogRecord, error: BaseException) -> BatchRecord[Item]:
+    return BatchRecord(record, culprit=culprit_of(record, error))
 
 
-def _read(handler: Preparing[Item], record: LogRecord) -> Part[Item]:
+def _read(handler: Preparer[Item], record: LogRecord) -> BatchRecord[Item]:
     try:
         with blaming_records():
-            return Part(record, handler.read(record))
+            return BatchRecord(record, handler.read(record))
     except Blamed as blamed:
         return _buried(record, blamed.__cause__ or blamed)

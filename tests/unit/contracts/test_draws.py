@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from contracts.asking import is_asked, is_audited
+from contracts.draws import is_asked, is_audited
 
 NAMES = [f"chatcmpl-{number}" for number in range(20_000)]
 

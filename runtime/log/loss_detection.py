@@ -25,7 +25,7 @@ from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNA
 from runtime.database import Database
 from runtime.metrics import LOG_LOST_RECORDS
 
-Place = tuple[str, str, int]
+PositionKey = tuple[str, str, int]
 """Consumer group, topic, partition."""
 READERS = {GENERATIONS: "episodes", SIGNALS: "episodes", OUTCOMES: "episodes", EPISODES: "rewards"}
 """Topic to the group whose positions are in the database; the trainer's are in its checkpoint."""
@@ -42,14 +42,14 @@ _MEANING = {
 log = structlog.get_logger()
 
 
-class Seen(NamedTuple):
+class KnownTopic(NamedTuple):
     """What the database remembers of a topic."""
 
     identity: str
     ends: dict[int, int]
 
 
-class Lost(NamedTuple):
+class LostRange(NamedTuple):
     """A stretch of a partition, [first, end), that the log does not hold although somebody relied on it."""
 
     topic: str
@@ -62,7 +62,9 @@ class Lost(NamedTuple):
     """Consumer group to how many of these records it had not read."""
 
 
-def find_lost(seen: Mapping[str, Seen], positions: Mapping[Place, int], found: Mapping[str, TopicState]) -> list[Lost]:
+def find_lost(
+    seen: Mapping[str, KnownTopic], positions: Mapping[PositionKey, int], found: Mapping[str, TopicState]
+) -> list[LostRange]:
     """Compare. Pure.
 
     Args:
@@ -85,12 +87,12 @@ def find_lost(seen: Mapping[str, Seen], positions: Mapping[Place, int], found: M
         stretches = _missing(known, now, partition, end, min(groups.values(), default=None))
         for why, first, after in stretches:
             unread = {group: max(0, after - max(first, offset)) for group, offset in groups.items()}
-            lost.append(Lost(topic, partition, first, after, why, unread))
+            lost.append(LostRange(topic, partition, first, after, why, unread))
     return lost
 
 
 def _missing(
-    known: Seen | None, now: TopicState | None, partition: int, end: int, unread_from: int | None
+    known: KnownTopic | None, now: TopicState | None, partition: int, end: int, unread_from: int | None
 ) -> list[tuple[str, int, int]]:
     if now is None or (known is not None and known.identity != now.identity):
         return [("missing" if now is None else "another", 0, end)] if end else []
@@ -103,7 +105,7 @@ def _missing(
     return [stretch for stretch in stretches if stretch[1] < stretch[2]]
 
 
-def losses(database: Database, event_log: EventLog) -> list[Lost]:
+def losses(database: Database, event_log: EventLog) -> list[LostRange]:
     """What is missing now.
 
     Raises:
@@ -111,7 +113,7 @@ def losses(database: Database, event_log: EventLog) -> list[Lost]:
         Damaged: a file of them cannot be read.
     """
     with database.snapshot() as connection:
-        seen, positions = read_seen(connection), read_positions(connection)
+        seen, positions = read_known(connection), read_positions(connection)
     return find_lost(seen, positions, event_log.describe())
 
 
@@ -128,7 +130,7 @@ def require_same_log(database: Database, event_log: EventLog, home: object) -> N
     note(database, event_log.describe(), time.time())
 
 
-def refusal(lost: Sequence[Lost], home: object) -> LogLost | PositionLost:
+def refusal(lost: Sequence[LostRange], home: object) -> LogLost | PositionLost:
     """What is missing, what it means, and the command that goes on."""
     kind = PositionLost if all(item.why == _EXPIRED for item in lost) else LogLost
     topics = dict.fromkeys(item.topic for item in lost)
@@ -141,15 +143,15 @@ def refusal(lost: Sequence[Lost], home: object) -> LogLost | PositionLost:
     )
 
 
-def in_words(lost: Sequence[Lost]) -> list[str]:
+def in_words(lost: Sequence[LostRange]) -> list[str]:
     """A line for each topic and way of being lost."""
-    found: dict[tuple[str, str], list[Lost]] = {}
+    found: dict[tuple[str, str], list[LostRange]] = {}
     for item in lost:
         found.setdefault((item.topic, item.why), []).append(item)
     return [_line(topic, why, items) for (topic, why), items in found.items()]
 
 
-def _line(topic: str, why: str, items: Sequence[Lost]) -> str:
+def _line(topic: str, why: str, items: Sequence[LostRange]) -> str:
     unread: Counter[str] = Counter()
     for item in items:
         unread.update(item.unread)
@@ -164,33 +166,33 @@ def _line(topic: str, why: str, items: Sequence[Lost]) -> str:
 def note(database: Database, found: Mapping[str, TopicState], now: float) -> None:
     """Remember what the log holds, as far as it does not contradict what is remembered."""
     with database.transaction() as connection:
-        seen = read_seen(connection)
+        seen = read_known(connection)
         for topic, state in found.items():
             known = seen.get(topic)
             if known is None or (known.identity == state.identity and _is_further(known, state)):
-                write_seen(connection, topic, state, now)
+                write_known(connection, topic, state, now)
             elif known.identity != state.identity and not any(known.ends.values()):
-                write_seen(connection, topic, state, now)  # nothing had ever been in it
+                write_known(connection, topic, state, now)  # nothing had ever been in it
 
 
-def _is_further(known: Seen, state: TopicState) -> bool:
+def _is_further(known: KnownTopic, state: TopicState) -> bool:
     return all(state.ends.get(partition, 0) >= end for partition, end in known.ends.items())
 
 
-def write_seen(connection: Connection, topic: str, state: TopicState, now: float) -> None:
+def write_known(connection: Connection, topic: str, state: TopicState, now: float) -> None:
     """Remember a topic as it is now."""
     ends = {str(partition): end for partition, end in state.ends.items()}
     row = {"topic": topic, "identity": state.identity, "ends": ends, "seen_at": now}
     insert_or_update(connection, log_topic, row, ("identity", "ends", "seen_at"))
 
 
-def read_seen(connection: Connection) -> dict[str, Seen]:
+def read_known(connection: Connection) -> dict[str, KnownTopic]:
     """What is remembered, by topic."""
     rows = connection.execute(select(log_topic.c.topic, log_topic.c.identity, log_topic.c.ends))
-    return {row.topic: Seen(row.identity, {int(name): end for name, end in row.ends.items()}) for row in rows}
+    return {row.topic: KnownTopic(row.identity, {int(name): end for name, end in row.ends.items()}) for row in rows}
 
 
-def read_positions(connection: Connection) -> dict[Place, int]:
+def read_positions(connection: Connection) -> dict[PositionKey, int]:
     """The next offset of each worker; the trainer's are in its checkpoint."""
     return {
         (row.consumer_group, row.topic, row.partition): row.next_offset for row in connection.execute(select(position))

@@ -19,7 +19,7 @@ from runtime.replicas.circuit import Circuit
 Command = tuple[str | bytes | int, ...]
 
 
-class Line:
+class RedisConnection:
     """See the module. Belongs to one event loop.
 
     Raises:

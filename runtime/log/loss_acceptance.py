@@ -33,7 +33,7 @@ from contracts.tables import (
 from contracts.tables.statements import add_to_count, insert_or_update
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
-from runtime.log.memory import Lost, Place, read_positions, write_seen
+from runtime.log.loss_detection import LostRange, PositionKey, read_positions, write_known
 from runtime.log.outbox import message, put
 
 MOVED = "moved"
@@ -44,7 +44,7 @@ _RETOLD = {EPISODES, EXPERIENCES, OUTCOMES}
 _GONE = {"missing", "another"}
 
 
-class Accepted(NamedTuple):
+class AcceptedLoss(NamedTuple):
     """What became of what was lost."""
 
     num_generations: int
@@ -63,11 +63,11 @@ class _Fate(NamedTuple):
 
 def accept_loss(
     connection: Connection,
-    lost: Sequence[Lost],
+    lost: Sequence[LostRange],
     found: Mapping[str, TopicState],
     tasks: Mapping[str, Task],
     now: float,
-) -> Accepted:
+) -> AcceptedLoss:
     """See the module. `found`: what the log holds now."""
     topics = {item.topic for item in lost}
     num_generations = sum(item.unread.get(_JOIN, 0) for item in lost if item.topic == GENERATIONS)
@@ -76,7 +76,7 @@ def accept_loss(
     num_signals = _send_signals(connection) if SIGNALS in topics else 0
     partitions = {item.partition for item in lost if item.topic in _RETOLD}
     episodes, fates, unscored = _say_again(connection, partitions, tasks, now)
-    return Accepted(num_generations, num_signals, episodes, fates, unscored, EXPERIENCES in topics)
+    return AcceptedLoss(num_generations, num_signals, episodes, fates, unscored, EXPERIENCES in topics)
 
 
 def num_written_off(connection: Connection) -> int:
@@ -92,7 +92,7 @@ def keys_before_loss(connection: Connection) -> set[str]:
     return {sample_key(row.completion_id, row.choice) for row in connection.execute(statement)}
 
 
-def _move_positions(connection: Connection, lost: Sequence[Lost], found: Mapping[str, TopicState]) -> None:
+def _move_positions(connection: Connection, lost: Sequence[LostRange], found: Mapping[str, TopicState]) -> None:
     stored = read_positions(connection)
     moved = 0
     for item in lost:
@@ -111,7 +111,7 @@ def _move_positions(connection: Connection, lost: Sequence[Lost], found: Mapping
             _store_position(connection, (_TRAINING, EXPERIENCES, item.partition), end)
 
 
-def _store_position(connection: Connection, place: Place, offset: int) -> None:
+def _store_position(connection: Connection, place: PositionKey, offset: int) -> None:
     row = dict(zip(("consumer_group", "topic", "partition"), place, strict=True))
     insert_or_update(connection, position, row | {"next_offset": offset}, ("next_offset",))
 
@@ -123,12 +123,12 @@ def _new_position(offset: int, why: str, state: TopicState | None, partition: in
     return first if why in _GONE else min(max(offset, first), end)
 
 
-def _remember(connection: Connection, lost: Sequence[Lost], found: Mapping[str, TopicState], now: float) -> None:
+def _remember(connection: Connection, lost: Sequence[LostRange], found: Mapping[str, TopicState], now: float) -> None:
     for topic in {item.topic for item in lost}:
         if (state := found.get(topic)) is not None:
-            write_seen(connection, topic, state, now)
+            write_known(connection, topic, state, now)
         else:  # the next start makes it, and notes which one that is
-            write_seen(connection, topic, TopicState("", {}, {}), now)
+            write_known(connection, topic, TopicState("", {}, {}), now)
         # Nobody but the join reads generations, signals and outcomes; a record is lost once, whoever had not read it.
         number = sum(max(item.unread.values(), default=0) for item in lost if item.topic == topic)
         columns = {"num_lost": log_topic.c.num_lost + number, "lost_at": now}

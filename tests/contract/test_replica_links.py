@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pytest
 import pytest_asyncio
 
-from runtime.replicas import Passing, Turn
-from runtime.replicas.in_process import make_passing
+from runtime.replicas import ReplicaLinks, RequestClaim
+from runtime.replicas.in_process import local_links
 from runtime.replicas.on_redis import connect
 
 SERVER = os.environ.get("MILLRACE_REDIS")
@@ -24,14 +24,14 @@ SECONDS = 10.0
 class Replicas(NamedTuple):
     """Two processes of one home; in one process both are the same."""
 
-    one: Passing
-    two: Passing
+    one: ReplicaLinks
+    two: ReplicaLinks
 
 
 @pytest_asyncio.fixture(params=["in_process", pytest.param("redis", marks=pytest.mark.services)])
 async def replicas(request: pytest.FixtureRequest) -> AsyncIterator[Replicas]:
     if request.param == "in_process":
-        one = make_passing()
+        one = local_links()
         pair = Replicas(one, one)
     elif SERVER is None:
         pytest.skip("no MILLRACE_REDIS: run make test-services")
@@ -44,8 +44,8 @@ async def replicas(request: pytest.FixtureRequest) -> AsyncIterator[Replicas]:
         await replica.aclose()
 
 
-def a_turn(body: bytes = b"body") -> Turn:
-    return Turn(body, secrets.token_bytes(8))
+def a_turn(body: bytes = b"body") -> RequestClaim:
+    return RequestClaim(body, secrets.token_bytes(8))
 
 
 async def test_a_limit_is_shared_and_counted_down(replicas: Replicas) -> None:
@@ -85,7 +85,7 @@ async def test_a_limit_comes_back(replicas: Replicas) -> None:
 
 
 async def test_the_first_claim_holds_and_its_answer_is_kept(replicas: Replicas) -> None:
-    one, two = replicas.one.window, replicas.two.window
+    one, two = replicas.one.idempotency, replicas.two.idempotency
     first = a_turn()
     assert await one.claim("k", first) == first
     assert await two.claim("k", a_turn()) == first
@@ -98,26 +98,26 @@ async def test_the_first_claim_holds_and_its_answer_is_kept(replicas: Replicas) 
 
 async def test_a_released_key_is_free(replicas: Replicas) -> None:
     first, second = a_turn(), a_turn(b"other")
-    await replicas.one.window.claim("k", first)
-    await replicas.one.window.release("k", first)
-    assert await replicas.two.window.claim("k", second) == second
+    await replicas.one.idempotency.claim("k", first)
+    await replicas.one.idempotency.release("k", first)
+    assert await replicas.two.idempotency.claim("k", second) == second
 
 
 async def test_who_lost_its_lease_changes_nothing(replicas: Replicas) -> None:
-    window, late, holder = replicas.one.window, a_turn(), a_turn()
-    await replicas.two.window.claim("k", holder)
+    window, late, holder = replicas.one.idempotency, a_turn(), a_turn()
+    await replicas.two.idempotency.claim("k", holder)
     await window.renew("k", late)
     await window.release("k", late)
     await window.finish("k", late, b"late")
     assert await window.claim("k", a_turn()) == holder
-    await replicas.two.window.finish("k", holder, b"mine")
+    await replicas.two.idempotency.finish("k", holder, b"mine")
     assert (await window.claim("k", a_turn())).answer == b"mine"
 
 
 async def test_an_answer_is_kept_though_the_lease_ran_out(replicas: Replicas) -> None:
     turn = a_turn()
-    await replicas.one.window.finish("k", turn, b"late")
-    assert (await replicas.two.window.claim("k", a_turn())).answer == b"late"
+    await replicas.one.idempotency.finish("k", turn, b"late")
+    assert (await replicas.two.idempotency.claim("k", a_turn())).answer == b"late"
 
 
 async def test_a_bell_wakes_its_listeners_and_no_others(replicas: Replicas) -> None:

@@ -23,8 +23,8 @@ from contracts.errors import Conflict, InvalidRecord, InvalidRequest, NotFound
 from contracts.event_log import Message
 from contracts.ids import parse_sample_key
 from contracts.ledger import PENDING, effective_state
+from contracts.record_checks import MAX_ID, is_sample_key, problem_of
 from contracts.records import Episode, Experience, Generation, Outcome, Record, Signal, decode_shape
-from contracts.soundness import MAX_ID, is_sample_key, problem_of
 from contracts.tables import dead_letter, generation, received_signal, signal
 from contracts.tables.statements import insert_new
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS, TOPICS
@@ -44,7 +44,7 @@ KINDS: dict[str, type[Record]] = {
 _PLACE = re.compile(r"(\w+)/(\d+)@(-?\d+)").fullmatch
 
 
-class Place(NamedTuple):
+class RecordPlace(NamedTuple):
     """Where a record lies; a negative offset means that the log never took it."""
 
     topic: str
@@ -55,11 +55,11 @@ class Place(NamedTuple):
         return f"{self.topic}/{self.partition}@{self.offset}"
 
 
-class Letter(NamedTuple):
+class DeadLetter(NamedTuple):
     """A dead letter. Times are UTC epoch seconds."""
 
     process: str
-    place: Place
+    place: RecordPlace
     reason: str
     traceback: str | None
     key: str | None
@@ -69,7 +69,7 @@ class Letter(NamedTuple):
     settled_at: float | None
 
 
-def parse_place(text: str) -> Place:
+def parse_place(text: str) -> RecordPlace:
     """Read `TOPIC/PARTITION@OFFSET`.
 
     Raises:
@@ -81,7 +81,7 @@ def parse_place(text: str) -> Place:
             f"{text!r} is no place; write TOPIC/PARTITION@OFFSET as `millrace dead-letters list` does, with a topic of "
             f"{', '.join(TOPICS)}"
         )
-    return Place(found[1], int(found[2]), int(found[3]))
+    return RecordPlace(found[1], int(found[2]), int(found[3]))
 
 
 def find(
@@ -89,9 +89,9 @@ def find(
     *,
     process: str | None = None,
     topic: str | None = None,
-    place: Place | None = None,
+    place: RecordPlace | None = None,
     states: Collection[str] = (OPEN,),
-) -> list[Letter]:
+) -> list[DeadLetter]:
     """Dead letters, the oldest first."""
     columns = dead_letter.c
     which: list[ColumnElement[bool]] = [columns.state.in_(sorted(states))]
@@ -102,7 +102,7 @@ def find(
     return [_letter(row) for row in connection.execute(select(dead_letter).where(*which).order_by(*order))]
 
 
-def get(connection: Connection, process: str, place: Place) -> Letter:
+def get(connection: Connection, process: str, place: RecordPlace) -> DeadLetter:
     """One of them.
 
     Raises:
@@ -114,7 +114,7 @@ def get(connection: Connection, process: str, place: Place) -> Letter:
     return found[0]
 
 
-def redrive(connection: Connection, letters: Sequence[Letter], now: float) -> None:
+def redrive(connection: Connection, letters: Sequence[DeadLetter], now: float) -> None:
     """Send the original bytes again, and remember that they were.
 
     Raises:
@@ -132,7 +132,7 @@ def redrive(connection: Connection, letters: Sequence[Letter], now: float) -> No
         put(connection, SENDER, [Message(topic, partition, letter.key or "", letter.value)])
 
 
-def skip(connection: Connection, letters: Sequence[Letter], now: float) -> None:
+def skip(connection: Connection, letters: Sequence[DeadLetter], now: float) -> None:
     """Accept the loss: they leave the limits' count, stay for looking, and what waits for them gets its final state.
 
     Raises:
@@ -149,7 +149,7 @@ def skip(connection: Connection, letters: Sequence[Letter], now: float) -> None:
             put(connection, SENDER, _final_words(connection, letter, record, now))
 
 
-def decoded(letter: Letter) -> Record | None:
+def decoded(letter: DeadLetter) -> Record | None:
     """What its bytes say, whatever the values are; None if they are no record."""
     try:
         return decode_shape(KINDS[letter.place.topic], letter.value)
@@ -157,7 +157,7 @@ def decoded(letter: Letter) -> Record | None:
         return None
 
 
-def _no_redrive(letter: Letter) -> str:
+def _no_redrive(letter: DeadLetter) -> str:
     if letter.state == REDRIVEN:
         return "was redriven already; if it failed again, it is a dead letter at another place"
     if letter.place.offset < 0:
@@ -167,7 +167,7 @@ def _no_redrive(letter: Letter) -> str:
     return ""
 
 
-def _settle(connection: Connection, letter: Letter, state: str, now: float) -> None:
+def _settle(connection: Connection, letter: DeadLetter, state: str, now: float) -> None:
     here = (dead_letter.c.consumer_group == letter.process, _is_at(letter.place), dead_letter.c.state == letter.state)
     if connection.execute(update(dead_letter).where(*here).values(state=state, settled_at=now)).rowcount != 1:
         raise Conflict(f"somebody else dealt with {letter.place} of {letter.process} just now; look again")
@@ -188,7 +188,7 @@ def _reject(connection: Connection, record: Record | None) -> None:
     insert_new(connection, signal, {"completion_id": "", **name, **said, **state})
 
 
-def _final_words(connection: Connection, letter: Letter, record: Record | None, now: float) -> list[Message]:
+def _final_words(connection: Connection, letter: DeadLetter, record: Record | None, now: float) -> list[Message]:
     """The state of the sample that waited for it; nothing if somebody else has named it, or will."""
     if isinstance(record, Outcome) and record.writer == "training":
         return []
@@ -210,15 +210,15 @@ def _final_words(connection: Connection, letter: Letter, record: Record | None, 
     return [] if problem_of(outcome) else [message(OUTCOMES, key, outcome)]
 
 
-def _is_at(place: Place) -> ColumnElement[bool]:
+def _is_at(place: RecordPlace) -> ColumnElement[bool]:
     columns = dead_letter.c
     return (columns.topic == place.topic) & (columns.partition == place.partition) & (columns.offset == place.offset)
 
 
-def _letter(row: Any) -> Letter:
-    return Letter(
+def _letter(row: Any) -> DeadLetter:
+    return DeadLetter(
         process=row.consumer_group,
-        place=Place(row.topic, row.partition, row.offset),
+        place=RecordPlace(row.topic, row.partition, row.offset),
         reason=row.reason,
         traceback=row.traceback,
         key=row.key,
