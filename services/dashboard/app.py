@@ -23,10 +23,10 @@ from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
 from runtime.weight_metrics import WeightStoreMetrics
 from services.dashboard.generations.tokens import TokenTexts
-from services.dashboard.live.watcher import Reader, Watcher
-from services.dashboard.own.watching import OwnReader, Watchers
+from services.dashboard.live.watcher import StateReader, Watcher
 from services.dashboard.routes import router
 from services.dashboard.signin.sessions import Sessions
+from services.dashboard.tenant.watchers import TenantReader, Watchers
 from services.http import make_service
 from weights.stores.opening import open_weight_store
 
@@ -49,11 +49,11 @@ def create_app(settings: Settings, *, links: ReplicaLinks | None = None) -> Fast
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         database, event_log = settings.database(), settings.event_log()
         app.state.store = store = open_weight_store(settings, measures=WeightStoreMetrics())
-        reader = Reader(settings, database, event_log, store)
+        reader = StateReader(settings, database, event_log, store)
         app.state.database = database
         app.state.sessions = Sessions(database)
         watcher = Watcher(reader.read)
-        app.state.watchers = watchers = Watchers(watcher, OwnReader(settings, database))
+        app.state.watchers = watchers = Watchers(watcher, TenantReader(settings, database))
         loop = asyncio.get_running_loop()
         links.bell.listen(MOVED, lambda: loop.call_soon_threadsafe(watchers.wake))
         watching = asyncio.create_task(watcher.keep_watch())

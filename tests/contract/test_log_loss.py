@@ -30,7 +30,7 @@ from runtime.worker import Worker
 from services.dashboard.live.identities import identities
 from services.dashboard.live.lags import CONSUMERS, UNTRACKED
 from services.dashboard.live.queries import read_totals
-from services.dashboard.live.traffic import Lookout
+from services.dashboard.live.traffic import TrafficReader
 from services.feedback import repository as feedback
 from services.feedback.requests import Received
 from tests.contract.conftest import a_database
@@ -274,7 +274,7 @@ def test_whatever_is_lost_whenever_everything_the_database_holds_gets_a_state(
 def dashboard_problems(world: World) -> list[str]:
     with world.database.snapshot() as connection:
         totals = read_totals(connection)
-    lookout = Lookout(world.log)
+    lookout = TrafficReader(world.log)
     positions = totals.positions
     traffic = {
         topic: lookout.read(topic, group, positions, world.now, tracked=topic not in UNTRACKED)

@@ -11,7 +11,7 @@ from contracts.records import Generation
 from contracts.tables import dashboard_session, generation, score
 from runtime.database import Database
 from runtime.days import migrate
-from services.dashboard.own.queries import read_scores, read_totals
+from services.dashboard.tenant.queries import read_scores, read_totals
 from tests.contract.test_upgrade import as_it_was, go_to, write, write_generation
 from tests.fakes import a_generation
 

@@ -8,7 +8,7 @@ import msgspec
 
 from contracts.errors import InvalidRecord
 from contracts.records import Signal, decode_shape
-from services.dashboard.generations.queries import Whole
+from services.dashboard.generations.queries import AnswerRecord
 
 EDITED = 200
 
@@ -26,14 +26,14 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since the answer."""
 
 
-class Message(msgspec.Struct, frozen=True):
+class PromptMessage(msgspec.Struct, frozen=True):
     """One message of the prompt."""
 
     role: str
     content: str
 
 
-def story(whole: Whole) -> list[Event]:
+def story(whole: AnswerRecord) -> list[Event]:
     """Answer, join, signals, scores and outcomes; what happened first comes first."""
     created = whole.head.created_at
     made = f"{whole.head.purpose} request, arm {whole.head.arm}, v{whole.head.version}"
@@ -48,7 +48,7 @@ def story(whole: Whole) -> list[Event]:
     return [msgspec.structs.replace(event, delay=max(0.0, event.at - created)) for event in events]
 
 
-def messages(raw: list[dict[str, Any]]) -> list[Message]:
+def messages(raw: list[dict[str, Any]]) -> list[PromptMessage]:
     """Role and text of each; parts and calls of tools as JSON."""
     shown = []
     for message in raw:
@@ -56,7 +56,7 @@ def messages(raw: list[dict[str, Any]]) -> list[Message]:
         rest = {name: value for name, value in message.items() if name not in {"role", "content"} and value}
         texts = [content if isinstance(content, str) else _json(content)] if content is not None else []
         texts += [_json(rest)] if rest else []
-        shown.append(Message(str(message.get("role", "?")), "\n".join(texts)))
+        shown.append(PromptMessage(str(message.get("role", "?")), "\n".join(texts)))
     return shown
 
 

@@ -63,7 +63,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
         return self == Search()
 
 
-class Found(NamedTuple):
+class SearchHit(NamedTuple):
     """One row of a page. `body` None: its record cannot be read here."""
 
     head: Row[Any]
@@ -73,12 +73,12 @@ class Found(NamedTuple):
 class Page(NamedTuple):
     """`after` None: there is nothing older. `num_looked` None: every row was found by what was asked."""
 
-    rows: list[Found]
+    rows: list[SearchHit]
     after: Cursor | None
     num_looked: int | None = None
 
 
-class Whole(NamedTuple):
+class AnswerRecord(NamedTuple):
     """One answer. `record` None: `problem` says why it cannot be read."""
 
     head: Any
@@ -100,7 +100,7 @@ def find_page(connection: Connection, search: Search, after: Cursor | None = Non
     return _head_page(connection, search, after, most or MAX_LOOKED)
 
 
-def find_whole(connection: Connection, completion_id: str, choice: int) -> Whole | None:
+def find_answer(connection: Connection, completion_id: str, choice: int) -> AnswerRecord | None:
     """One answer, or None."""
     here = (generation.c.completion_id == completion_id, generation.c.choice == choice)
     table = generation.c
@@ -113,7 +113,7 @@ def find_whole(connection: Connection, completion_id: str, choice: int) -> Whole
     siblings = select(generation.c.choice).where(generation.c.completion_id == completion_id)
     choices = list(connection.execute(siblings.order_by(generation.c.choice)).scalars())
     signals, scores, outcomes = _signals(completion_id, choice), _scores(key), _outcomes(key)
-    return Whole(
+    return AnswerRecord(
         head,
         record,
         problem,
@@ -138,13 +138,13 @@ def _head_page(connection: Connection, search: Search, after: Cursor | None, mos
     elif (edge := connection.execute(walk.offset(most - 1).limit(1)).one_or_none()) is not None:
         last, num_looked = _cursor(edge), most
     bodies = _bodies(connection, heads)
-    return Page([Found(head, bodies.get((head.completion_id, head.choice))) for head in heads], last, num_looked)
+    return Page([SearchHit(head, bodies.get((head.completion_id, head.choice))) for head in heads], last, num_looked)
 
 
 def _read_page(connection: Connection, search: Search, after: Cursor | None, most: int) -> Page:
     """The text is compressed: bodies are opened one by one, and no more than `most` of them."""
     looked = _walk(search, after, most).subquery()
-    found: list[Found] = []
+    found: list[SearchHit] = []
     wanted, num_read = search.text.casefold(), 0
     last: Cursor | None = None
     records = generation.c
@@ -158,7 +158,7 @@ def _read_page(connection: Connection, search: Search, after: Cursor | None, mos
             continue
         body = _body(row.record)
         if body is not None and wanted in _words(body):
-            found.append(Found(row, body))
+            found.append(SearchHit(row, body))
             if len(found) == PAGE:
                 return Page(found, last, num_read)
     return Page(found, last if num_read == most else None, num_read)

@@ -15,8 +15,8 @@ from contracts.ledger import GENERATION_STATES
 from contracts.record_checks import MAX_ID, MAX_INT32, is_completion_id
 from contracts.records import unpack_floats, unpack_ids
 from services.dashboard.generations.detail import cut, excerpt, messages, story
-from services.dashboard.generations.queries import Cursor, Search, find_page, find_whole
-from services.dashboard.generations.tokens import LIMITS, MAX_TOKENS, Token, tokens
+from services.dashboard.generations.queries import Cursor, Search, find_answer, find_page
+from services.dashboard.generations.tokens import LIMITS, MAX_TOKENS, AnswerToken, tokens
 from services.dashboard.signin.access import OperatorReader, PageRoute, render
 
 router = APIRouter(prefix="/generations", route_class=PageRoute)
@@ -26,7 +26,7 @@ Text = Annotated[str, StringConstraints(max_length=200, strip_whitespace=True, p
 Choice = Annotated[int, Path(ge=0, le=MAX_INT32)]
 
 
-class Asked(BaseModel):
+class SearchForm(BaseModel):
     """The fields of the search form as they were typed, and `after`, where the page begins."""
 
     completion: Text = ""
@@ -50,7 +50,7 @@ class Asked(BaseModel):
 
 
 @router.get("")
-def search(request: Request, session: OperatorReader, asked: Annotated[Asked, Query()]) -> Response:
+def search(request: Request, session: OperatorReader, asked: Annotated[SearchForm, Query()]) -> Response:
     """A page of answers, newest first."""
     with request.app.state.database.snapshot() as connection:
         page = find_page(connection, asked.search(), _cursor(asked.after))
@@ -76,14 +76,14 @@ def show(request: Request, session: OperatorReader, completion_id: str, choice: 
     """One answer with all that became of it."""
     with request.app.state.database.snapshot() as connection:
         # What is no id is in no table, and not every text can be asked for.
-        whole = find_whole(connection, completion_id, choice) if is_completion_id(completion_id) else None
+        whole = find_answer(connection, completion_id, choice) if is_completion_id(completion_id) else None
     if whole is None:
         raise NotFound(
             f"there is no answer {completion_id[:MAX_ID]} with choice {choice} here; it may not have been joined yet, or its "
             "day was deleted"
         )
     body = whole.record.open() if whole.record else None
-    shown: list[Token] = []
+    shown: list[AnswerToken] = []
     problem = whole.problem
     if whole.record and body:
         ids = unpack_ids(body.completion_ids)

@@ -22,7 +22,7 @@ log = structlog.get_logger()
 Decode = Callable[[Sequence[int]], str]
 
 
-class Token(NamedTuple):
+class AnswerToken(NamedTuple):
     """One token of an answer. `shade` None: it has no log-prob."""
 
     place: int
@@ -84,14 +84,14 @@ def pieces(ids: Sequence[int], decode: Decode) -> list[str]:
 
 def tokens(
     ids: Sequence[int], logprobs: Sequence[float], spans: Sequence[Span], texts: Sequence[str] | None
-) -> list[Token]:
+) -> list[AnswerToken]:
     """The tokens of an answer; without texts, their ids stand for them."""
     shown = []
     for place, number in enumerate(ids[:MAX_TOKENS]):
         logprob = logprobs[place] if place < len(logprobs) else None
         made_by = [span.version for span in spans if span.start <= place]
         text = texts[place] if texts is not None else f" {number}"
-        shown.append(Token(place, number, text, logprob, shade(logprob), made_by[-1] if made_by else None))
+        shown.append(AnswerToken(place, number, text, logprob, shade(logprob), made_by[-1] if made_by else None))
     return shown
 
 

@@ -11,7 +11,7 @@ from contracts.ledger import PENDING, LedgerCounts
 from contracts.topics import GENERATIONS, SIGNALS
 from runtime.log.dead_letters import OPEN, REDRIVEN, SKIPPED
 from runtime.log.redrive import DEAD_LETTER, SENDER
-from services.dashboard.live.queries import Standing, Totals
+from services.dashboard.live.queries import StateCount, Totals
 from services.dashboard.live.traffic import Traffic
 
 GENERATION_STATES = (
@@ -83,7 +83,7 @@ def _handled(totals: Totals, topic: str) -> int:
     return sum(offset for (group, name, _), offset in totals.positions.items() if (group, name) == ("episodes", topic))
 
 
-def counts_by_version(standings: Iterable[Standing]) -> dict[int, dict[str, int]]:
+def counts_by_version(standings: Iterable[StateCount]) -> dict[int, dict[str, int]]:
     """Version to state to how many."""
     counts: dict[int, dict[str, int]] = {}
     for standing in standings:

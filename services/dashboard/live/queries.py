@@ -36,7 +36,7 @@ MAX_DEAD_LETTERS = 100
 Rows = list[Row[Any]]
 
 
-class Standing(NamedTuple):
+class StateCount(NamedTuple):
     """How many generations of a version have an effective state."""
 
     state: str
@@ -44,7 +44,7 @@ class Standing(NamedTuple):
     number: int
 
 
-class Score(NamedTuple):
+class ScoredAnswer(NamedTuple):
     """One scored answer. `reward` None: unlabelled."""
 
     at: float
@@ -55,7 +55,7 @@ class Score(NamedTuple):
 class Totals(NamedTuple):
     """Whole tables, counted at one moment: the identities are made of these."""
 
-    standings: list[Standing]
+    standings: list[StateCount]
     signals: ledger.LedgerCounts
     num_unjoined: int
     """Acknowledged signals that episodes has not seen, except those that wait for the answer of their key."""
@@ -71,7 +71,7 @@ class Totals(NamedTuple):
     """Generations that only a log had that was lost."""
 
 
-class Snapshot(NamedTuple):
+class LoopRows(NamedTuple):
     """The database at one moment. Each list has the columns its query names, in the order its comment gives."""
 
     arms: dict[str, assignments.Assignment]
@@ -84,7 +84,7 @@ class Snapshot(NamedTuple):
     """Open ones. consumer_group, topic, partition, offset, reason, num_bytes, at; newest first."""
     outboxes: dict[str, int]
     """Process to how many messages wait for the log."""
-    scores: list[Score]
+    scores: list[ScoredAnswer]
     """Of users' answers; newest first."""
     steps: Rows
     """at, step, metrics; newest first."""
@@ -96,9 +96,9 @@ class Snapshot(NamedTuple):
     """arm, version, at, pause_seconds, gap_seconds; newest first."""
 
 
-def read_snapshot(connection: Connection, policy: str) -> Snapshot:
+def read_snapshot(connection: Connection, policy: str) -> LoopRows:
     """What the pages show of a policy, except totals and what the log and the weight store know."""
-    return Snapshot(
+    return LoopRows(
         arms=assignments.read(connection, policy),
         rollback_to=rollback.read_target(connection, policy),
         live_history=rollback.read_live_history(connection, policy),
@@ -138,10 +138,10 @@ def _num_rows(connection: Connection, table: Table) -> int:
     return connection.execute(select(func.count()).select_from(table)).scalar_one()
 
 
-def _standings(connection: Connection) -> list[Standing]:
+def _standings(connection: Connection) -> list[StateCount]:
     # Of columns of ix_generation_state only, so that no row is touched.
     columns = (ledger.effective_state().label("state"), generation.c.version)
-    return [Standing(*row) for row in connection.execute(select(*columns, func.count()).group_by(*columns))]
+    return [StateCount(*row) for row in connection.execute(select(*columns, func.count()).group_by(*columns))]
 
 
 def _positions(connection: Connection) -> dict[tuple[str, str, int], int]:
@@ -174,14 +174,14 @@ def _num_dead_letters(connection: Connection) -> dict[tuple[str, str, str], int]
     return {(group, topic, state): count for group, topic, state, count in connection.execute(statement)}
 
 
-def _scores(connection: Connection) -> list[Score]:
+def _scores(connection: Connection) -> list[ScoredAnswer]:
     statement = (
         select(score.c.at, score.c.version, score.c.reward)
         .where(score.c.purpose == "user")
         .order_by(score.c.at.desc())
         .limit(MAX_SCORES)
     )
-    return [Score(*row) for row in connection.execute(statement)]
+    return [ScoredAnswer(*row) for row in connection.execute(statement)]
 
 
 def _steps(connection: Connection) -> Rows:

@@ -14,7 +14,7 @@ from runtime.settings import Settings
 from services.dashboard.live.identities import Identities, Identity
 from services.dashboard.live.lags import Lag, lags
 from services.dashboard.live.loop.freshness import Leg
-from services.dashboard.live.queries import Rows, Score, Snapshot
+from services.dashboard.live.queries import LoopRows, Rows, ScoredAnswer
 from services.dashboard.live.timeline import ACCEPTED_FROM, Published, Version, timeline
 from services.dashboard.live.traffic import RATE_SECONDS, Traffic
 
@@ -55,7 +55,7 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
     num_trained: int
 
 
-class Arm(msgspec.Struct, frozen=True, kw_only=True):
+class ArmStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Who is served what: `share` of the users, in [0, 1]; since when, by whom and why."""
 
     arm: str
@@ -86,7 +86,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     signals: Identity
     curves: dict[str, list[float | None]]
     decisions: list[dict[str, Any]]
-    arms: list[Arm]
+    arms: list[ArmStatus]
     rates: dict[str, list[float | None]]
     freshness: list[Leg]
     lags: list[Lag]
@@ -101,7 +101,7 @@ class Flow(NamedTuple):
 
 
 def build_state(
-    snapshot: Snapshot,
+    snapshot: LoopRows,
     traffic: Mapping[str, Traffic],
     store: Mapping[int, Published],
     *,
@@ -136,7 +136,7 @@ def build_state(
     )
 
 
-def bucketed(scores: Sequence[Score]) -> dict[str, list[float | None]]:
+def bucketed(scores: Sequence[ScoredAnswer]) -> dict[str, list[float | None]]:
     """Users' answers over time: accept rate and mean reward of the labelled ones, share that is labelled.
 
     Columns of equal length, one entry for every run of equally many answers; `at` is the mean time of a run. A run
@@ -158,7 +158,7 @@ def bucketed(scores: Sequence[Score]) -> dict[str, list[float | None]]:
     return columns
 
 
-def _headline(snapshot: Snapshot, versions: Sequence[Version], generations: Identity) -> Headline:
+def _headline(snapshot: LoopRows, versions: Sequence[Version], generations: Identity) -> Headline:
     labelled = [row.reward for row in snapshot.scores if row.reward is not None][:NUM_LATEST]
     accuracies = {version.version: version.accuracy for version in versions}
     states = dict(zip(generations.names, generations.counts, strict=True))
@@ -174,7 +174,7 @@ def _headline(snapshot: Snapshot, versions: Sequence[Version], generations: Iden
     )
 
 
-def _stages(snapshot: Snapshot, traffic: Mapping[str, Traffic], now: float) -> list[Stage]:
+def _stages(snapshot: LoopRows, traffic: Mapping[str, Traffic], now: float) -> list[Stage]:
     def recent(rows: Rows, keep: Callable[[Any], bool] = lambda _: True) -> int:
         return sum(1 for row in rows if row.at >= now - RATE_SECONDS and keep(row))
 
@@ -189,7 +189,7 @@ def _stages(snapshot: Snapshot, traffic: Mapping[str, Traffic], now: float) -> l
     ]
 
 
-def _edges(snapshot: Snapshot, traffic: Mapping[str, Traffic]) -> list[Edge]:
+def _edges(snapshot: LoopRows, traffic: Mapping[str, Traffic]) -> list[Edge]:
     def lag(source: str, target: str, topic: str, outbox: int = 0) -> Edge:
         return Edge(source, target, traffic[topic].num_waiting + outbox, traffic[topic].oldest_at)
 
@@ -203,19 +203,19 @@ def _edges(snapshot: Snapshot, traffic: Mapping[str, Traffic]) -> list[Edge]:
     ]
 
 
-def _training_edge(snapshot: Snapshot) -> Edge:
+def _training_edge(snapshot: LoopRows) -> Edge:
     """The trainer's positions lie in its checkpoint: the labels since its newest step stand for its lag."""
     stepped_at = snapshot.steps[0].at if snapshot.steps else 0.0
     waiting = [row.at for row in snapshot.scores if row.at > stepped_at and row.reward is not None]
     return Edge("rewards", "training", len(waiting), min(waiting, default=None))
 
 
-def _candidate_edge(snapshot: Snapshot) -> Edge:
+def _candidate_edge(snapshot: LoopRows) -> Edge:
     version = _version(snapshot, CANDIDATE)
     return Edge("training", "release", int(version is not None), _moved_at(snapshot, CANDIDATE, version))
 
 
-def _live_edge(snapshot: Snapshot) -> Edge:
+def _live_edge(snapshot: LoopRows) -> Edge:
     """A version waits here from its assignment until the engine swapped to it, or a user's answer came from it."""
     version = _version(snapshot, LIVE)
     moved_at = _moved_at(snapshot, LIVE, version)
@@ -227,7 +227,7 @@ def _live_edge(snapshot: Snapshot) -> Edge:
     return Edge("release", "live", int(not arrived), None if arrived else moved_at)
 
 
-def _arms(snapshot: Snapshot) -> list[Arm]:
+def _arms(snapshot: LoopRows) -> list[ArmStatus]:
     found = []
     for arm in (LIVE, CANDIDATE, TRAINING):
         if held := snapshot.arms.get(arm):
@@ -235,15 +235,15 @@ def _arms(snapshot: Snapshot) -> list[Arm]:
             swapped = [row.at for row in snapshot.swaps if row.arm == arm and row.version == held.version]
             facts = {"at": moved.at, "writer": moved.writer, "reason": moved.reason} if moved else {}
             loaded_at = max(swapped, default=None)
-            found.append(Arm(arm=arm, version=held.version, share=held.share, loaded_at=loaded_at, **facts))
+            found.append(ArmStatus(arm=arm, version=held.version, share=held.share, loaded_at=loaded_at, **facts))
     return found
 
 
-def _version(snapshot: Snapshot, arm: str) -> int | None:
+def _version(snapshot: LoopRows, arm: str) -> int | None:
     return snapshot.arms[arm].version if arm in snapshot.arms else None
 
 
-def _moved_at(snapshot: Snapshot, arm: str, version: int | None) -> float | None:
+def _moved_at(snapshot: LoopRows, arm: str, version: int | None) -> float | None:
     if version is None:
         return None
     return next((row.at for row in snapshot.changes if row.arm == arm and row.version == version), None)

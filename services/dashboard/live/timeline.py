@@ -10,7 +10,7 @@ import msgspec
 from contracts.assignments import CANDIDATE, LIVE
 from contracts.rollback import left_behind
 from contracts.version_parents import BASE
-from services.dashboard.live.queries import MAX_VERSIONS, Snapshot
+from services.dashboard.live.queries import MAX_VERSIONS, LoopRows
 from weights.versions.manifest import Manifest
 
 ACCEPTED_FROM = 0.5
@@ -68,7 +68,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     num_accepted: int = 0
 
 
-def timeline(snapshot: Snapshot, store: Mapping[int, Published]) -> list[Version]:
+def timeline(snapshot: LoopRows, store: Mapping[int, Published]) -> list[Version]:
     """The newest versions, newest first, from the verdicts, assignments, swaps, scores and the weight store."""
     verdicts = {row.version: row for row in snapshot.verdicts}
     swaps = {row.version: row for row in reversed(snapshot.swaps) if row.arm == LIVE}
@@ -103,7 +103,7 @@ def timeline(snapshot: Snapshot, store: Mapping[int, Published]) -> list[Version
     return result
 
 
-def _statuses(snapshot: Snapshot) -> dict[int, str]:
+def _statuses(snapshot: LoopRows) -> dict[int, str]:
     """What is said of a version; the later of these rules wins."""
     statuses = {row.version: "accepted" if row.accepted else "refused" for row in snapshot.verdicts}
     if BASE in statuses and statuses[BASE] == "accepted":

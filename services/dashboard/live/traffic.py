@@ -53,7 +53,7 @@ class _Sample(NamedTuple):
     num_recent: int
 
 
-class Lookout:
+class TrafficReader:
     """Looks at the log again and again. Used from one thread at a time."""
 
     def __init__(self, event_log: EventLog) -> None:

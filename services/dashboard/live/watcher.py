@@ -37,11 +37,11 @@ from services.dashboard.live.lags import CONSUMERS, UNTRACKED
 from services.dashboard.live.loop.freshness import legs, newest_live
 from services.dashboard.live.loop.queries import read_learned, read_rates
 from services.dashboard.live.loop.rates import rates, step_buckets, window_start
-from services.dashboard.live.occasional import Occasional
-from services.dashboard.live.queries import MAX_VERSIONS, Snapshot, Totals, read_snapshot, read_totals
+from services.dashboard.live.queries import MAX_VERSIONS, LoopRows, Totals, read_snapshot, read_totals
 from services.dashboard.live.state import Flow, State, build_state
+from services.dashboard.live.throttled import ThrottledValue
 from services.dashboard.live.timeline import Published, published
-from services.dashboard.live.traffic import Lookout, Traffic
+from services.dashboard.live.traffic import Traffic, TrafficReader
 from weights.stores.store import WeightStore
 
 PERIOD_SECONDS = 1.0
@@ -51,18 +51,18 @@ MAX_VIEWERS = 64
 log = structlog.get_logger()
 
 
-class Reader:
+class StateReader:
     """One consistent look. Used from one thread at a time."""
 
     def __init__(self, settings: Settings, database: Database, event_log: EventLog, store: WeightStore) -> None:
         self._settings = settings
         self._database = database
-        self._lookout = Lookout(event_log)
+        self._lookout = TrafficReader(event_log)
         self._store = store
         self._published: dict[int, Published] = {}
-        self._totals: Occasional[Totals] = Occasional()
-        self._flow: Occasional[Flow] = Occasional()
-        self._listed: Occasional[dict[int, Published]] = Occasional()
+        self._totals: ThrottledValue[Totals] = ThrottledValue()
+        self._flow: ThrottledValue[Flow] = ThrottledValue()
+        self._listed: ThrottledValue[dict[int, Published]] = ThrottledValue()
         self._looked_at = time.monotonic()
         LEDGER_LOOK_AGE.labels(settings.policy).set_function(lambda: time.monotonic() - self._looked_at)
 
@@ -95,7 +95,7 @@ class Reader:
             now=now,
         )
 
-    def _read_flow(self, snapshot: Snapshot, versions: dict[int, Published], now: float) -> Flow:
+    def _read_flow(self, snapshot: LoopRows, versions: dict[int, Published], now: float) -> Flow:
         start, live = window_start(now), newest_live(snapshot.changes)
         made = {number: kept.created_at for number, kept in versions.items()}
         try:
@@ -164,7 +164,7 @@ class Watcher:
         """The state as JSON, at most one period old.
 
         Raises:
-            Unavailable: see `Reader.read`.
+            Unavailable: see `StateReader.read`.
         """
         async with self._turn:
             if self._is_stale or time.monotonic() - self._read_at >= self._period:

@@ -11,7 +11,7 @@ from contracts.tasks.loading import load_tasks
 from runtime.settings import Settings, sentinels_of_home
 
 
-class Gate(NamedTuple):
+class TaskGate(NamedTuple):
     """One task. `sees`: the least difference that the newest verdict could see, in points; None if it is not known."""
 
     task: str
@@ -20,20 +20,22 @@ class Gate(NamedTuple):
     sees: float | None = None
 
 
-def read_gates(settings: Settings, newest: Mapping[str, Any] | None) -> list[Gate]:
+def read_gates(settings: Settings, newest: Mapping[str, Any] | None) -> list[TaskGate]:
     """A row for each task; one that says what is wrong with the files, if something is. `newest`: details of a verdict."""
     try:
         tasks = load_tasks(settings.tasks)
         sentinels = read_sentinels(sentinels_of_home(settings.home), tasks)
     except (InvalidTask, InvalidSettings) as error:
-        return [Gate("this home", "unreadable", error.message)]
+        return [TaskGate("this home", "unreadable", error.message)]
     found = []
     for name, task in tasks.items():
         if name in sentinels.ungated:
-            found.append(Gate(name, "ungated", f"{sentinels.ungated[name]}: versions ship however bad they are at it"))
+            found.append(
+                TaskGate(name, "ungated", f"{sentinels.ungated[name]}: versions ship however bad they are at it")
+            )
             continue
         says = f"{', '.join(task.gate_graders)} on {len(sentinels.places_of(name))} sentinels"
-        found.append(Gate(name, "", says, _sees(name, newest)))
+        found.append(TaskGate(name, "", says, _sees(name, newest)))
     return found
 
 

@@ -19,7 +19,7 @@ MAX_MOVES = 50
 Key = tuple[str, int]
 
 
-class Facts(NamedTuple):
+class VersionFacts(NamedTuple):
     """What the database knows of a version."""
 
     verdict: Any
@@ -34,7 +34,7 @@ class Facts(NamedTuple):
     """What its answers did that earlier versions' did not: task, name, cluster, at, details; oldest first."""
 
 
-class Learned(NamedTuple):
+class LearnedCounts(NamedTuple):
     """What a version learned first, counted up to `MAX_COUNTED`."""
 
     num_samples: int
@@ -46,7 +46,7 @@ class Learned(NamedTuple):
     """(task, how many samples)."""
 
 
-class Sample(NamedTuple):
+class LearnedSample(NamedTuple):
     """One learned sample; `signals` are the names of what it was learned from."""
 
     completion_id: str
@@ -57,7 +57,7 @@ class Sample(NamedTuple):
     signals: list[str]
 
 
-def read_facts(connection: Connection, policy: str, version: int) -> Facts:
+def read_facts(connection: Connection, policy: str, version: int) -> VersionFacts:
     """Verdict, moves, swaps, revocation and alarms of a version."""
     columns = verdict.c
     judged = select(
@@ -71,7 +71,7 @@ def read_facts(connection: Connection, policy: str, version: int) -> Facts:
         swap.c.policy == policy, swap.c.version == version
     )
     alarms = select(alarm.c.task, alarm.c.name, alarm.c.cluster, alarm.c.at, alarm.c.details)
-    return Facts(
+    return VersionFacts(
         connection.execute(judged.where(verdict.c.policy == policy, verdict.c.version == version)).one_or_none(),
         list(connection.execute(moves.order_by(change.at.desc()).limit(MAX_MOVES))),
         list(connection.execute(swaps.order_by(swap.c.id.desc()).limit(MAX_MOVES))),
@@ -91,7 +91,7 @@ def newest_details(connection: Connection, policy: str) -> dict[str, Any] | None
     return None
 
 
-def count_learned(connection: Connection, version: int) -> Learned:
+def count_learned(connection: Connection, version: int) -> LearnedCounts:
     """How many samples and signals a version was the first to learn."""
     counted = _learned(version).limit(MAX_COUNTED).subquery()
     makers = select(counted.c.version, func.count()).group_by(counted.c.version).order_by(counted.c.version)
@@ -104,7 +104,7 @@ def count_learned(connection: Connection, version: int) -> Learned:
         .order_by(signal.c.name)
     )
     made = [(row[0], row[1]) for row in connection.execute(makers)]
-    return Learned(
+    return LearnedCounts(
         sum(number for _, number in made),
         made,
         [(row[0], row[1]) for row in connection.execute(names)],
@@ -112,7 +112,9 @@ def count_learned(connection: Connection, version: int) -> Learned:
     )
 
 
-def list_learned(connection: Connection, version: int, after: Key | None = None) -> tuple[list[Sample], Key | None]:
+def list_learned(
+    connection: Connection, version: int, after: Key | None = None
+) -> tuple[list[LearnedSample], Key | None]:
     """One page of them, newest first, and where the next one begins; None if there is none."""
     columns = generation.c
     statement = _learned(version).order_by(columns.completion_id.desc(), columns.choice.desc()).limit(PAGE + 1)
@@ -129,7 +131,7 @@ def list_learned(connection: Connection, version: int, after: Key | None = None)
     for row in connection.execute(said):
         names.setdefault((row.completion_id, row.choice), []).append(row.name)
     samples = [
-        Sample(
+        LearnedSample(
             row.completion_id,
             row.choice,
             row.task,

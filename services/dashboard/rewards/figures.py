@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from services.dashboard.rewards.queries import PREFIXES, REWARD, SHARES, Spent, Versions
+from services.dashboard.rewards.queries import PREFIXES, REWARD, SHARES, JudgeSpending, Versions
 
 MAX_PARTS = 12
 """Parts of a reward that have a column; a chart draws the first few of these."""
@@ -15,7 +15,7 @@ MAX_FAULTY = 30
 Columns = dict[str, list[float | None]]
 
 
-class Part(NamedTuple):
+class RewardPart(NamedTuple):
     """One column: the metric, and what people call it."""
 
     metric: str
@@ -32,7 +32,7 @@ class VersionRow(NamedTuple):
     shares: list[float | None]
 
 
-class Faulty(NamedTuple):
+class PartFault(NamedTuple):
     """A part of the reward that was at fault, in how many scores, and the reason it gave most often."""
 
     name: str
@@ -41,28 +41,30 @@ class Faulty(NamedTuple):
     reason: str
 
 
-class Judge(NamedTuple):
+class JudgeCost(NamedTuple):
     """What a judge cost today and in the last days, today included."""
 
     name: str
-    today: Spent
-    week: Spent
+    today: JudgeSpending
+    week: JudgeSpending
     num_cached: int
 
 
-def parts_of(versions: Versions) -> list[Part]:
+def parts_of(versions: Versions) -> list[RewardPart]:
     """Components first, then signals, by name; at most `MAX_PARTS`."""
     metrics = {metric for sums in versions.values() for metric in sums}
     found = []
     for prefix in PREFIXES:
         kind = "" if prefix == PREFIXES[0] else f" ({prefix[:-1]})"
         found += [
-            Part(metric, metric.removeprefix(prefix) + kind) for metric in sorted(metrics) if metric.startswith(prefix)
+            RewardPart(metric, metric.removeprefix(prefix) + kind)
+            for metric in sorted(metrics)
+            if metric.startswith(prefix)
         ]
     return found[:MAX_PARTS]
 
 
-def version_rows(versions: Versions, parts: Sequence[Part]) -> list[VersionRow]:
+def version_rows(versions: Versions, parts: Sequence[RewardPart]) -> list[VersionRow]:
     """Newest first."""
     return [
         VersionRow(
@@ -76,7 +78,7 @@ def version_rows(versions: Versions, parts: Sequence[Part]) -> list[VersionRow]:
     ]
 
 
-def columns_of(rows: Sequence[VersionRow], parts: Sequence[Part]) -> Columns:
+def columns_of(rows: Sequence[VersionRow], parts: Sequence[RewardPart]) -> Columns:
     """The same for charts: `at` are versions, oldest first."""
     ordered = rows[::-1]
     columns: Columns = {"at": [row.version for row in ordered], REWARD: [row.reward for row in ordered]}
@@ -84,7 +86,7 @@ def columns_of(rows: Sequence[VersionRow], parts: Sequence[Part]) -> Columns:
     return columns | {name: [row.shares[place] for row in ordered] for place, name in enumerate(SHARES)}
 
 
-def faulty_parts(scores: Iterable[Any]) -> list[Faulty]:
+def faulty_parts(scores: Iterable[Any]) -> list[PartFault]:
     """Which parts bear the fault of their score; most first. `scores` have `fault` and `components`."""
     reasons: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for score in scores:
@@ -92,7 +94,7 @@ def faulty_parts(scores: Iterable[Any]) -> list[Faulty]:
             if part.get("fault") == score.fault:
                 reasons[str(part.get("name")), score.fault][str(part.get("reason") or "")] += 1
     found = [
-        Faulty(name, fault, said.total(), min(said, key=lambda reason: (-said[reason], reason)))
+        PartFault(name, fault, said.total(), min(said, key=lambda reason: (-said[reason], reason)))
         for (name, fault), said in reasons.items()
     ]
     return sorted(found, key=lambda faulty: (-faulty.num, faulty.name, faulty.fault))[:MAX_FAULTY]
@@ -113,19 +115,19 @@ def alarm_words(details: Mapping[str, Any]) -> str:
     )
 
 
-def judges_of(spent: Iterable[Spent], cached: Mapping[str, int], today: str) -> list[Judge]:
+def judges_of(spent: Iterable[JudgeSpending], cached: Mapping[str, int], today: str) -> list[JudgeCost]:
     """One row for each judge that was asked in these days, by name."""
-    days: dict[str, list[Spent]] = defaultdict(list)
+    days: dict[str, list[JudgeSpending]] = defaultdict(list)
     for row in spent:
         days[row.judge].append(row)
     return [
-        Judge(name, _sum(name, [row for row in rows if row.day == today]), _sum(name, rows), cached.get(name, 0))
+        JudgeCost(name, _sum(name, [row for row in rows if row.day == today]), _sum(name, rows), cached.get(name, 0))
         for name, rows in sorted(days.items())
     ]
 
 
-def _sum(judge: str, rows: Sequence[Spent]) -> Spent:
-    return Spent(
+def _sum(judge: str, rows: Sequence[JudgeSpending]) -> JudgeSpending:
+    return JudgeSpending(
         judge,
         "",
         sum(row.num_calls for row in rows),

@@ -32,7 +32,7 @@ Versions = dict[int, dict[str, tuple[int, float]]]
 """Version to metric to (number, sum) of its values."""
 
 
-class Window(NamedTuple):
+class TimeWindow(NamedTuple):
     """The last day and hour begin there, UTC epoch seconds; `most` rows are looked at, and a tenant's own counted among them."""
 
     since: float
@@ -42,7 +42,7 @@ class Window(NamedTuple):
     """None: everybody's."""
 
 
-class Count(NamedTuple):
+class TaskCount(NamedTuple):
     """How many of a task's answers to users, by two names: (status, fault) of scores, (state, reason) of generations."""
 
     task: str
@@ -52,14 +52,14 @@ class Count(NamedTuple):
     num: int
 
 
-class Counts(NamedTuple):
+class TaskCounts(NamedTuple):
     """`is_cut`: only the newest were counted, as many as were asked for."""
 
-    rows: list[Count]
+    rows: list[TaskCount]
     is_cut: bool
 
 
-class Spent(NamedTuple):
+class JudgeSpending(NamedTuple):
     """What a judge cost on one day (YYYY-MM-DD, UTC)."""
 
     judge: str
@@ -69,7 +69,7 @@ class Spent(NamedTuple):
     money: float
 
 
-class Voices(NamedTuple):
+class Voters(NamedTuple):
     """Who votes. `busiest_share`: of all votes, those of the busiest hundredth of people; None without a vote."""
 
     num_people: int
@@ -80,7 +80,7 @@ class Voices(NamedTuple):
     is_cut: bool
 
 
-class Refused(NamedTuple):
+class DiscountedVotes(NamedTuple):
     """Votes that counted less than others, by why."""
 
     reason: str
@@ -117,18 +117,18 @@ def read_versions(connection: Connection, task: str) -> Versions:
     return found
 
 
-def count_scores(connection: Connection, window: Window) -> Counts:
+def count_scores(connection: Connection, window: TimeWindow) -> TaskCounts:
     """Scores by status and fault."""
     return _counts(connection, score.c.at, (score.c.status, score.c.fault), window)
 
 
-def count_states(connection: Connection, window: Window) -> Counts:
+def count_states(connection: Connection, window: TimeWindow) -> TaskCounts:
     """Answers by what became of them and why."""
     names = (generation.c.state, generation.c.state_reason)
     return _counts(connection, generation.c.created_at, names, window)
 
 
-def list_faults(connection: Connection, task: str, window: Window) -> list[Any]:
+def list_faults(connection: Connection, task: str, window: TimeWindow) -> list[Any]:
     """fault, components; of the newest scores that have a fault."""
     looked = _newest(score.c.at, window, score.c.key, score.c.revision, score.c.task, score.c.fault)
     wanted = (looked.c.task == task, looked.c.fault != "none", looked.c.purpose == "user", *_mine(looked, window))
@@ -148,22 +148,22 @@ def list_alarms(connection: Connection, task: str) -> list[Row[Any]]:
     return list(connection.execute(select(*columns).where(alarm.c.task == task).order_by(*newest).limit(MAX_ALARMS)))
 
 
-def read_spending(connection: Connection, task: str, since_day: str) -> list[Spent]:
+def read_spending(connection: Connection, task: str, since_day: str) -> list[JudgeSpending]:
     """What judges of a task cost, day by day."""
     columns = judge_spend.c
     statement = select(columns.judge, columns.day, columns.num_calls, columns.num_tokens, columns.money)
     rows = connection.execute(statement.where(columns.task == task, columns.day >= since_day).order_by(columns.judge))
-    return [Spent(*row) for row in rows]
+    return [JudgeSpending(*row) for row in rows]
 
 
 def count_verdicts(connection: Connection) -> dict[str, int]:
-    """Judge to how many of the newest verdicts are its; of all tasks, for none is named beside a verdict."""
+    """Judge name to its count among the newest `MAX_LOOKED` verdicts, over all tasks: a verdict does not name its task."""
     looked = select(judge_verdict.c.judge).order_by(judge_verdict.c.at.desc()).limit(MAX_LOOKED).subquery()
     rows = connection.execute(select(looked.c.judge, func.count().label("num")).group_by(looked.c.judge))
     return {row.judge: row.num for row in rows}
 
 
-def read_voices(connection: Connection, task: str, most: int = MAX_PEOPLE, tenant: str | None = None) -> Voices:
+def read_voices(connection: Connection, task: str, most: int = MAX_PEOPLE, tenant: str | None = None) -> Voters:
     """Who votes, among the first of the table, or of a tenant: no index has its tasks. The row without a name is everybody's."""
     columns = submitter.c
     walk = select(columns.task, columns.id, columns.num, columns.num_checked)
@@ -182,7 +182,7 @@ def read_voices(connection: Connection, task: str, most: int = MAX_PEOPLE, tenan
     said = connection.execute(select(func.coalesce(func.sum(busiest.c.num), 0))).scalar_one()
     num_votes = int(found.num_votes)
     num_looked = connection.execute(select(func.count()).select_from(looked)).scalar_one()
-    return Voices(
+    return Voters(
         found.num_people,
         num_votes,
         num_busiest,
@@ -192,7 +192,7 @@ def read_voices(connection: Connection, task: str, most: int = MAX_PEOPLE, tenan
     )
 
 
-def count_refused(connection: Connection, task: str, since: float, tenant: str | None = None) -> list[Refused]:
+def count_refused(connection: Connection, task: str, since: float, tenant: str | None = None) -> list[DiscountedVotes]:
     """Why the newest `MAX_REFUSED` such votes counted less than others, of these a tenant's own; most first."""
     columns = vote.c
     walk = select(columns.key, columns.submitter, columns.reason, columns.at).where(columns.at >= since)
@@ -211,11 +211,11 @@ def count_refused(connection: Connection, task: str, since: float, tenant: str |
     for row in refused:
         if row.key in keys:
             people[row.reason].append(row.submitter)
-    counts = [Refused(reason, len(names), len(set(names))) for reason, names in people.items()]
+    counts = [DiscountedVotes(reason, len(names), len(set(names))) for reason, names in people.items()]
     return sorted(counts, key=lambda count: (-count.num, count.reason))
 
 
-def _counts(connection: Connection, at: Column[float], names: Sequence[Column[str]], window: Window) -> Counts:
+def _counts(connection: Connection, at: Column[float], names: Sequence[Column[str]], window: TimeWindow) -> TaskCounts:
     table = at.table
     looked = _newest(at, window, table.c.task, *names)
     groups = [looked.c[column.name] for column in (table.c.task, table.c.purpose, *names)]
@@ -223,16 +223,16 @@ def _counts(connection: Connection, at: Column[float], names: Sequence[Column[st
     counted = select(*groups, num_hour, num).where(*_mine(looked, window)).group_by(*groups)
     rows = [tuple(row) for row in connection.execute(counted)]
     num_looked = connection.execute(select(func.count()).select_from(looked)).scalar_one()
-    counts = [Count(row[0], row[2], row[3], int(row[4]), row[5]) for row in rows if row[1] == "user"]
-    return Counts(sorted(counts, key=lambda count: (-count.num, *count)), num_looked == window.most)
+    counts = [TaskCount(row[0], row[2], row[3], int(row[4]), row[5]) for row in rows if row[1] == "user"]
+    return TaskCounts(sorted(counts, key=lambda count: (-count.num, *count)), num_looked == window.most)
 
 
-def _newest(at: Column[float], window: Window, *columns: ColumnElement[Any]) -> Subquery:
+def _newest(at: Column[float], window: TimeWindow, *columns: ColumnElement[Any]) -> Subquery:
     """The newest rows, whatever they are: the index on time is walked no further, however rare the wanted ones are."""
     tenant = [] if window.tenant is None else [at.table.c.tenant]
     walk = select(*columns, *tenant, at.table.c.purpose, at.label("at")).where(at >= window.since)
     return walk.order_by(at.desc()).limit(window.most).subquery()
 
 
-def _mine(looked: Subquery, window: Window) -> list[ColumnElement[bool]]:
+def _mine(looked: Subquery, window: TimeWindow) -> list[ColumnElement[bool]]:
     return [] if window.tenant is None else [looked.c.tenant == window.tenant]

@@ -19,7 +19,7 @@ from services.dashboard.rewards.figures import (
     parts_of,
     version_rows,
 )
-from services.dashboard.rewards.queries import Window
+from services.dashboard.rewards.queries import TimeWindow
 from services.dashboard.signin.access import PageRoute, SignedIn, render
 
 HOUR_SECONDS, DAY_SECONDS = 3600.0, 86_400.0
@@ -34,7 +34,7 @@ def show(request: Request, session: SignedIn, task: Annotated[str, Query(max_len
     """How one task is rewarded; without a name, the one with the most answers of the last day. A tenant sees its own counts."""
     now = time.time()
     with request.app.state.database.snapshot() as connection:
-        window = Window(now - DAY_SECONDS, now - HOUR_SECONDS, tenant=session.tenant)
+        window = TimeWindow(now - DAY_SECONDS, now - HOUR_SECONDS, tenant=session.tenant)
         scores, states = queries.count_scores(connection, window), queries.count_states(connection, window)
         known = queries.list_tasks(connection) if session.tenant is None else []
         tasks = sorted({*known, *(row.task for row in states.rows)})
@@ -60,7 +60,7 @@ def show(request: Request, session: SignedIn, task: Annotated[str, Query(max_len
     )
 
 
-def _read(connection: Connection, task: str, window: Window, now: float) -> dict[str, object]:
+def _read(connection: Connection, task: str, window: TimeWindow, now: float) -> dict[str, object]:
     figures = {
         "faulty": faulty_parts(queries.list_faults(connection, task, window)),
         "max_faults": queries.MAX_FAULTS,
@@ -89,7 +89,7 @@ def _read_shared(connection: Connection, task: str, now: float) -> dict[str, obj
     }
 
 
-def _busiest(states: queries.Counts, tasks: list[str]) -> str:
+def _busiest(states: queries.TaskCounts, tasks: list[str]) -> str:
     counts: Counter[str] = Counter()
     for row in states.rows:
         counts[row.task] += row.num

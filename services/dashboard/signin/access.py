@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from fastapi.templating import Jinja2Templates
 
 from contracts.errors import MillraceError, MissingScope, Unauthorized
-from services.dashboard.shown import add_filters
+from services.dashboard.formatting import add_filters
 from services.dashboard.signin.sessions import COOKIE, Session, Sessions, check_csrf, check_same_origin
 from services.http import refusal_of
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from contracts.assignments import LIVE
-from services.dashboard.live.loop.queries import Learned
+from services.dashboard.live.loop.queries import SampleTimes
 
 NUM_VERSIONS = 3
 """Samples of this many versions that went live are looked at."""
@@ -36,7 +36,7 @@ def newest_live(changes: Iterable[Any]) -> dict[int, float]:
     return {version: min(at for other, at in moved if other == version) for version in newest}
 
 
-def legs(samples: Sequence[Learned], published: Mapping[int, float], live: Mapping[int, float]) -> list[Leg]:
+def legs(samples: Sequence[SampleTimes], published: Mapping[int, float], live: Mapping[int, float]) -> list[Leg]:
     """The stages in order, and at last the whole way.
 
     Args:

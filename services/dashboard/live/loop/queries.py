@@ -21,7 +21,7 @@ VERSIONS_BACK = 16
 `max_version_lag`, so that the index on (state, version) bounds the search."""
 
 
-class Learned(NamedTuple):
+class SampleTimes(NamedTuple):
     """The times of one trained sample, UTC epoch seconds; None: no row says."""
 
     version: int
@@ -42,7 +42,7 @@ def read_rates(connection: Connection, start: float, tenant: str | None = None) 
     }
 
 
-def read_learned(connection: Connection, versions: Collection[int]) -> list[Learned]:
+def read_learned(connection: Connection, versions: Collection[int]) -> list[SampleTimes]:
     """Samples that these versions were the first to learn."""
     if not versions:
         return []
@@ -69,7 +69,7 @@ def read_learned(connection: Connection, versions: Collection[int]) -> list[Lear
     keys = [sample_key(row.completion_id, row.choice) for row in rows]
     signalled, scored, trained = _signalled(connection, ids), _scored(connection, keys), _trained(connection, keys)
     return [
-        Learned(
+        SampleTimes(
             row.state_version,
             row.created_at,
             row.joined_at,

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from runtime.settings import Settings
-from services.dashboard.live.watcher import Reader
+from services.dashboard.live.watcher import StateReader
 from tests.unit.services.dashboard.seed import STARTED, seed, settings_of
 from weights.stores.store import FolderWeightStore
 
-ReaderOf = Callable[[Settings], Reader]
+ReaderOf = Callable[[Settings], StateReader]
 
 
 @pytest.fixture(scope="session")
@@ -43,10 +43,10 @@ def bare(migrated: Path, tmp_path: Path) -> Settings:
 def reader_of() -> Iterator[ReaderOf]:
     with ExitStack() as held:
 
-        def make(settings: Settings) -> Reader:
+        def make(settings: Settings) -> StateReader:
             database, event_log = settings.database(), settings.event_log()
             held.callback(database.close)
             held.callback(event_log.close)
-            return Reader(settings, database, event_log, FolderWeightStore(settings.weights))
+            return StateReader(settings, database, event_log, FolderWeightStore(settings.weights))
 
         yield make

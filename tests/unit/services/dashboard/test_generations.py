@@ -13,7 +13,7 @@ from runtime.database import Database
 from runtime.settings import Settings
 from services.dashboard.generations import queries
 from services.dashboard.generations.detail import cut, excerpt, messages, story
-from services.dashboard.generations.queries import PAGE, Cursor, Search, find_page, find_whole
+from services.dashboard.generations.queries import PAGE, Cursor, Search, find_answer, find_page
 from services.dashboard.generations.tokens import TokenTexts, pieces, shade, tokens
 from tests.unit.services.dashboard.seed import BASE, EPOCH, HOSTILE_NUMBER, SCRIPT, key_of
 
@@ -111,9 +111,9 @@ def test_a_walk_ends_at_its_limit_and_goes_on_from_there(database: Database) -> 
 def test_one_answer_has_everything_that_became_of_it(database: Database) -> None:
     with database.snapshot() as connection:
         trained = find_page(connection, Search(state="trained", version=2)).rows[0].head
-        whole = find_whole(connection, trained.completion_id, 0)
-        assert find_whole(connection, trained.completion_id, 1) is None
-        assert find_whole(connection, "chatcmpl-x", 0) is None
+        whole = find_answer(connection, trained.completion_id, 0)
+        assert find_answer(connection, trained.completion_id, 1) is None
+        assert find_answer(connection, "chatcmpl-x", 0) is None
     assert whole is not None
     assert whole.record is not None
     assert whole.head.state_version == 3
@@ -128,7 +128,7 @@ def test_what_an_undone_epoch_trained_is_shown_as_pending(database: Database) ->
         void = select(generation.c.completion_id).where(
             generation.c.state_writer == "training", generation.c.state_epoch < EPOCH
         )
-        whole = find_whole(connection, connection.execute(void).scalars().first() or "", 0)
+        whole = find_answer(connection, connection.execute(void).scalars().first() or "", 0)
     assert whole is not None
     assert whole.head.state == "pending"
     assert whole.outcomes[0].state == "trained"
@@ -139,7 +139,7 @@ def test_a_record_that_cannot_be_read_is_said(small: Settings) -> None:
     with database.transaction() as connection:
         connection.execute(update(generation).values(record=b"?"))
         page = find_page(connection, Search())
-        whole = find_whole(connection, key_of(1), 0)
+        whole = find_answer(connection, key_of(1), 0)
     database.close()
     assert all(body is None for _, body in page.rows)
     assert whole is not None

@@ -10,7 +10,7 @@ from services.dashboard.live.identities import (
     identities,
     signal_identity,
 )
-from services.dashboard.live.queries import Standing, Totals
+from services.dashboard.live.queries import StateCount, Totals
 from services.dashboard.live.traffic import PartitionLag, Traffic
 
 
@@ -24,7 +24,7 @@ def test_the_names_are_those_of_the_ledger() -> None:
 
 
 def test_states_are_counted_per_version() -> None:
-    standings = [Standing("trained", 3, 5), Standing("unlabelled", 3, 4), Standing("trained", 2, 7)]
+    standings = [StateCount("trained", 3, 5), StateCount("unlabelled", 3, 4), StateCount("trained", 2, 7)]
     assert counts_by_version(standings) == {3: {"trained": 5, "unlabelled": 4}, 2: {"trained": 7}}
 
 
@@ -67,7 +67,7 @@ def test_a_dead_letter_and_an_unknown_state_raise_the_alarm() -> None:
 def test_what_was_skipped_is_counted_and_what_was_redriven_is_counted_once() -> None:
     letters = {("episodes", GENERATIONS, "skipped"): 2, ("episodes", GENERATIONS, "redriven"): 1}
     totals = Totals(
-        standings=[Standing("pending", 1, 7)],
+        standings=[StateCount("pending", 1, 7)],
         signals=LedgerCounts(0, {}),
         num_unjoined=0,
         positions={("episodes", GENERATIONS, 0): 10},  # seven joined, of which one was redriven; two skipped

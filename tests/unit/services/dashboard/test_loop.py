@@ -7,7 +7,7 @@ from contracts.assignments import CANDIDATE, LIVE
 from runtime.settings import Settings
 from services.dashboard.live.lags import lags
 from services.dashboard.live.loop.freshness import legs, newest_live, quantile
-from services.dashboard.live.loop.queries import BUCKET_SECONDS, WINDOW_SECONDS, Learned, read_learned, read_rates
+from services.dashboard.live.loop.queries import BUCKET_SECONDS, WINDOW_SECONDS, SampleTimes, read_learned, read_rates
 from services.dashboard.live.loop.rates import NUM_BUCKETS, rates, step_buckets, window_start
 from services.dashboard.live.traffic import PartitionLag, Traffic
 from tests.unit.services.dashboard.conftest import ReaderOf
@@ -55,7 +55,7 @@ def test_the_newest_versions_that_went_live_and_when_first() -> None:
 
 
 def test_the_legs_of_the_way() -> None:
-    samples = [Learned(4, 0.0, 1.0, 2.0, 3.0, 7.0), Learned(4, 0.0, 3.0, None, None, 9.0)]
+    samples = [SampleTimes(4, 0.0, 1.0, 2.0, 3.0, 7.0), SampleTimes(4, 0.0, 3.0, None, None, 9.0)]
     found = {leg.name: (leg.number, leg.p50, leg.p95) for leg in legs(samples, {4: 10.0}, {4: 16.0})}
     assert found == {
         "joined": (2, 1.0, 3.0),
@@ -69,7 +69,7 @@ def test_the_legs_of_the_way() -> None:
 
 def test_no_sample_means_no_figure_and_clocks_never_give_negative_ones() -> None:
     assert all((leg.number, leg.p50, leg.p95) == (0, None, None) for leg in legs([], {}, {}))
-    backwards = legs([Learned(1, 5.0, 4.0, None, None, None)], {}, {})[0]
+    backwards = legs([SampleTimes(1, 5.0, 4.0, None, None, None)], {}, {})[0]
     assert (backwards.p50, backwards.p95) == (0.0, 0.0)
 
 

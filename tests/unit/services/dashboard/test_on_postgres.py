@@ -15,9 +15,9 @@ from runtime.database import Database, create_database
 from runtime.settings import Settings
 from services.dashboard.app import create_app
 from services.dashboard.generations.queries import Search, find_page
-from services.dashboard.own.watching import OwnReader
 from services.dashboard.signin import repository
 from services.dashboard.signin.sessions import MAX_SESSIONS, Sessions
+from services.dashboard.tenant.watchers import TenantReader
 from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.unit.services.dashboard.seed import HOSTILE_NUMBER, NUM_VERSIONS, STARTED, key_of, seed
 
@@ -45,7 +45,7 @@ def test_a_tenants_own_state_is_that_of_the_embedded_home(settings: Settings, se
     states = []
     for home in (settings, seeded):
         database = home.database()
-        states.append(OwnReader(home, database).read("default", STARTED))
+        states.append(TenantReader(home, database).read("default", STARTED))
         database.close()
     assert states[0].generations == states[1].generations
     assert states[0].generations.total == 600

@@ -14,7 +14,7 @@ from runtime.settings import Settings
 from services.dashboard.rewards import queries
 from services.dashboard.rewards.figures import (
     MAX_PARTS,
-    Part,
+    RewardPart,
     alarm_words,
     columns_of,
     faulty_parts,
@@ -22,7 +22,7 @@ from services.dashboard.rewards.figures import (
     parts_of,
     version_rows,
 )
-from services.dashboard.rewards.queries import Spent, Window
+from services.dashboard.rewards.queries import JudgeSpending, TimeWindow
 from tests.unit.services.dashboard.seed import POLICY
 from tests.unit.services.dashboard.seed_rewards import STEP, seed_rewards, sums
 
@@ -30,7 +30,7 @@ from tests.unit.services.dashboard.seed_rewards import STEP, seed_rewards, sums
 def test_a_metric_that_was_not_measured_is_nothing_and_not_zero() -> None:
     versions = {4: {"reward": (2, 1.0), "score:b": (0, 0.0)}, 3: {"null": (10, 0.0), "signal:a": (1, 1.0)}}
     parts = parts_of(versions)
-    assert parts == [Part("score:b", "b"), Part("signal:a", "a (signal)")]
+    assert parts == [RewardPart("score:b", "b"), RewardPart("signal:a", "a (signal)")]
     rows = version_rows(versions, parts)
     assert [(row.version, row.num, row.reward) for row in rows] == [(4, 2, 0.5), (3, 10, None)]
     assert rows[0].parts == [None, None]
@@ -64,9 +64,9 @@ def test_an_alarm_that_compares_with_one_version_names_it_once() -> None:
 
 def test_days_of_spending_add_up_to_judges() -> None:
     days = [
-        Spent("b", "2026-01-02", 1, 10, 0.5),
-        Spent("a", "2026-01-03", 2, 20, 1.0),
-        Spent("a", "2026-01-01", 4, 40, 2.0),
+        JudgeSpending("b", "2026-01-02", 1, 10, 0.5),
+        JudgeSpending("a", "2026-01-03", 2, 20, 1.0),
+        JudgeSpending("a", "2026-01-01", 4, 40, 2.0),
     ]
     found = judges_of(days, {"a": 7}, "2026-01-03")
     assert [(judge.name, judge.today[2:], judge.week[2:], judge.num_cached) for judge in found] == [
@@ -83,7 +83,7 @@ def home(small: Settings) -> Settings:
 def test_counts_stop_where_they_were_told_to_and_say_so(home: Settings) -> None:
     database = home.database()
     with database.snapshot() as connection:
-        ever, little, future = Window(0.0, 0.0), Window(0.0, 0.0, 10), Window(1e12, 1e12)
+        ever, little, future = TimeWindow(0.0, 0.0), TimeWindow(0.0, 0.0, 10), TimeWindow(1e12, 1e12)
         whole, cut = queries.count_states(connection, ever), queries.count_states(connection, little)
         scores = queries.count_scores(connection, little)
         people, few = queries.read_voices(connection, POLICY), queries.read_voices(connection, POLICY, 20)
@@ -111,7 +111,7 @@ def test_versions_and_alarms_are_the_newest(database: Database) -> None:
         tasks = queries.list_tasks(connection)
         nothing = (
             queries.read_versions(connection, "nobody"),
-            queries.list_faults(connection, "nobody", Window(0.0, 0.0)),
+            queries.list_faults(connection, "nobody", TimeWindow(0.0, 0.0)),
         )
     assert sorted(versions) == list(range(200 - queries.MAX_VERSIONS, 200))
     assert [row.version for row in alarms] == list(range(199, 199 - queries.MAX_ALARMS, -1))

@@ -7,7 +7,7 @@ from sqlalchemy import delete, func, insert, select, update
 from contracts import ledger, tables
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from runtime.settings import Settings
-from services.dashboard.live.queries import Score
+from services.dashboard.live.queries import ScoredAnswer
 from services.dashboard.live.state import MAX_BUCKETS, MIN_IN_BUCKET, MIN_LABELS, State, bucketed
 from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.unit.services.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY, REFUSED, STARTED, WAITING
@@ -196,9 +196,12 @@ def test_labels_since_the_newest_step_wait_for_training(state: State, seeded: Se
 
 
 def test_a_run_of_answers_keeps_silence_apart_from_refusal() -> None:
-    answers = [Score(100.0 + number, 1, (None, 1.0, 0.0, 1.0)[number % 4]) for number in range(MIN_IN_BUCKET - 1)]
+    answers = [
+        ScoredAnswer(100.0 + number, 1, (None, 1.0, 0.0, 1.0)[number % 4]) for number in range(MIN_IN_BUCKET - 1)
+    ]
     silence = [
-        Score(200.0 + number, 1, 1.0 if 1 <= number < MIN_LABELS else None) for number in range(MIN_IN_BUCKET + 1)
+        ScoredAnswer(200.0 + number, 1, 1.0 if 1 <= number < MIN_LABELS else None)
+        for number in range(MIN_IN_BUCKET + 1)
     ]
     columns = bucketed([*reversed(silence), *reversed(answers)])
     assert columns["labelled"] == [pytest.approx(18 / 25), pytest.approx(4 / 25)]
@@ -209,5 +212,5 @@ def test_a_run_of_answers_keeps_silence_apart_from_refusal() -> None:
 
 @pytest.mark.parametrize("number", [0, 1, 13, 30, 400, 5000])
 def test_a_chart_has_a_bounded_number_of_points(number: int) -> None:
-    columns = bucketed([Score(float(-place), 1, 1.0) for place in range(number)])
+    columns = bucketed([ScoredAnswer(float(-place), 1, 1.0) for place in range(number)])
     assert bool(number) <= len(columns["at"]) <= MAX_BUCKETS

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.event_log import Consumer, LoadPosition, LogRecord, Message, TopicState
-from services.dashboard.live.traffic import RATE_SECONDS, Lookout, PartitionLag, Positions, Traffic
+from services.dashboard.live.traffic import RATE_SECONDS, PartitionLag, Positions, Traffic, TrafficReader
 
 TOPIC = "signals"
 
@@ -43,7 +43,7 @@ class ListLog:
 
 
 def look(log: ListLog, group: str, positions: Positions, now: float) -> Traffic:
-    return Lookout(log).read(TOPIC, group, positions, now)
+    return TrafficReader(log).read(TOPIC, group, positions, now)
 
 
 partitions = st.lists(st.lists(st.integers(0, 200).map(float), max_size=40).map(sorted), min_size=1, max_size=4)
@@ -79,7 +79,7 @@ def test_nothing_waits_when_everything_is_handled() -> None:
 
 
 def test_positions_that_lie_elsewhere_are_not_guessed() -> None:
-    seen = Lookout(ListLog([[900.0], []])).read(TOPIC, "training", {}, 1000.0, tracked=False)
+    seen = TrafficReader(ListLog([[900.0], []])).read(TOPIC, "training", {}, 1000.0, tracked=False)
     assert seen == Traffic(0, 0, None, [PartitionLag(0, 1, None, None), PartitionLag(1, 0, None, None)])
     assert seen.num_appended == 1
 
@@ -87,7 +87,7 @@ def test_positions_that_lie_elsewhere_are_not_guessed() -> None:
 def test_once_the_last_minute_is_known_the_log_is_not_searched_again() -> None:
     times = [[float(second) for second in range(940, 1000)]]
     log = ListLog(times)
-    lookout, handled = Lookout(log), {("episodes", TOPIC, 0): 10**6}
+    lookout, handled = TrafficReader(log), {("episodes", TOPIC, 0): 10**6}
     assert lookout.read(TOPIC, "episodes", handled, 1000.0).num_recent == 60
     before = log.num_reads
     for now in range(1001, 1090):
@@ -99,7 +99,7 @@ def test_once_the_last_minute_is_known_the_log_is_not_searched_again() -> None:
 def test_after_a_gap_the_log_is_searched() -> None:
     times = [[990.0]]
     log = ListLog(times)
-    lookout = Lookout(log)
+    lookout = TrafficReader(log)
     assert lookout.read(TOPIC, "episodes", {}, 1000.0).num_recent == 1
     times[0] += [1500.0, 1999.0]
     assert lookout.read(TOPIC, "episodes", {}, 2000.0).num_recent == 1
@@ -107,7 +107,7 @@ def test_after_a_gap_the_log_is_searched() -> None:
 
 def test_the_oldest_waiting_record_is_read_once() -> None:
     log = ListLog([[990.0, 995.0]])
-    lookout = Lookout(log)
+    lookout = TrafficReader(log)
     lookout.read(TOPIC, "episodes", {}, 1000.0)
     before = log.num_reads
     assert lookout.read(TOPIC, "episodes", {}, 1001.0).oldest_at == 990.0

@@ -14,11 +14,11 @@ from contracts.keys import create_key
 from contracts.tables import generation, received_signal, score, signal
 from runtime.settings import Settings
 from services.dashboard.app import create_app
-from services.dashboard.live.occasional import MOST_SECONDS
-from services.dashboard.live.queries import Score
+from services.dashboard.live.queries import ScoredAnswer
+from services.dashboard.live.throttled import MOST_SECONDS
 from services.dashboard.live.watcher import Watcher
-from services.dashboard.own.queries import read_scores
-from services.dashboard.own.watching import MAX_IDLE, OwnReader, Watchers
+from services.dashboard.tenant.queries import read_scores
+from services.dashboard.tenant.watchers import MAX_IDLE, TenantReader, Watchers
 from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.unit.services.dashboard.seed import key_of
 
@@ -45,7 +45,7 @@ def shared(small: Settings) -> Settings:
 
 def read(settings: Settings, tenant: str, now: float | None = None) -> dict[str, object]:
     database = settings.database()
-    state = OwnReader(settings, database).read(tenant, now or time.time())
+    state = TenantReader(settings, database).read(tenant, now or time.time())
     database.close()
     return json.loads(msgspec.json.encode(state))  # type: ignore[no-any-return]
 
@@ -80,7 +80,7 @@ def test_scores_and_rates_are_a_tenants_own(shared: Settings) -> None:
         rows = connection.execute(select(score.c.at, score.c.version, score.c.reward, score.c.key)).all()
     database.close()
     ours = {f"{key_of(number)}:0" for number in range(ACME)}
-    newest = sorted((Score(*row[:3]) for row in rows if row.key in ours), key=lambda row: -row.at)
+    newest = sorted((ScoredAnswer(*row[:3]) for row in rows if row.key in ours), key=lambda row: -row.at)
     assert mine == newest
     assert len(mine) + len(all_of_them) == len(rows)
     rates = [read(shared, name)["rates"] for name in ("acme", "default", "stranger")]
@@ -144,7 +144,7 @@ def test_who_may_only_look_is_offered_no_decision(small: Settings) -> None:
 
 async def test_watchers_of_tenants_that_nobody_looks_at_are_few(shared: Settings, reader_of: ReaderOf) -> None:
     database = shared.database()
-    watchers = Watchers(Watcher(reader_of(shared).read), OwnReader(shared, database))
+    watchers = Watchers(Watcher(reader_of(shared).read), TenantReader(shared, database))
     watched = watchers.of("acme")
     stream = watched.events()
     await anext(stream)
@@ -159,7 +159,7 @@ async def test_watchers_of_tenants_that_nobody_looks_at_are_few(shared: Settings
 
 def test_a_reader_forgets_tenants_that_nobody_asks_for(shared: Settings) -> None:
     database = shared.database()
-    reader = OwnReader(shared, database)
+    reader = TenantReader(shared, database)
     first = reader.read("acme", 1_000.0)
     assert reader.read("acme", 1_000.1) is first
     for number in range(5):

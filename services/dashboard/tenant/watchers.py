@@ -15,16 +15,16 @@ from runtime.database import Database
 from runtime.settings import Settings
 from services.dashboard.live.loop.queries import read_rates
 from services.dashboard.live.loop.rates import rates, window_start
-from services.dashboard.live.occasional import COST_SHARE, MOST_SECONDS, Occasional
+from services.dashboard.live.throttled import COST_SHARE, MOST_SECONDS, ThrottledValue
 from services.dashboard.live.watcher import Watcher
-from services.dashboard.own.queries import OwnTotals, read_scores, read_totals
-from services.dashboard.own.state import OwnState, build_own_state
+from services.dashboard.tenant.queries import TenantTotals, read_scores, read_totals
+from services.dashboard.tenant.state import TenantState, build_tenant_state
 
 MAX_IDLE = 64
 """Watchers that nobody looks at any more are kept up to this number: a page that comes again finds its state."""
 
 
-class OwnReader:
+class TenantReader:
     """Looks at one tenant, each of them consistent. Used from one thread at a time.
 
     However many tenants look on, their looks together take `COST_SHARE` of the time: each gets its part of that.
@@ -33,11 +33,11 @@ class OwnReader:
     def __init__(self, settings: Settings, database: Database) -> None:
         self._policy = settings.policy
         self._database = database
-        self._totals: Occasional[OwnTotals] = Occasional()
-        self._looks: dict[str, Occasional[OwnState]] = {}
+        self._totals: ThrottledValue[TenantTotals] = ThrottledValue()
+        self._looks: dict[str, ThrottledValue[TenantState]] = {}
         self._asked_at: dict[str, float] = {}
 
-    def read(self, tenant: str, now: float) -> OwnState:
+    def read(self, tenant: str, now: float) -> TenantState:
         """The state of one tenant.
 
         Raises:
@@ -45,7 +45,7 @@ class OwnReader:
         """
         self._asked_at[tenant] = now
         self._asked_at = {name: at for name, at in self._asked_at.items() if at > now - MOST_SECONDS}
-        self._looks = {name: self._looks.get(name) or Occasional() for name in self._asked_at}
+        self._looks = {name: self._looks.get(name) or ThrottledValue() for name in self._asked_at}
         return self._looks[tenant].get(lambda: self._look(tenant, now), COST_SHARE / len(self._looks))
 
     @property
@@ -53,11 +53,11 @@ class OwnReader:
         """Tenants that share the time: those that were asked for in the last `MOST_SECONDS`."""
         return len(self._looks)
 
-    def _look(self, tenant: str, now: float) -> OwnState:
+    def _look(self, tenant: str, now: float) -> TenantState:
         start = window_start(now)
         with self._database.snapshot() as connection:
             live = assignments.read(connection, self._policy).get(LIVE)
-            return build_own_state(
+            return build_tenant_state(
                 policy=self._policy,
                 tenant=tenant,
                 live=live.version if live else None,
@@ -70,7 +70,7 @@ class OwnReader:
 class Watchers:
     """Belongs to one event loop."""
 
-    def __init__(self, everybody: Watcher, reader: OwnReader) -> None:
+    def __init__(self, everybody: Watcher, reader: TenantReader) -> None:
         self._everybody = everybody
         self._reader = reader
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="dashboard-own")

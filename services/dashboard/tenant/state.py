@@ -12,16 +12,16 @@ import msgspec
 
 from contracts.ledger import PENDING
 from services.dashboard.live.identities import GENERATION_STATES, Identity, VersionCounts, counts_by_version
-from services.dashboard.live.queries import Score
+from services.dashboard.live.queries import ScoredAnswer
 from services.dashboard.live.state import NUM_LATEST, accept_rate, bucketed, mean
-from services.dashboard.own.queries import OwnTotals
+from services.dashboard.tenant.queries import TenantTotals
 
 STATES = tuple(name for name in GENERATION_STATES if name != "dead_letter")
 SIGNAL_STATES = ("joined", PENDING, "late", "retracted", "rejected")
 """What was refused at the door, or came twice, has no row and is counted for all tenants together."""
 
 
-class OwnHeadline(msgspec.Struct, frozen=True, kw_only=True):
+class TenantHeadline(msgspec.Struct, frozen=True, kw_only=True):
     """The figures at the top; shares lie in [0, 1], None means no data."""
 
     accept_rate: float | None
@@ -31,37 +31,37 @@ class OwnHeadline(msgspec.Struct, frozen=True, kw_only=True):
     num_trained: int
 
 
-class OwnState(msgspec.Struct, frozen=True, kw_only=True):
+class TenantState(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a tenant sees."""
 
     policy: str
     tenant: str
     live: int | None
-    headline: OwnHeadline
+    headline: TenantHeadline
     rewards: dict[str, list[float | None]]
     generations: Identity
     signals: Identity
     rates: dict[str, list[float | None]]
 
 
-def build_own_state(
+def build_tenant_state(
     *,
     policy: str,
     tenant: str,
     live: int | None,
-    totals: OwnTotals,
-    scores: Sequence[Score],
+    totals: TenantTotals,
+    scores: Sequence[ScoredAnswer],
     rates: dict[str, list[float | None]],
-) -> OwnState:
+) -> TenantState:
     """From one look. `scores`: newest first."""
     generations = _generations(totals, tenant)
     labelled = [row.reward for row in scores if row.reward is not None][:NUM_LATEST]
     states = dict(zip(generations.names, generations.counts, strict=True))
-    return OwnState(
+    return TenantState(
         policy=policy,
         tenant=tenant,
         live=live,
-        headline=OwnHeadline(
+        headline=TenantHeadline(
             accept_rate=accept_rate(labelled),
             reward=mean(labelled),
             num_latest=len(labelled),
@@ -75,7 +75,7 @@ def build_own_state(
     )
 
 
-def _generations(totals: OwnTotals, tenant: str) -> Identity:
+def _generations(totals: TenantTotals, tenant: str) -> Identity:
     counts = counts_by_version(totals.standings.get(tenant, []))
     versions = [
         VersionCounts(version, sum(states.values()), [states.get(name, 0) for name in STATES])
@@ -85,7 +85,7 @@ def _generations(totals: OwnTotals, tenant: str) -> Identity:
     return Identity(names=list(STATES), total=sum(summed), counts=summed, problems=[], versions=versions)
 
 
-def _signals(totals: OwnTotals, tenant: str) -> Identity:
+def _signals(totals: TenantTotals, tenant: str) -> Identity:
     states: Mapping[str, int] = totals.signals.get(tenant, {})
     num_received = totals.num_received.get(tenant, 0)
     unseen = max(0, num_received - sum(states.values()))

@@ -14,7 +14,7 @@ COST_SHARE = 0.05
 ValueType = TypeVar("ValueType")
 
 
-class Occasional(Generic[ValueType]):
+class ThrottledValue(Generic[ValueType]):
     """One value and when it is due. Used from one thread at a time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

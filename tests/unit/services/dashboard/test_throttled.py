@@ -1,6 +1,6 @@
 import pytest
 
-from services.dashboard.live.occasional import COST_SHARE, LEAST_SECONDS, MOST_SECONDS, Occasional
+from services.dashboard.live.throttled import COST_SHARE, LEAST_SECONDS, MOST_SECONDS, ThrottledValue
 
 
 class Clock:
@@ -19,7 +19,7 @@ def test_what_costs_more_is_read_less_often(cost: float, period: float) -> None:
         clock.now += cost
         return len(reads)
 
-    held = Occasional[int](clock)
+    held = ThrottledValue[int](clock)
     assert held.get(read) == 1
     clock.now = period - 0.001
     assert held.get(read) == 1
@@ -29,7 +29,7 @@ def test_what_costs_more_is_read_less_often(cost: float, period: float) -> None:
 
 def test_of_many_who_share_the_time_each_reads_less_often() -> None:
     clock = Clock()
-    held = Occasional[float](clock)
+    held = ThrottledValue[float](clock)
 
     def read() -> float:
         clock.now += 0.25
@@ -44,7 +44,7 @@ def test_of_many_who_share_the_time_each_reads_less_often() -> None:
 
 def test_a_failed_read_keeps_the_old_value() -> None:
     clock = Clock()
-    held = Occasional[str](clock)
+    held = ThrottledValue[str](clock)
     held.get(lambda: "old")
     clock.now = 5.0
 
