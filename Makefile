@@ -69,12 +69,12 @@ bench: setup services  ## Run every benchmark and write benchmarks/results (abou
 browser: setup  ## Run the page test; it is skipped without Chromium
 	$(BIN)/pytest -m browser -rs
 
-check: setup  ## Format, lint, types, layers, and that torch stays where it belongs
+check: setup  ## Format, lint, types, layers, one meaning per name, no dead module, torch where it belongs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy .
 	$(BIN)/lint-imports
-	$(BIN)/pytest --quiet --durations=0 tests/unit/test_architecture.py
+	$(BIN)/pytest --quiet --durations=0 tests/unit/test_architecture.py tests/unit/test_import_rules.py tests/unit/test_alive.py
 
 clean:  ## Stop the servers, remove the environment and all runs
 	if [ -d runs/services ]; then deploy/services stop; fi

@@ -8,8 +8,66 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import grimp
+import pytest
+
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("commands", "contracts", "pipelines", "policy", "rewards", "runtime", "services", "weights")
+_QUALIFIED = {"Config": "each verifier's module has one; its registry says `module.Config`"}
+"""Public class names that several modules have on purpose, and why nobody mixes them up."""
+_STILL_TWO = frozenset(
+    [
+        "Answer",
+        "Arm",
+        "Asked",
+        "Asker",
+        "Attempt",
+        "Change",
+        "Chunk",
+        "Comparison",
+        "Count",
+        "Evidence",
+        "Failure",
+        "Form",
+        "Gate",
+        "Held",
+        "Judge",
+        "Known",
+        "Learned",
+        "Limits",
+        "Manifest",
+        "Message",
+        "Opened",
+        "Outcome",
+        "Pace",
+        "Part",
+        "Patience",
+        "Plan",
+        "Presence",
+        "Problem",
+        "Prompt",
+        "Question",
+        "Reader",
+        "Refused",
+        "Sample",
+        "Score",
+        "Seen",
+        "Served",
+        "Signal",
+        "Snapshot",
+        "Spent",
+        "Standing",
+        "Stored",
+        "Test",
+        "Token",
+        "Verdict",
+        "Waiting",
+        "Window",
+    ]
+)
+"""Public class names that still mean several things: take a name out when it is unique, add none."""
+_STILL_IN_A_CIRCLE = {"contracts", "rewards", "weights.stores"}
+"""Packages whose rooms still import each other: take one out when it is drawn straight, add none."""
 LONGEST_FILE = 400
 # In one process, one after another: the first that loads torch is named.
 TORCH_FREE = (
@@ -56,6 +114,38 @@ def test_sql_stays_in_contracts_runtime_repositories_and_queries() -> None:
 
 def test_no_file_is_longer_than_one_can_read() -> None:
     assert [str(path) for path in sources() if len(path.read_text().splitlines()) > LONGEST_FILE] == []
+
+
+def test_a_public_class_name_means_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in sorted([*sources(), *(ROOT / "examples").rglob("*.py")]):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert not _STILL_TWO & _QUALIFIED.keys()
+    several = {name: paths for name, paths in homes.items() if len(paths) > 1}
+    assert {name: paths for name, paths in several.items() if name not in _STILL_TWO | _QUALIFIED.keys()} == {}
+
+
+@pytest.fixture(scope="module")
+def graph() -> grimp.ImportGraph:
+    return grimp.build_graph(*PACKAGES, "benchmarks", cache_dir=None)
+
+
+def test_rooms_of_a_package_never_import_each_other_in_a_circle(graph: grimp.ImportGraph) -> None:
+    for package in sorted(module for module in graph.modules if graph.find_children(module)):
+        if package not in _STILL_IN_A_CIRCLE:
+            assert graph.nominate_cycle_breakers(package) == set(), package
+
+
+def test_a_circle_is_named() -> None:
+    graph = grimp.ImportGraph()
+    for module in ("house", "house.cellar", "house.cellar.stairs", "house.hall"):
+        graph.add_module(module)
+    graph.add_import(importer="house.hall", imported="house.cellar.stairs")
+    assert graph.nominate_cycle_breakers("house") == set()
+    graph.add_import(importer="house.cellar", imported="house.hall")
+    assert len(graph.nominate_cycle_breakers("house")) == 1
 
 
 def test_nothing_unpickles() -> None:
