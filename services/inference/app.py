@@ -1,16 +1,14 @@
-"""The OpenAI-compatible endpoint: routes, and what lives as long as they do."""
+"""The application of inference: connects its routes, endpoint and engine client, and starts and stops them."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 
 from contracts.assignments import MOVED
-from contracts.errors import UnknownModel
 from contracts.event_log import EventLog
 from contracts.tasks.loading import load_tasks
 from runtime.engine_key import engine_key
@@ -19,22 +17,17 @@ from runtime.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
 from runtime.weight_metrics import WeightStoreMetrics
-from services.http import InferenceCaller, KeyRing, make_service, reply, with_caller
-from services.inference import hot_load
+from services.http import KeyRing, make_service
 from services.inference.arms import Assignments
-from services.inference.attempts import attempt_of
 from services.inference.endpoint import Endpoint
 from services.inference.engine.client import PATIENCE_SECONDS, EngineClient
 from services.inference.engine.http import READ_SECONDS
-from services.inference.fields import Body
+from services.inference.hot_load import HotLoad
 from services.inference.idempotency import Repeats
 from services.inference.recorder import Recorder
-from services.inference.requests import parse_chat_request
+from services.inference.routes import add_hot_load_routes, add_routes
 from services.inference.template import load_template
 from services.limits import Limit
-from services.openapi import takes
-
-_STARTED_AT = int(time.time())
 
 
 def create_app(
@@ -51,7 +44,7 @@ def create_app(
     `patience_seconds`: how long engines may be gone; `silence_seconds`: the longest time without a token.
 
     Raises:
-        InvalidSettings: the base policy's folder lacks a file, or Redis' URL is none.
+        InvalidSettings: the base policy's folder lacks a file, or Redis' URL is not valid.
         InvalidTask: a task file has a mistake.
     """
     database, log = settings.database(), event_log or _durable_log(settings)
@@ -86,8 +79,8 @@ def create_app(
     service = make_service("Millrace inference", lifespan)
     service.state.keys = KeyRing(database)
     service.state.recorder, service.state.spool = recorder, log if isinstance(log, Spool) else None
-    _add_routes(service, endpoint, repeats, Limit(links.limiter, "requests", settings.requests_per_minute))
-    loads = hot_load.HotLoad(
+    add_routes(service, endpoint, repeats, Limit(links.limiter, "requests", settings.requests_per_minute))
+    hot_load = HotLoad(
         policy=settings.policy,
         database=database,
         list_versions=list_versions or (lambda: _durable_versions(settings)),
@@ -95,7 +88,7 @@ def create_app(
         assignments=assignments,
         engine=engine,
     )
-    hot_load.add_routes(service, loads)
+    add_hot_load_routes(service, hot_load)
     return service
 
 
@@ -106,40 +99,6 @@ def _durable_log(settings: Settings) -> EventLog:
 
 
 def _durable_versions(settings: Settings) -> list[int]:
-    from weights.stores.opening import open_weight_store  # noqa: PLC0415 its codecs are for who reads weights, not for us
+    from weights.stores.opening import open_weight_store  # noqa: PLC0415 its codecs are only for readers of weights
 
     return open_weight_store(settings, measures=WeightStoreMetrics()).versions(settings.policy)
-
-
-def _add_routes(service: FastAPI, endpoint: Endpoint, repeats: Repeats, limit: Limit) -> None:
-    @with_caller
-    @takes(Body)
-    async def create_chat_completion(client: Request, caller: InferenceCaller) -> Response:
-        standing, body = await limit.check(caller), await client.body()
-        request = parse_chat_request(body)
-        attempt = attempt_of(client.headers, body)
-        plan = await endpoint.plan(request, caller, client.headers.get("x-millrace-purpose"), attempt)
-        # What consent forbids to log is not kept for repeats either.
-        key = client.headers.get("idempotency-key") if plan.logged else None
-        answer = endpoint.stream if request.stream else endpoint.answer
-        response = await repeats.once(key, caller.tenant, body, lambda: answer(plan, client))
-        response.headers.update(standing)
-        return response
-
-    # Without FastAPI's dependencies and validation, which this route has no use for: they cost as much as the rest of it.
-    service.add_route("/v1/chat/completions", create_chat_completion, methods=["POST"])
-
-    @service.get("/v1/models")
-    async def list_models(_caller: InferenceCaller) -> Response:
-        return reply({"object": "list", "data": [_model(name) for name in await endpoint.models()]})
-
-    @service.get("/v1/models/{name}")
-    async def retrieve_model(name: str, _caller: InferenceCaller) -> Response:
-        names = await endpoint.models()
-        if name not in names:
-            raise UnknownModel(f"the model {name!r} does not exist; there are {names}", param="model")
-        return reply(_model(name))
-
-
-def _model(name: str) -> dict[str, str | int]:
-    return {"id": name, "object": "model", "created": _STARTED_AT, "owned_by": "millrace"}

@@ -15,26 +15,21 @@ home takes no notice: going back in training too is `millrace policy rollback`.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import msgspec
-from fastapi import FastAPI, Request, Response
 
 from contracts.assignments import LIVE, MOVED, move, read
 from contracts.errors import Conflict, InvalidRequest, NotFound, Unavailable, Unsupported
 from contracts.keys import Caller
 from runtime.database import Database
 from runtime.replicas import Bell
-from services.http import OperatorReader, OperatorWriter, read_json, reply
 from services.inference.arms import Assignments
 from services.inference.engine.client import EngineClient
 from services.inference.engine.wire import Health
-from services.openapi import takes
 
-PATH = "/hot_load/v1/models/hot_load"
 COMPRESSIONS = ("millrace", "arc_v2")
 CHECKSUMS = ("blake3", "alder32", "adler32")
 _PREVIOUS = "incremental_snapshot_metadata.previous_snapshot_identity"
@@ -123,20 +118,6 @@ class HotLoad:
         except Unavailable as error:
             replica = _replica(None, "pending", error.message, ready=False)
         return {"identity": identity_of(live.version if live else None), "replicas": [replica]}
-
-
-def add_routes(service: FastAPI, hot_load: HotLoad) -> None:
-    """Both routes."""
-
-    @service.post(PATH)
-    @takes(Signal)
-    async def signal(request: Request, caller: OperatorWriter) -> Response:
-        wanted = read_json(Signal, await request.body())
-        return reply(await asyncio.to_thread(hot_load.point, wanted, caller))
-
-    @service.get(PATH)
-    async def state(_caller: OperatorReader) -> Response:
-        return reply(await hot_load.state())
 
 
 def version_of(identity: str, param: str) -> int:

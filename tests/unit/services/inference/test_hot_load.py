@@ -19,7 +19,8 @@ from contracts.tables import assignment_change
 from runtime.database import Database
 from services.inference.app import create_app
 from services.inference.engine.wire import Health, Problem
-from services.inference.hot_load import PATH, describe, version_of
+from services.inference.hot_load import describe, version_of
+from services.inference.routes import HOT_LOAD as PATH
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
 from tests.unit.services.serving import make_home, make_key, serve
 

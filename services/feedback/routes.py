@@ -1,0 +1,85 @@
+"""The routes of feedback: submit one signal or a batch, look one up, retract one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+
+from contracts.errors import InvalidRequest, MillraceError
+from services.feedback.desk import Accepted, Desk
+from services.feedback.requests import FeedbackItem
+from services.http import FeedbackCaller, ShapeType, read_json, reply, with_caller
+from services.limits import Limit
+from services.openapi import takes
+
+MAX_ITEMS = 1000
+_ACCEPTED, _MULTIPLE = 202, 207
+
+
+class _Batch(msgspec.Struct):
+    items: list[Any]
+
+
+class FeedbackBatch(msgspec.Struct):
+    """The documented shape of a batch. The items are read one by one, so a bad item does not fail the others."""
+
+    items: list[FeedbackItem]
+
+
+def add_routes(service: FastAPI, desk: Desk, limit: Limit) -> None:
+    """Add every route of feedback to an application."""
+
+    @with_caller
+    @takes(FeedbackItem)
+    async def submit(request: Request, caller: FeedbackCaller) -> Response:
+        headers = await limit.check(caller)
+        body = await request.body()
+        item = await _read(desk, dict[str, Any], body)
+        [result] = await desk.submit([item], caller, len(body))
+        if isinstance(result, MillraceError):
+            raise result
+        return reply(result, _ACCEPTED, headers)
+
+    # Starlette's own route: it needs no injection, and FastAPI's would take half of the endpoint's time.
+    service.add_route("/v1/feedback", submit, methods=["POST"])
+
+    @service.post("/v1/feedback/batch")
+    @takes(FeedbackBatch)
+    async def submit_batch(request: Request, caller: FeedbackCaller) -> Response:
+        body = await request.body()
+        batch = await _read(desk, _Batch, body)
+        if len(batch.items) > MAX_ITEMS:
+            await desk.reject(len(batch.items))
+            raise InvalidRequest(f"a batch takes up to {MAX_ITEMS} items, not {len(batch.items)}", param="items")
+        headers = await limit.check(caller, len(batch.items))
+        results = await desk.submit(batch.items, caller, len(body))
+        return reply(_answers(results), _MULTIPLE, headers)
+
+    @service.get("/v1/feedback/{signal_id:path}")
+    def show(signal_id: str, caller: FeedbackCaller) -> Response:
+        return reply(desk.show(signal_id, caller.tenant))
+
+    @service.delete("/v1/feedback/{signal_id:path}")
+    async def retract(signal_id: str, caller: FeedbackCaller) -> Response:
+        return reply(await desk.retract(signal_id, caller.tenant), _ACCEPTED)
+
+
+async def _read(desk: Desk, shape: type[ShapeType], body: bytes) -> ShapeType:
+    try:
+        return read_json(shape, body)
+    except InvalidRequest:
+        await desk.reject(1)
+        raise
+
+
+def _answers(results: list[Accepted | MillraceError]) -> dict[str, list[dict[str, Any]]]:
+    """Sort the results of a batch into successes and errors, each with its index in the batch."""
+    answers: dict[str, list[dict[str, Any]]] = {"successes": [], "errors": []}
+    for index, result in enumerate(results):
+        if isinstance(result, MillraceError):
+            answers["errors"].append({"index": index, "status": result.status, **result.as_openai()})
+        else:
+            answers["successes"].append({"index": index, "status": _ACCEPTED, **msgspec.structs.asdict(result)})
+    return answers

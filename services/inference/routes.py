@@ -1,0 +1,72 @@
+"""The routes of inference: OpenAI's chat completions and models, and the hosted hot-load contract."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from fastapi import FastAPI, Request, Response
+
+from contracts.errors import UnknownModel
+from services.http import InferenceCaller, OperatorReader, OperatorWriter, read_json, reply, with_caller
+from services.inference.attempts import attempt_of
+from services.inference.endpoint import Endpoint
+from services.inference.fields import Body
+from services.inference.hot_load import HotLoad, Signal
+from services.inference.idempotency import Repeats
+from services.inference.requests import parse_chat_request
+from services.limits import Limit
+from services.openapi import takes
+
+HOT_LOAD = "/hot_load/v1/models/hot_load"
+_STARTED_AT = int(time.time())
+
+
+def add_routes(service: FastAPI, endpoint: Endpoint, repeats: Repeats, limit: Limit) -> None:
+    """Add the routes of OpenAI's API to an application."""
+
+    @with_caller
+    @takes(Body)
+    async def create_chat_completion(client: Request, caller: InferenceCaller) -> Response:
+        headers, body = await limit.check(caller), await client.body()
+        request = parse_chat_request(body)
+        attempt = attempt_of(client.headers, body)
+        plan = await endpoint.plan(request, caller, client.headers.get("x-millrace-purpose"), attempt)
+        # An answer that may not be logged is not kept for repeats either.
+        key = client.headers.get("idempotency-key") if plan.logged else None
+        answer = endpoint.stream if request.stream else endpoint.answer
+        response = await repeats.once(key, caller.tenant, body, lambda: answer(plan, client))
+        response.headers.update(headers)
+        return response
+
+    # Starlette's own route: FastAPI's dependencies and validation take as long as the rest, and this route needs neither.
+    service.add_route("/v1/chat/completions", create_chat_completion, methods=["POST"])
+
+    @service.get("/v1/models")
+    async def list_models(_caller: InferenceCaller) -> Response:
+        return reply({"object": "list", "data": [_model(name) for name in await endpoint.models()]})
+
+    @service.get("/v1/models/{name}")
+    async def retrieve_model(name: str, _caller: InferenceCaller) -> Response:
+        names = await endpoint.models()
+        if name not in names:
+            raise UnknownModel(f"the model {name!r} does not exist; there are {names}", param="model")
+        return reply(_model(name))
+
+
+def add_hot_load_routes(service: FastAPI, hot_load: HotLoad) -> None:
+    """Add the two routes of the hot-load contract to an application."""
+
+    @service.post(HOT_LOAD)
+    @takes(Signal)
+    async def signal(request: Request, caller: OperatorWriter) -> Response:
+        wanted = read_json(Signal, await request.body())
+        return reply(await asyncio.to_thread(hot_load.point, wanted, caller))
+
+    @service.get(HOT_LOAD)
+    async def state(_caller: OperatorReader) -> Response:
+        return reply(await hot_load.state())
+
+
+def _model(name: str) -> dict[str, str | int]:
+    return {"id": name, "object": "model", "created": _STARTED_AT, "owned_by": "millrace"}
