@@ -47,13 +47,13 @@ _CONTENT: dict[str, Any] = {
 RouteType = TypeVar("RouteType", bound=Callable[..., Any])
 
 
-class Form(msgspec.Struct, frozen=True):
+class FormBody(msgspec.Struct, frozen=True):
     """A body of `application/x-www-form-urlencoded`, by the names of its fields."""
 
     fields: tuple[str, ...]
 
 
-def takes(shape: type | Form) -> Callable[[RouteType], RouteType]:
+def takes(shape: type | FormBody) -> Callable[[RouteType], RouteType]:
     """Marks a route's function: its body is JSON of this shape, or this form."""
 
     def mark(handle: RouteType) -> RouteType:
@@ -63,7 +63,7 @@ def takes(shape: type | Form) -> Callable[[RouteType], RouteType]:
     return mark
 
 
-class Served(NamedTuple):
+class ServedRoute(NamedTuple):
     """One route of an application; what is mounted (files) is none."""
 
     path: str
@@ -72,10 +72,10 @@ class Served(NamedTuple):
     context: RouteContext
 
 
-def routes_of(service: FastAPI) -> list[Served]:
+def routes_of(service: FastAPI) -> list[ServedRoute]:
     """The routes of an application that answer requests, those of included routers too."""
     return [
-        Served(context.path, frozenset(context.methods) - {"HEAD"}, context.endpoint, context)
+        ServedRoute(context.path, frozenset(context.methods) - {"HEAD"}, context.endpoint, context)
         for context in iter_route_contexts(service.routes)
         if context.path and context.methods and context.endpoint
     ]
@@ -100,7 +100,9 @@ def make_document(services: Iterable[FastAPI], version: str) -> dict[str, Any]:
     }
 
 
-def _operation(service: FastAPI, route: Served, method: str, scheme: str, shapes: dict[str, type]) -> dict[str, Any]:
+def _operation(
+    service: FastAPI, route: ServedRoute, method: str, scheme: str, shapes: dict[str, type]
+) -> dict[str, Any]:
     said = _said(service, route, method)
     operation: dict[str, Any] = {
         "operationId": f"{route.endpoint.__name__}_{method.lower()}_{re.sub(r'[^a-z]+', '_', route.path).strip('_')}",
@@ -110,7 +112,7 @@ def _operation(service: FastAPI, route: Served, method: str, scheme: str, shapes
     if parameters := said.get("parameters"):
         operation["parameters"] = parameters
     shape = getattr(route.endpoint, _SHAPE, None)
-    if isinstance(shape, Form):
+    if isinstance(shape, FormBody):
         operation["requestBody"] = _form(shape)
     elif shape is not None:
         shapes[shape.__name__] = shape
@@ -121,13 +123,13 @@ def _operation(service: FastAPI, route: Served, method: str, scheme: str, shapes
     return operation
 
 
-def _form(form: Form) -> dict[str, Any]:
+def _form(form: FormBody) -> dict[str, Any]:
     properties: Mapping[str, Any] = {name: {"type": "string"} for name in form.fields}
     schema = {"type": "object", "properties": properties}
     return {"content": {"application/x-www-form-urlencoded": {"schema": schema}}}
 
 
-def _said(service: FastAPI, route: Served, method: str) -> dict[str, Any]:
+def _said(service: FastAPI, route: ServedRoute, method: str) -> dict[str, Any]:
     """What FastAPI reads off the signature: parameters of path, query, headers; nothing of Starlette's own routes."""
     if not isinstance(route.context.original_route, APIRoute):
         return {}

@@ -42,7 +42,7 @@ from services.cache.fetch import (
 )
 
 
-class Small(NamedTuple):
+class SmallAnswer(NamedTuple):
     """The last answer about a path that may change."""
 
     etag: str
@@ -50,7 +50,7 @@ class Small(NamedTuple):
     body: bytes
 
 
-class Cache:
+class RegionCache:
     """Objects in a folder, fetched when first asked for.
 
     Args:
@@ -62,7 +62,7 @@ class Cache:
         self._upstream, self._folder = upstream, folder.resolve()
         self._flights: dict[str, asyncio.Task[Any]] = {}
         self._downloads: dict[str, Download] = {}
-        self._smalls: dict[str, Small] = {}
+        self._smalls: dict[str, SmallAnswer] = {}
 
     @property
     def stats(self) -> Stats:
@@ -85,14 +85,14 @@ class Cache:
             await self._once(name, lambda: self._download(name, path))
         return path
 
-    async def small(self, target: str) -> Small:
+    async def small(self, target: str) -> SmallAnswer:
         """What upstream says now about a path and its query.
 
         Raises:
             NotFound: upstream has none.
             Unavailable: upstream is away.
         """
-        found: Small = await self._once(f"?{target}", lambda: self._revalidate(target))
+        found: SmallAnswer = await self._once(f"?{target}", lambda: self._revalidate(target))
         return found
 
     async def close(self) -> None:
@@ -126,7 +126,7 @@ class Cache:
         del self._downloads[name]
         self.stats.num_fetched += 1
 
-    async def _revalidate(self, target: str) -> Small:
+    async def _revalidate(self, target: str) -> SmallAnswer:
         known = self._smalls.get(target)
         body = bytearray()
         try:
@@ -143,7 +143,7 @@ class Cache:
         if head.status != OK:
             raise Unavailable(f"upstream answers {head.status} about {target}: ask again")
         media_type = head.fields.get("content-type", "application/json")
-        found = self._smalls[target] = Small(head.fields.get("etag", ""), media_type, bytes(body))
+        found = self._smalls[target] = SmallAnswer(head.fields.get("etag", ""), media_type, bytes(body))
         return found
 
 
@@ -151,7 +151,7 @@ class _Served(FileResponse):
     chunk_size = 2**20
 
 
-def create_app(cache: Cache) -> FastAPI:
+def create_app(cache: RegionCache) -> FastAPI:
     """What replicas talk to."""
 
     @asynccontextmanager
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--part-bytes", type=int, default=usual.part_bytes)
     options = parser.parse_args(arguments)
     fetching = Fetching(connections=options.connections, depth=options.depth, part_bytes=options.part_bytes)
-    app = create_app(Cache(Upstream(options.upstream, fetching), options.folder))
+    app = create_app(RegionCache(Upstream(options.upstream, fetching), options.folder))
     uvicorn.run(app, host=options.host, port=options.port, log_level="warning", access_log=False)
 
 

@@ -19,7 +19,7 @@ from services.dashboard.policies.routes import router as policies
 from services.dashboard.rewards.routes import router as rewards
 from services.dashboard.signin.access import Body, PageRoute, SignedIn, find_session, own_page, render, sign_in_form
 from services.dashboard.signin.sessions import COOKIE, spend_token
-from services.openapi import Form, takes
+from services.openapi import FormBody, takes
 
 CHECK_SECONDS = 1.0
 """How long an open stream goes on after its session or its key ended; less than one event more."""
@@ -47,7 +47,7 @@ def ledger(request: Request, session: SignedIn) -> Response:
 
 
 @pages.post("/api/login", dependencies=[Depends(own_page)])
-@takes(Form(("key", "next")))
+@takes(FormBody(("key", "next")))
 def login(request: Request, body: Body) -> Response:
     """Exchange a key for a session."""
     fields = parse_qs(body.decode(errors="replace"))

@@ -1,7 +1,7 @@
 """One arm: a model, its version, and a batching manager kept running over it.
 
 Flows in: checked requests from the event loop (`submit`, `cancel`), staged changes (`swap`). Flows out: chunks to each
-ticket. Waits for: nothing; a supervisor thread waits for the generation thread to die, fails what it held and starts
+active. Waits for: nothing; a supervisor thread waits for the generation thread to die, fails what it held and starts
 another. Weights change only inside the manager's pause, that is between two steps, and a step's tokens are labelled on
 the generation thread, so a label is never off by one.
 """
@@ -20,11 +20,11 @@ import structlog
 
 from contracts.errors import Unavailable
 from policy.weights import Patches, apply_patches
+from services.engine.active_requests import ActiveRequest, TokenChunk, hand_over
 from services.engine.admission import Bounds, admit
 from services.engine.manager import build_manager, end_ids, limits_of
 from services.engine.sampling import CompletionRequest, check_request, processor_arguments, stop_ids
 from services.engine.settings import EngineSettings
-from services.engine.tickets import Chunk, Ticket, hand_over
 
 _MAX_QUICK_DEATHS = 5
 _QUICK_SECONDS = 10.0
@@ -35,7 +35,7 @@ _TURNS_OF_CACHE = 4  # that wait, unless settings say otherwise
 _log = structlog.get_logger(__name__)
 
 
-class Arm:
+class EngineArm:
     """See the module. `on_gave_up` is called when restarting does not help."""
 
     def __init__(
@@ -56,11 +56,11 @@ class Arm:
             settings.max_open_requests, settings.max_open_tokens or _TURNS_OF_CACHE * settings.cache_tokens
         )
         self._recent_ends: deque[float] = deque(maxlen=_NUM_RECENT_ENDS)
-        self._tickets: dict[str, Ticket] = {}
+        self._active: dict[str, ActiveRequest] = {}
         self._num_submitted = 0
         self._stepped = threading.Event()
         self._stopping = threading.Event()
-        self._lock = threading.Lock()  # submission against restart: no ticket may fall between two managers
+        self._lock = threading.Lock()  # submission against restart: no active may fall between two managers
         self.start()
 
     def start(self) -> None:
@@ -87,9 +87,9 @@ class Arm:
     @property
     def num_in_flight(self) -> int:
         """Requests that have been submitted and not ended."""
-        return len(self._tickets)
+        return len(self._active)
 
-    def submit(self, request: CompletionRequest) -> Ticket:
+    def submit(self, request: CompletionRequest) -> ActiveRequest:
         """Start a request; on an event loop.
 
         Raises:
@@ -103,7 +103,7 @@ class Arm:
         with self._lock:
             admit(
                 self._bounds,
-                [ticket.num_reserved for ticket in list(self._tickets.values())],
+                [active.num_reserved for active in list(self._active.values())],
                 num_tokens,
                 tuple(self._recent_ends),
                 monotonic(),
@@ -111,32 +111,32 @@ class Arm:
             )
             self._num_submitted += 1
             request_id = f"{self.name}-{self._num_submitted}"
-            ticket = Ticket(
+            active = ActiveRequest(
                 request_id=request_id,
                 num_prompt=len(request.prompt),
                 num_reserved=num_tokens,
                 stops=stops,
                 streaming=request.stream,
             )
-            self._tickets[request_id] = ticket
+            self._active[request_id] = active
             accepted = self._manager.add_request(
                 request.prompt,
                 request_id=request_id,
                 max_new_tokens=request.max_tokens,
-                streaming=True,  # the router sees every token; the ticket decides what to send
+                streaming=True,  # the router sees every token; the active decides what to send
                 eos_token_id=list(stops) or [-1],
                 **processor_arguments(request, self.limits.vocab_size),
             )
             if accepted is None:
-                del self._tickets[request_id]
+                del self._active[request_id]
                 raise Unavailable("the engine is restarting; send the request again")
-        return ticket
+        return active
 
-    def cancel(self, ticket: Ticket) -> None:
+    def cancel(self, active: ActiveRequest) -> None:
         """Give up on a request and free its cache; nothing happens if it has ended."""
         with self._lock:
-            if self._tickets.pop(ticket.request_id, None) is not None:
-                self._manager.cancel_request(ticket.request_id)
+            if self._active.pop(active.request_id, None) is not None:
+                self._manager.cancel_request(active.request_id)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -164,12 +164,12 @@ class Arm:
             apply_patches(patches)
             self.version = version
             in_flight = [
-                (ticket, len(ticket.token_times)) for ticket in list(self._tickets.values()) if ticket.token_times
+                (active, len(active.token_times)) for active in list(self._active.values()) if active.token_times
             ]
             swapped_at = perf_counter()
         if not held:
             self._wait_for_tokens(in_flight)
-        return swapped_at, swapped_at - parked_at, [ticket.token_times[:] for ticket, _ in in_flight]
+        return swapped_at, swapped_at - parked_at, [active.token_times[:] for active, _ in in_flight]
 
     def replace(self, patches: Patches, version: int) -> None:
         """Change the weights of an arm that gave up, and start it again."""
@@ -179,32 +179,32 @@ class Arm:
 
     def receive(self, outputs: list[Any]) -> None:
         """Tokens of one step, or failures; on the generation thread."""
-        chunks: list[tuple[Ticket, Chunk]] = []
+        chunks: list[tuple[ActiveRequest, TokenChunk]] = []
         for output in outputs:
-            ticket = self._tickets.get(output.request_id)
-            if ticket is None:
+            active = self._active.get(output.request_id)
+            if active is None:
                 continue  # cancelled between two steps
             chunk = (
-                ticket.fail(output.error)
+                active.fail(output.error)
                 if output.error is not None
-                else ticket.advance(
+                else active.advance(
                     output.generated_tokens, output.logprobs, finished=output.is_finished(), version=self.version
                 )
             )
-            if ticket.finished:
-                self._tickets.pop(ticket.request_id, None)
+            if active.finished:
+                self._active.pop(active.request_id, None)
                 self._recent_ends.append(monotonic())
-                self.recent_gaps.extend(after - before for before, after in pairwise(ticket.token_times))
+                self.recent_gaps.extend(after - before for before, after in pairwise(active.token_times))
             if chunk is not None:
-                chunks.append((ticket, chunk))
+                chunks.append((active, chunk))
         self._stepped.set()
         hand_over(chunks)
 
-    def _wait_for_tokens(self, in_flight: list[tuple[Ticket, int]]) -> None:
+    def _wait_for_tokens(self, in_flight: list[tuple[ActiveRequest, int]]) -> None:
         deadline = monotonic() + _STEP_TIMEOUT
         while any(
-            len(ticket.token_times) == num_before and ticket.request_id in self._tickets
-            for ticket, num_before in in_flight
+            len(active.token_times) == num_before and active.request_id in self._active
+            for active, num_before in in_flight
         ):
             self._stepped.clear()
             if not self._stepped.wait(timeout=max(0.0, deadline - monotonic())):
@@ -236,5 +236,5 @@ class Arm:
         self._on_gave_up()
 
     def _fail_all(self, reason: str) -> None:
-        tickets, self._tickets = list(self._tickets.values()), {}
-        hand_over([(ticket, ticket.fail(reason)) for ticket in tickets])
+        active, self._active = list(self._active.values()), {}
+        hand_over([(active, active.fail(reason)) for active in active])

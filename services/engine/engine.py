@@ -23,7 +23,7 @@ import transformers
 from contracts.errors import InvalidRequest, Unavailable, UnknownModel, VersionNotResident
 from policy.weights import apply_patches
 from runtime.metrics import ENGINE_IN_FLIGHT, ENGINE_VERSION, SWAP_PAUSE_SECONDS
-from services.engine.arm import Arm
+from services.engine.arm import EngineArm
 from services.engine.settings import EngineSettings
 from services.engine.staging import Stager, VersionSource
 from services.engine.swap import SwapRecord, added_gap
@@ -60,7 +60,7 @@ class Engine:
     ) -> None:
         self.policy = policy
         self.instance = uuid.uuid4().hex
-        self.arms: dict[str, Arm] = {}
+        self.arms: dict[str, EngineArm] = {}
         self.swaps: deque[SwapRecord] = deque(maxlen=_MAX_SWAPS)
         self._settings = settings
         self._stager = Stager(policy, store, run)
@@ -71,7 +71,7 @@ class Engine:
         self._paused = False
         self._control = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-control")
 
-    def resolve(self, model: str) -> Arm:
+    def resolve(self, model: str) -> EngineArm:
         """The arm that serves `POLICY` (live) or `POLICY@vN` (whichever arm holds exactly version N now).
 
         A swap may still come before the first token or between two: the spans of the answer tell.
@@ -198,7 +198,7 @@ class Engine:
         model = self._make_model()
         step = self._stager.stage(name, model, version, root, run)
         apply_patches(step.patches)
-        arm = Arm(name, model, version, self._settings, self._on_gave_up if name == "live" else _ignore)
+        arm = EngineArm(name, model, version, self._settings, self._on_gave_up if name == "live" else _ignore)
         self._stager.made(name, model, step)
         if self._paused:
             self._held.enter_context(arm.pause())

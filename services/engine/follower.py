@@ -25,7 +25,7 @@ _ASSIGNMENTS = "assignments"
 _log = structlog.get_logger(__name__)
 
 
-class Wanted(NamedTuple):
+class AssignedVersion(NamedTuple):
     """What an arm is pointed at. `version` None: leave it as it is; `root` None: whatever the version's weights add up to."""
 
     version: int | None
@@ -34,7 +34,7 @@ class Wanted(NamedTuple):
     """The run that the version is of; None: that of the engine's home."""
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
+class UpdateProblem(msgspec.Struct, frozen=True, kw_only=True):
     """A version that could not be brought in, or assignments that could not be read (`version` None)."""
 
     version: int | None
@@ -45,18 +45,22 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """On the clock of `time.monotonic`."""
 
 
-def due(wanted: int | None, held: int | None, problem: Problem | None, now: float) -> bool:
+def due(wanted: int | None, held: int | None, problem: UpdateProblem | None, now: float) -> bool:
     """True if an arm should be brought to the version it is pointed at, now."""
     if wanted is None or wanted == held:
         return False
     return problem is None or problem.version != wanted or now >= problem.retry_at
 
 
-def next_problem(previous: Problem | None, version: int | None, error: MillraceError, now: float) -> Problem:
+def next_problem(
+    previous: UpdateProblem | None, version: int | None, error: MillraceError, now: float
+) -> UpdateProblem:
     """What is remembered of a failure; the wait doubles while the same version fails."""
     attempts = previous.attempts + 1 if previous is not None and previous.version == version else 1
     wait = min(_FIRST_RETRY_SECONDS * 2.0 ** (attempts - 1), _LAST_RETRY_SECONDS)
-    return Problem(version=version, code=error.code, message=error.message, attempts=attempts, retry_at=now + wait)
+    return UpdateProblem(
+        version=version, code=error.code, message=error.message, attempts=attempts, retry_at=now + wait
+    )
 
 
 class Follower:
@@ -75,7 +79,7 @@ class Follower:
     def __init__(
         self,
         engine: Engine,
-        read_assignments: Callable[[], Mapping[str, Wanted]],
+        read_assignments: Callable[[], Mapping[str, AssignedVersion]],
         on_exit: Callable[[], None],
         *,
         poll_seconds: float = _POLL_SECONDS,
@@ -85,7 +89,7 @@ class Follower:
         self._on_exit = on_exit
         self._poll_seconds = poll_seconds
         self.fatal: InvalidSettings | None = None
-        self._problems: dict[str, Problem] = {}
+        self._problems: dict[str, UpdateProblem] = {}
         self._stopping = threading.Event()
         self._awake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine-follower", daemon=True)
@@ -104,7 +108,7 @@ class Follower:
         """An arm was moved: read now. Callable from any thread."""
         self._awake.set()
 
-    def problems(self) -> dict[str, Problem]:
+    def problems(self) -> dict[str, UpdateProblem]:
         """What cannot be brought in, by arm; `assignments` if they cannot be read."""
         return dict(self._problems)
 
@@ -120,14 +124,14 @@ class Follower:
             return
         self._problems.pop(_ASSIGNMENTS, None)
         for arm in ARMS:
-            to, held = wanted.get(arm, Wanted(None)), self._engine.versions().get(arm)
+            to, held = wanted.get(arm, AssignedVersion(None)), self._engine.versions().get(arm)
             version = to.version
             if version is not None and due(version, held, self._problems.get(arm), now):
                 self._bring(arm, version, to, now)
             elif version == held:
                 self._problems.pop(arm, None)
 
-    def _bring(self, arm: str, version: int, to: Wanted, now: float) -> None:
+    def _bring(self, arm: str, version: int, to: AssignedVersion, now: float) -> None:
         try:
             self._engine.update(arm, version, to.root, to.run)
         except MillraceError as error:

@@ -11,7 +11,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 from transformers.generation.continuous_batching.continuous_api import OutputRouter
 
 from services.engine.min_p import MinP
-from services.engine.sampling import Limits
+from services.engine.sampling import ModelLimits
 from services.engine.seeded import SeededSampling
 from services.engine.settings import EngineSettings
 
@@ -100,10 +100,10 @@ def _sample_with_seeds(manager: Any) -> None:
     manager._create_batch_processor = create_with_seeds  # noqa: SLF001 as above
 
 
-def limits_of(model: Any, settings: EngineSettings) -> Limits:
+def limits_of(model: Any, settings: EngineSettings) -> ModelLimits:
     """What requests to this model may hold."""
     context = min(model.config.max_position_embeddings, settings.cache_tokens)
-    return Limits(vocab_size=model.config.vocab_size, context=context)
+    return ModelLimits(vocab_size=model.config.vocab_size, context=context)
 
 
 def end_ids(model: Any) -> frozenset[int]:

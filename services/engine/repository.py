@@ -7,15 +7,15 @@ from sqlalchemy import insert
 from contracts import assignments
 from contracts.tables import swap
 from runtime.database import Database
-from services.engine.follower import Wanted
+from services.engine.follower import AssignedVersion
 from services.engine.swap import SwapRecord
 
 
-def read_wanted(database: Database, policy: str) -> dict[str, Wanted]:
+def read_wanted(database: Database, policy: str) -> dict[str, AssignedVersion]:
     """Arm → version, root and run, as assigned now."""
     with database.snapshot() as connection:
         arms = assignments.read(connection, policy)
-        return {name: Wanted(arm.version, arm.root, arm.run) for name, arm in arms.items()}
+        return {name: AssignedVersion(arm.version, arm.root, arm.run) for name, arm in arms.items()}
 
 
 def keep_swap(database: Database, record: SwapRecord) -> None:

@@ -11,11 +11,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from contracts.errors import EngineRestarted, InvalidRequest
-from services.engine.arm import Arm
+from services.engine.active_requests import ActiveRequest, TokenChunk
+from services.engine.arm import EngineArm
 from services.engine.engine import ENGINE, Engine
 from services.engine.follower import Follower
 from services.engine.sampling import CompletionRequest, parse_request
-from services.engine.tickets import Chunk, Ticket
 
 _CLIENT_CLOSED_REQUEST = 499  # nobody reads it; nginx's name for it in access logs
 _OK, _UNAVAILABLE = 200, 503
@@ -69,18 +69,18 @@ def _add_completions(router: APIRouter, engine: Engine) -> None:
     async def completions(http_request: Request) -> Response:
         request = parse_request(await http_request.body())
         arm = engine.resolve(request.model)
-        ticket = arm.submit(request)
+        active = arm.submit(request)
         if request.stream:
-            events = _events(engine, arm, request, ticket)
+            events = _events(engine, arm, request, active)
             return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
         try:
-            chunk = await _unless_disconnected(http_request, ticket)
+            chunk = await _unless_disconnected(http_request, active)
         finally:
-            arm.cancel(ticket)
+            arm.cancel(active)
         return (
             Response(status_code=_CLIENT_CLOSED_REQUEST)
             if chunk is None
-            else _json(_answer(engine, request, ticket, chunk))
+            else _json(_answer(engine, request, active, chunk))
         )
 
 
@@ -113,9 +113,9 @@ def _add_weights(router: APIRouter, engine: Engine) -> None:
         return _json({"arm": info.arm, "version": info.version, "swap": record})
 
 
-async def _unless_disconnected(http_request: Request, ticket: Ticket) -> Chunk | None:
+async def _unless_disconnected(http_request: Request, active: ActiveRequest) -> TokenChunk | None:
     """The whole answer, or None if the client left first."""
-    answer = asyncio.ensure_future(anext(aiter(ticket.chunks())))
+    answer = asyncio.ensure_future(anext(aiter(active.chunks())))
     left = asyncio.ensure_future(_disconnected(http_request))
     try:
         await asyncio.wait({answer, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -130,24 +130,26 @@ async def _disconnected(http_request: Request) -> None:
         pass
 
 
-async def _events(engine: Engine, arm: Arm, request: CompletionRequest, ticket: Ticket) -> AsyncIterator[bytes]:
+async def _events(
+    engine: Engine, arm: EngineArm, request: CompletionRequest, active: ActiveRequest
+) -> AsyncIterator[bytes]:
     try:
-        async for chunk in ticket.chunks():
-            yield _event(_answer(engine, request, ticket, chunk))
+        async for chunk in active.chunks():
+            yield _event(_answer(engine, request, active, chunk))
         yield b"data: [DONE]\n\n"
     except EngineRestarted as error:  # the status line is gone; the last event says it
         yield _event({**error.as_openai(), "status": error.status})
     finally:
-        arm.cancel(ticket)
+        arm.cancel(active)
 
 
 def _event(content: object) -> bytes:
     return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
-def _answer(engine: Engine, request: CompletionRequest, ticket: Ticket, chunk: Chunk) -> dict[str, Any]:
+def _answer(engine: Engine, request: CompletionRequest, active: ActiveRequest, chunk: TokenChunk) -> dict[str, Any]:
     answer: dict[str, Any] = {
-        "id": request.request_id or ticket.request_id,
+        "id": request.request_id or active.request_id,
         "object": "text_completion",
         "model": request.model,
         "choices": [
@@ -161,13 +163,13 @@ def _answer(engine: Engine, request: CompletionRequest, ticket: Ticket, chunk: C
         "spans": chunk.spans,
     }
     if chunk.finish_reason is not None:
-        num_prompt, num_made = ticket.num_prompt, len(ticket.token_times)
+        num_prompt, num_made = active.num_prompt, len(active.token_times)
         answer["usage"] = {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_made,
             "total_tokens": num_prompt + num_made,
         }
-        answer["timings"] = ticket.timings()
+        answer["timings"] = active.timings()
         answer["system"] = engine.system()
     return answer
 

@@ -49,7 +49,7 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     served beside it, but for rounding: see services/engine/seeded.py."""
 
 
-class Limits(msgspec.Struct, frozen=True):
+class ModelLimits(msgspec.Struct, frozen=True):
     """What one arm can serve: token ids below `vocab_size`, prompt and answer within `context` tokens."""
 
     vocab_size: int
@@ -70,7 +70,7 @@ def parse_request(body: bytes) -> CompletionRequest:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
 
 
-def check_request(request: CompletionRequest, limits: Limits) -> None:
+def check_request(request: CompletionRequest, limits: ModelLimits) -> None:
     """Refuse whatever the manager could not survive or would silently ignore.
 
     Raises:
@@ -105,7 +105,7 @@ def _check_sampling(request: CompletionRequest) -> None:
         raise InvalidRequest(f"seed must fit into 64 bits with sign, not {request.seed}", param="seed")
 
 
-def _check_tokens(request: CompletionRequest, limits: Limits) -> None:
+def _check_tokens(request: CompletionRequest, limits: ModelLimits) -> None:
     if not request.prompt:
         raise InvalidRequest("the prompt is empty; send at least one token id", param="prompt")
     for name, ids in (("prompt", request.prompt), ("stop_token_ids", request.stop_token_ids or [])):

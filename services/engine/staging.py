@@ -49,7 +49,7 @@ class VersionSource(Protocol):
         """What makes `base` the weights of `version`, verified; base and history are read only."""
 
 
-class Held(NamedTuple):
+class HeldVersion(NamedTuple):
     """What a model's parameters are."""
 
     version: int
@@ -59,21 +59,21 @@ class Held(NamedTuple):
     run: str
 
 
-class Base(NamedTuple):
+class BaseWeights(NamedTuple):
     """Weights at hand."""
 
     arm: str
-    held: Held
+    held: HeldVersion
     undo: Changes | None
     """What leads to them from what the arm holds; None: it holds them."""
 
 
-class Step(NamedTuple):
+class StagedUpdate(NamedTuple):
     """All that is known of one change of a model before it is made."""
 
     patches: Patches
-    after: Held
-    before: Held | None
+    after: HeldVersion
+    before: HeldVersion | None
     """What undoing it leads to; None: nothing that was verified."""
     payload_bytes: int | None
     """Fetched from the store; None: a full copy, since nothing at hand would do."""
@@ -87,10 +87,12 @@ class Stager:
         self._run = run
         self._store = store
         self._models: dict[str, Any] = {}
-        self._held: dict[str, Held] = {}
-        self._before: dict[str, tuple[Held, Changes]] = {}
+        self._held: dict[str, HeldVersion] = {}
+        self._before: dict[str, tuple[HeldVersion, Changes]] = {}
 
-    def stage(self, arm: str, model: Any, version: int, root: str | None = None, run: str | None = None) -> Step:
+    def stage(
+        self, arm: str, model: Any, version: int, root: str | None = None, run: str | None = None
+    ) -> StagedUpdate:
         """What brings an arm's model to a version; the model is not changed.
 
         Raises:
@@ -122,11 +124,11 @@ class Stager:
                 version=version,
             )
 
-    def _stage(self, arm: str, model: Any, version: int) -> Step:
+    def _stage(self, arm: str, model: Any, version: int) -> StagedUpdate:
         before = self._before.get(arm)
         if before is not None and before[0].version == version:
             held, undo = before
-            return Step(stage_changes(model, undo), held, self._held[arm], 0)
+            return StagedUpdate(stage_changes(model, undo), held, self._held[arm], 0)
         own, bases = self._held.get(arm), self._bases(arm)
         while bases:
             base = self._nearest(version, bases)
@@ -140,24 +142,24 @@ class Stager:
                 own = None if base.arm == arm else own
         return self._from_nothing(model, version)
 
-    def made(self, arm: str, model: Any, step: Step) -> None:
+    def made(self, arm: str, model: Any, step: StagedUpdate) -> None:
         """Note that a step was applied."""
         self._models[arm], self._held[arm] = model, step.after
         self._before.pop(arm, None)
         if step.before is not None:
             self._before[arm] = (step.before, step.patches.undo)
 
-    def _bases(self, arm: str) -> list[Base]:
+    def _bases(self, arm: str) -> list[BaseWeights]:
         """Weights at hand: the arm's own first, then those of others; what an arm holds before what it held."""
         names = sorted(self._held, key=lambda name: name != arm)
         bases = []
         for name in names:
-            bases.append(Base(name, self._held[name], None))
+            bases.append(BaseWeights(name, self._held[name], None))
             if name in self._before:
-                bases.append(Base(name, *self._before[name]))
+                bases.append(BaseWeights(name, *self._before[name]))
         return bases
 
-    def _nearest(self, version: int, bases: list[Base]) -> Base:
+    def _nearest(self, version: int, bases: list[BaseWeights]) -> BaseWeights:
         """Where the cheapest way begins, the first of equals; the first of all if only a full copy will do."""
         by_version = {base.held.version: base for base in reversed(bases)}
         if len(by_version) == 1 or version in by_version:
@@ -167,7 +169,7 @@ class Stager:
         start = way[0].base_version
         return bases[0] if start is None else by_version[start]
 
-    def _from(self, base: Base, arm: str, model: Any, version: int, own: Held | None) -> Step:
+    def _from(self, base: BaseWeights, arm: str, model: Any, version: int, own: HeldVersion | None) -> StagedUpdate:
         source, held = ModelBits(self._models[base.arm], base.undo), base.held
         hops = self._hops(held, source, version)
         names = target_names(source, hops)
@@ -176,14 +178,14 @@ class Stager:
         is_full = any(hop.manifest.base_version is None for hop in hops)
         if not is_full and (base.arm != arm or base.undo is not None):
             changes = changes_from(model, source, changes)
-        return Step(
+        return StagedUpdate(
             patches=stage_changes(model, changes, names, with_undo=own is not None),
             after=_held_after(held, hops),
             before=own,
             payload_bytes=sum(hop.manifest.payload_bytes for hop in hops),
         )
 
-    def _hops(self, held: Held, source: ModelBits, version: int) -> list[Hop]:
+    def _hops(self, held: HeldVersion, source: ModelBits, version: int) -> list[Hop]:
         if held.version == version:
             _check_root(held, source)
             return []
@@ -196,12 +198,15 @@ class Stager:
             _check_root(held, source)
             raise
 
-    def _from_nothing(self, model: Any, version: int) -> Step:
+    def _from_nothing(self, model: Any, version: int) -> StagedUpdate:
         tensors, history = self._store.load_state(self._policy, version)
         whole = {name: Change(tensor.dtype, tensor.shape, None, words_of(tensor)) for name, tensor in tensors.items()}
         patches = stage_changes(model, whole, whole, with_undo=False)
-        return Step(
-            patches, Held(version, root_of(tensors), history, self._store.run_of(self._policy, version)), None, None
+        return StagedUpdate(
+            patches,
+            HeldVersion(version, root_of(tensors), history, self._store.run_of(self._policy, version)),
+            None,
+            None,
         )
 
 
@@ -214,16 +219,16 @@ def target_names(names: Iterable[str], hops: Iterable[Hop]) -> set[str]:
     return found
 
 
-def _check_root(held: Held, source: Mapping[str, Tensor]) -> None:
+def _check_root(held: HeldVersion, source: Mapping[str, Tensor]) -> None:
     root = root_of_leaves((name, tensor.dtype, tensor.shape, digest_of(tensor)) for name, tensor in source.items())
     if root != held.root:
         raise WeightsRefused("wrong_base", f"version {held.version} was {held.root}, here stands {root}")
 
 
-def _held_after(held: Held, hops: list[Hop]) -> Held:
+def _held_after(held: HeldVersion, hops: list[Hop]) -> HeldVersion:
     if not hops:
         return held
     history = held.history.copy()
     for manifest, staged in hops:
         advance_history(history, manifest, staged.moves)
-    return Held(hops[-1].manifest.version, hops[-1].staged.target_root, history, hops[-1].manifest.run)
+    return HeldVersion(hops[-1].manifest.version, hops[-1].staged.target_root, history, hops[-1].manifest.run)

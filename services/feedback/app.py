@@ -13,7 +13,7 @@ from contracts.tasks.loading import load_tasks
 from runtime.log.outbox import Relay
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
-from services.feedback.desk import Desk
+from services.feedback.intake import SignalIntake
 from services.feedback.relaying import RelayThread
 from services.feedback.repository import PROCESS
 from services.feedback.routes import add_routes
@@ -46,5 +46,5 @@ def create_app(settings: Settings, *, event_log: EventLog | None = None, links: 
     service = make_service("Millrace feedback", lifespan)
     service.state.keys = KeyRing(database)
     limit = Limit(links.limiter, "signals", settings.signals_per_minute)
-    add_routes(service, Desk(database, load_tasks(settings.tasks), writer), limit)
+    add_routes(service, SignalIntake(database, load_tasks(settings.tasks), writer), limit)
     return service

@@ -33,7 +33,7 @@ from contracts.tables.statements import among, insert_all_new
 from contracts.topics import SIGNALS
 from runtime.database import Database
 from runtime.log.outbox import message, put
-from services.feedback.requests import Key, Received
+from services.feedback.requests import ReceivedItem, TargetKey
 
 PROCESS = "feedback"
 _RELAYING = 0x6D_69_6C_6C  # names PostgreSQL's advisory lock; it counts within one database
@@ -42,7 +42,7 @@ Name = tuple[str, str]
 """Tenant and id of a signal."""
 
 
-class Entry(NamedTuple):
+class ItemResult(NamedTuple):
     """What became of an item. `received_at`: when its id was first received, UTC epoch seconds."""
 
     fate: Literal["accepted", "duplicate", "conflict", "no_such_choice"]
@@ -57,14 +57,14 @@ class Retraction(NamedTuple):
     at: float
 
 
-class Stored(NamedTuple):
+class StoredSignal(NamedTuple):
     """A signal as it was first received. `retracted_at`: UTC epoch seconds, None if it stands."""
 
     signal: Signal
     retracted_at: float | None
 
 
-class Joined(NamedTuple):
+class JoinedSignal(NamedTuple):
     """What became of a signal, as the join wrote it."""
 
     state: str
@@ -85,17 +85,17 @@ class _Choices(msgspec.Struct):
 
 def add(
     connection: Connection,
-    received: Sequence[Received],
+    received: Sequence[ReceivedItem],
     num_rejected: int = 0,
     reasons: Mapping[str, int] | None = None,
-) -> list[Entry]:
+) -> list[ItemResult]:
     """Store signals and their messages; what became of each, as if they had come one after the other.
 
     An id is taken once and for all within a tenant; the same id with other content is a conflict. `reasons`: under which codes
     how many of the `num_rejected` items were refused.
     """
     beyond = _beyond(connection, received)
-    firsts: dict[Name, Received] = {}
+    firsts: dict[Name, ReceivedItem] = {}
     for item in _aimed(connection, [item for item in received if id(item) not in beyond]):
         firsts.setdefault(_name(item), item)
     inserted = _insert_new(connection, firsts)
@@ -111,44 +111,44 @@ def add(
     entries, unsaid = [], set(inserted)
     for item in received:
         if id(item) in beyond:
-            entries.append(Entry("no_such_choice", item.signal.received_at))
+            entries.append(ItemResult("no_such_choice", item.signal.received_at))
             continue
         name = _name(item)
         holder = holders[name]
         if name in unsaid:
             unsaid.discard(name)
-            entries.append(Entry("accepted", holder.received_at))
+            entries.append(ItemResult("accepted", holder.received_at))
         else:
             same = holder.body_hash == item.body_hash
-            entries.append(Entry("duplicate" if same else "conflict", holder.received_at))
+            entries.append(ItemResult("duplicate" if same else "conflict", holder.received_at))
     fates = Counter[str](entry.fate for entry in entries if entry.fate in {"duplicate", "conflict"})
     _count(connection, signal_count, fates + Counter({"rejected": num_rejected + len(beyond)}))
     _count(connection, rejection_count, Counter(reasons or {}) + Counter({NoSuchChoice.code: len(beyond)}))
     return entries
 
 
-def find(connection: Connection, tenant: str, signal_id: str) -> Stored | None:
+def find(connection: Connection, tenant: str, signal_id: str) -> StoredSignal | None:
     """A tenant's signal; other tenants' do not exist for it."""
     statement = select(received_signal).where(*_is(tenant, signal_id))
     row = connection.execute(statement).one_or_none()
-    return None if row is None else Stored(decode_shape(Signal, row.record), row.retracted_at)
+    return None if row is None else StoredSignal(decode_shape(Signal, row.record), row.retracted_at)
 
 
-def find_joined(connection: Connection, record: Signal) -> Joined | None:
+def find_joined(connection: Connection, record: Signal) -> JoinedSignal | None:
     """What the join made of it; None while it has not seen it."""
     statement = select(signal.c.state, signal.c.reason, signal.c.revision).where(
         signal.c.completion_id == record.completion_id, signal.c.tenant == record.tenant, signal.c.id == record.id
     )
     row = connection.execute(statement).one_or_none()
-    return None if row is None else Joined(*row)
+    return None if row is None else JoinedSignal(*row)
 
 
-def find_key(connection: Connection, tenant: str, signal_id: str) -> Key | None:
+def find_key(connection: Connection, tenant: str, signal_id: str) -> TargetKey | None:
     """The key whose answer a signal waits for; None if it does not wait."""
     columns = waiting_signal.c
     statement = select(columns.kind, columns.value).where(columns.tenant == tenant, columns.id == signal_id)
     row = connection.execute(statement).one_or_none()
-    return None if row is None else Key(*row)
+    return None if row is None else TargetKey(*row)
 
 
 def retract(connection: Connection, retractions: Sequence[Retraction]) -> list[float | None]:
@@ -187,7 +187,7 @@ def _retract(connection: Connection, wish: Retraction) -> float | None:
     return wish.at
 
 
-def _aimed(connection: Connection, received: Sequence[Received]) -> list[Received]:
+def _aimed(connection: Connection, received: Sequence[ReceivedItem]) -> list[ReceivedItem]:
     """The same, where an answer has the join key of a signal: about that answer.
 
     A session moves on: which answer was its last at the time, only the join can tell, once it has read that far.
@@ -208,7 +208,7 @@ def _aimed(connection: Connection, received: Sequence[Received]) -> list[Receive
     return aimed
 
 
-def _beyond(connection: Connection, received: Sequence[Received]) -> set[int]:
+def _beyond(connection: Connection, received: Sequence[ReceivedItem]) -> set[int]:
     """By `id()`, those about a choice that their completion never had. Only the tenant's own answers are looked at."""
     asked = [item for item in received if item.signal.completion_id and item.signal.choice > 0]
     if not asked:
@@ -223,7 +223,7 @@ def _beyond(connection: Connection, received: Sequence[Received]) -> set[int]:
     return {id(item) for item, num_choices in found if 0 < num_choices <= item.signal.choice}
 
 
-def _waiting_row(item: Received) -> dict[str, Any]:
+def _waiting_row(item: ReceivedItem) -> dict[str, Any]:
     kind, value = item.key or ("", "")
     return {
         "tenant": item.signal.tenant,
@@ -235,7 +235,7 @@ def _waiting_row(item: Received) -> dict[str, Any]:
     }
 
 
-def _insert_new(connection: Connection, firsts: Mapping[Name, Received]) -> set[Name]:
+def _insert_new(connection: Connection, firsts: Mapping[Name, ReceivedItem]) -> set[Name]:
     """Insert those whose ids are free; returns them. Waits for other replicas that are inserting the same ids."""
     if not firsts:
         return set()
@@ -277,7 +277,7 @@ def _count(connection: Connection, table: Table, counts: Mapping[str, int]) -> N
     connection.execute(statement.on_conflict_do_update(index_elements=[name], set_={"count": added}))
 
 
-def _name(item: Received) -> Name:
+def _name(item: ReceivedItem) -> Name:
     return item.signal.tenant, item.signal.id
 
 

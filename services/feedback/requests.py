@@ -50,14 +50,14 @@ class FeedbackItem(msgspec.Struct, frozen=True, kw_only=True):
 _FIELDS, _SUBMITTER_FIELDS = FeedbackItem.__struct_fields__, Submitter.__struct_fields__
 
 
-class Key(NamedTuple):
+class TargetKey(NamedTuple):
     """What a signal is about, where that is no completion id. `kind`: "key" for a join key, or "session"."""
 
     kind: str
     value: str
 
 
-class Received(NamedTuple):
+class ReceivedItem(NamedTuple):
     """A signal that may be stored, and the hash of what the client sent.
 
     With a `key` the signal's completion id is empty until somebody looked up whose key it is.
@@ -65,10 +65,10 @@ class Received(NamedTuple):
 
     signal: Signal
     body_hash: str
-    key: Key | None = None
+    key: TargetKey | None = None
 
 
-def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float, role: Role = "app") -> Received:
+def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float, role: Role = "app") -> ReceivedItem:
     """Check one item. `role`: of the key that it came with.
 
     Raises:
@@ -102,7 +102,7 @@ def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float, 
         metadata=item.metadata,
     )
     content_hash = hashlib.blake2b(tenant.encode() + b"\0" + msgspec.json.encode(item), digest_size=32)
-    return Received(signal, content_hash.hexdigest(), key)
+    return ReceivedItem(signal, content_hash.hexdigest(), key)
 
 
 def _check_speaker(submitter: Submitter, role: Role) -> None:
@@ -131,7 +131,7 @@ def _check_known(content: Mapping[str, Any]) -> None:
         refuse_unknown(submitter, _SUBMITTER_FIELDS, "submitter.")
 
 
-def _key_of(item: FeedbackItem) -> Key | None:
+def _key_of(item: FeedbackItem) -> TargetKey | None:
     """The key that stands for an answer; None if its completion id does."""
     given = [name for name in _TARGETS if getattr(item, name) is not None]
     if len(given) != 1:
@@ -145,7 +145,9 @@ def _key_of(item: FeedbackItem) -> Key | None:
         raise InvalidTarget(
             f"choice {item.choice} goes with a completion_id; a {given[0]} means one choice already", param="choice"
         )
-    return Key("session", item.session_id) if item.session_id is not None else Key("key", item.join_key or "")
+    return (
+        TargetKey("session", item.session_id) if item.session_id is not None else TargetKey("key", item.join_key or "")
+    )
 
 
 def _check_sizes(item: FeedbackItem) -> None:

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 
 from contracts.errors import InvalidRequest, MillraceError
-from services.feedback.desk import Accepted, Desk
+from services.feedback.intake import Acknowledgement, SignalIntake
 from services.feedback.requests import FeedbackItem
 from services.http import FeedbackCaller, ShapeType, read_json, reply, with_caller
 from services.limits import Limit
@@ -28,7 +28,7 @@ class FeedbackBatch(msgspec.Struct):
     items: list[FeedbackItem]
 
 
-def add_routes(service: FastAPI, desk: Desk, limit: Limit) -> None:
+def add_routes(service: FastAPI, intake: SignalIntake, limit: Limit) -> None:
     """Add every route of feedback to an application."""
 
     @with_caller
@@ -36,8 +36,8 @@ def add_routes(service: FastAPI, desk: Desk, limit: Limit) -> None:
     async def submit(request: Request, caller: FeedbackCaller) -> Response:
         headers = await limit.check(caller)
         body = await request.body()
-        item = await _read(desk, dict[str, Any], body)
-        [result] = await desk.submit([item], caller, len(body))
+        item = await _read(intake, dict[str, Any], body)
+        [result] = await intake.submit([item], caller, len(body))
         if isinstance(result, MillraceError):
             raise result
         return reply(result, _ACCEPTED, headers)
@@ -49,32 +49,32 @@ def add_routes(service: FastAPI, desk: Desk, limit: Limit) -> None:
     @takes(FeedbackBatch)
     async def submit_batch(request: Request, caller: FeedbackCaller) -> Response:
         body = await request.body()
-        batch = await _read(desk, _Batch, body)
+        batch = await _read(intake, _Batch, body)
         if len(batch.items) > MAX_ITEMS:
-            await desk.reject(len(batch.items))
+            await intake.reject(len(batch.items))
             raise InvalidRequest(f"a batch takes up to {MAX_ITEMS} items, not {len(batch.items)}", param="items")
         headers = await limit.check(caller, len(batch.items))
-        results = await desk.submit(batch.items, caller, len(body))
+        results = await intake.submit(batch.items, caller, len(body))
         return reply(_answers(results), _MULTIPLE, headers)
 
     @service.get("/v1/feedback/{signal_id:path}")
     def show(signal_id: str, caller: FeedbackCaller) -> Response:
-        return reply(desk.show(signal_id, caller.tenant))
+        return reply(intake.show(signal_id, caller.tenant))
 
     @service.delete("/v1/feedback/{signal_id:path}")
     async def retract(signal_id: str, caller: FeedbackCaller) -> Response:
-        return reply(await desk.retract(signal_id, caller.tenant), _ACCEPTED)
+        return reply(await intake.retract(signal_id, caller.tenant), _ACCEPTED)
 
 
-async def _read(desk: Desk, shape: type[ShapeType], body: bytes) -> ShapeType:
+async def _read(intake: SignalIntake, shape: type[ShapeType], body: bytes) -> ShapeType:
     try:
         return read_json(shape, body)
     except InvalidRequest:
-        await desk.reject(1)
+        await intake.reject(1)
         raise
 
 
-def _answers(results: list[Accepted | MillraceError]) -> dict[str, list[dict[str, Any]]]:
+def _answers(results: list[Acknowledgement | MillraceError]) -> dict[str, list[dict[str, Any]]]:
     """Sort the results of a batch into successes and errors, each with its index in the batch."""
     answers: dict[str, list[dict[str, Any]]] = {"successes": [], "errors": []}
     for index, result in enumerate(results):

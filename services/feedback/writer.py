@@ -19,8 +19,8 @@ from contracts.errors import Unavailable
 from runtime.database import Database
 from runtime.metrics import SIGNALS
 from services.feedback import repository
-from services.feedback.repository import Entry, Retraction
-from services.feedback.requests import Received
+from services.feedback.repository import ItemResult, Retraction
+from services.feedback.requests import ReceivedItem
 
 MAX_GROUP_ITEMS = 1000
 MAX_WAITING_ITEMS = 20_000
@@ -34,14 +34,14 @@ class Submission(NamedTuple):
     `reasons`: how many of those that may not were refused under which code.
     """
 
-    received: Sequence[Received]
+    received: Sequence[ReceivedItem]
     num_rejected: int
     num_bytes: int
     reasons: Mapping[str, int] = MappingProxyType({})
 
 
 Work = Submission | Retraction
-Fate = list[Entry] | float | None
+Fate = list[ItemResult] | float | None
 """An entry for each item of a submission; when a signal was taken back, None if there is none."""
 
 
@@ -61,13 +61,13 @@ class Writer:
         self._num_items = self._num_bytes = 0
         self._writing: asyncio.Task[None] | None = None
 
-    async def submit(self, submission: Submission) -> list[Entry]:
+    async def submit(self, submission: Submission) -> list[ItemResult]:
         """What became of each item that may be stored.
 
         Raises:
             Unavailable: none of them was.
         """
-        entries: list[Entry] = await self._do(submission)
+        entries: list[ItemResult] = await self._do(submission)
         return entries
 
     async def retract(self, retraction: Retraction) -> float | None:

@@ -16,7 +16,7 @@ from contracts.records import FinishReason, Span
 _UNFINISHED = "\ufffd"
 
 
-class Token(NamedTuple):
+class SampledToken(NamedTuple):
     """A sampled token and the log-prob it was sampled with."""
 
     id: int
@@ -28,7 +28,7 @@ class Delta(NamedTuple):
 
     choice: int
     text: str
-    tokens: tuple[Token, ...]
+    tokens: tuple[SampledToken, ...]
 
 
 class Detokenizer:
@@ -96,7 +96,7 @@ class Choice:
 
     def __init__(self, index: int, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self.index = index
-        self.tokens: list[Token] = []
+        self.tokens: list[SampledToken] = []
         self.spans: list[Span] = []
         self.text = ""
         self.finish_reason: FinishReason | None = None
@@ -108,7 +108,9 @@ class Choice:
         """The version that made the last token."""
         return self.spans[-1].version if self.spans else None
 
-    def add(self, tokens: Sequence[Token], spans: Sequence[Span], reason: Literal["stop", "length"] | None) -> Delta:
+    def add(
+        self, tokens: Sequence[SampledToken], spans: Sequence[Span], reason: Literal["stop", "length"] | None
+    ) -> Delta:
         """Append what the engine made. Tokens after a stop string are not part of the answer."""
         before = len(self.tokens)
         text = ""

@@ -21,7 +21,7 @@ _READ_SECONDS = 0.2
 _log = structlog.get_logger(__name__)
 
 
-class Arm(NamedTuple):
+class ChosenArm(NamedTuple):
     """Who answers one request, and with which probability it was chosen."""
 
     name: str
@@ -48,24 +48,24 @@ def pinned_version(model: str, policy: str) -> int | None:
 
 def choose_arm(
     assignments: Mapping[str, Assignment], policy: str, version: int | None, draw: float, minimum: int | None = None
-) -> Arm:
+) -> ChosenArm:
     """The arm of a request: the one that holds its version, else drawn by share; `draw` lies in [0, 1).
 
     Who asks for a minimum takes no part in the draw: live, unless only the candidate is known to be new enough.
     """
     if version is not None:
         holders = [name for name, arm in assignments.items() if arm.version == version and name in (LIVE, CANDIDATE)]
-        return Arm(LIVE if LIVE in holders else holders[0] if holders else PINNED, 1.0, f"{policy}@v{version}")
+        return ChosenArm(LIVE if LIVE in holders else holders[0] if holders else PINNED, 1.0, f"{policy}@v{version}")
     candidate = assignments.get(CANDIDATE)
     if minimum is not None:
         held = {name: arm.version for name, arm in assignments.items() if arm.version is not None}
         if held.get(LIVE, minimum) < minimum <= held.get(CANDIDATE, -1):
-            return Arm(CANDIDATE, 1.0, f"{policy}@v{held[CANDIDATE]}")
-        return Arm(LIVE, 1.0, policy)
+            return ChosenArm(CANDIDATE, 1.0, f"{policy}@v{held[CANDIDATE]}")
+        return ChosenArm(LIVE, 1.0, policy)
     share = candidate.share if candidate and candidate.version is not None else 0.0
     if candidate and draw < share:
-        return Arm(CANDIDATE, share, f"{policy}@v{candidate.version}")
-    return Arm(LIVE, 1.0 - share, policy)
+        return ChosenArm(CANDIDATE, share, f"{policy}@v{candidate.version}")
+    return ChosenArm(LIVE, 1.0 - share, policy)
 
 
 def draw_of(session_id: str | None) -> float:

@@ -20,14 +20,14 @@ from contracts.records import Generation
 from services.inference.answer import Choice, Delta
 from services.inference.engine.client import EngineClient
 from services.inference.engine.wire import Piece
-from services.inference.plan import Plan
+from services.inference.plan import RequestPlan
 from services.inference.recorder import Recorder, generation_of
 
 
 class Completion:
     """See the module. Starts at once; belongs to one event loop."""
 
-    def __init__(self, plan: Plan, tokenizer: Tokenizer, engine: EngineClient, recorder: Recorder) -> None:
+    def __init__(self, plan: RequestPlan, tokenizer: Tokenizer, engine: EngineClient, recorder: Recorder) -> None:
         self.plan = plan
         self.choices = [Choice(index, tokenizer, plan.stops) for index in range(plan.num_choices)]
         self._engine = engine
@@ -118,18 +118,18 @@ class Completion:
         try:
             async with aclosing(pieces):
                 async for piece in pieces:
-                    if not plan.asked.any_will_do:
+                    if not plan.requirement.any_will_do:
                         _check_versions(plan, choice, piece)
                     self._deltas.put_nowait(choice.add(*piece))
                     if choice.finish_reason is not None:
                         return
         except VersionNotResident as error:
-            if plan.asked.any_will_do:
+            if plan.requirement.any_will_do:
                 raise
-            raise plan.asked.refusal(f"the engine says: {error.message}") from error
+            raise plan.requirement.refusal(f"the engine says: {error.message}") from error
 
 
-def _check_versions(plan: Plan, choice: Choice, piece: Piece) -> None:
+def _check_versions(plan: RequestPlan, choice: Choice, piece: Piece) -> None:
     # Before the tokens are added: those of a version that was not asked for are neither shown nor recorded.
     if piece.tokens:
-        plan.asked.check([span.version for span in piece.spans] or [choice.version])
+        plan.requirement.check([span.version for span in piece.spans] or [choice.version])

@@ -22,12 +22,12 @@ from services.inference import replies
 from services.inference.arms import Assignments, choose_arm, draw_of, pinned_version
 from services.inference.completion import Completion
 from services.inference.engine.client import EngineClient
-from services.inference.plan import Plan, decide_purpose, decide_refusal, decide_sampling, find_task, may_log
+from services.inference.plan import RequestPlan, decide_purpose, decide_refusal, decide_sampling, find_task, may_log
 from services.inference.recorder import Recorder
 from services.inference.requests import ChatRequest
-from services.inference.streams import CompletionStream, Presence, completion_events
+from services.inference.streams import ClientPresence, CompletionStream, completion_events
 from services.inference.template import ChatTemplate
-from services.inference.versions import asked_versions
+from services.inference.versions import version_requirement
 
 
 class Endpoint:
@@ -52,23 +52,23 @@ class Endpoint:
 
     async def plan(
         self, request: ChatRequest, caller: Caller, purpose_header: str | None, attempt: Attempt | None = None
-    ) -> Plan:
+    ) -> RequestPlan:
         """Decide everything about a request; see the errors of each decision."""
         version = pinned_version(request.model, self._policy)
-        asked = asked_versions(request.labels, version)
-        version = asked.exact if version is None else version
+        requirement = version_requirement(request.labels, version)
+        version = requirement.exact if version is None else version
         purpose = decide_purpose(purpose_header, caller)
         task = find_task(self._tasks, request)
         prompt_ids = await self._encode(request)
         sampling = decide_sampling(request, task.sampling, purpose, len(prompt_ids), self._template.context)
         session_id = request.labels.get("session_id")
         arms = await self._assignments.held()
-        arm = choose_arm(arms, self._policy, version, draw_of(session_id), asked.minimum)
+        arm = choose_arm(arms, self._policy, version, draw_of(session_id), requirement.minimum)
         logged = may_log(request, task, purpose)
         completion_id = new_completion_id(session_id, stored=logged)
         held = arms.get(arm.name)
         structlog.contextvars.bind_contextvars(completion=completion_id, version=held.version if held else version)
-        return Plan(
+        return RequestPlan(
             completion_id=completion_id,
             created_at=time.time(),
             policy=self._policy,
@@ -87,14 +87,14 @@ class Endpoint:
             logged=logged,
             logprobs=bool(request.logprobs),
             include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
-            asked=asked,
-            refusal=decide_refusal(asked, held.version if held else None),
+            requirement=requirement,
+            refusal=decide_refusal(requirement, held.version if held else None),
             attempt=attempt if purpose == "user" else None,
         )
 
-    async def answer(self, plan: Plan, client: Request) -> Response:
+    async def answer(self, plan: RequestPlan, client: Request) -> Response:
         """The whole answer, once it is durable."""
-        completion, presence = self._start(plan), Presence(client)
+        completion, presence = self._start(plan), ClientPresence(client)
         logged: bool | None = None
         try:
             with presence:
@@ -107,9 +107,9 @@ class Endpoint:
         body = replies.completion_body(plan, completion.choices, self._template.tokenizer)
         return reply(body, headers=_headers(plan) | ({} if logged else {"x-millrace-logged": "false"}))
 
-    async def stream(self, plan: Plan, client: Request) -> Response:
+    async def stream(self, plan: RequestPlan, client: Request) -> Response:
         """The answer as it is made. The response begins with the first token."""
-        completion, presence = self._start(plan), Presence(client)
+        completion, presence = self._start(plan), ClientPresence(client)
         deltas = completion.deltas()
         response: Response | None = None
         try:
@@ -134,11 +134,11 @@ class Endpoint:
             return self._template.encode(request.messages)
         return await asyncio.to_thread(self._template.encode, request.messages)
 
-    def _start(self, plan: Plan) -> Completion:
+    def _start(self, plan: RequestPlan) -> Completion:
         if plan.refusal is not None:
             raise plan.refusal
         return Completion(plan, self._template.tokenizer, self._engine, self._recorder)
 
 
-def _headers(plan: Plan) -> dict[str, str]:
+def _headers(plan: RequestPlan) -> dict[str, str]:
     return {"x-request-id": plan.completion_id}

@@ -56,7 +56,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class Served(msgspec.Struct, frozen=True, kw_only=True):
+class ServedFields(msgspec.Struct, frozen=True, kw_only=True):
     """What is served, beside the messages."""
 
     model: str
@@ -83,7 +83,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     safety_identifier: str | None = None
 
 
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of a message's content; only text is served."""
 
     type: str
@@ -112,11 +112,11 @@ class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     index: int | None = None
 
 
-class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A message as callers send it. Templates read names and reasoning, or do not."""
 
     role: str
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -129,8 +129,8 @@ class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     function_call: Json = msgspec.UNSET
 
 
-class _Fields(Served, frozen=True, kw_only=True):
-    messages: Annotated[list[Message], msgspec.Meta(max_length=MAX_MESSAGES)]
+class _Fields(ServedFields, frozen=True, kw_only=True):
+    messages: Annotated[list[ChatMessage], msgspec.Meta(max_length=MAX_MESSAGES)]
 
 
 Body: Any = msgspec.defstruct(
@@ -144,13 +144,13 @@ Body: Any = msgspec.defstruct(
 """Every field that is known; those that are not served stay JSON."""
 _unserved = attrgetter(*NEUTRAL)
 _NOTHING_UNSERVED = (msgspec.UNSET,) * len(NEUTRAL)
-_beside_content = attrgetter(*Message.__struct_fields__[2:])
-_NOTHING_BESIDE = Message.__struct_defaults__[1:]
+_beside_content = attrgetter(*ChatMessage.__struct_fields__[2:])
+_NOTHING_BESIDE = ChatMessage.__struct_defaults__[1:]
 _STRUCTS = (
     (re.compile(r""), Body),
     (re.compile(r"stream_options"), StreamOptions),
-    (re.compile(r"messages\[\d+\]"), Message),
-    (re.compile(r"messages\[\d+\]\.content\[\d+\]"), Part),
+    (re.compile(r"messages\[\d+\]"), ChatMessage),
+    (re.compile(r"messages\[\d+\]\.content\[\d+\]"), ContentPart),
     (re.compile(r"messages\[\d+\]\.tool_calls\[\d+\]"), ToolCall),
     (re.compile(r"messages\[\d+\]\.tool_calls\[\d+\]\.function"), Function),
 )
@@ -170,12 +170,12 @@ def check_neutral(body: Any) -> None:
             raise Unsupported(f"`{name}` is not supported; leave it out{_allowed(name)}", param=name)
 
 
-def is_plain(message: Message) -> bool:
+def is_plain(message: ChatMessage) -> bool:
     """True if it says who speaks and what, and nothing else."""
     return bool(_beside_content(message) == _NOTHING_BESIDE)
 
 
-def unserved_of(message: Message) -> str | None:
+def unserved_of(message: ChatMessage) -> str | None:
     """A field of a message that says something that is not served, if there is one."""
     if message.refusal:
         return "refusal"

@@ -43,7 +43,7 @@ class IncrementalSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
     checksum_format: str | None = None
 
 
-class Signal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class HotLoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of a POST. The prompt cache never crosses versions here, so every policy of resetting it is kept to."""
 
     identity: str
@@ -75,7 +75,7 @@ class HotLoad:
         self._assignments = assignments
         self._engine = engine
 
-    def point(self, signal: Signal, caller: Caller) -> dict[str, Any]:
+    def point(self, signal: HotLoadRequest, caller: Caller) -> dict[str, Any]:
         """Point `live` at the version signalled; to one that is live already, nothing is done.
 
         Raises:
@@ -159,7 +159,7 @@ def _replica(held: int | None, stage: str, reason: str | None, *, ready: bool) -
     }
 
 
-def _previous_version(signal: Signal) -> int | None:
+def _previous_version(signal: HotLoadRequest) -> int | None:
     snapshot = signal.incremental_snapshot_metadata
     if snapshot is None:
         return None

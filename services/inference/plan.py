@@ -13,12 +13,12 @@ from contracts.errors import ContextLengthExceeded, InvalidRequest, VersionNotSe
 from contracts.keys import Caller
 from contracts.records import Attempt, Purpose, Sampling
 from contracts.tasks import SamplingRule, Task
-from services.inference.arms import Arm
+from services.inference.arms import ChosenArm
 from services.inference.requests import ChatRequest
-from services.inference.versions import Asked
+from services.inference.versions import VersionRequirement
 
 
-class Plan(NamedTuple):
+class RequestPlan(NamedTuple):
     """One request, decided."""
 
     completion_id: str
@@ -29,7 +29,7 @@ class Plan(NamedTuple):
     tenant: str
     task: Task
     purpose: Purpose
-    arm: Arm
+    arm: ChosenArm
     sampling: Sampling
     prompt_ids: list[int]
     messages: list[dict[str, Any]]
@@ -41,7 +41,7 @@ class Plan(NamedTuple):
     """False: consent forbids to keep it."""
     logprobs: bool
     include_usage: bool
-    asked: Asked
+    requirement: VersionRequirement
     refusal: VersionNotServed | None
     """Why it cannot be answered now. Whoever has its answer already, as a repeat, never hears of it."""
     attempt: Attempt | None = None
@@ -85,14 +85,14 @@ def find_task(tasks: Mapping[str, Task], request: ChatRequest) -> Task:
     return tasks[name]
 
 
-def decide_refusal(asked: Asked, assigned: int | None) -> VersionNotServed | None:
+def decide_refusal(requirement: VersionRequirement, assigned: int | None) -> VersionNotServed | None:
     """Refuse a minimum at once where the chosen arm is assigned an older version; None: only the tokens will tell.
 
     An exact version is left to the engine, which may hold what was assigned a moment ago, and refuses at once too.
     """
-    if asked.minimum is None or assigned is None or asked.is_met_by(assigned):
+    if requirement.minimum is None or assigned is None or requirement.is_met_by(assigned):
         return None
-    return asked.refusal(f"v{assigned} is served")
+    return requirement.refusal(f"v{assigned} is served")
 
 
 def decide_purpose(header: str | None, caller: Caller) -> Purpose:

@@ -21,7 +21,7 @@ from runtime.metrics import GENERATIONS as GENERATIONS_ENDED
 from runtime.metrics import NOT_LOGGED, TOKENS
 from services.inference.answer import Choice
 from services.inference.engine.wire import System
-from services.inference.plan import Plan
+from services.inference.plan import RequestPlan
 
 PROMPT_TOKENS, COMPLETION_TOKENS = TOKENS.labels("prompt"), TOKENS.labels("completion")
 _log = structlog.get_logger(__name__)
@@ -91,7 +91,7 @@ class Recorder:
         return frozenset()
 
 
-def generation_of(plan: Plan, choice: Choice, system: System, finished_at: float) -> Generation:
+def generation_of(plan: RequestPlan, choice: Choice, system: System, finished_at: float) -> Generation:
     """The record of a choice that has at least one token."""
     GENERATIONS_ENDED.labels(plan.arm.name, plan.purpose, choice.finish_reason or "cancelled").inc()
     PROMPT_TOKENS.inc(len(plan.prompt_ids))

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from services.inference.answer import Choice, Delta, Token
-from services.inference.plan import Plan
+from services.inference.answer import Choice, Delta, SampledToken
+from services.inference.plan import RequestPlan
 
 DONE = b"data: [DONE]\n\n"
 
 
-def completion_body(plan: Plan, choices: Sequence[Choice], tokenizer: Tokenizer) -> dict[str, Any]:
+def completion_body(plan: RequestPlan, choices: Sequence[Choice], tokenizer: Tokenizer) -> dict[str, Any]:
     """A whole answer."""
     shown = [
         {
@@ -37,27 +37,27 @@ def completion_body(plan: Plan, choices: Sequence[Choice], tokenizer: Tokenizer)
     }
 
 
-def opening_chunk(plan: Plan, choice: Choice) -> dict[str, Any]:
+def opening_chunk(plan: RequestPlan, choice: Choice) -> dict[str, Any]:
     """The first chunk of a choice: who speaks, and how it is sampled."""
     return {**_chunk(plan, choice, {"role": "assistant", "content": ""}), "sampling": plan.sampling_of(choice.index)}
 
 
-def delta_chunk(plan: Plan, choice: Choice, delta: Delta, tokenizer: Tokenizer) -> dict[str, Any]:
+def delta_chunk(plan: RequestPlan, choice: Choice, delta: Delta, tokenizer: Tokenizer) -> dict[str, Any]:
     """What was added."""
     return _chunk(plan, choice, {"content": delta.text}, logprobs=_logprobs(plan, delta.tokens, tokenizer))
 
 
-def closing_chunk(plan: Plan, choice: Choice) -> dict[str, Any]:
+def closing_chunk(plan: RequestPlan, choice: Choice) -> dict[str, Any]:
     """Why a choice ended."""
     return _chunk(plan, choice, {}, finish_reason=choice.finish_reason)
 
 
-def usage_chunk(plan: Plan, choices: Sequence[Choice]) -> dict[str, Any]:
+def usage_chunk(plan: RequestPlan, choices: Sequence[Choice]) -> dict[str, Any]:
     """The last chunk, if the caller asked for it."""
     return {**_head(plan, "chat.completion.chunk", _version(choices)), "choices": [], "usage": usage(plan, choices)}
 
 
-def usage(plan: Plan, choices: Sequence[Choice]) -> dict[str, int]:
+def usage(plan: RequestPlan, choices: Sequence[Choice]) -> dict[str, int]:
     """Tokens read and made."""
     num_prompt, num_made = len(plan.prompt_ids), sum(len(choice.tokens) for choice in choices)
     return {"prompt_tokens": num_prompt, "completion_tokens": num_made, "total_tokens": num_prompt + num_made}
@@ -69,7 +69,7 @@ def event(content: object) -> bytes:
 
 
 def _chunk(
-    plan: Plan,
+    plan: RequestPlan,
     choice: Choice,
     delta: dict[str, Any],
     *,
@@ -88,7 +88,7 @@ def _version(choices: Sequence[Choice]) -> int | None:
     return max((choice.version for choice in choices if choice.version is not None), default=None)
 
 
-def _head(plan: Plan, kind: str, version: int | None) -> dict[str, Any]:
+def _head(plan: RequestPlan, kind: str, version: int | None) -> dict[str, Any]:
     head = {
         "id": plan.completion_id,
         "object": kind,
@@ -102,13 +102,13 @@ def _head(plan: Plan, kind: str, version: int | None) -> dict[str, Any]:
     return head
 
 
-def _logprobs(plan: Plan, tokens: Sequence[Token], tokenizer: Tokenizer) -> dict[str, Any] | None:
+def _logprobs(plan: RequestPlan, tokens: Sequence[SampledToken], tokenizer: Tokenizer) -> dict[str, Any] | None:
     if not plan.logprobs:
         return None
     return {"content": [_logprob(token, tokenizer) for token in tokens], "refusal": None}
 
 
-def _logprob(token: Token, tokenizer: Tokenizer) -> dict[str, Any]:
+def _logprob(token: SampledToken, tokenizer: Tokenizer) -> dict[str, Any]:
     text = tokenizer.decode([token.id], skip_special_tokens=False)
     unfinished = "\ufffd" in text  # part of a character: its bytes are not those of the text
     return {

@@ -15,14 +15,14 @@ import msgspec
 from contracts.errors import InvalidRequest, Unsupported
 from contracts.tables import MAX_KEY
 from services.http import read_json
-from services.inference.controls import ROLES
+from services.inference.control_strings import ROLES
 from services.inference.fields import (
     MAX_MESSAGES,
     MAX_PARTS,
     Body,
-    Message,
-    Part,
-    Served,
+    ChatMessage,
+    ContentPart,
+    ServedFields,
     ToolCall,
     check_neutral,
     explain,
@@ -44,12 +44,12 @@ _MAX_ARGUMENTS = 2**18
 """Bytes of all arguments of tool calls that are objects; those that are texts are not read."""
 _MAX_DEPTH = 64
 _MAX_SHORT_MESSAGES, _MAX_SHORT_CHARACTERS = 64, 4000
-_served = attrgetter(*Served.__struct_fields__)
+_served = attrgetter(*ServedFields.__struct_fields__)
 _TEXTS = ("name", "reasoning_content", "reasoning", "thinking", "tool_call_id")
 _texts_of = attrgetter(*_TEXTS)
 
 
-class ChatRequest(Served, frozen=True, kw_only=True):
+class ChatRequest(ServedFields, frozen=True, kw_only=True):
     """What a caller says, as it is served."""
 
     messages: list[dict[str, Any]]
@@ -108,7 +108,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
             "`top_logprobs` is not supported: only the log-prob of the sampled token is known; send 0 or leave it out",
             param="top_logprobs",
         )
-    served = dict(zip(Served.__struct_fields__, _served(read), strict=False))
+    served = dict(zip(ServedFields.__struct_fields__, _served(read), strict=False))
     request = ChatRequest(messages=_plain_messages(read.messages), **served)
     _check_numbers(request)
     _check_metadata(request.labels)
@@ -179,7 +179,7 @@ def _check_metadata(pairs: dict[str, str]) -> None:
         )
 
 
-def _plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
+def _plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
     calls: list[ToolCall] = []
     num_parts = 0
     for message in messages:
@@ -195,7 +195,7 @@ def _plain_messages(messages: list[Message]) -> list[dict[str, Any]]:
     return [_plain_message(message, index) for index, message in enumerate(messages)]
 
 
-def _plain_message(message: Message, index: int) -> dict[str, Any]:
+def _plain_message(message: ChatMessage, index: int) -> dict[str, Any]:
     if message.role in ROLES and message.content.__class__ is str and is_plain(message):
         return {"role": message.role, "content": message.content}
     where = f"messages[{index}]"
@@ -218,7 +218,7 @@ def _plain_message(message: Message, index: int) -> dict[str, Any]:
     return plain
 
 
-def _text_of(part: Part, where: str) -> str:
+def _text_of(part: ContentPart, where: str) -> str:
     if part.type == "text" and part.text is not None:
         return part.text
     raise Unsupported(f'{where} takes parts {{"type": "text", "text": "..."}} only', param=where)

@@ -12,7 +12,7 @@ from services.http import InferenceCaller, OperatorReader, OperatorWriter, read_
 from services.inference.attempts import attempt_of
 from services.inference.endpoint import Endpoint
 from services.inference.fields import Body
-from services.inference.hot_load import HotLoad, Signal
+from services.inference.hot_load import HotLoad, HotLoadRequest
 from services.inference.idempotency import Repeats
 from services.inference.requests import parse_chat_request
 from services.limits import Limit
@@ -58,9 +58,9 @@ def add_hot_load_routes(service: FastAPI, hot_load: HotLoad) -> None:
     """Add the two routes of the hot-load contract to an application."""
 
     @service.post(HOT_LOAD)
-    @takes(Signal)
+    @takes(HotLoadRequest)
     async def signal(request: Request, caller: OperatorWriter) -> Response:
-        wanted = read_json(Signal, await request.body())
+        wanted = read_json(HotLoadRequest, await request.body())
         return reply(await asyncio.to_thread(hot_load.point, wanted, caller))
 
     @service.get(HOT_LOAD)

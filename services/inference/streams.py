@@ -27,7 +27,7 @@ class Events(NamedTuple):
     last: bool = False
 
 
-class Presence:
+class ClientPresence:
     """Notices that a client leaves; only one for each request, since it reads what the client sends.
 
     Entered, it cancels the task that entered it when the client leaves, and keeps that cancellation to itself.
@@ -66,7 +66,7 @@ class CompletionStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, completion: Completion, events: AsyncIterator[Events], headers: dict[str, str], presence: Presence
+        self, completion: Completion, events: AsyncIterator[Events], headers: dict[str, str], presence: ClientPresence
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", **headers})
         del self.headers["content-length"]  # nobody knows it yet

@@ -2,7 +2,7 @@
 
 The same ids as `AutoTokenizer.from_pretrained(base).apply_chat_template(messages, add_generation_prompt=True)` of
 transformers 5.23, for all messages but those whose text holds control strings (`<|im_start|>`): these stay text here. See
-services/inference/controls.py and twin.py.
+services/inference/control_strings.py and plain_tokenizer.py.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer
 
 from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings
-from services.inference.controls import Controls, Marked
-from services.inference.literals import Literals, literals_of
+from services.inference.control_strings import ControlStrings, MarkedMessages
+from services.inference.plain_tokenizer import PlainTokenizer
 from services.inference.template_sandbox import make_sandbox
-from services.inference.twin import Twin
+from services.inference.template_texts import TemplateTexts, template_texts
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _BRACKETED = re.compile(r"[^\w\s].*\w.*[^\w\s]")
@@ -45,7 +45,7 @@ class ChatTemplate:
         source, sandbox = _template_of(folder, settings), make_sandbox()
         try:
             self._template = sandbox.from_string(source)
-            literals = literals_of(sandbox.parse(source))
+            literals = template_texts(sandbox.parse(source))
         except jinja2.TemplateError as error:
             raise InvalidSettings(f"{folder}: the chat template is not valid: {error}") from error
         # jinja2 goes through all of them on every render, and its own chain of dicts is slow at that.
@@ -57,8 +57,8 @@ class ChatTemplate:
         hard, soft = _control_strings(tokens, literals)
         turns = {text for text in soft if text in self._turn() or text in self._special.values()}
         hard, soft = hard | turns, soft - turns
-        self._controls = Controls(hard, soft, literals)
-        self._twin = Twin(content, hard | soft)
+        self._controls = ControlStrings(hard, soft, literals)
+        self._plain_tokenizer = PlainTokenizer(content, hard | soft)
         self._normalizes = self.tokenizer.normalizer is not None and any(token["normalized"] for token in tokens)
 
     def render(self, messages: list[dict[str, Any]]) -> str:
@@ -94,12 +94,12 @@ class ChatTemplate:
             text = self._bounded(self.render(messages))
             ids = self._ids(text)
             # A normalizer may turn harmless characters into a control string.
-            if self._normalizes and self._twin.num_controls(ids) != len(self._controls.find(text)):
-                return self._twin.encode(text, self._controls.find(text), str)
+            if self._normalizes and self._plain_tokenizer.num_controls(ids) != len(self._controls.find(text)):
+                return self._plain_tokenizer.encode(text, self._controls.find(text), str)
             return ids
         return self._encode_marked(messages, marked)
 
-    def _encode_marked(self, messages: list[dict[str, Any]], marked: Marked) -> list[int]:
+    def _encode_marked(self, messages: list[dict[str, Any]], marked: MarkedMessages) -> list[int]:
         text = self._bounded(self.render(marked.messages))
         spans = self._controls.find(text)
         if self._rewrites:  # stand-ins are written otherwise than the characters themselves
@@ -110,9 +110,9 @@ class ChatTemplate:
             is_harmless = self._controls.find(plain) == spans
         if is_harmless:
             ids = self._ids(plain)
-            if not self._normalizes or self._twin.num_controls(ids) == len(spans):
+            if not self._normalizes or self._plain_tokenizer.num_controls(ids) == len(spans):
                 return ids
-        return self._twin.encode(text, spans, marked.restore)
+        return self._plain_tokenizer.encode(text, spans, marked.restore)
 
     def _turn(self) -> str:
         """A user's turn; nothing if the template wants more than one."""
@@ -202,7 +202,7 @@ def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text is not None}
 
 
-def _control_strings(tokens: list[dict[str, Any]], literals: Literals) -> tuple[frozenset[str], frozenset[str]]:
+def _control_strings(tokens: list[dict[str, Any]], literals: TemplateTexts) -> tuple[frozenset[str], frozenset[str]]:
     """The tokenizer's special tokens, and others that the template says: `<think>`, but `<|im_start|>` at times too."""
     texts = {token["content"]: bool(token["special"]) for token in tokens if token["content"].strip()}
     soft = {text for text, special in texts.items() if not special and _BRACKETED.fullmatch(text)}

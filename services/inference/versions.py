@@ -16,7 +16,7 @@ from contracts.errors import InvalidRequest, VersionNotServed
 MINIMUM, EXACT = "min_version", "exact_version"
 
 
-class Asked(NamedTuple):
+class VersionRequirement(NamedTuple):
     """At most one of the two; neither: any version will do."""
 
     minimum: int | None = None
@@ -48,7 +48,7 @@ class Asked(NamedTuple):
         )
 
 
-def asked_versions(labels: Mapping[str, str], pinned: int | None) -> Asked:
+def version_requirement(labels: Mapping[str, str], pinned: int | None) -> VersionRequirement:
     """What a request's metadata asks for; `pinned` is the version that its model names.
 
     Raises:
@@ -63,7 +63,7 @@ def asked_versions(labels: Mapping[str, str], pinned: int | None) -> Asked:
         )
     if len(names) > 1:
         raise InvalidRequest(f"metadata takes {MINIMUM} or {EXACT}, not both", param=f"metadata.{EXACT}")
-    return Asked(minimum=numbers.get(MINIMUM), exact=numbers.get(EXACT))
+    return VersionRequirement(minimum=numbers.get(MINIMUM), exact=numbers.get(EXACT))
 
 
 def _number(name: str, text: str) -> int:

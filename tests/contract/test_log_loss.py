@@ -32,7 +32,7 @@ from services.dashboard.live.lags import CONSUMERS, UNTRACKED
 from services.dashboard.live.queries import read_totals
 from services.dashboard.live.traffic import TrafficReader
 from services.feedback import repository as feedback
-from services.feedback.requests import Received
+from services.feedback.requests import ReceivedItem
 from tests.contract.conftest import a_database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 from tests.services import kafka_log, new_prefix
@@ -114,7 +114,7 @@ class World:
         for item in about:
             record = a_signal(item, "accepted", True, received_at=self.now)
             with self.database.transaction() as connection:
-                feedback.add(connection, [Received(record, "hash-" + record.id, None)])
+                feedback.add(connection, [ReceivedItem(record, "hash-" + record.id, None)])
             self.said.append(record.id)
 
     def relay(self) -> None:

@@ -22,7 +22,7 @@ from contracts.errors import (
     VersionNotResident,
 )
 from contracts.records import Span
-from services.inference.answer import Token
+from services.inference.answer import SampledToken
 
 MOST_LINE_BYTES = 2**20
 _CODES = (ContextLengthExceeded, UnknownModel, VersionNotResident, InvalidRequest)
@@ -45,7 +45,7 @@ class System(msgspec.Struct, frozen=True):
     dtype: str | None
 
 
-class Problem(msgspec.Struct, frozen=True):
+class ArmProblem(msgspec.Struct, frozen=True):
     """Why an arm does not hold the version it is pointed at, or nobody knows where it is pointed (`version` None)."""
 
     version: int | None
@@ -58,7 +58,7 @@ class Health(msgspec.Struct, frozen=True):
 
     status: str
     versions: dict[str, int | None] = {}
-    problems: dict[str, Problem] = {}
+    problems: dict[str, ArmProblem] = {}
     instance: str | None = None
     engine: str = ""
     dtype: str | None = None
@@ -72,7 +72,7 @@ class Health(msgspec.Struct, frozen=True):
 class Piece(NamedTuple):
     """What the engine made since the last piece. Span starts count tokens of the whole answer."""
 
-    tokens: list[Token]
+    tokens: list[SampledToken]
     spans: list[Span]
     finish_reason: Literal["stop", "length"] | None
 
@@ -162,7 +162,7 @@ def read_event(data: bytes, offset: int) -> tuple[Piece, System | None]:
     if spans:
         _check_spans(spans)
         spans = [Span(offset + span.start, span.version) for span in spans]
-    return Piece(list(map(Token, ids, logprobs)), spans, choice.finish_reason), event.system
+    return Piece(list(map(SampledToken, ids, logprobs)), spans, choice.finish_reason), event.system
 
 
 def _check_spans(spans: list[Span]) -> None:

@@ -47,7 +47,7 @@ from runtime.log.local import LocalLog
 from runtime.log.outbox import Relay, message
 from runtime.worker import Worker
 from services.feedback import repository as feedback
-from services.feedback.requests import Received, read_item
+from services.feedback.requests import ReceivedItem, read_item
 from tests.fakes import BOOKING_TASK, Crash, a_generation, a_signal, everything
 
 SLOW_TASK = Task.model_validate(
@@ -67,7 +67,7 @@ TASKS = {"booking": BOOKING_TASK, "slow": SLOW_TASK}
 # A crash here is an exception, not a power cut: a folder in memory saves ten thousand fsyncs.
 _SHM = Path("/dev/shm")  # noqa: S108 the folder is made by tempfile
 MEMORY = _SHM if _SHM.is_dir() else None
-Event = Message | Received | feedback.Retraction
+Event = Message | ReceivedItem | feedback.Retraction
 """A record of the log, a signal that feedback takes in, or one that it takes back."""
 Result = tuple[dict[str, tuple[str, str]], dict[str, str], dict[str, float | None]]
 
@@ -89,7 +89,7 @@ class System:
             self.log.append([event])
             return
         with self.database.transaction() as connection:
-            if isinstance(event, Received):
+            if isinstance(event, ReceivedItem):
                 feedback.add(connection, [event])
             else:
                 feedback.retract(connection, [event])
@@ -266,7 +266,7 @@ def test_trouble_changes_nothing(migrated: Path, history: int, trouble: int) -> 
 def test_whoever_shares_keys_every_signal_has_one_name_at_every_moment(migrated: Path, seed: int) -> None:
     chance = random.Random(seed)
     events = shared_keys(chance)
-    ids = {item.signal.id for item in events if isinstance(item, Received)}
+    ids = {item.signal.id for item in events if isinstance(item, ReceivedItem)}
     with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         shutil.copy(migrated, Path(folder) / "millrace.db")
         system = System(Path(folder), lambda: chance.random() < 0.15)
@@ -282,7 +282,7 @@ def test_whoever_shares_keys_every_signal_has_one_name_at_every_moment(migrated:
     assert set(signals) >= ids
     assert set(signals) - ids == {id_ for id_ in signals if id_.startswith("follow_up:")}
     assert set(signals.values()) <= {"joined", "late", "conflict", "retracted", "rejected"}
-    keys = {item.key.value for item in events if isinstance(item, Received) and item.key}
+    keys = {item.key.value for item in events if isinstance(item, ReceivedItem) and item.key}
     assert ("rejected" in signals.values()) <= ("nobody's" in keys)
 
 
@@ -393,7 +393,7 @@ def _acknowledge(database: Database, messages: Sequence[Event]) -> None:
 
 
 def _signal_id(item: Event) -> str | None:
-    if isinstance(item, Received):
+    if isinstance(item, ReceivedItem):
         return item.signal.id
     if isinstance(item, feedback.Retraction):
         return item.id

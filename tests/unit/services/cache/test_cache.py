@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.cache.cache import Cache, create_app
+from services.cache.cache import RegionCache, create_app
 from services.cache.fetch import Fetching, Upstream
 
 _RANGE = re.compile(r"range: bytes=(\d+)-(\d+)")
@@ -123,7 +123,7 @@ def files(folder: Path) -> list[str]:
 @asynccontextmanager
 async def replicas(url: str, folder: Path, fetching: Fetching = _FETCHING) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a cache before `url`."""
-    cache = Cache(Upstream(url, fetching), folder)
+    cache = RegionCache(Upstream(url, fetching), folder)
     transport = httpx.ASGITransport(create_app(cache))
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://cache") as client:

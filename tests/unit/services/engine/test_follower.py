@@ -8,14 +8,14 @@ import pytest
 
 from contracts.errors import InvalidSettings, Unavailable, WeightsRefused
 from policy.weights import tensors_of
-from services.engine.follower import Follower, Problem, Wanted, due, next_problem
+from services.engine.follower import AssignedVersion, Follower, UpdateProblem, due, next_problem
 from tests.unit.services.engine.memory_store import MemoryStore
 from tests.unit.services.engine.world import make_engine, make_store, tiny_model
 from weights.tensors import root_of
 
 
-def problem(version: int = 7, retry_at: float = 10.0) -> Problem:
-    return Problem(version=version, code="not_found", message="gone", attempts=1, retry_at=retry_at)
+def problem(version: int = 7, retry_at: float = 10.0) -> UpdateProblem:
+    return UpdateProblem(version=version, code="not_found", message="gone", attempts=1, retry_at=retry_at)
 
 
 def test_an_arm_is_due_when_it_holds_another_version() -> None:
@@ -46,11 +46,11 @@ def test_waits_double_up_to_half_a_minute_and_start_anew_for_another_version() -
 
 def test_steps_bring_the_engine_along_and_keep_what_serves() -> None:
     store = make_store(2)
-    wanted: dict[str, Wanted] = {"live": Wanted(1)}
+    wanted: dict[str, AssignedVersion] = {"live": AssignedVersion(1)}
     engine = make_engine(store)
     follower = Follower(engine, lambda: wanted, on_exit=lambda: None)
     follower.step(now=0)
-    wanted["live"] = Wanted(5)
+    wanted["live"] = AssignedVersion(5)
     follower.step(now=0)
     follower.step(now=0.1)
     assert engine.versions() == {"live": 1}
@@ -66,24 +66,26 @@ def test_steps_bring_the_engine_along_and_keep_what_serves() -> None:
 def test_other_weights_than_those_that_were_assigned_are_refused_by_name() -> None:
     store = make_store(3)
     engine = make_engine(store)
-    wanted = {"live": Wanted(1, root_of(store.weights[1]))}
+    wanted = {"live": AssignedVersion(1, root_of(store.weights[1]))}
     follower = Follower(engine, lambda: wanted, on_exit=lambda: None)
     follower.step(now=0)
     assert engine.versions() == {"live": 1}
-    wanted["live"] = Wanted(2, root_of(store.weights[3]))
+    wanted["live"] = AssignedVersion(2, root_of(store.weights[3]))
     follower.step(now=0)
     assert engine.versions() == {"live": 1}
     assert follower.problems()["live"].code == "wrong_root"
-    wanted["live"] = Wanted(2, root_of(store.weights[2]))
+    wanted["live"] = AssignedVersion(2, root_of(store.weights[2]))
     follower.step(now=100)
-    wanted["live"] = Wanted(1, root_of(store.weights[3]))
+    wanted["live"] = AssignedVersion(1, root_of(store.weights[3]))
     follower.step(now=200)
     assert engine.versions() == {"live": 2}, "nor on the way back, which asks no store"
     engine.close()
 
 
-@pytest.mark.parametrize("wanted", [Wanted(1), Wanted(1, run="run-2"), Wanted(1, run="test")])
-def test_no_start_takes_the_weights_of_another_run(wanted: Wanted) -> None:
+@pytest.mark.parametrize(
+    "wanted", [AssignedVersion(1), AssignedVersion(1, run="run-2"), AssignedVersion(1, run="test")]
+)
+def test_no_start_takes_the_weights_of_another_run(wanted: AssignedVersion) -> None:
     store = MemoryStore(run="run-2")
     store.add(1, tensors_of(tiny_model(1)))
     engine = make_engine(store, run="test")
@@ -98,15 +100,15 @@ def test_no_start_takes_the_weights_of_another_run(wanted: Wanted) -> None:
 def test_no_swap_takes_a_version_that_was_assigned_of_another_run() -> None:
     store = make_store(3)
     engine = make_engine(store)
-    wanted = {"live": Wanted(1, run="test")}
+    wanted = {"live": AssignedVersion(1, run="test")}
     follower = Follower(engine, lambda: wanted, on_exit=lambda: None)
     follower.step(now=0)
-    wanted["live"] = Wanted(2, run="run-2")
+    wanted["live"] = AssignedVersion(2, run="run-2")
     follower.step(now=0)
     assert (engine.versions(), follower.problems()["live"].code) == ({"live": 1}, "wrong_run")
-    wanted["live"] = Wanted(2, run="test")
+    wanted["live"] = AssignedVersion(2, run="test")
     follower.step(now=100)
-    wanted["live"] = Wanted(1, run="run-2")
+    wanted["live"] = AssignedVersion(1, run="run-2")
     follower.step(now=200)
     assert engine.versions() == {"live": 2}, "nor on the way back, which asks no store"
     engine.close()
@@ -116,7 +118,7 @@ def test_no_swap_takes_a_version_that_was_assigned_of_another_run() -> None:
 def test_a_broken_reader_ends_the_process() -> None:
     ended: list[bool] = []
 
-    def broken() -> dict[str, Wanted]:
+    def broken() -> dict[str, AssignedVersion]:
         raise OSError("the disk is gone")
 
     engine = make_engine(make_store(1))
@@ -133,7 +135,7 @@ def test_a_broken_reader_ends_the_process() -> None:
 def test_a_woken_follower_reads_at_once() -> None:
     reads = threading.Semaphore(0)
 
-    def read() -> dict[str, Wanted]:
+    def read() -> dict[str, AssignedVersion]:
         reads.release()
         return {}
 
@@ -148,10 +150,10 @@ def test_a_woken_follower_reads_at_once() -> None:
 
 
 def test_a_lost_wake_up_costs_no_more_than_a_poll() -> None:
-    wanted: dict[str, Wanted] = {"live": Wanted(1)}
+    wanted: dict[str, AssignedVersion] = {"live": AssignedVersion(1)}
     reads, swapped = threading.Semaphore(0), threading.Event()
 
-    def read() -> dict[str, Wanted]:
+    def read() -> dict[str, AssignedVersion]:
         reads.release()
         return dict(wanted)
 
@@ -159,7 +161,7 @@ def test_a_lost_wake_up_costs_no_more_than_a_poll() -> None:
     follower = Follower(engine, read, on_exit=lambda: None, poll_seconds=0.01)
     follower.start()
     assert all(reads.acquire(timeout=5) for _ in range(2)), "the second look is after version 1 was loaded"
-    wanted["live"] = Wanted(2)  # and nobody rings
+    wanted["live"] = AssignedVersion(2)  # and nobody rings
     assert swapped.wait(timeout=5)
     follower.stop()
     assert engine.versions() == {"live": 2}
@@ -170,11 +172,11 @@ def test_assignments_that_cannot_be_read_leave_everything_as_it_is() -> None:
     reads: list[float] = []
     failing = True
 
-    def read() -> dict[str, Wanted]:
+    def read() -> dict[str, AssignedVersion]:
         reads.append(0.0)
         if failing:
             raise Unavailable("the database is locked")
-        return {"live": Wanted(1)}
+        return {"live": AssignedVersion(1)}
 
     engine = make_engine(make_store(1))
     follower = Follower(engine, read, on_exit=lambda: None)
@@ -194,7 +196,7 @@ def test_a_swap_that_could_not_be_recorded_is_done_all_the_same() -> None:
         raise Unavailable("the disk is full")
 
     engine = make_engine(make_store(2), on_swap=full)
-    follower = Follower(engine, lambda: {"live": Wanted(2)}, on_exit=lambda: None)
+    follower = Follower(engine, lambda: {"live": AssignedVersion(2)}, on_exit=lambda: None)
     engine.update("live", 1)
     follower.step(now=0)
     assert engine.versions() == {"live": 2}
@@ -207,7 +209,7 @@ def test_a_swap_that_could_not_be_recorded_is_done_all_the_same() -> None:
 def test_a_base_that_cannot_be_loaded_ends_the_process() -> None:
     ended: list[bool] = []
     engine = make_engine(make_store(1), make_model=unloadable)
-    follower = Follower(engine, lambda: {"live": Wanted(1)}, on_exit=lambda: ended.append(True))
+    follower = Follower(engine, lambda: {"live": AssignedVersion(1)}, on_exit=lambda: ended.append(True))
     follower.start()
     deadline = time.monotonic() + 5
     while not ended and time.monotonic() < deadline:
@@ -222,7 +224,9 @@ def test_a_base_that_cannot_be_loaded_ends_the_process() -> None:
 def test_a_second_model_that_cannot_be_loaded_leaves_what_serves() -> None:
     models = [tiny_model()]
     engine = make_engine(make_store(2), make_model=lambda: models.pop() if models else unloadable())
-    follower = Follower(engine, lambda: {"live": Wanted(1), "candidate": Wanted(2)}, on_exit=lambda: None)
+    follower = Follower(
+        engine, lambda: {"live": AssignedVersion(1), "candidate": AssignedVersion(2)}, on_exit=lambda: None
+    )
     follower.step(now=0)
     assert engine.versions() == {"live": 1}
     assert follower.problems()["candidate"].code == "invalid_settings"

@@ -19,14 +19,18 @@ from runtime.engine_key import authorization
 from services.engine.__main__ import check_ready
 from services.engine.app import make_app
 from services.engine.engine import ENGINE, Engine
-from services.engine.follower import Follower, Wanted
+from services.engine.follower import AssignedVersion, Follower
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
 from tests.unit.services.engine.world import logprobs_of, make_engine, reference, rounding, until
 
 PROMPT = [5, 9, 33, 12]
 KEY = "the-key-of-this-test"
 JSON = {"content-type": "application/json"}
-ASSIGNED: dict[str, Wanted] = {"live": Wanted(1), "candidate": Wanted(None), "training": Wanted(3)}
+ASSIGNED: dict[str, AssignedVersion] = {
+    "live": AssignedVersion(1),
+    "candidate": AssignedVersion(None),
+    "training": AssignedVersion(3),
+}
 
 
 class Served:
@@ -106,11 +110,11 @@ async def test_a_client_that_leaves_cancels_its_request(served: Served, stream: 
         b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % (KEY.encode(), len(content)) + content
     )
     await until(lambda: live.num_in_flight == 1)
-    (ticket,) = live._tickets.values()
+    (active,) = live._active.values()
     writer.close()
     await writer.wait_closed()
     await until(lambda: live.num_in_flight == 0)
-    assert not ticket.finished, "it ran to its end"
+    assert not active.finished, "it ran to its end"
 
 
 def test_mistakes_are_openai_errors(served: Served) -> None:
@@ -174,12 +178,12 @@ def test_the_follower_follows_while_it_serves(served: Served) -> None:
     def health() -> Any:
         return served.client.get("/state").json()
 
-    ASSIGNED["live"] = Wanted(9)
+    ASSIGNED["live"] = AssignedVersion(9)
     while not health()["problems"]:
         time.sleep(0.05)
     assert health()["problems"]["live"]["code"] == "not_found"
     assert health()["versions"]["live"] == 1
-    ASSIGNED["live"] = Wanted(2)
+    ASSIGNED["live"] = AssignedVersion(2)
     while health()["versions"]["live"] != 2:
         time.sleep(0.05)
     assert health()["problems"] == {}

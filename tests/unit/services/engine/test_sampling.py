@@ -8,14 +8,14 @@ import pytest
 from contracts.errors import InvalidRequest
 from services.engine.sampling import (
     CompletionRequest,
-    Limits,
+    ModelLimits,
     check_request,
     parse_request,
     processor_arguments,
     stop_ids,
 )
 
-LIMITS = Limits(vocab_size=64, context=32)
+LIMITS = ModelLimits(vocab_size=64, context=32)
 
 
 def body(**fields: Any) -> bytes:

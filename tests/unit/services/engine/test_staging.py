@@ -10,7 +10,7 @@ import torch
 
 from contracts.errors import NotFound, WeightsRefused
 from policy.weights import apply_patches, tensors_of
-from services.engine.staging import Stager, Step, target_names
+from services.engine.staging import StagedUpdate, Stager, target_names
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
 from tests.unit.services.engine.world import tiny_model
 from weights.codec.delta import Change, Staged
@@ -55,7 +55,7 @@ class Arms:
         self.stager = Stager(POLICY, store)
         self.models = {LIVE: tiny_model(0), CANDIDATE: tiny_model(0)}
 
-    def bring(self, arm: str, version: int) -> Step:
+    def bring(self, arm: str, version: int) -> StagedUpdate:
         step = self.stager.stage(arm, self.models[arm], version)
         apply_patches(step.patches)
         self.stager.made(arm, self.models[arm], step)

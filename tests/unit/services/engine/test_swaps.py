@@ -8,9 +8,9 @@ import pytest
 from contracts.errors import NotFound, Unavailable, WeightsRefused
 from contracts.records import Span
 from policy.weights import tensors_of
+from services.engine.active_requests import ActiveRequest
 from services.engine.engine import Engine
 from services.engine.swap import SwapRecord, added_gap
-from services.engine.tickets import Ticket
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
 from tests.unit.services.engine.world import (
     ask,
@@ -27,21 +27,21 @@ from weights.tensors import root_of
 PROMPT = [5, 9, 33, 12]
 
 
-async def first_tokens(ticket: Ticket, count: int) -> None:
-    await until(lambda: len(ticket.token_times) >= count)
+async def first_tokens(active: ActiveRequest, count: int) -> None:
+    await until(lambda: len(active.token_times) >= count)
 
 
 async def test_tokens_name_the_version_that_made_them(store: MemoryStore) -> None:
     told: list[SwapRecord] = []
     engine = make_engine(store, on_swap=told.append)
     engine.update("live", 1)
-    tickets = [engine.resolve(POLICY).submit(ask([number, 7], max_tokens=300)) for number in range(1, 5)]
-    await first_tokens(tickets[-1], 20)
+    active_requests = [engine.resolve(POLICY).submit(ask([number, 7], max_tokens=300)) for number in range(1, 5)]
+    await first_tokens(active_requests[-1], 20)
     record = await asyncio.to_thread(engine.update, "live", 2)
     after = await complete(engine, ask(PROMPT, max_tokens=30))
     old, new = reference(store.weights[1]), reference(store.weights[2])
-    for number, ticket in enumerate(tickets, start=1):
-        chunk = await anext(aiter(ticket.chunks()))
+    for number, active in enumerate(active_requests, start=1):
+        chunk = await anext(aiter(active.chunks()))
         assert [span.version for span in chunk.spans] == [1, 2]
         boundary = chunk.spans[1].start
         assert 20 <= boundary < 300
@@ -96,10 +96,10 @@ async def test_the_way_back_needs_no_store_at_all(monkeypatch: pytest.MonkeyPatc
         "run_of",
     ):
         monkeypatch.setattr(store, asked, away)
-    ticket = engine.resolve(POLICY).submit(ask(PROMPT, max_tokens=200))
-    await first_tokens(ticket, 5)
+    active = engine.resolve(POLICY).submit(ask(PROMPT, max_tokens=200))
+    await first_tokens(active, 5)
     record = await asyncio.to_thread(engine.update, "live", 1)
-    chunk = await anext(aiter(ticket.chunks()))
+    chunk = await anext(aiter(active.chunks()))
     assert [span.version for span in chunk.spans] == [2, 1]
     assert record is not None
     assert record.payload_bytes == 0
@@ -110,21 +110,21 @@ async def test_the_way_back_needs_no_store_at_all(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_pause_keeps_requests_in_flight(engine: Engine) -> None:
-    ticket = engine.resolve(POLICY).submit(ask(PROMPT, max_tokens=200))
-    await first_tokens(ticket, 5)
+    active = engine.resolve(POLICY).submit(ask(PROMPT, max_tokens=200))
+    await first_tokens(active, 5)
     await asyncio.to_thread(engine.pause)
     engine.pause()  # a second time changes nothing
     assert engine.is_paused
-    count = len(ticket.token_times)
+    count = len(active.token_times)
     late = asyncio.create_task(complete(engine, ask(PROMPT)))
     await asyncio.sleep(0.1)
-    assert len(ticket.token_times) == count
+    assert len(active.token_times) == count
     assert not late.done()
     record = await asyncio.to_thread(engine.update, "live", 2)
     assert record is not None
     assert record.gap_seconds is None, "the pause around it is not the swap's"
     await asyncio.to_thread(engine.resume)
-    chunk = await anext(aiter(ticket.chunks()))
+    chunk = await anext(aiter(active.chunks()))
     assert len(chunk.token_ids) == 200
     assert chunk.spans == [Span(0, 1), Span(count, 2)]
     assert (await late).spans == [Span(0, 2)]

@@ -10,12 +10,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from policy.weights import copy_tensors, tensors_of
+from services.engine.active_requests import TokenChunk
 from services.engine.engine import Engine
 from services.engine.sampling import CompletionRequest
 from services.engine.settings import EngineSettings
 from services.engine.staging import VersionSource
 from services.engine.swap import SwapRecord
-from services.engine.tickets import Chunk
 from tests.tolerances import network_tolerance
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
 from weights.tensors import Tensors
@@ -94,11 +94,11 @@ def ask(prompt: list[int], **fields: Any) -> CompletionRequest:
     return CompletionRequest(**{"model": POLICY, "prompt": prompt, "max_tokens": 8, "ignore_eos": True, **fields})
 
 
-async def complete(engine: Engine, request: CompletionRequest) -> Chunk:
+async def complete(engine: Engine, request: CompletionRequest) -> TokenChunk:
     """The whole answer, through the engine without HTTP."""
-    ticket = engine.resolve(request.model).submit(request)
-    parts = [chunk async for chunk in ticket.chunks()]
-    return Chunk(
+    active = engine.resolve(request.model).submit(request)
+    parts = [chunk async for chunk in active.chunks()]
+    return TokenChunk(
         token_ids=[token for part in parts for token in part.token_ids],
         logprobs=[logprob for part in parts for logprob in part.logprobs],
         spans=[span for part in parts for span in part.spans],

@@ -17,7 +17,7 @@ from contracts.tables import outbox, received_signal, signal_count
 from runtime.database import Database, create_database
 from runtime.days import migrate
 from services.feedback import repository
-from services.feedback.repository import Entry, Retraction
+from services.feedback.repository import ItemResult, Retraction
 from tests.unit.services.feedback.test_writer import Items
 
 pytestmark = pytest.mark.services
@@ -41,7 +41,7 @@ def test_one_of_the_same_ids_is_accepted_and_nobody_deadlocks(replicas: list[Dat
     items = Items(tmp_path)
     start = threading.Barrier(len(replicas))
 
-    def send(number: int) -> list[Entry]:
+    def send(number: int) -> list[ItemResult]:
         names = [f"fb-{index}" for index in range(NUM_IDS)]
         entries = []
         for turn in range(NUM_ROUNDS):

@@ -21,7 +21,7 @@ from contracts.tasks.loading import load_tasks
 from runtime.database import Database
 from services.feedback import writer as writing
 from services.feedback.repository import Retraction
-from services.feedback.requests import Received, read_item
+from services.feedback.requests import ReceivedItem, read_item
 from services.feedback.writer import Submission, Writer
 from tests.unit.services.serving import make_home
 
@@ -62,7 +62,7 @@ class Items:
     def __init__(self, folder: Path) -> None:
         self.tasks = load_tasks(make_home(folder).tasks)
 
-    def one(self, signal_id: str, value: bool = True, at: float = 100.0) -> Received:
+    def one(self, signal_id: str, value: bool = True, at: float = 100.0) -> ReceivedItem:
         item = {"id": signal_id, "completion_id": COMPLETION, "name": "accepted", "value": value}
         return read_item(item | {"submitter": {"id": "u1"}}, self.tasks, "default", at)
 

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.records import Span
-from services.inference.answer import Choice, Detokenizer, StopFinder, Token
+from services.inference.answer import Choice, Detokenizer, SampledToken, StopFinder
 from tests.unit.services.inference.world import END, make_tokenizer
 
 TOKENIZER = make_tokenizer()
 
 
-def tokens_of(text: str) -> list[Token]:
-    return [Token(token_id, -1.0) for token_id in TOKENIZER.encode(text).ids]
+def tokens_of(text: str) -> list[SampledToken]:
+    return [SampledToken(token_id, -1.0) for token_id in TOKENIZER.encode(text).ids]
 
 
 @given(st.text())

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 from benchmarks.attacks.text import WORDS, Conversation, conversation, forge, forge_elsewhere
-from services.inference.controls import Controls
-from services.inference.literals import Literals
+from services.inference.control_strings import ControlStrings
+from services.inference.plain_tokenizer import PlainTokenizer
 from services.inference.template import ChatTemplate, load_template
-from services.inference.twin import Twin
+from services.inference.template_texts import TemplateTexts
 from tests.chat_templates import CHATML, FAMILIES, Family, make_family
 from tests.unit.services.inference.world import make_base
 
@@ -186,12 +186,15 @@ def test_beside_a_control_token_the_twin_cuts_as_the_tokenizer_does(cut: str) ->
     swallows = cut == "spaces swallowed"
     tokenizer.add_special_tokens([AddedToken(text, special=True, rstrip=swallows, lstrip=swallows) for text in texts])
     content = json.loads(tokenizer.to_str())
-    controls = Controls(texts, (), Literals(frozenset(), frozenset(), rewrites=False))
-    twin = Twin(content, texts)
+    controls = ControlStrings(texts, (), TemplateTexts(frozenset(), frozenset(), rewrites=False))
+    plain_tokenizer = PlainTokenizer(content, texts)
 
     for text in ("<s>a b", "a <s> b c[INST] a", "  [INST]<s>  a", "a b c", "", "[INST", "a<s><s> <s>a"):
-        assert twin.encode(text, controls.find(text), str) == tokenizer.encode(text, add_special_tokens=False).ids, text
-        plain = twin.encode(text, [], str)
+        assert (
+            plain_tokenizer.encode(text, controls.find(text), str)
+            == tokenizer.encode(text, add_special_tokens=False).ids
+        ), text
+        plain = plain_tokenizer.encode(text, [], str)
         assert {0, 1}.isdisjoint(plain) if cut != "scored pieces" else {1, 2}.isdisjoint(plain)
 
 
@@ -214,7 +217,7 @@ def test_a_turns_own_tokens_are_nobodys_words_whatever_the_tokenizer_calls_them(
     st.sets(st.sampled_from(("<s>", "<s>ab", "<s>abab|", "<|ab", "<|abab>", "<|abab|>", "a", "bab", "<")), min_size=1),
 )
 def test_control_strings_are_found_from_the_left_the_longest_first(text: str, strings: set[str]) -> None:
-    controls = Controls(strings, (), Literals(frozenset(), frozenset(), rewrites=False))
+    controls = ControlStrings(strings, (), TemplateTexts(frozenset(), frozenset(), rewrites=False))
     longest_first = re.compile("|".join(re.escape(string) for string in sorted(strings, key=len, reverse=True)))
     assert controls.find(text) == [match.span() for match in longest_first.finditer(text)]
 

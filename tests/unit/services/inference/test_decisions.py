@@ -13,7 +13,7 @@ from contracts.errors import ContextLengthExceeded, UnknownModel
 from contracts.records import Sampling
 from contracts.tasks import SamplingRule
 from runtime.database import Database
-from services.inference.arms import Arm, Assignments, choose_arm, draw_of, pinned_version
+from services.inference.arms import Assignments, ChosenArm, choose_arm, draw_of, pinned_version
 from services.inference.plan import decide_sampling
 from services.inference.requests import ChatRequest
 
@@ -27,21 +27,21 @@ def candidate(version: int | None, share: float) -> Assignment:
 def test_a_pinned_request_goes_to_whoever_holds_the_version() -> None:
     arms = {"live": LIVE, "candidate": candidate(8, 0.0)}
 
-    assert choose_arm(arms, "demo", 7, 0.0) == Arm("live", 1.0, "demo@v7")
-    assert choose_arm(arms, "demo", 8, 0.9) == Arm("candidate", 1.0, "demo@v8")
-    assert choose_arm(arms, "demo", 6, 0.0) == Arm("pinned", 1.0, "demo@v6")
+    assert choose_arm(arms, "demo", 7, 0.0) == ChosenArm("live", 1.0, "demo@v7")
+    assert choose_arm(arms, "demo", 8, 0.9) == ChosenArm("candidate", 1.0, "demo@v8")
+    assert choose_arm(arms, "demo", 6, 0.0) == ChosenArm("pinned", 1.0, "demo@v6")
 
 
 @given(st.floats(0, 1, exclude_max=True), st.floats(0, 1))
 def test_an_arm_is_chosen_with_the_probability_that_is_recorded(draw: float, share: float) -> None:
     arm = choose_arm({"live": LIVE, "candidate": candidate(8, share)}, "demo", None, draw)
 
-    assert arm == (Arm("candidate", share, "demo@v8") if draw < share else Arm("live", 1.0 - share, "demo"))
+    assert arm == (ChosenArm("candidate", share, "demo@v8") if draw < share else ChosenArm("live", 1.0 - share, "demo"))
 
 
 def test_no_candidate_means_live() -> None:
     for arms in ({}, {"live": LIVE}, {"live": LIVE, "candidate": candidate(None, 0.5)}):
-        assert choose_arm(arms, "demo", None, 0.0) == Arm("live", 1.0, "demo")
+        assert choose_arm(arms, "demo", None, 0.0) == ChosenArm("live", 1.0, "demo")
 
 
 def test_a_session_always_draws_the_same() -> None:

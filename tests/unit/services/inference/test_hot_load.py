@@ -18,7 +18,7 @@ from contracts.revocations import revoke
 from contracts.tables import assignment_change
 from runtime.database import Database
 from services.inference.app import create_app
-from services.inference.engine.wire import Health, Problem
+from services.inference.engine.wire import ArmProblem, Health
 from services.inference.hot_load import describe, version_of
 from services.inference.routes import HOT_LOAD as PATH
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base
@@ -286,11 +286,11 @@ class _Silent(FakeEngine):
     [
         (Health("serving", {"live": 7}), "ready", True),
         (Health("serving", {"live": 6}), "loading", True),
-        (Health("serving", {"live": 6}, {"live": Problem(7, "unavailable", "away")}), "loading", True),
-        (Health("serving", {"live": 6}, {"assignments": Problem(None, "unavailable", "away")}), "loading", True),
-        (Health("serving", {"live": 6}, {"live": Problem(7, "wrong_base", "no")}), "error", True),
-        (Health("serving", {"live": 5}, {"live": Problem(6, "wrong_base", "no")}), "loading", True),
-        (Health("serving", {"live": 7}, {"candidate": Problem(8, "wrong_base", "no")}), "ready", True),
+        (Health("serving", {"live": 6}, {"live": ArmProblem(7, "unavailable", "away")}), "loading", True),
+        (Health("serving", {"live": 6}, {"assignments": ArmProblem(None, "unavailable", "away")}), "loading", True),
+        (Health("serving", {"live": 6}, {"live": ArmProblem(7, "wrong_base", "no")}), "error", True),
+        (Health("serving", {"live": 5}, {"live": ArmProblem(6, "wrong_base", "no")}), "loading", True),
+        (Health("serving", {"live": 7}, {"candidate": ArmProblem(8, "wrong_base", "no")}), "ready", True),
         (Health("starting", {"live": None}), "loading", False),
         (Health("failed", {"live": 7}), "error", False),
     ],

@@ -16,9 +16,9 @@ from contracts.assignments import CANDIDATE, LIVE, Assignment, move, read
 from contracts.errors import InvalidRequest, VersionNotServed
 from contracts.records import Span
 from runtime.database import Database
-from services.inference.arms import Arm, choose_arm
+from services.inference.arms import ChosenArm, choose_arm
 from services.inference.idempotency import REPLAYED
-from services.inference.versions import Asked, asked_versions
+from services.inference.versions import VersionRequirement, version_requirement
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import FakeEngine
 from tests.unit.services.serving import wait_until
@@ -100,7 +100,7 @@ def text_of(answer: Any, stream: bool) -> str:
 )
 def test_a_bad_wish_is_named(labels: dict[str, str], pinned: int | None, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        asked_versions(labels, pinned)
+        version_requirement(labels, pinned)
 
     assert (caught.value.status, caught.value.param) == (400, param)
 
@@ -108,34 +108,34 @@ def test_a_bad_wish_is_named(labels: dict[str, str], pinned: int | None, param: 
 @given(st.integers(0, 10**18 - 1), st.integers(0, 10**18 - 1))
 def test_what_is_asked_is_what_is_met(number: int, version: int) -> None:
     minimum, exact = (
-        asked_versions({"min_version": str(number)}, None),
-        asked_versions({"exact_version": str(number)}, None),
+        version_requirement({"min_version": str(number)}, None),
+        version_requirement({"exact_version": str(number)}, None),
     )
 
     assert minimum.is_met_by(version) == (version >= number)
     assert exact.is_met_by(version) == (version == number)
-    assert asked_versions({"task": "booking"}, 3).is_met_by(version)
+    assert version_requirement({"task": "booking"}, 3).is_met_by(version)
 
 
 def test_tokens_of_an_unknown_version_meet_no_wish() -> None:
-    Asked().check([None, 3])
+    VersionRequirement().check([None, 3])
     with pytest.raises(VersionNotServed, match="nobody knows"):
-        Asked(minimum=0).check([None])
+        VersionRequirement(minimum=0).check([None])
 
 
 @pytest.mark.parametrize(
     ("live", "candidate", "arm"),
     [
-        (7, None, Arm("live", 1.0, "demo")),
-        (9, 10, Arm("live", 1.0, "demo")),
-        (6, 7, Arm("candidate", 1.0, "demo@v7")),
-        (6, 5, Arm("live", 1.0, "demo")),
-        (6, None, Arm("live", 1.0, "demo")),
-        (None, 8, Arm("live", 1.0, "demo")),
+        (7, None, ChosenArm("live", 1.0, "demo")),
+        (9, 10, ChosenArm("live", 1.0, "demo")),
+        (6, 7, ChosenArm("candidate", 1.0, "demo@v7")),
+        (6, 5, ChosenArm("live", 1.0, "demo")),
+        (6, None, ChosenArm("live", 1.0, "demo")),
+        (None, 8, ChosenArm("live", 1.0, "demo")),
     ],
 )
 def test_a_minimum_goes_to_live_unless_only_the_candidate_meets_it(
-    live: int | None, candidate: int | None, arm: Arm
+    live: int | None, candidate: int | None, arm: ChosenArm
 ) -> None:
     arms = {
         "live": Assignment("demo", "live", live, 1.0, 1),
@@ -147,7 +147,7 @@ def test_a_minimum_goes_to_live_unless_only_the_candidate_meets_it(
 
 
 def test_without_assignments_a_minimum_asks_whatever_is_live() -> None:
-    assert choose_arm({}, "demo", None, 0.0, minimum=7) == Arm("live", 1.0, "demo")
+    assert choose_arm({}, "demo", None, 0.0, minimum=7) == ChosenArm("live", 1.0, "demo")
 
 
 def test_a_wish_that_is_met_changes_nothing_about_the_answer(inference: Inference, database: Database) -> None:

@@ -18,14 +18,14 @@ from contracts.keys import Caller
 from contracts.tasks import Task
 from runtime.database import Database
 from services.feedback import repository
-from services.feedback.repository import Entry, Retraction
-from services.feedback.requests import Key, Received, read_item
+from services.feedback.repository import ItemResult, Retraction
+from services.feedback.requests import ReceivedItem, TargetKey, read_item
 from services.feedback.writer import Submission, Writer
 
 _MANY_ITEMS = 20
 
 
-class Accepted(msgspec.Struct, frozen=True):
+class Acknowledgement(msgspec.Struct, frozen=True):
     """The acknowledgement of one item. `received_at`: UTC epoch seconds."""
 
     id: str
@@ -33,7 +33,7 @@ class Accepted(msgspec.Struct, frozen=True):
     received_at: float
 
 
-class Desk:
+class SignalIntake:
     """See the module."""
 
     def __init__(self, database: Database, tasks: Mapping[str, Task], writer: Writer) -> None:
@@ -41,7 +41,9 @@ class Desk:
         self._tasks = tasks
         self._writer = writer
 
-    async def submit(self, items: Sequence[Any], caller: Caller, num_bytes: int) -> list[Accepted | MillraceError]:
+    async def submit(
+        self, items: Sequence[Any], caller: Caller, num_bytes: int
+    ) -> list[Acknowledgement | MillraceError]:
         """Take items in, each on its own: what is refused does not hold up the others. `num_bytes`: of all of them.
 
         Raises:
@@ -52,7 +54,7 @@ class Desk:
             read = await asyncio.to_thread(self._read, items, caller, now)
         else:
             read = self._read(items, caller, now)
-        received = [item for item in read if isinstance(item, Received)]
+        received = [item for item in read if isinstance(item, ReceivedItem)]
         refused = Counter(item.code for item in read if isinstance(item, MillraceError))
         entries = iter(await self._writer.submit(Submission(received, refused.total(), num_bytes, refused)))
         return [item if isinstance(item, MillraceError) else _result(item, next(entries)) for item in read]
@@ -110,27 +112,27 @@ class Desk:
             raise _unknown(signal_id)
         return {"id": signal_id, "state": "retracted", "retracted_at": retracted_at}
 
-    def _read(self, items: Sequence[Any], caller: Caller, now: float) -> list[Received | MillraceError]:
+    def _read(self, items: Sequence[Any], caller: Caller, now: float) -> list[ReceivedItem | MillraceError]:
         return [self._read_item(item, caller, now) for item in items]
 
-    def _read_item(self, item: Any, caller: Caller, now: float) -> Received | MillraceError:
+    def _read_item(self, item: Any, caller: Caller, now: float) -> ReceivedItem | MillraceError:
         try:
             return read_item(item, self._tasks, caller.tenant, now, caller.role)
         except (InvalidRequest, Forbidden) as error:
             return error
 
 
-def _result(received: Received, entry: Entry) -> Accepted | MillraceError:
+def _result(received: ReceivedItem, entry: ItemResult) -> Acknowledgement | MillraceError:
     signal_id = received.signal.id
     if entry.fate == "no_such_choice":
         about = received.signal
         return NoSuchChoice(f"{about.completion_id} has no choice {about.choice}; they count from 0", param="choice")
     if entry.fate == "conflict":
         return Conflict(f"the id {signal_id!r} was used for other content; send a new one", param="id")
-    return Accepted(signal_id, entry.fate, entry.received_at)
+    return Acknowledgement(signal_id, entry.fate, entry.received_at)
 
 
-def _awaited(key: Key | None) -> dict[str, str]:
+def _awaited(key: TargetKey | None) -> dict[str, str]:
     """What the client sent instead of a completion id, until there is one."""
     return {} if key is None else {"session_id" if key.kind == "session" else "join_key": key.value}
 

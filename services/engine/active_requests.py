@@ -14,7 +14,7 @@ from contracts.errors import EngineRestarted
 from contracts.records import Span
 
 
-class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens since the last chunk of this answer. Span starts count tokens of the whole answer."""
 
     token_ids: list[int]
@@ -24,7 +24,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class Ticket:
+class ActiveRequest:
     """A request between submission and its last token.
 
     Flows in: the tokens so far, after every step, on the generation thread (`advance`). Flows out: chunks, on the event
@@ -47,9 +47,11 @@ class Ticket:
         self._spans: list[Span] = []
         self._num_sent = 0
         self._num_spans_sent = 0
-        self._queue: asyncio.Queue[Chunk] = asyncio.Queue()
+        self._queue: asyncio.Queue[TokenChunk] = asyncio.Queue()
 
-    def advance(self, token_ids: list[int], logprobs: list[float], *, finished: bool, version: int) -> Chunk | None:
+    def advance(
+        self, token_ids: list[int], logprobs: list[float], *, finished: bool, version: int
+    ) -> TokenChunk | None:
         """Note the tokens of one step: all of the answer's ids [T] and log-probs [T] so far; the chunk to send, if any.
 
         New tokens were made by `version`: weights change only between steps.
@@ -61,7 +63,7 @@ class Ticket:
         self.finished = finished
         if not (self._streaming or finished):
             return None
-        chunk = Chunk(
+        chunk = TokenChunk(
             token_ids=token_ids[self._num_sent :],
             logprobs=logprobs[self._num_sent :],
             spans=self._spans[self._num_spans_sent :],
@@ -70,16 +72,16 @@ class Ticket:
         self._num_sent, self._num_spans_sent = len(token_ids), len(self._spans)
         return chunk
 
-    def fail(self, reason: str) -> Chunk:
+    def fail(self, reason: str) -> TokenChunk:
         """End the answer: the chunk that says so."""
         self.finished = True
-        return Chunk(token_ids=[], logprobs=[], spans=[], error=reason)
+        return TokenChunk(token_ids=[], logprobs=[], spans=[], error=reason)
 
-    def put(self, chunk: Chunk) -> None:
+    def put(self, chunk: TokenChunk) -> None:
         """Hand a chunk to the reader; on the event loop only."""
         self._queue.put_nowait(chunk)
 
-    async def chunks(self) -> AsyncIterator[Chunk]:
+    async def chunks(self) -> AsyncIterator[TokenChunk]:
         """The answer as it is made, up to and including the chunk with a finish reason.
 
         Raises:
@@ -102,16 +104,16 @@ class Ticket:
         return {"first_token_seconds": first - self.submitted_at, "seconds": perf_counter() - self.submitted_at}
 
 
-def hand_over(chunks: list[tuple[Ticket, Chunk]]) -> None:
+def hand_over(chunks: list[tuple[ActiveRequest, TokenChunk]]) -> None:
     """Chunks to their readers, from any thread, waking each event loop once."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Ticket, Chunk]]] = defaultdict(list)
-    for ticket, chunk in chunks:
-        by_loop[ticket.loop].append((ticket, chunk))
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[ActiveRequest, TokenChunk]]] = defaultdict(list)
+    for active, chunk in chunks:
+        by_loop[active.loop].append((active, chunk))
     for loop, batch in by_loop.items():
         if not loop.is_closed():  # its readers are gone; raising here would end the generation thread
             loop.call_soon_threadsafe(_put_all, batch)
 
 
-def _put_all(batch: list[tuple[Ticket, Chunk]]) -> None:
-    for ticket, chunk in batch:
-        ticket.put(chunk)
+def _put_all(batch: list[tuple[ActiveRequest, TokenChunk]]) -> None:
+    for active, chunk in batch:
+        active.put(chunk)

@@ -9,7 +9,7 @@ from jinja2 import nodes
 _FILTERS = frozenset({"e", "escape", "forceescape", "striptags", "urlencode", "urlize", "xmlattr"})
 
 
-class Literals(NamedTuple):
+class TemplateTexts(NamedTuple):
     """The texts of a template.
 
     Attributes:
@@ -23,11 +23,11 @@ class Literals(NamedTuple):
     rewrites: bool
 
 
-def literals_of(template: nodes.Template) -> Literals:
+def template_texts(template: nodes.Template) -> TemplateTexts:
     """Read the tree of a template."""
     compared = frozenset(node.value for node in template.find_all(nodes.Const) if isinstance(node.value, str))
     outside = frozenset(node.data for node in template.find_all(nodes.TemplateData))
     filters = {node.name for node in template.find_all(nodes.Filter)}
     keywords = {node.key for node in template.find_all(nodes.Keyword)}
     rewrites = not _FILTERS.isdisjoint(filters) or "ensure_ascii" in keywords
-    return Literals(compared | outside, compared, rewrites)
+    return TemplateTexts(compared | outside, compared, rewrites)

@@ -1,4 +1,4 @@
-"""A tokenizer's twin, which knows the control tokens by secret names only: a control string is plain text to it.
+"""A copy of a tokenizer that knows the control tokens by secret names only: a control string is plain text to it.
 
 Everything else is the tokenizer's own, so that pieces of text beside a control token are cut exactly as they would be beside
 the real one. The names are drawn when the process starts and go nowhere.
@@ -18,7 +18,7 @@ from contracts.errors import InvalidRequest
 _Content = dict[str, Any]
 
 
-class Twin:
+class PlainTokenizer:
     """See the module.
 
     Args:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from contracts.errors import InvalidRequest
-from services.inference.literals import Literals
+from services.inference.template_texts import TemplateTexts
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Who may speak. A role is a word of ours, not of the caller's: it may complete a control string (`<|` + role + `|>`)."""
@@ -26,7 +26,7 @@ _NUM_BEGINNING = 6
 Span = tuple[int, int]
 
 
-class Marked(NamedTuple):
+class MarkedMessages(NamedTuple):
     """Messages with stand-ins, and what the stand-ins stand for."""
 
     messages: list[dict[str, Any]]
@@ -39,7 +39,7 @@ class Marked(NamedTuple):
         return text
 
 
-class Controls:
+class ControlStrings:
     """See the module.
 
     Args:
@@ -48,7 +48,7 @@ class Controls:
         literals: what the template says.
     """
 
-    def __init__(self, hard: Collection[str], soft: Collection[str], literals: Literals) -> None:
+    def __init__(self, hard: Collection[str], soft: Collection[str], literals: TemplateTexts) -> None:
         every = frozenset(hard) | frozenset(soft)
         # Where the template begins a control string that something else completes, the rest of it is dangerous too.
         begun = _begun(literals.said, every)
@@ -80,7 +80,7 @@ class Controls:
         """The control strings of a text, in their order."""
         return [text[start:end] for start, end in self.find(text)]
 
-    def mark(self, messages: list[dict[str, Any]]) -> Marked | None:
+    def mark(self, messages: list[dict[str, Any]]) -> MarkedMessages | None:
         """The messages with stand-ins; None if nothing in them could be part of a control string.
 
         Raises:
@@ -91,7 +91,7 @@ class Controls:
         if not self._is_suspicious(text):
             return None
         stand_ins = self._choose(text)
-        return Marked([self._marked(message, stand_ins) for message in messages], stand_ins)
+        return MarkedMessages([self._marked(message, stand_ins) for message in messages], stand_ins)
 
     def _is_suspicious(self, text: str) -> bool:
         for mark in self._marks:  # `any` over a generator takes three times as long
