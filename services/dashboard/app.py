@@ -1,44 +1,36 @@
-"""The process's web application: the pages, their data and what an operator decides.
+"""The dashboard's application: one room for each subject, and what all rooms share.
 
-In: requests of signed-in browsers. Out: pages; moves of the assignments. Waits for: see `watcher`.
+Requests of signed-in browsers come in; pages and moves of the assignments go out. `live/watcher.py` draws who waits for whom.
 """
 
 from __future__ import annotations
 
 import asyncio
-import signal
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from types import FrameType
 
 from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
-from starlette.datastructures import MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.assignments import MOVED
 from runtime.replicas import ReplicaLinks
 from runtime.settings import Settings
 from runtime.weight_metrics import WeightStoreMetrics
+from services.dashboard.generations.routes import router as generations
 from services.dashboard.generations.tokens import TokenTexts
-from services.dashboard.live.watcher import StateReader, Watcher
-from services.dashboard.routes import router
+from services.dashboard.headers import SafeHeaders
+from services.dashboard.live.reader import StateReader
+from services.dashboard.live.routes import router as live
+from services.dashboard.live.shutdown import stop_on_signal
+from services.dashboard.live.watcher import Watcher
+from services.dashboard.policies.routes import router as policies
+from services.dashboard.rewards.routes import router as rewards
+from services.dashboard.signin.routes import router as signin
 from services.dashboard.signin.sessions import Sessions
 from services.dashboard.tenant.watchers import TenantReader, Watchers
 from services.http import make_service
 from weights.stores.opening import open_weight_store
-
-HEADERS = {
-    "content-security-policy": (
-        "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-cache",
-}
 
 
 def create_app(settings: Settings, *, links: ReplicaLinks | None = None) -> FastAPI:
@@ -48,16 +40,14 @@ def create_app(settings: Settings, *, links: ReplicaLinks | None = None) -> Fast
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         database, event_log = settings.database(), settings.event_log()
+        app.state.database, app.state.sessions = database, Sessions(database)
         app.state.store = store = open_weight_store(settings, measures=WeightStoreMetrics())
-        reader = StateReader(settings, database, event_log, store)
-        app.state.database = database
-        app.state.sessions = Sessions(database)
-        watcher = Watcher(reader.read)
-        app.state.watchers = watchers = Watchers(watcher, TenantReader(settings, database))
+        watcher = Watcher(StateReader(settings.policy, database, event_log, store).read)
+        app.state.watchers = watchers = Watchers(watcher, TenantReader(settings.policy, database))
         loop = asyncio.get_running_loop()
         links.bell.listen(MOVED, lambda: loop.call_soon_threadsafe(watchers.wake))
         watching = asyncio.create_task(watcher.keep_watch())
-        with _told_to_stop(watchers.stop):
+        with stop_on_signal(watchers.stop):
             yield
         watching.cancel()
         await links.aclose()
@@ -66,53 +56,11 @@ def create_app(settings: Settings, *, links: ReplicaLinks | None = None) -> Fast
         database.close()
 
     app = make_service("Millrace dashboard", lifespan)
-    app.state.settings = settings
+    app.state.settings, app.state.policy = settings, settings.policy
     app.state.bell = links.bell
     app.state.token_texts = TokenTexts(settings.base)
-    app.include_router(router)
+    for room in (signin, live, policies, generations, rewards):
+        app.include_router(room)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
     app.add_middleware(SafeHeaders)
     return app
-
-
-class SafeHeaders:
-    """Adds `HEADERS` to every response."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        await self._app(scope, receive, send_with_headers)
-
-
-@contextmanager
-def _told_to_stop(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` when the process is told to end, before whoever else listens.
-
-    A server waits for open responses before it ends lifespans, and an event stream never ends by itself.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    listeners = {number: listener for number, listener in found.items() if callable(listener)}
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        loop.call_soon_threadsafe(stop)
-        listeners[signal.Signals(number)](number, frame)
-
-    for number in listeners:
-        signal.signal(number, handle)
-    try:
-        yield
-    finally:
-        for number, listener in listeners.items():
-            signal.signal(number, listener)

@@ -28,7 +28,7 @@ from runtime.log.outbox import Relay, message
 from runtime.log.redrive import SENDER, find, redrive, skip
 from runtime.settings import Settings
 from runtime.worker import Worker
-from services.dashboard.live.watcher import StateReader
+from services.dashboard.live.reader import StateReader
 from tests.fakes import a_generation, a_signal, everything
 from tests.hostile import hostile, tasks
 from tests.judge_server import judge_server, verdict
@@ -155,7 +155,7 @@ def records(log: LocalLog, topic: str, kind: Any) -> Iterator[Any]:
 
 def look(database: Database, log: LocalLog, home: Path) -> None:
     settings = Settings(home=home, run="r", policy="booking", base="base", tasks=(Path("task.toml"),))
-    reader = StateReader(settings, database, log, FolderWeightStore(home / "weights"))
+    reader = StateReader(settings.policy, database, log, FolderWeightStore(home / "weights"))
     state = reader.read(time.time())
     problems = [problem for problem in state.generations.problems if "could not be processed" not in problem]
     assert problems == []

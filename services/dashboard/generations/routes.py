@@ -17,7 +17,8 @@ from contracts.records import unpack_floats, unpack_ids
 from services.dashboard.generations.detail import cut, excerpt, messages, story
 from services.dashboard.generations.queries import Cursor, Search, find_answer, find_page
 from services.dashboard.generations.tokens import LIMITS, MAX_TOKENS, AnswerToken, tokens
-from services.dashboard.signin.access import OperatorReader, PageRoute, render
+from services.dashboard.signin.access import OperatorReader
+from services.dashboard.signin.pages import PageRoute, render
 
 router = APIRouter(prefix="/generations", route_class=PageRoute)
 _FORM_TIME = "%Y-%m-%dT%H:%M"

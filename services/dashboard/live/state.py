@@ -10,7 +10,6 @@ import msgspec
 
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
-from runtime.settings import Settings
 from services.dashboard.live.identities import Identities, Identity
 from services.dashboard.live.lags import Lag, lags
 from services.dashboard.live.loop.freshness import Leg
@@ -72,7 +71,6 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Everything on the page."""
 
     policy: str
-    run: str
     live: int | None
     candidate: int | None
     rollback_to: int | None
@@ -107,14 +105,13 @@ def build_state(
     *,
     identities: Identities,
     flow: Flow,
-    settings: Settings,
+    policy: str,
     now: float,
 ) -> State:
     """Everything from one snapshot."""
     versions = timeline(snapshot, store)
     return State(
-        policy=settings.policy,
-        run=settings.run,
+        policy=policy,
         live=_version(snapshot, LIVE),
         candidate=_version(snapshot, CANDIDATE),
         rollback_to=snapshot.rollback_to,

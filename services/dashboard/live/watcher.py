@@ -1,140 +1,28 @@
-"""Reads what the page shows, once for all viewers.
+"""Reads a state once for all of its viewers, and sends it to each of them when it changed.
 
-In: the database, the log, the weight store. Out: the state as JSON, to every viewer, when it changed. Waits for: one
-second after the last read, or to be woken. However many watch, one read at a time is made, and one in fifteen seconds
-while nobody does: alarms need no viewer.
+    wake() ──────┐                         ┌─▶ viewer: events(), one stream each
+    the period ──┼─▶ one read at a time ──▶ latest state ─┼─▶ viewer
+    keep_watch ──┘   (one thread)          └─▶ GET /api/state: latest()
 
-What cannot be shown hides nothing else: it is counted and named in the log, and the watch goes on. How long ago the ledger was
-looked at is a figure of its own, so that its alarm cannot sleep behind a look that fails.
+A viewer waits at most one period, or until `wake`; several viewers share one read. `keep_watch` reads every fifteen seconds even without
+viewers, because alarms need no viewer. A read that fails is reported to the viewers, and the next read may work.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
 import msgspec
-import structlog
 
-from contracts.errors import InvalidSettings, MillraceError, NotFound, Unavailable, WeightsRefused
-from contracts.event_log import EventLog
-from runtime.database import Database
-from runtime.log.dead_letters import OPEN, traceback_of
-from runtime.metrics import (
-    DASHBOARD_FAULTS,
-    DEAD_LETTERS_OPEN,
-    LAG_RECORDS,
-    LEDGER_LOOK_AGE,
-    LEDGER_UNEXPLAINED,
-)
-from runtime.settings import Settings
-from services.dashboard.live.identities import Identities, identities
-from services.dashboard.live.lags import CONSUMERS, UNTRACKED
-from services.dashboard.live.loop.freshness import legs, newest_live
-from services.dashboard.live.loop.queries import read_learned, read_rates
-from services.dashboard.live.loop.rates import rates, step_buckets, window_start
-from services.dashboard.live.queries import MAX_VERSIONS, LoopRows, Totals, read_snapshot, read_totals
-from services.dashboard.live.state import Flow, State, build_state
-from services.dashboard.live.throttled import ThrottledValue
-from services.dashboard.live.timeline import Published, published
-from services.dashboard.live.traffic import Traffic, TrafficReader
-from weights.stores.store import WeightStore
+from contracts.errors import MillraceError, Unavailable
+from services.dashboard.faults import note_fault
 
 PERIOD_SECONDS = 1.0
 UNWATCHED_SECONDS = 15.0
 MAX_VIEWERS = 64
-
-log = structlog.get_logger()
-
-
-class StateReader:
-    """One consistent look. Used from one thread at a time."""
-
-    def __init__(self, settings: Settings, database: Database, event_log: EventLog, store: WeightStore) -> None:
-        self._settings = settings
-        self._database = database
-        self._lookout = TrafficReader(event_log)
-        self._store = store
-        self._published: dict[int, Published] = {}
-        self._totals: ThrottledValue[Totals] = ThrottledValue()
-        self._flow: ThrottledValue[Flow] = ThrottledValue()
-        self._listed: ThrottledValue[dict[int, Published]] = ThrottledValue()
-        self._looked_at = time.monotonic()
-        LEDGER_LOOK_AGE.labels(settings.policy).set_function(lambda: time.monotonic() - self._looked_at)
-
-    def read(self, now: float) -> State:
-        """The state of the whole loop.
-
-        Raises:
-            Unavailable: the database cannot be read.
-        """
-        versions = self._listed.get(self._versions)
-        with self._database.snapshot() as connection:
-            snapshot = read_snapshot(connection, self._settings.policy)
-            totals = self._totals.get(lambda: read_totals(connection))
-        # The log after the positions: what was appended between the two only counts as waiting.
-        topics = {
-            topic: self._lookout.read(topic, group, snapshot.positions, now, tracked=topic not in UNTRACKED)
-            for topic, group in CONSUMERS.items()
-        }
-        both = identities(totals, topics)
-        _tell(both, topics, totals)
-        self._looked_at = time.monotonic()
-        flow = self._flow.get(lambda: self._read_flow(snapshot, versions, now))
-        return build_state(
-            snapshot,
-            topics,
-            versions,
-            identities=both,
-            flow=flow,
-            settings=self._settings,
-            now=now,
-        )
-
-    def _read_flow(self, snapshot: LoopRows, versions: dict[int, Published], now: float) -> Flow:
-        start, live = window_start(now), newest_live(snapshot.changes)
-        made = {number: kept.created_at for number, kept in versions.items()}
-        try:
-            with self._database.snapshot() as connection:
-                buckets = read_rates(connection, start) | {
-                    "steps": step_buckets((row.at for row in snapshot.steps), start)
-                }
-                return Flow(rates(buckets, start), legs(read_learned(connection, list(live)), made, live))
-        except Unavailable:
-            raise
-        except Exception as error:  # noqa: BLE001 a row that no chart can take must not hide everything else
-            _note_fault("flow", error)
-            return Flow(rates({}, start), legs([], made, live))
-
-    def _versions(self) -> dict[int, Published]:
-        policy = self._settings.policy
-        # A store that is away hides sizes of new versions, not the page; how long it took says when it is asked again.
-        with suppress(Unavailable, InvalidSettings, WeightsRefused):
-            for version in self._store.versions(policy)[-MAX_VERSIONS:]:
-                # Removed or damaged meanwhile: the timeline shows the version without its sizes.
-                with suppress(NotFound, WeightsRefused):
-                    if version not in self._published:
-                        self._published[version] = published(self._store.manifest(policy, version))
-        return self._published
-
-
-def _tell(both: Identities, topics: Mapping[str, Traffic], totals: Totals) -> None:
-    """Figures for whoever scrapes this process."""
-    for kind, identity in both._asdict().items():
-        LEDGER_UNEXPLAINED.labels(kind).set(len(identity.problems))
-    num_open = Counter[str]()
-    for (group, _, state), num in totals.dead_letters.items():
-        num_open[group] += num if state == OPEN else 0
-    for group, num in num_open.items():
-        DEAD_LETTERS_OPEN.labels(group).set(num)
-    for topic, group in CONSUMERS.items():
-        if topic not in UNTRACKED:
-            for lag in topics[topic].partitions:
-                LAG_RECORDS.labels(group, topic, str(lag.partition)).set(max(0, lag.end - (lag.next_offset or 0)))
 
 
 class Watcher:
@@ -180,7 +68,7 @@ class Watcher:
                 await self.latest()
             except Exception as error:  # noqa: BLE001 whatever it is, the next look may work, and alarms need one
                 if not isinstance(error, Unavailable):
-                    _note_fault("look", error)
+                    note_fault("look", error)
             await asyncio.sleep(self._unwatched)
 
     def events(self) -> AsyncGenerator[bytes, None]:
@@ -218,7 +106,7 @@ class Watcher:
                     state = await self.latest()
                 except Exception as error:  # noqa: BLE001 the stream goes on: the next look may work
                     if not isinstance(error, MillraceError):
-                        _note_fault("look", error)
+                        note_fault("look", error)
                     yield _event("fault", msgspec.json.encode(_in_words(error)))
                     sent = b""  # so that the state comes again, and takes the fault back, even if it is the same
                 else:
@@ -237,11 +125,6 @@ class Watcher:
             await asyncio.wait_for(self._woken.wait(), self._period)
         except TimeoutError:
             return
-
-
-def _note_fault(what: str, error: Exception) -> None:
-    DASHBOARD_FAULTS.labels(what).inc()
-    log.error("cannot be shown", what=what, traceback=traceback_of(error))
 
 
 def _in_words(error: Exception) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from contracts.errors import InvalidSettings, InvalidTask
 from contracts.gating import read_sentinels
 from contracts.tasks.loading import load_tasks
-from runtime.settings import Settings, sentinels_of_home
+from runtime.settings import sentinels_of_home
 
 
 class TaskGate(NamedTuple):
@@ -20,11 +21,11 @@ class TaskGate(NamedTuple):
     sees: float | None = None
 
 
-def read_gates(settings: Settings, newest: Mapping[str, Any] | None) -> list[TaskGate]:
+def read_gates(task_files: tuple[Path, ...], home: Path, newest: Mapping[str, Any] | None) -> list[TaskGate]:
     """A row for each task; one that says what is wrong with the files, if something is. `newest`: details of a verdict."""
     try:
-        tasks = load_tasks(settings.tasks)
-        sentinels = read_sentinels(sentinels_of_home(settings.home), tasks)
+        tasks = load_tasks(task_files)
+        sentinels = read_sentinels(sentinels_of_home(home), tasks)
     except (InvalidTask, InvalidSettings) as error:
         return [TaskGate("this home", "unreadable", error.message)]
     found = []

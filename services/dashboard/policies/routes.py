@@ -1,46 +1,86 @@
-"""The Policies pages. The transaction ends here."""
+"""The Policies pages, and the two decisions of an operator: back to an accepted version, or on to a published one.
+
+Transactions begin and end here.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 from urllib.parse import urlencode
 
+import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 
+from contracts import rollback
+from contracts.assignments import MOVED
 from contracts.errors import InvalidValue, NotFound, WeightsRefused
 from contracts.record_checks import MAX_INT32, is_sample_key
+from contracts.revocations import Treatment, claimed_parents
+from contracts.rollback_effects import describe, describe_treatment, read_effects
+from contracts.version_parents import BASE, stored_parents
 from services.dashboard.policies.gates import read_gates
 from services.dashboard.policies.queries import Key, count_learned, list_learned, newest_details, read_facts
-from services.dashboard.signin.access import OperatorReader, PageRoute, render
+from services.dashboard.signin.access import Body, OperatorReader, OperatorWriter, OwnPage, Policy
+from services.dashboard.signin.pages import PageRoute, render
+from services.http import read_json, reply
+from services.openapi import takes
 from weights.stores.store import WeightStore
 from weights.versions.manifest import Manifest
 
 MAX_ANCESTORS = 24
-router = APIRouter(prefix="/policies", route_class=PageRoute)
+router = APIRouter()
+pages = APIRouter(prefix="/policies", route_class=PageRoute)
 
-Number = Annotated[int, Path(ge=0, le=2**31 - 1)]
+InPath = Annotated[int, Path(ge=0, le=MAX_INT32)]
+InQuery = Annotated[int | None, Query(ge=0, le=MAX_INT32)]
+InBody = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT32)]
+Reason = Annotated[str, msgspec.Meta(min_length=1, max_length=500, pattern=r"^[^\x00]*$")]
 
 
-@router.get("")
-def tree(request: Request, session: OperatorReader) -> Response:
-    """All versions; the page follows the loop."""
+class RollbackRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`live` is the version that the operator saw: if it moved meanwhile, nothing is done. `to` None: the last accepted version.
+
+    `revoke` None: all versions between. `treatment`: see `contracts/revocations.py`.
+    """
+
+    live: InBody
+    reason: Reason
+    to: InBody | None = None
+    treatment: Treatment = "evidence"
+    revoke: frozenset[InBody] | None = None
+
+
+class PromoteRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`to` is published and above `live`. An operator may overrule the gate's verdict on it."""
+
+    live: InBody
+    reason: Reason
+    to: InBody
+
+
+@pages.get("")
+def tree(request: Request, session: OperatorReader, policy: Policy) -> Response:
+    """All versions, as the stream of states reports them."""
     settings = request.app.state.settings
     with request.app.state.database.snapshot() as connection:
-        newest = newest_details(connection, settings.policy)
-    return render(request, "policies.html", session, gates=read_gates(settings, newest))
+        newest = newest_details(connection, policy)
+    return render(request, "policies.html", session, gates=read_gates(settings.tasks, settings.home, newest))
 
 
-@router.get("/{version}")
+@pages.get("/{version}")
 def show(
-    request: Request, session: OperatorReader, version: Number, after: Annotated[str, Query(max_length=200)] = ""
+    request: Request,
+    session: OperatorReader,
+    policy: Policy,
+    version: InPath,
+    after: Annotated[str, Query(max_length=200)] = "",
 ) -> Response:
-    """One version and what it learned."""
-    policy, store = request.app.state.settings.policy, request.app.state.store
+    """One version and the samples that it learned."""
     with request.app.state.database.snapshot() as connection:
         facts = read_facts(connection, policy, version)
         learned = count_learned(connection, version)
         samples, rest = list_learned(connection, version, _key(after))
-    manifest, problem = _manifest(store, policy, version)
+    manifest, problem = _manifest(request.app.state.store, policy, version)
     if manifest is None and facts.verdict is None and not facts.moves:
         raise NotFound(f"policy {policy!r} has no version {version}: the Policies page lists them")
     return render(
@@ -50,7 +90,7 @@ def show(
         version=version,
         manifest=manifest,
         problem=problem,
-        ancestors=_ancestors(store, manifest),
+        ancestors=_ancestors(request.app.state.store, manifest),
         facts=facts,
         learned=learned,
         samples=samples,
@@ -59,7 +99,77 @@ def show(
     )
 
 
+@router.get("/api/rollback")
+def preview(
+    request: Request, _session: OperatorReader, _origin: OwnPage, policy: Policy, to: InQuery = None
+) -> Response:
+    """What a rollback would do, in words and numbers; nothing is changed."""
+    with request.app.state.database.snapshot() as connection:
+        parents = stored_parents(request.app.state.store, policy, BASE, claimed_parents(connection, policy))
+        plan = rollback.read_plan(connection, policy, to=to, parents=parents)
+        effects = read_effects(connection, plan)
+    return reply(
+        {
+            "live": plan.live,
+            "to": plan.target,
+            "revokes": list(plan.revoked),
+            "effects": effects._asdict(),
+            "says": describe(plan, effects),
+            "treatments": {name: describe_treatment(name, effects) for name in get_args(Treatment)},
+        }
+    )
+
+
+@router.post("/api/rollback")
+@takes(RollbackRequest)
+def roll_back(request: Request, session: OperatorWriter, policy: Policy, body: Body) -> Response:
+    """Go back to an accepted version, once a person has confirmed it."""
+    wanted = read_json(RollbackRequest, body)
+    with request.app.state.database.snapshot() as connection:
+        claimed = claimed_parents(connection, policy)
+    parents = stored_parents(request.app.state.store, policy, BASE, claimed)
+    with request.app.state.database.transaction() as connection:
+        plan = rollback.roll_back(
+            connection,
+            policy=policy,
+            writer=session.name,
+            reason=wanted.reason,
+            to=wanted.to,
+            treatment=wanted.treatment,
+            revoke=wanted.revoke,
+            parents=parents,
+            seen_live=wanted.live,
+        )
+    request.app.state.bell.ring(MOVED)
+    return reply({"live": plan.target, "revoked": list(plan.revoked)})
+
+
+@router.post("/api/promote")
+@takes(PromoteRequest)
+def promote(request: Request, session: OperatorWriter, policy: Policy, body: Body) -> Response:
+    """Serve a newer published version, once a person has confirmed it."""
+    wanted = read_json(PromoteRequest, body)
+    if wanted.to <= wanted.live:
+        raise InvalidValue(f"v{wanted.to} is not above v{wanted.live}, which is live: roll back instead", param="to")
+    request.app.state.store.manifest(policy, wanted.to)
+    with request.app.state.database.transaction() as connection:
+        rollback.promote(
+            connection,
+            policy=policy,
+            to=wanted.to,
+            writer=session.name,
+            reason=wanted.reason,
+            seen_live=wanted.live,
+        )
+    request.app.state.bell.ring(MOVED)
+    return reply({"live": wanted.to})
+
+
+router.include_router(pages)
+
+
 def _manifest(store: WeightStore, policy: str, version: int) -> tuple[Manifest | None, str]:
+    """The manifest, or None and the reason why it cannot be read."""
     try:
         return store.manifest(policy, version), ""
     except (NotFound, WeightsRefused) as error:
@@ -67,7 +177,7 @@ def _manifest(store: WeightStore, policy: str, version: int) -> tuple[Manifest |
 
 
 def _ancestors(store: WeightStore, manifest: Manifest | None) -> list[int]:
-    """Parents up to the base, nearest first, or the first `MAX_ANCESTORS` of them."""
+    """Parents up to the base, nearest first; at most `MAX_ANCESTORS`."""
     found: list[int] = []
     while manifest is not None and manifest.parent is not None and len(found) < MAX_ANCESTORS:
         found.append(manifest.parent)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from sqlalchemy import Connection
@@ -20,7 +20,8 @@ from services.dashboard.rewards.figures import (
     version_rows,
 )
 from services.dashboard.rewards.queries import TimeWindow
-from services.dashboard.signin.access import PageRoute, SignedIn, render
+from services.dashboard.signin.access import SignedIn
+from services.dashboard.signin.pages import PageRoute, render
 
 HOUR_SECONDS, DAY_SECONDS = 3600.0, 86_400.0
 NUM_DAYS = 7
@@ -60,7 +61,7 @@ def show(request: Request, session: SignedIn, task: Annotated[str, Query(max_len
     )
 
 
-def _read(connection: Connection, task: str, window: TimeWindow, now: float) -> dict[str, object]:
+def _read(connection: Connection, task: str, window: TimeWindow, now: float) -> dict[str, Any]:
     figures = {
         "faulty": faulty_parts(queries.list_faults(connection, task, window)),
         "max_faults": queries.MAX_FAULTS,
@@ -72,7 +73,7 @@ def _read(connection: Connection, task: str, window: TimeWindow, now: float) -> 
     return figures | (_read_shared(connection, task, now) if window.tenant is None else {})
 
 
-def _read_shared(connection: Connection, task: str, now: float) -> dict[str, object]:
+def _read_shared(connection: Connection, task: str, now: float) -> dict[str, Any]:
     """Sums over all tenants, which nothing tells apart: for operators."""
     versions = queries.read_versions(connection, task)
     parts = parts_of(versions)

@@ -1,23 +1,13 @@
-"""Who may ask what, as dependencies of routes; and pages whose failures are pages."""
+"""The rights that a route can ask for in its signature, and the policy that its page shows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Depends, Request, Response, Security
-from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
-from fastapi.templating import Jinja2Templates
+from fastapi import Depends, Request, Security
 
-from contracts.errors import MillraceError, MissingScope, Unauthorized
-from services.dashboard.formatting import add_filters
+from contracts.errors import MissingScope, Unauthorized
 from services.dashboard.signin.sessions import COOKIE, Session, Sessions, check_csrf, check_same_origin
-from services.http import refusal_of
-
-templates = Jinja2Templates(Path(__file__).parent.parent / "templates")
-add_filters(templates.env)
 
 
 def find_session(request: Request) -> Session:
@@ -26,8 +16,16 @@ def find_session(request: Request) -> Session:
     return sessions.find(request.cookies.get(COOKIE))
 
 
-def own_page(request: Request) -> None:
-    """Raises Forbidden unless our own page asks."""
+def find_visitor(request: Request) -> Session | None:
+    """The session of a request, or None if nobody is signed in. Raises Unavailable."""
+    try:
+        return find_session(request)
+    except Unauthorized:
+        return None
+
+
+async def require_own_page(request: Request) -> None:
+    """Raises Forbidden if the request was made by a page of another site."""
     check_same_origin(request.headers)
 
 
@@ -36,13 +34,25 @@ async def read_body(request: Request) -> bytes:
     return await request.body()
 
 
+async def policy_of(request: Request) -> str:
+    """The one policy of this home."""
+    policy: str = request.app.state.policy
+    return policy
+
+
 Body = Annotated[bytes, Depends(read_body)]
+OwnPage = Annotated[None, Depends(require_own_page)]
+"""Only the dashboard's own pages may send this request."""
+Policy = Annotated[str, Depends(policy_of)]
+"""The policy whose versions the route shows or moves."""
+Visitor = Annotated[Session | None, Depends(find_visitor)]
+"""Anybody, signed in or not: the route is open."""
 SignedIn = Annotated[Session, Security(find_session)]
-"""Anybody with a key. `Session.tenant` says whose numbers: what cannot be told apart by tenant is not for this right."""
+"""Anybody with a key. Show only the numbers of `Session.tenant`: sums over all tenants need `OperatorReader`."""
 
 
-def reader(session: SignedIn) -> Session:
-    """Raises MissingScope for who may see one tenant only: these pages show every tenant's numbers and words."""
+def require_reader(session: SignedIn) -> Session:
+    """Raises MissingScope for a key that sees only one tenant: these pages show the numbers and words of all tenants."""
     if "operator:read" not in session.scopes:
         raise MissingScope(
             "this page shows what users of every app did and said: sign in with a key that has the scope operator:read"
@@ -50,53 +60,13 @@ def reader(session: SignedIn) -> Session:
     return session
 
 
-def decider(request: Request, session: SignedIn) -> Session:
-    """Raises MissingScope for who may only look, Forbidden if another site's page asks."""
+def require_writer(request: Request, session: SignedIn, _origin: OwnPage) -> Session:
+    """Raises MissingScope for a key that may only read, Forbidden without the secret that only our own pages contain."""
     if not session.decides:
         raise MissingScope("this changes what is served: sign in with a key that has the scope operator:write")
     check_csrf(session, request.headers.get("x-csrf-token"))
     return session
 
 
-OperatorReader = Annotated[Session, Security(reader, scopes=["operator:read"])]
-OperatorWriter = Annotated[Session, Security(decider, scopes=["operator:write"])]
-
-
-class PageRoute(APIRoute):
-    """A route for people: who is not signed in meets the form, and a failure says so in a page."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Wrap the usual handler."""
-        handle = super().get_route_handler()
-
-        async def handle_as_page(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except Unauthorized as error:
-                return sign_in_form(request, None, error.status)
-            except MillraceError as error:
-                return _failed(request, error.message, error.status)
-            except RequestValidationError as error:
-                refused = refusal_of(error)
-                return _failed(request, refused.message, refused.status)
-
-        return handle_as_page
-
-
-def render(request: Request, name: str, session: Session, **context: Any) -> Response:
-    """A page of ours."""
-    known = {"session": session, "settings": request.app.state.settings, "path": request.url.path}
-    return templates.TemplateResponse(request, name, {**known, **context})
-
-
-def sign_in_form(request: Request, problem: str | None, status: int) -> Response:
-    """The form, which leads back to where it stands."""
-    target = request.url.path if request.method == "GET" else "/"
-    return templates.TemplateResponse(request, "login.html", {"problem": problem, "next": target}, status_code=status)
-
-
-def _failed(request: Request, problem: str, status: int) -> Response:
-    context = {"session": None, "settings": request.app.state.settings, "path": request.url.path}
-    return templates.TemplateResponse(
-        request, "failed.html", {**context, "problem": problem, "status": status}, status_code=status
-    )
+OperatorReader = Annotated[Session, Security(require_reader, scopes=["operator:read"])]
+OperatorWriter = Annotated[Session, Security(require_writer, scopes=["operator:write"])]

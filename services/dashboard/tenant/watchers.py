@@ -12,7 +12,6 @@ from functools import partial
 from contracts import assignments
 from contracts.assignments import LIVE
 from runtime.database import Database
-from runtime.settings import Settings
 from services.dashboard.live.loop.queries import read_rates
 from services.dashboard.live.loop.rates import rates, window_start
 from services.dashboard.live.throttled import COST_SHARE, MOST_SECONDS, ThrottledValue
@@ -30,8 +29,8 @@ class TenantReader:
     However many tenants look on, their looks together take `COST_SHARE` of the time: each gets its part of that.
     """
 
-    def __init__(self, settings: Settings, database: Database) -> None:
-        self._policy = settings.policy
+    def __init__(self, policy: str, database: Database) -> None:
+        self._policy = policy
         self._database = database
         self._totals: ThrottledValue[TenantTotals] = ThrottledValue()
         self._looks: dict[str, ThrottledValue[TenantState]] = {}

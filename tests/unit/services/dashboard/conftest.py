@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from runtime.settings import Settings
-from services.dashboard.live.watcher import StateReader
+from services.dashboard.live.reader import StateReader
 from tests.unit.services.dashboard.seed import STARTED, seed, settings_of
 from weights.stores.store import FolderWeightStore
 
@@ -47,6 +47,6 @@ def reader_of() -> Iterator[ReaderOf]:
             database, event_log = settings.database(), settings.event_log()
             held.callback(database.close)
             held.callback(event_log.close)
-            return StateReader(settings, database, event_log, FolderWeightStore(settings.weights))
+            return StateReader(settings.policy, database, event_log, FolderWeightStore(settings.weights))
 
         yield make

@@ -45,7 +45,7 @@ def test_a_tenants_own_state_is_that_of_the_embedded_home(settings: Settings, se
     states = []
     for home in (settings, seeded):
         database = home.database()
-        states.append(TenantReader(home, database).read("default", STARTED))
+        states.append(TenantReader(home.policy, database).read("default", STARTED))
         database.close()
     assert states[0].generations == states[1].generations
     assert states[0].generations.total == 600

@@ -45,7 +45,7 @@ def shared(small: Settings) -> Settings:
 
 def read(settings: Settings, tenant: str, now: float | None = None) -> dict[str, object]:
     database = settings.database()
-    state = TenantReader(settings, database).read(tenant, now or time.time())
+    state = TenantReader(settings.policy, database).read(tenant, now or time.time())
     database.close()
     return json.loads(msgspec.json.encode(state))  # type: ignore[no-any-return]
 
@@ -144,7 +144,7 @@ def test_who_may_only_look_is_offered_no_decision(small: Settings) -> None:
 
 async def test_watchers_of_tenants_that_nobody_looks_at_are_few(shared: Settings, reader_of: ReaderOf) -> None:
     database = shared.database()
-    watchers = Watchers(Watcher(reader_of(shared).read), TenantReader(shared, database))
+    watchers = Watchers(Watcher(reader_of(shared).read), TenantReader(shared.policy, database))
     watched = watchers.of("acme")
     stream = watched.events()
     await anext(stream)
@@ -159,7 +159,7 @@ async def test_watchers_of_tenants_that_nobody_looks_at_are_few(shared: Settings
 
 def test_a_reader_forgets_tenants_that_nobody_asks_for(shared: Settings) -> None:
     database = shared.database()
-    reader = TenantReader(shared, database)
+    reader = TenantReader(shared.policy, database)
     first = reader.read("acme", 1_000.0)
     assert reader.read("acme", 1_000.1) is first
     for number in range(5):

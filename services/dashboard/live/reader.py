@@ -1,0 +1,116 @@
+"""Reads one consistent state of the whole loop from the database, the log and the weight store.
+
+A part that cannot be read hides no other: the fault is counted and logged, and the rest is shown. The age of the last look at the ledger
+is a metric of its own, so that its alarm also rings when every look fails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+
+from contracts.errors import InvalidSettings, NotFound, Unavailable, WeightsRefused
+from contracts.event_log import EventLog
+from runtime.database import Database
+from runtime.log.dead_letters import OPEN
+from runtime.metrics import DEAD_LETTERS_OPEN, LAG_RECORDS, LEDGER_LOOK_AGE, LEDGER_UNEXPLAINED
+from services.dashboard.faults import note_fault
+from services.dashboard.live.identities import Identities, identities
+from services.dashboard.live.lags import CONSUMERS, UNTRACKED
+from services.dashboard.live.loop.freshness import legs, newest_live
+from services.dashboard.live.loop.queries import read_learned, read_rates
+from services.dashboard.live.loop.rates import rates, step_buckets, window_start
+from services.dashboard.live.queries import MAX_VERSIONS, LoopRows, Totals, read_snapshot, read_totals
+from services.dashboard.live.state import Flow, State, build_state
+from services.dashboard.live.throttled import ThrottledValue
+from services.dashboard.live.timeline import Published, published
+from services.dashboard.live.traffic import Traffic, TrafficReader
+from weights.stores.store import WeightStore
+
+
+class StateReader:
+    """Reads the state of one policy's loop. Used from one thread at a time."""
+
+    def __init__(self, policy: str, database: Database, event_log: EventLog, store: WeightStore) -> None:
+        self._policy = policy
+        self._database = database
+        self._traffic = TrafficReader(event_log)
+        self._store = store
+        self._published: dict[int, Published] = {}
+        self._totals: ThrottledValue[Totals] = ThrottledValue()
+        self._flow: ThrottledValue[Flow] = ThrottledValue()
+        self._listed: ThrottledValue[dict[int, Published]] = ThrottledValue()
+        self._looked_at = time.monotonic()
+        LEDGER_LOOK_AGE.labels(policy).set_function(lambda: time.monotonic() - self._looked_at)
+
+    def read(self, now: float) -> State:
+        """The state of the whole loop.
+
+        Raises:
+            Unavailable: the database cannot be read.
+        """
+        versions = self._listed.get(self._versions)
+        with self._database.snapshot() as connection:
+            snapshot = read_snapshot(connection, self._policy)
+            totals = self._totals.get(lambda: read_totals(connection))
+        # The log after the positions: what was appended between the two only counts as waiting.
+        topics = {
+            topic: self._traffic.read(topic, group, snapshot.positions, now, tracked=topic not in UNTRACKED)
+            for topic, group in CONSUMERS.items()
+        }
+        both = identities(totals, topics)
+        _tell(both, topics, totals)
+        self._looked_at = time.monotonic()
+        flow = self._flow.get(lambda: self._read_flow(snapshot, versions, now))
+        return build_state(
+            snapshot,
+            topics,
+            versions,
+            identities=both,
+            flow=flow,
+            policy=self._policy,
+            now=now,
+        )
+
+    def _read_flow(self, snapshot: LoopRows, versions: dict[int, Published], now: float) -> Flow:
+        start, live = window_start(now), newest_live(snapshot.changes)
+        made = {number: kept.created_at for number, kept in versions.items()}
+        try:
+            with self._database.snapshot() as connection:
+                buckets = read_rates(connection, start) | {
+                    "steps": step_buckets((row.at for row in snapshot.steps), start)
+                }
+                return Flow(rates(buckets, start), legs(read_learned(connection, list(live)), made, live))
+        except Unavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 a row that no chart can take must not hide everything else
+            note_fault("flow", error)
+            return Flow(rates({}, start), legs([], made, live))
+
+    def _versions(self) -> dict[int, Published]:
+        policy = self._policy
+        # A store that is away hides sizes of new versions, not the page; how long it took says when it is asked again.
+        with suppress(Unavailable, InvalidSettings, WeightsRefused):
+            for version in self._store.versions(policy)[-MAX_VERSIONS:]:
+                # Removed or damaged meanwhile: the timeline shows the version without its sizes.
+                with suppress(NotFound, WeightsRefused):
+                    if version not in self._published:
+                        self._published[version] = published(self._store.manifest(policy, version))
+        return self._published
+
+
+def _tell(both: Identities, topics: Mapping[str, Traffic], totals: Totals) -> None:
+    """Figures for whoever scrapes this process."""
+    for kind, identity in both._asdict().items():
+        LEDGER_UNEXPLAINED.labels(kind).set(len(identity.problems))
+    num_open = Counter[str]()
+    for (group, _, state), num in totals.dead_letters.items():
+        num_open[group] += num if state == OPEN else 0
+    for group, num in num_open.items():
+        DEAD_LETTERS_OPEN.labels(group).set(num)
+    for topic, group in CONSUMERS.items():
+        if topic not in UNTRACKED:
+            for lag in topics[topic].partitions:
+                LAG_RECORDS.labels(group, topic, str(lag.partition)).set(max(0, lag.end - (lag.next_offset or 0)))

@@ -1,0 +1,56 @@
+"""How every room renders its pages: templates, the sign-in form, and failures as pages instead of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from fastapi.templating import Jinja2Templates
+
+from contracts.errors import MillraceError, Unauthorized
+from services.dashboard.formatting import add_filters
+from services.dashboard.signin.sessions import Session
+from services.http import refusal_of
+
+templates = Jinja2Templates(Path(__file__).parent.parent / "templates")
+add_filters(templates.env)
+
+
+class PageRoute(APIRoute):
+    """A route for people: without a session it shows the sign-in form, and a failure is a page with the reason."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wrap FastAPI's handler."""
+        handle = super().get_route_handler()
+
+        async def handle_as_page(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except Unauthorized as error:
+                return sign_in_form(request, None, error.status)
+            except (MillraceError, RequestValidationError) as error:
+                refusal = refusal_of(error) if isinstance(error, RequestValidationError) else error
+                return render(
+                    request, "failed.html", None, refusal.status, problem=refusal.message, status=refusal.status
+                )
+
+        return handle_as_page
+
+
+def render(
+    request: Request, template: str, session: Session | None, status_code: int = 200, **context: Any
+) -> Response:
+    """A page from a template, which also gets the session, the policy, the settings and the path of the request."""
+    state = request.app.state
+    known = {"session": session, "policy": state.policy, "settings": state.settings, "path": request.url.path}
+    return templates.TemplateResponse(request, template, {**known, **context}, status_code=status_code)
+
+
+def sign_in_form(request: Request, problem: str | None, status: int) -> Response:
+    """The form; signing in leads back to the page that was asked for."""
+    target = request.url.path if request.method == "GET" else "/"
+    return render(request, "login.html", None, status, problem=problem, next=target)
