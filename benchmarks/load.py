@@ -17,15 +17,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import uvloop
 
+from benchmarks.paths import ROOT
 from benchmarks.report import percentile
-
-_ROOT = Path(__file__).parent.parent
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +74,7 @@ class _Answer(NamedTuple):
 def start_load(plan: Plan) -> subprocess.Popen[bytes]:
     """Start sending; `finish_load` waits for the figures."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.load"], cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", "benchmarks.load"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert process.stdin is not None  # noqa: S101 it was opened as a pipe
     process.stdin.write(msgspec.json.encode(plan) + b"\n")

@@ -19,8 +19,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.paths import ROOT
+
 RESULTS = Path(__file__).parent / "results"
-_ROOT = Path(__file__).parent.parent
 
 
 def summarise(samples: Sequence[float]) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def _module() -> str:
 def _commit() -> str:
     answer = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"],  # noqa: S607 whichever git the person uses
-        cwd=_ROOT,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

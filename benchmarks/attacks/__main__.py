@@ -20,8 +20,8 @@ from rich.markup import escape
 from benchmarks.attacks.attack import Attack
 from benchmarks.report import print_table
 
-_SHARED = {"__main__", "attack"}
-AREAS = tuple(sorted({file.stem for file in Path(__file__).parent.glob("[!_]*.py")} - _SHARED))
+_SHARED = {"__init__", "__main__", "attack"}
+AREAS = tuple(sorted({file.stem for file in Path(__file__).parent.glob("*.py")} - _SHARED))
 """Modules of this folder; each has `attacks() -> list[Attack]`."""
 
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import httpx
 from starlette.routing import BaseRoute, Route
 
-from benchmarks.attacks._broken_cases import CASES, Case
-from benchmarks.attacks._broken_engine import gateway
-from benchmarks.attacks._flood import overflow
 from benchmarks.attacks.attack import Attack
+from benchmarks.attacks.cases.broken_answers import CASES, Case
+from benchmarks.attacks.worlds.broken_engine import gateway
+from benchmarks.attacks.worlds.flood import overflow
 from runtime.engine_key import authorization
 from services.engine.app import make_app
 from services.engine.engine import Engine

@@ -11,8 +11,9 @@ import httpx
 import msgspec
 from sqlalchemy import func, select
 
-from benchmarks.attacks._asgi import HOST, Answer, ask
-from benchmarks.attacks._keys_world import (
+from benchmarks.attacks.attack import Attack
+from benchmarks.attacks.worlds.asgi import HOST, Answer, ask
+from benchmarks.attacks.worlds.tenants import (
     NUM_ANSWERS,
     ORIGIN,
     PERSON,
@@ -26,7 +27,6 @@ from benchmarks.attacks._keys_world import (
     routes_of,
     target_of,
 )
-from benchmarks.attacks.attack import Attack
 from contracts.keys import SCOPES, NewKey, make_key, revoke_keys
 from contracts.tables import api_key, outbox, received_signal
 from services.rights import scopes_of

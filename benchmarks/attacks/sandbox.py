@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.attacks._doors import DOORS, MEETINGS
-from benchmarks.attacks._escapes import ESCAPES, Escape
-from benchmarks.attacks._worlds import open_world
 from benchmarks.attacks.attack import Attack
+from benchmarks.attacks.cases.doors import DOORS, MEETINGS
+from benchmarks.attacks.cases.escapes import ESCAPES, Escape
+from benchmarks.attacks.worlds.sandboxes import open_world
 from contracts.errors import MillraceError
 from rewards.sandbox.choose import MAKERS
 from rewards.sandbox.port import Limits, Sandbox

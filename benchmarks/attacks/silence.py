@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.attacks._silence_world import BLAND, GRADED, HELPFUL, Crowd, Made, Style, is_imputed
 from benchmarks.attacks.attack import Attack
+from benchmarks.attacks.worlds.crowd import BLAND, GRADED, HELPFUL, Crowd, Made, Style, is_imputed
 from contracts.event_log import LogRecord
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES

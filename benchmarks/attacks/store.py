@@ -23,10 +23,10 @@ from fastapi.routing import iter_route_contexts
 from sqlalchemy import func, select
 from starlette.types import Message, Scope
 
-from benchmarks.attacks import _traces
-from benchmarks.attacks._asgi import HOST, ask
-from benchmarks.attacks._store_world import ORIGIN, World, a_home
 from benchmarks.attacks.attack import Attack
+from benchmarks.attacks.worlds.asgi import HOST, ask
+from benchmarks.attacks.worlds.homes import ORIGIN, World, a_home
+from benchmarks.attacks.worlds.traces import traces
 from contracts.ids import new_completion_id
 from contracts.ledger import generation_counts, rejection_counts, signal_counts
 from contracts.records import Generation, decode_shape
@@ -95,11 +95,11 @@ async def unkept(world: World, fields: dict[str, Any] | None = None, task: str =
     await speak(world, control, task, {"store": True})
     await asyncio.to_thread(world.work)
     await asyncio.to_thread(world.work, _LATER)
-    places = await asyncio.to_thread(_traces.traces, world.settings.home, control)
+    places = await asyncio.to_thread(traces, world.settings.home, control)
     needed = {"log/generations.db", "log/signals.db", "millrace.db: generation.record", "millrace.db: signal.record"}
     if missing := {place for place in needed if not any(found.startswith(place) for found in places)}:
         raise RuntimeError(f"the search does not even find what was kept, in {sorted(missing)}; found: {places}")
-    if found := await asyncio.to_thread(_traces.traces, world.settings.home, canary):
+    if found := await asyncio.to_thread(traces, world.settings.home, canary):
         return f"the canary stands in {', '.join(found)}"
     if wrong := sorted({status for status in statuses if status != "not_stored"}):
         return f"feedback about it was answered with {', '.join(wrong)} instead of not_stored"

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.attacks._weights import (
+from benchmarks.attacks.attack import Attack
+from benchmarks.attacks.worlds.people import OURS, REPLICA, Follower, Publisher
+from benchmarks.attacks.worlds.stores import (
     NOW,
     POLICY,
     RUN,
@@ -26,8 +28,6 @@ from benchmarks.attacks._weights import (
     signer,
     weights_of,
 )
-from benchmarks.attacks._weights_people import OURS, REPLICA, Follower, Publisher
-from benchmarks.attacks.attack import Attack
 from contracts.errors import MillraceError, Unavailable, WeightsRefused
 from weights.publish import publish_version
 from weights.replica.replica import Replica

@@ -21,11 +21,11 @@ import torch
 import transformers
 
 from benchmarks.engine.arms import EngineArm, GenerateArm, Job, Speed, make_jobs, open_engine
+from benchmarks.paths import BASE
 from benchmarks.report import print_table, summarise, write_report
 from policy.load import load_model
 from services.engine.settings import EngineSettings
 
-BASE = Path(__file__).parent.parent.parent / "examples" / "reservations" / "base"
 SIZES = (8, 32, 64)
 NUM_TOKENS = 64
 SHORTEST = 8

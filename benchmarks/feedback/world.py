@@ -18,6 +18,7 @@ import sqlalchemy
 from sqlalchemy import func, select
 
 from benchmarks.load import Plan
+from benchmarks.paths import ROOT
 from contracts.keys import create_key
 from contracts.records import Signal, decode
 from contracts.tables import outbox, received_signal
@@ -26,7 +27,6 @@ from runtime.database import Database, create_database
 from runtime.days import migrate
 from runtime.settings import Settings, write_settings
 
-_ROOT = Path(__file__).parent.parent.parent
 _START_SECONDS, _PAUSE_SECONDS, _READ = 60.0, 0.02, 5000
 _TASK = """
 name = "booking"
@@ -170,8 +170,8 @@ class FeedbackWorld:
     def _start(self, home: Path) -> subprocess.Popen[bytes]:
         with (home / "output.txt").open("ab") as output:
             return subprocess.Popen(  # noqa: S603 our own program
-                [sys.executable, str(_ROOT / "millrace.py"), "feedback", "--home", str(home)],
-                cwd=_ROOT,
+                [sys.executable, str(ROOT / "millrace.py"), "feedback", "--home", str(home)],
+                cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

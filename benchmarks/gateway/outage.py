@@ -24,6 +24,7 @@ import psutil
 import uvloop
 
 from benchmarks.gateway.world import OK, Reply, World, chat_body, client_of, open_loop, running
+from benchmarks.paths import ROOT
 from benchmarks.report import percentile, print_table, write_report
 from contracts.ids import sample_key
 from contracts.topics import GENERATIONS
@@ -32,7 +33,7 @@ from runtime.settings import load_settings
 RATE = 100.0
 _BEFORE_SECONDS, _AFTER_SECONDS = 15.0, 45.0
 _SAMPLE_SECONDS = 0.5
-_SERVICES = Path(__file__).parent.parent.parent / "deploy" / "services"
+_SERVICES = ROOT / "deploy" / "services"
 _CHAT = "/v1/chat/completions"
 
 

@@ -19,14 +19,13 @@ from typing import NamedTuple
 
 import psutil
 
+from benchmarks.paths import EXAMPLE, ROOT
 from contracts.keys import create_key
 from runtime.database import Database
 from runtime.days import migrate
 from runtime.settings import Settings, write_settings
 from services.inference.engine.http import Broken, Exchange, HttpClient
 
-_ROOT = Path(__file__).parent.parent.parent
-_EXAMPLE = _ROOT / "examples" / "reservations"
 _START_SECONDS = 30.0
 OK = 200
 
@@ -144,8 +143,8 @@ def running(home: Path, kafka: str | None, run: str) -> Iterator[World]:
             home=home,
             run=run,
             policy="gateway",
-            base=str(_EXAMPLE / "base"),
-            tasks=(_EXAMPLE / "task.toml",),
+            base=str(EXAMPLE / "base"),
+            tasks=(EXAMPLE / "task.toml",),
             web_port=_free_port(),
             engine_port=engine_port,
             kafka=kafka,
@@ -182,9 +181,9 @@ async def _wait_for(world: World) -> None:
 
 @contextmanager
 def _process(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
-    environment = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(  # noqa: S603 our own modules
-        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=environment, cwd=_ROOT
+        [sys.executable, *arguments], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
     )
     try:
         yield process

@@ -31,7 +31,8 @@ import torch
 
 from benchmarks.engine.arms import POLICY
 from benchmarks.kills.bucket_server import BucketServer
-from benchmarks.kills.engine_world import BASE, Asked, EngineProcess, Home, Users, wait_until_serving
+from benchmarks.kills.engine_world import Asked, EngineProcess, Home, Users, wait_until_serving
+from benchmarks.paths import BASE
 from benchmarks.report import print_table
 from benchmarks.swap.labels import Labels, check_labels
 from policy.load import load_model

@@ -23,6 +23,7 @@ import msgspec
 
 from benchmarks.engine.arms import POLICY, Job, make_jobs
 from benchmarks.kills.bucket_server import BUCKET, BucketServer
+from benchmarks.paths import BASE, EXAMPLE
 from benchmarks.swap.labels import Answer
 from benchmarks.swap.world import moved
 from commands.keys import make_first_keys
@@ -39,8 +40,6 @@ from weights.stores.store import FolderWeightStore
 from weights.tensors import read_safetensors, root_of
 from weights.versions.keys import keyring_of, signer_of
 
-PRODUCT = Path(__file__).parent.parent.parent / "examples" / "reservations"
-BASE = PRODUCT / "base"
 _PREFIX = "weights"
 _DENSITY = 0.01
 _NUM_JOBS = 1000
@@ -70,7 +69,7 @@ class Home:
             run="kills",
             policy=POLICY,
             base=str(BASE),
-            tasks=(PRODUCT / "task.toml",),
+            tasks=(EXAMPLE / "task.toml",),
             engine_port=engine_port,
             weights_url=f"s3://{BUCKET}/{_PREFIX}",
         )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import random
 import time
-from pathlib import Path
 
+from benchmarks.paths import EXAMPLE
 from contracts.event_log import Message
 from contracts.ids import new_completion_id
 from contracts.records import (
@@ -25,7 +25,7 @@ from contracts.records import (
 from contracts.topics import GENERATIONS, SIGNALS
 from runtime.log.outbox import message
 
-TASK_FILE = Path(__file__).parent.parent.parent / "examples" / "reservations" / "task.toml"
+TASK_FILE = EXAMPLE / "task.toml"
 TASK = "reservations"
 WINDOW_SECONDS = 3600.0
 _NUM_PROMPT, _NUM_COMPLETION, _VOCABULARY = 40, 20, 32_000

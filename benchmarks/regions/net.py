@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from benchmarks.paths import ROOT
 from contracts.errors import Unavailable
 
-_ROOT = Path(__file__).parent.parent.parent
 _PREFIX = "millrace-regions"
 _NAMESPACES = Path("/run/netns")
 _BURST_BYTES = 32 * 1024
@@ -122,7 +122,7 @@ class Network:
             ["ip", "netns", "exec", place.namespace, *argv],  # noqa: S607 wherever the system keeps it
             stdout=stdout,
             env=None if environment is None else {**os.environ, **environment},
-            cwd=_ROOT,
+            cwd=ROOT,
         )
         self._processes.append(process)
         return process

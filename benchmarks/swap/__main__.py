@@ -25,6 +25,7 @@ import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks.engine.arms import POLICY
+from benchmarks.paths import BASE
 from benchmarks.report import percentile, print_table, summarise, write_report
 from benchmarks.swap.labels import Answer, check_labels
 from benchmarks.swap.world import LIVE, Outcome, open_engine, publish_chain, swap_under_load, way
@@ -35,7 +36,6 @@ from services.engine.swap import SwapRecord
 from weights.stores.store import FolderWeightStore, WeightStore
 from weights.tensors import read_safetensors
 
-BASE = Path(__file__).parent.parent.parent / "examples" / "reservations" / "base"
 DENSITY = 0.01
 _QUICK_SWAPS, _QUICK_CHECKED, _QUICK_SIZES = 60, 20, (5, 50)
 _MODELS_KEPT = 8

@@ -7,7 +7,7 @@ import threading
 import pytest
 from sqlalchemy import select
 
-from benchmarks.attacks._silence_world import BLAND, GRADED, HELPFUL, Crowd, is_imputed
+from benchmarks.attacks.worlds.crowd import BLAND, GRADED, HELPFUL, Crowd, is_imputed
 from contracts.tables import behaviour, heard
 from rewards.signals.repository import add_heard, forget_heard, heard_since, responses_of
 from rewards.signals.silence import Place, Tally

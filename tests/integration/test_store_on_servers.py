@@ -13,8 +13,8 @@ import redis
 from sqlalchemy import inspect, text
 
 from benchmarks.attacks import store
-from benchmarks.attacks._store_world import a_home
-from benchmarks.attacks._traces import holds, traces
+from benchmarks.attacks.worlds.homes import a_home
+from benchmarks.attacks.worlds.traces import holds, traces
 from runtime.database import Database, create_database
 
 pytestmark = [pytest.mark.services, pytest.mark.enable_socket, pytest.mark.slow]

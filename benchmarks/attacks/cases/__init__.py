@@ -1,1 +1,1 @@
-"""What attacks on verifiers say, made from random questions, so that no rule can be written for these alone."""
+"""What attacks send: answers, programs, broken replies. Cases for verifiers are made from random questions, so that no rule fits them alone."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.attacks import store
-from benchmarks.attacks._traces import traces
 from benchmarks.attacks.attack import Attack
+from benchmarks.attacks.worlds.traces import traces
 from contracts.records import encode
 from runtime.database import Database
 from runtime.days import migrate

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attacks._weights import POLICY, RUN, Folder, publish, signer
-from benchmarks.attacks._worlds import NoSandbox
+from benchmarks.attacks.worlds.sandboxes import NoSandbox
+from benchmarks.attacks.worlds.stores import POLICY, RUN, Folder, publish, signer
 from commands.doctor import examine, sandbox_of, versions_of
 from contracts.errors import Unavailable
 from pipelines.release.settings import ReleaseSettings

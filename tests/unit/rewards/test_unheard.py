@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attacks._silence_world import BLAND, GRADED, HELPFUL, Crowd, Style
+from benchmarks.attacks.worlds.crowd import BLAND, GRADED, HELPFUL, Crowd, Style
 from commands.home import prepare_home
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks

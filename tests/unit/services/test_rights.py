@@ -12,7 +12,7 @@ from fastapi import Response, Security
 from fastapi.routing import APIRoute
 
 from benchmarks.attacks import keys as attacks
-from benchmarks.attacks._keys_world import World, a_world, routes_of
+from benchmarks.attacks.worlds.tenants import World, a_world, routes_of
 from contracts.keys import SCOPES, Caller
 from services.http import InferenceCaller, reply
 from services.rights import scopes_of

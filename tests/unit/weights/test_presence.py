@@ -5,8 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.attacks._weights import NOW, POLICY, Bucket, Folder, Place, keyring, signer
-from benchmarks.attacks._weights_people import Follower, Publisher
+from benchmarks.attacks.worlds.people import Follower, Publisher
+from benchmarks.attacks.worlds.stores import NOW, POLICY, Bucket, Folder, Place, keyring, signer
 from commands.replica import Announcer
 from contracts.errors import Forbidden, InvalidValue, WeightsRefused
 from weights.versions.presence import Presence, announce, presence_path, present

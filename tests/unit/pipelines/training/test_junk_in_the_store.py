@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attacks._weights import Folder, Junk, junk, keyring, signer
+from benchmarks.attacks.worlds.stores import Folder, Junk, junk, keyring, signer
 from contracts.assignments import LIVE
 from contracts.errors import WeightsRefused
 from pipelines.training.worker import Trainer

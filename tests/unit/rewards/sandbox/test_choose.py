@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attacks._worlds import NoSandbox
+from benchmarks.attacks.worlds.sandboxes import NoSandbox
 from contracts.errors import InvalidTask, Unavailable
 from rewards.sandbox.choose import MAKERS, described, first_that_holds, sandbox_named, shown, tried, ways_out
 from rewards.sandbox.port import Limits, Ran, Sandbox, SandboxBroken

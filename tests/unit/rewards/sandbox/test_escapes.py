@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attacks._doors import DOORS
-from benchmarks.attacks._escapes import BOMBS, ESCAPES, Escape
-from benchmarks.attacks._worlds import NoSandbox, World, open_world
+from benchmarks.attacks.cases.doors import DOORS
+from benchmarks.attacks.cases.escapes import BOMBS, ESCAPES, Escape
+from benchmarks.attacks.worlds.sandboxes import NoSandbox, World, open_world
 from contracts.errors import Unavailable
 from rewards.sandbox.choose import MAKERS, sandbox_named
 from rewards.sandbox.port import Limits, Sandbox

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.attacks._worlds import NoSandbox
+from benchmarks.attacks.worlds.sandboxes import NoSandbox
 from rewards.sandbox.port import BY_SIGNAL, Limits, Ran, SandboxBroken
 from rewards.sandbox.programs import Program, ProgramFailed
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from benchmarks.attacks._silence_world import BLAND, GRADED, HELPFUL, Crowd, Style, is_imputed
+from benchmarks.attacks.worlds.crowd import BLAND, GRADED, HELPFUL, Crowd, Style, is_imputed
 from contracts.errors import InvalidTask
 from contracts.records import Submitter
 from contracts.tables import heard, vote

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.attacks._flood import flood, overflow
+from benchmarks.attacks.worlds.flood import flood, overflow
 from contracts.errors import Overloaded
 from services.engine.admission import Bounds, admit, retry_seconds
 from services.engine.settings import EngineSettings

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.attacks._broken_cases import CASES, Case
-from benchmarks.attacks._broken_engine import Gateway, gateway
+from benchmarks.attacks.cases.broken_answers import CASES, Case
+from benchmarks.attacks.worlds.broken_engine import Gateway, gateway
 
 
 @pytest.fixture(scope="module")

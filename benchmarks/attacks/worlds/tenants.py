@@ -20,7 +20,8 @@ from fastapi.routing import iter_route_contexts
 from sqlalchemy import insert
 from starlette.routing import Mount
 
-from benchmarks.attacks._asgi import HOST, Answer, ask
+from benchmarks.attacks.worlds.asgi import HOST, Answer, ask
+from benchmarks.paths import EXAMPLE
 from contracts.assignments import LIVE, move
 from contracts.event_log import Message
 from contracts.ids import new_completion_id, route_of
@@ -55,7 +56,6 @@ VICTIM, STRANGER = "canary-tenant", "stranger"
 WORDS, PERSON = "canary-words", "canary-person"
 SIGNAL_ID = "fb-of-the-victim"
 NUM_ANSWERS = 3
-_EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "reservations"
 ORIGIN = {"origin": f"http://{HOST}"}
 _BASE = 0
 
@@ -113,7 +113,7 @@ async def a_world() -> AsyncIterator[World]:
     """A home of its own, gone at the end."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         settings = Settings(
-            home=Path(folder), run="attack", policy=POLICY, base=str(_EXAMPLE / "base"), tasks=(_EXAMPLE / "task.toml",),
+            home=Path(folder), run="attack", policy=POLICY, base=str(EXAMPLE / "base"), tasks=(EXAMPLE / "task.toml",),
             weights_unsigned=True, engine_port=1,
         )  # fmt: skip
         answers = _traffic(settings)

@@ -66,7 +66,7 @@ class Place(Protocol):
     """Where a store lies, as somebody with its credentials sees it. Paths are below the root."""
 
     def open(self, verifier: Verifier | None) -> WeightStore:
-        """The store, for who believes what `verifier` does."""
+        """The store, opened with this verifier; None: every manifest is believed."""
 
     def pointers(self) -> PointerStore:
         """Its pointers."""
@@ -75,13 +75,13 @@ class Place(Protocol):
         """Write an object."""
 
     def get(self, path: str) -> bytes | None:
-        """Read one; None if there is none."""
+        """Read an object; None if it does not exist."""
 
     def remove(self, path: str) -> None:
-        """Delete one."""
+        """Delete an object."""
 
     def files(self) -> dict[str, bytes]:
-        """Every object."""
+        """All objects by their paths."""
 
 
 class Folder(Place):
@@ -91,21 +91,26 @@ class Folder(Place):
         self.root = root
 
     def open(self, verifier: Verifier | None) -> WeightStore:
+        """The store, opened with this verifier."""
         return FolderWeightStore(self.root, verifier)
 
     def pointers(self) -> PointerStore:
+        """Its pointers."""
         return FolderPointers(self.root)
 
     def put(self, path: str, content: bytes) -> None:
+        """Write an object."""
         place = self.root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
 
     def get(self, path: str) -> bytes | None:
+        """Read an object; None if it does not exist."""
         place = self.root / path
         return place.read_bytes() if place.is_file() else None
 
     def remove(self, path: str) -> None:
+        """Delete an object."""
         place = self.root / path
         if place.is_dir() and not place.is_symlink():
             place.rmdir()
@@ -113,6 +118,7 @@ class Folder(Place):
             place.unlink(missing_ok=True)
 
     def files(self) -> dict[str, bytes]:
+        """All objects by their paths."""
         found = (path for path in self.root.rglob("*") if path.is_file() and not path.is_symlink())
         return {str(path.relative_to(self.root)): path.read_bytes() for path in found}
 
@@ -124,24 +130,30 @@ class Bucket(Place):
         self.objects = MemoryStore()
 
     def open(self, verifier: Verifier | None) -> WeightStore:
+        """The store, opened with this verifier."""
         return ObjectWeightStore(self.objects, "memory", verifier)
 
     def pointers(self) -> PointerStore:
+        """Its pointers."""
         return ObjectPointers(ObjectWeightStore(self.objects, "memory"))
 
     def put(self, path: str, content: bytes) -> None:
+        """Write an object."""
         obstore.put(self.objects, path, content)
 
     def get(self, path: str) -> bytes | None:
+        """Read an object; None if it does not exist."""
         try:
             return bytes(obstore.get(self.objects, path).bytes())
         except FileNotFoundError:
             return None
 
     def remove(self, path: str) -> None:
+        """Delete an object."""
         obstore.delete(self.objects, path)
 
     def files(self) -> dict[str, bytes]:
+        """All objects by their paths."""
         paths = [item["path"] for page in obstore.list(self.objects) for item in page]
         return {path: bytes(obstore.get(self.objects, path).bytes()) for path in paths}
 

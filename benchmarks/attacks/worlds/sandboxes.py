@@ -12,11 +12,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.paths import ROOT
 from rewards.sandbox.filter import allow_all
 from rewards.sandbox.interpreter import interpreter
 from rewards.sandbox.port import Limits, Ran
 
-SOURCE = Path(__file__).parents[2] / "rewards" / "verifiers" / "code.py"
+SOURCE = ROOT / "rewards" / "verifiers" / "code.py"
 
 
 class World:
@@ -47,6 +48,7 @@ class World:
         self._limits = (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0))
 
     def as_argument(self, *, is_bare: bool = False) -> dict[str, Any]:
+        """What a program is told about its surroundings. `is_bare`: it runs without a sandbox."""
         return {
             "secret": str(self.secret),
             "folder": str(self.folder),
@@ -111,6 +113,7 @@ class World:
 
 @contextmanager
 def open_world(folder: Path) -> Iterator[World]:
+    """A world in this folder; its sockets and files are closed at the end."""
     folder.mkdir(exist_ok=True)
     with ExitStack() as stack:
         yield World(folder, stack)
@@ -125,6 +128,7 @@ class NoSandbox:
         self._filter = allow_all() if instructions is None else instructions
 
     def run(self, stdin: bytes, limits: Limits) -> Ran:
+        """As `Sandbox.run`. Raises subprocess.TimeoutExpired."""
         started = time.monotonic()
         done = subprocess.run(  # noqa: S603 our own command
             [*interpreter().command[:-1], self._filter.hex()],

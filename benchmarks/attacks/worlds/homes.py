@@ -18,8 +18,9 @@ import msgspec
 import structlog
 from fastapi import FastAPI
 
-from benchmarks.attacks._asgi import HOST, Answer, ask
-from benchmarks.attacks._echo_engine import EchoEngine
+from benchmarks.attacks.worlds.asgi import HOST, Answer, ask
+from benchmarks.attacks.worlds.echo_engine import EchoEngine
+from benchmarks.paths import EXAMPLE
 from contracts.event_log import EventLog
 from contracts.keys import Role, create_key
 from contracts.tasks.loading import load_tasks
@@ -36,7 +37,6 @@ from services.web import make
 
 POLICY = "demo"
 ORIGIN = {"origin": f"http://{HOST}"}
-_EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "reservations"
 _TASKS = {
     "reservations": 'consent = "train"',
     "private": 'consent = "none"',
@@ -127,7 +127,7 @@ def _settings(home: Path, changes: Mapping[str, Any]) -> Settings:
         file = home / f"{name}.toml"
         file.write_text(_TASK.format(name=name, consent=consent))
         files.append(file)
-    known = {"home": home, "run": "attack", "policy": POLICY, "base": str(_EXAMPLE / "base"), "tasks": tuple(files),
+    known = {"home": home, "run": "attack", "policy": POLICY, "base": str(EXAMPLE / "base"), "tasks": tuple(files),
              "weights_unsigned": True, "requests_per_minute": 0, "signals_per_minute": 0}  # fmt: skip
     return Settings.model_validate({**known, **changes})
 

@@ -21,7 +21,8 @@ import openai
 import uvicorn
 from starlette.types import ASGIApp
 
-from benchmarks.attacks._broken_cases import GOOD, TOKEN_LOGPROB, Case, status
+from benchmarks.attacks.cases.broken_answers import GOOD, TOKEN_LOGPROB, Case, status
+from benchmarks.paths import EXAMPLE
 from contracts.event_log import EventLog
 from contracts.keys import create_key
 from contracts.records import Generation, decode, unpack_floats
@@ -33,7 +34,6 @@ from services.inference.app import create_app
 PATIENCE_SECONDS, SILENCE_SECONDS = 0.5, 0.25
 _DRIP_SECONDS = 0.02
 _SOON_SECONDS = 5.0
-_EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "reservations"
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _STATE = {"status": "serving", "engine": "broken/1", "dtype": "float32", "instance": "the only one"}
 
@@ -213,8 +213,8 @@ def gateway() -> Iterator[Gateway]:
             home=Path(folder),
             run="attack",
             policy="attacked",
-            base=str(_EXAMPLE / "base"),
-            tasks=(_EXAMPLE / "task.toml",),
+            base=str(EXAMPLE / "base"),
+            tasks=(EXAMPLE / "task.toml",),
             engine_port=engine.port,
             weights_unsigned=True,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.attacks._escapes import Escape, syscall
+from benchmarks.attacks.cases.escapes import Escape, syscall
 
 
 def _opens(family: str, kind: str, protocol: int = 0) -> Escape:

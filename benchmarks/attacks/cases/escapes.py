@@ -15,6 +15,7 @@ class Escape(NamedTuple):
 
     @property
     def source(self) -> str:
+        """The program: a function `f(world)` that returns True if it got out."""
         body = "\n".join("    " + line for line in self.lines.strip().split("\n"))
         return f"import os, sys\ndef f(world):\n{body}\n"
 

@@ -12,6 +12,7 @@ import httpx
 import torch
 
 from benchmarks.engine.arms import POLICY, open_engine
+from benchmarks.paths import BASE
 from runtime.engine_key import authorization
 from services.engine.app import make_app
 from services.engine.engine import Engine
@@ -19,7 +20,6 @@ from services.engine.follower import Follower
 from services.engine.settings import EngineSettings
 
 KEY = "the-key-of-this-attack"
-_BASE = Path(__file__).parent.parent.parent / "examples" / "reservations" / "base"
 _PROMPT, _MAX_TOKENS = [5, 6, 7, 8], 4
 _NUM_ASKED = 40
 _LOOK_SECONDS = 0.005
@@ -41,7 +41,7 @@ def flood(settings: EngineSettings) -> Flooded:
     """Fill an engine that is paused, then let it go on."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_engine(Path(folder), _BASE, "cpu", torch.float32, settings) as engine,
+        open_engine(Path(folder), BASE, "cpu", torch.float32, settings) as engine,
     ):
         engine.pause()
         return asyncio.run(_flood(engine))
