@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Column, Float, Index, Integer, PrimaryKeyConstraint, String, Table
+from sqlalchemy import JSON, BigInteger, Column, Float, Index, Integer, String, Table
 
 from contracts.tables.base import SORTED_KEY, metadata
 
 score = Table(
     "score",
     metadata,
-    Column("key", SORTED_KEY, nullable=False),
-    Column("revision", Integer, nullable=False),
+    Column("key", SORTED_KEY, primary_key=True),
+    Column("revision", Integer, primary_key=True),
     Column("task", String(64), nullable=False),
     Column("purpose", String(16), nullable=False),
     Column("version", Integer, nullable=False),
@@ -20,7 +20,6 @@ score = Table(
     Column("components", JSON, nullable=False),
     Column("at", Float, nullable=False),
     Column("tenant", String(64)),
-    PrimaryKeyConstraint("key", "revision"),
     Index("ix_score_at", "at"),
     postgresql_partition_by="RANGE (key)",
 )
@@ -28,34 +27,32 @@ score = Table(
 behaviour = Table(
     "behaviour",
     metadata,
-    Column("task", String(64), nullable=False),
-    Column("version", Integer, nullable=False),
-    Column("cluster", String(64), nullable=False),
-    Column("metric", String(64), nullable=False),
+    Column("task", String(64), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("cluster", String(64), primary_key=True),
+    Column("metric", String(64), primary_key=True),
     Column("num", BigInteger, nullable=False),
     Column("total", Float, nullable=False),
     Column("squares", Float, nullable=False),
-    PrimaryKeyConstraint("task", "version", "cluster", "metric"),
 )
 
 alarm = Table(
     "alarm",
     metadata,
-    Column("task", String(64), nullable=False),
-    Column("name", String(64), nullable=False),
-    Column("version", Integer, nullable=False),
-    Column("cluster", String(64), nullable=False),
+    Column("task", String(64), primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("cluster", String(64), primary_key=True),
     Column("at", Float, nullable=False),
     Column("details", JSON, nullable=False),
-    PrimaryKeyConstraint("task", "name", "version", "cluster"),
 )
 
 submitter = Table(
     "submitter",
     metadata,
-    Column("tenant", String(64), nullable=False),
-    Column("task", String(64), nullable=False),
-    Column("id", String(128), nullable=False),
+    Column("tenant", String(64), primary_key=True),
+    Column("task", String(64), primary_key=True),
+    Column("id", String(128), primary_key=True),
     Column("num", BigInteger, nullable=False),
     Column("total", Float, nullable=False),
     Column("window_started_at", Float, nullable=False),
@@ -64,7 +61,6 @@ submitter = Table(
     Column("num_agreed", Integer, nullable=False),
     Column("num_said_good", Integer, nullable=False),
     Column("num_found_good", Integer, nullable=False),
-    PrimaryKeyConstraint("tenant", "task", "id"),
 )
 
 vote = Table(
@@ -86,23 +82,22 @@ vote = Table(
 heard = Table(
     "heard",
     metadata,
-    Column("task", String(64), nullable=False),
-    Column("task_hash", String(12), nullable=False),
-    Column("cohort", BigInteger, nullable=False),
-    Column("bucket", Integer, nullable=False),
-    Column("asked", Integer, nullable=False),
+    Column("task", String(64), primary_key=True),
+    Column("task_hash", String(12), primary_key=True),
+    Column("cohort", BigInteger, primary_key=True),
+    Column("bucket", Integer, primary_key=True),
+    Column("asked", Integer, primary_key=True),
     Column("num_answers", BigInteger, nullable=False),
     Column("num_heard", BigInteger, nullable=False),
     Column("total", Float, nullable=False),
-    PrimaryKeyConstraint("task", "task_hash", "cohort", "bucket", "asked"),
 )
 
 vote_pace = Table(
     "vote_pace",
     metadata,
-    Column("task", String(64), nullable=False),
-    Column("cluster", String(64), nullable=False),
-    Column("side", String(8), nullable=False),
+    Column("task", String(64), primary_key=True),
+    Column("cluster", String(64), primary_key=True),
+    Column("side", String(8), primary_key=True),
     Column("bucket", BigInteger, nullable=False),
     Column("num", BigInteger, nullable=False),
     Column("num_buckets", Float, nullable=False),
@@ -110,18 +105,16 @@ vote_pace = Table(
     Column("squares", Float, nullable=False),
     Column("quarantined_until", BigInteger, nullable=False),
     Column("cleared", BigInteger, nullable=False),
-    PrimaryKeyConstraint("task", "cluster", "side"),
 )
 
 signal_delay = Table(
     "signal_delay",
     metadata,
-    Column("task", String(64), nullable=False),
-    Column("name", String(64), nullable=False),
-    Column("cohort", BigInteger, nullable=False),
-    Column("bucket", Integer, nullable=False),
+    Column("task", String(64), primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("cohort", BigInteger, primary_key=True),
+    Column("bucket", Integer, primary_key=True),
     Column("num", BigInteger, nullable=False),
-    PrimaryKeyConstraint("task", "name", "cohort", "bucket"),
 )
 
 judge_verdict = Table(
@@ -137,11 +130,10 @@ judge_verdict = Table(
 judge_spend = Table(
     "judge_spend",
     metadata,
-    Column("task", String(64), nullable=False),
-    Column("judge", String(64), nullable=False),
-    Column("day", String(10), nullable=False),
+    Column("task", String(64), primary_key=True),
+    Column("judge", String(64), primary_key=True),
+    Column("day", String(10), primary_key=True),
     Column("num_calls", BigInteger, nullable=False),
     Column("num_tokens", BigInteger, nullable=False),
     Column("money", Float, nullable=False),
-    PrimaryKeyConstraint("task", "judge", "day"),
 )

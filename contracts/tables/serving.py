@@ -10,7 +10,6 @@ from sqlalchemy import (
     Float,
     Integer,
     LargeBinary,
-    PrimaryKeyConstraint,
     String,
     Table,
     Text,
@@ -21,49 +20,45 @@ from contracts.tables.base import BIG_SERIAL, metadata
 training_step = Table(
     "training_step",
     metadata,
-    Column("epoch", Integer, nullable=False),
-    Column("step", Integer, nullable=False),
+    Column("epoch", Integer, primary_key=True),
+    Column("step", Integer, primary_key=True),
     Column("at", Float, nullable=False),
     Column("metrics", JSON, nullable=False),
-    PrimaryKeyConstraint("epoch", "step"),
 )
 
 verdict = Table(
     "verdict",
     metadata,
-    Column("policy", String(64), nullable=False),
-    Column("version", Integer, nullable=False),
+    Column("policy", String(64), primary_key=True),
+    Column("version", Integer, primary_key=True),
     Column("accepted", Boolean, nullable=False),
     Column("accuracy", Float),
     Column("best_accuracy", Float),
     Column("reason", Text, nullable=False),
     Column("details", JSON, nullable=False),
     Column("at", Float, nullable=False),
-    PrimaryKeyConstraint("policy", "version"),
 )
 
 sentinel_answer = Table(
     "sentinel_answer",
     metadata,
-    Column("policy", String(64), nullable=False),
-    Column("version", Integer, nullable=False),
-    Column("sentinels_hash", String(16), nullable=False),
+    Column("policy", String(64), primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("sentinels_hash", String(16), primary_key=True),
     Column("draw", Integer, nullable=False),
-    Column("position", Integer, nullable=False),
+    Column("position", Integer, primary_key=True),
     Column("answer", JSON, nullable=False),
     Column("at", Float, nullable=False),
-    PrimaryKeyConstraint("policy", "version", "sentinels_hash", "position"),
 )
 
 gate_anchor = Table(
     "gate_anchor",
     metadata,
-    Column("policy", String(64), nullable=False),
-    Column("task", String(64), nullable=False),
-    Column("version", Integer, nullable=False),
+    Column("policy", String(64), primary_key=True),
+    Column("task", String(64), primary_key=True),
+    Column("version", Integer, primary_key=True),
     Column("at", Float, nullable=False),
     Column("reason", Text, nullable=False),
-    PrimaryKeyConstraint("policy", "task", "version"),
 )
 
 swap = Table(
@@ -85,8 +80,8 @@ swap = Table(
 assignment = Table(
     "assignment",
     metadata,
-    Column("policy", String(64), nullable=False),
-    Column("arm", String(16), nullable=False),
+    Column("policy", String(64), primary_key=True),
+    Column("arm", String(16), primary_key=True),
     Column("version", Integer),
     Column("share", Float, nullable=False),
     Column("epoch", BigInteger, nullable=False),
@@ -95,15 +90,14 @@ assignment = Table(
     Column("at", Float, nullable=False),
     Column("root", String(64)),
     Column("run", Text),
-    PrimaryKeyConstraint("policy", "arm"),
 )
 
 assignment_change = Table(
     "assignment_change",
     metadata,
-    Column("policy", String(64), nullable=False),
-    Column("arm", String(16), nullable=False),
-    Column("epoch", BigInteger, nullable=False),
+    Column("policy", String(64), primary_key=True),
+    Column("arm", String(16), primary_key=True),
+    Column("epoch", BigInteger, primary_key=True),
     Column("version", Integer),
     Column("share", Float, nullable=False),
     Column("writer", String(32), nullable=False),
@@ -111,7 +105,6 @@ assignment_change = Table(
     Column("at", Float, nullable=False),
     Column("root", String(64)),
     Column("run", Text),
-    PrimaryKeyConstraint("policy", "arm", "epoch"),
 )
 
 weight_snapshot = Table(
@@ -125,13 +118,12 @@ weight_snapshot = Table(
 revocation = Table(
     "revocation",
     metadata,
-    Column("policy", String(64), nullable=False),
-    Column("version", Integer, nullable=False),
+    Column("policy", String(64), primary_key=True),
+    Column("version", Integer, primary_key=True),
     Column("treatment", String(16), nullable=False),
     Column("writer", String(32), nullable=False),
     Column("reason", Text, nullable=False),
     Column("at", Float, nullable=False),
-    PrimaryKeyConstraint("policy", "version"),
 )
 
 training_lease = Table(
@@ -146,35 +138,32 @@ training_lease = Table(
 training_epoch = Table(
     "training_epoch",
     metadata,
-    Column("policy", String(64), nullable=False),
-    Column("epoch", Integer, nullable=False),
+    Column("policy", String(64), primary_key=True),
+    Column("epoch", Integer, primary_key=True),
     Column("holder", JSON, nullable=False),
     Column("issued_at", Float, nullable=False),
-    PrimaryKeyConstraint("policy", "epoch"),
 )
 
 version_claim = Table(
     "version_claim",
     metadata,
-    Column("policy", String(64), nullable=False),
-    Column("version", Integer, nullable=False),
+    Column("policy", String(64), primary_key=True),
+    Column("version", Integer, primary_key=True),
     Column("parent", Integer, nullable=False),
     Column("epoch", Integer, nullable=False),
     Column("root", String(64)),
     Column("claimed_at", Float, nullable=False),
-    PrimaryKeyConstraint("policy", "version"),
 )
 
 doomed = Table(
     "doomed",
     metadata,
-    Column("policy", String(64), nullable=False),
-    Column("kind", String(16), nullable=False),
-    Column("name", String(128), nullable=False),
+    Column("policy", String(64), primary_key=True),
+    Column("kind", String(16), primary_key=True),
+    Column("name", String(128), primary_key=True),
     Column("epoch", Integer, nullable=False),
     Column("going", Boolean, nullable=False),
     Column("at", Float, nullable=False),
-    PrimaryKeyConstraint("policy", "kind", "name"),
 )
 
 dashboard_session = Table(

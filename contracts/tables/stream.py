@@ -10,7 +10,6 @@ from sqlalchemy import (
     Index,
     Integer,
     LargeBinary,
-    PrimaryKeyConstraint,
     String,
     Table,
     Text,
@@ -22,11 +21,10 @@ from contracts.tables.base import BIG_SERIAL, MAX_KEY, SORTED_ID, SORTED_KEY, me
 position = Table(
     "position",
     metadata,
-    Column("consumer_group", String(64), nullable=False),
-    Column("topic", String(64), nullable=False),
-    Column("partition", Integer, nullable=False),
+    Column("consumer_group", String(64), primary_key=True),
+    Column("topic", String(64), primary_key=True),
+    Column("partition", Integer, primary_key=True),
     Column("next_offset", BigInteger, nullable=False),
-    PrimaryKeyConstraint("consumer_group", "topic", "partition"),
 )
 
 log_topic = Table(
@@ -55,10 +53,10 @@ outbox = Table(
 dead_letter = Table(
     "dead_letter",
     metadata,
-    Column("consumer_group", String(64), nullable=False),
-    Column("topic", String(64), nullable=False),
-    Column("partition", Integer, nullable=False),
-    Column("offset", BigInteger, nullable=False),
+    Column("consumer_group", String(64), primary_key=True),
+    Column("topic", String(64), primary_key=True),
+    Column("partition", Integer, primary_key=True),
+    Column("offset", BigInteger, primary_key=True),
     Column("reason", Text, nullable=False),
     Column("value", LargeBinary, nullable=False),
     Column("at", Float, nullable=False),
@@ -66,19 +64,17 @@ dead_letter = Table(
     Column("traceback", Text),
     Column("state", String(16), nullable=False, server_default="open"),
     Column("settled_at", Float),
-    PrimaryKeyConstraint("consumer_group", "topic", "partition", "offset"),
 )
 
 received_signal = Table(
     "received_signal",
     metadata,
-    Column("tenant", String(64), nullable=False),
-    Column("id", String(128), nullable=False),
+    Column("tenant", String(64), primary_key=True),
+    Column("id", String(128), primary_key=True),
     Column("body_hash", String(64), nullable=False),
     Column("received_at", Float, nullable=False),
     Column("retracted_at", Float),
     Column("record", LargeBinary, nullable=False),
-    PrimaryKeyConstraint("tenant", "id"),
 )
 
 rejection_count = Table(
@@ -98,34 +94,32 @@ signal_count = Table(
 waiting_signal = Table(
     "waiting_signal",
     metadata,
-    Column("tenant", String(64), nullable=False),
-    Column("id", String(128), nullable=False),
+    Column("tenant", String(64), primary_key=True),
+    Column("id", String(128), primary_key=True),
     Column("kind", String(16), nullable=False),
     Column("value", String(MAX_KEY), nullable=False),
     Column("received_at", Float, nullable=False),
     Column("record", LargeBinary, nullable=False),
-    PrimaryKeyConstraint("tenant", "id"),
     Index("ix_waiting_signal_value", "value"),
 )
 
 join_key = Table(
     "join_key",
     metadata,
-    Column("tenant", String(64), nullable=False),
-    Column("kind", String(16), nullable=False),
-    Column("value", String(MAX_KEY), nullable=False),
+    Column("tenant", String(64), primary_key=True),
+    Column("kind", String(16), primary_key=True),
+    Column("value", String(MAX_KEY), primary_key=True),
     Column("completion_id", String(64), nullable=False),
     Column("choice", Integer, nullable=False),
     Column("at", Float, nullable=False),
-    PrimaryKeyConstraint("tenant", "kind", "value"),
     Index("ix_join_key_at", "at"),
 )
 
 generation = Table(
     "generation",
     metadata,
-    Column("completion_id", SORTED_ID, nullable=False),
-    Column("choice", Integer, nullable=False),
+    Column("completion_id", SORTED_ID, primary_key=True),
+    Column("choice", Integer, primary_key=True),
     Column("partition", Integer, nullable=False),
     Column("policy", String(64), nullable=False),
     Column("task", String(64), nullable=False),
@@ -148,7 +142,6 @@ generation = Table(
     Column("request", String(32)),
     Column("retry_count", Integer),
     Column("superseded_by", String(64)),
-    PrimaryKeyConstraint("completion_id", "choice"),
     Index("ix_generation_closes_at", "closes_at"),
     Index("ix_generation_created_at", "created_at"),
     Index(
@@ -177,9 +170,9 @@ generation_count = Table(
 signal = Table(
     "signal",
     metadata,
-    Column("completion_id", SORTED_ID, nullable=False),
-    Column("tenant", String(64), nullable=False),
-    Column("id", String(128), nullable=False),
+    Column("completion_id", SORTED_ID, primary_key=True),
+    Column("tenant", String(64), primary_key=True),
+    Column("id", String(128), primary_key=True),
     Column("choice", Integer, nullable=False),
     Column("name", String(64), nullable=False),
     Column("submitter", String(128), nullable=False),
@@ -189,7 +182,6 @@ signal = Table(
     Column("reason", String(128), nullable=False),
     Column("revision", Integer),
     Column("record", LargeBinary, nullable=False),
-    PrimaryKeyConstraint("completion_id", "tenant", "id"),
     Index("ix_signal_received_at", "received_at"),
     Index("ix_signal_state", "state", "tenant"),
     postgresql_partition_by="RANGE (completion_id)",
@@ -198,16 +190,15 @@ signal = Table(
 outcome = Table(
     "outcome",
     metadata,
-    Column("key", SORTED_KEY, nullable=False),
-    Column("revision", Integer, nullable=False),
-    Column("epoch", Integer, nullable=False),
-    Column("state", String(32), nullable=False),
+    Column("key", SORTED_KEY, primary_key=True),
+    Column("revision", Integer, primary_key=True),
+    Column("epoch", Integer, primary_key=True),
+    Column("state", String(32), primary_key=True),
     Column("reason", String(128), nullable=False),
     Column("version", Integer),
     Column("writer", String(16), nullable=False),
     Column("at", Float, nullable=False),
     Column("sequence", BigInteger, nullable=False, server_default="0"),
-    PrimaryKeyConstraint("key", "revision", "epoch", "state"),
     Index("ix_outcome_told", "epoch", "sequence", "key"),
     postgresql_partition_by="RANGE (key)",
 )
