@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from commands.api_key_commands import api_keys_app
+from commands.cache import cache
 from commands.dead_letter_commands import dead_letter_app
 from commands.log_commands import log_app
 from commands.options import DEFAULT_HOME, HomeOption
@@ -36,6 +37,7 @@ app.add_typer(keys_app, name="keys")
 keys_app.add_typer(api_keys_app, name="api")
 
 app.add_typer(reward_app)
+app.command()(cache)
 
 
 @app.command()

@@ -173,15 +173,25 @@ class Measured:
             note("request", method=scope["method"], path=scope["path"], status=status, seconds=round(seconds, 4))
 
 
-def storage_check(settings: Settings) -> Ready:
-    """For whoever acknowledges by a commit: unready if the disk is nearly full or the database takes no writer."""
+def disk_check(folder: Path) -> Ready:
+    """Unready while the disk of a folder is nearly full."""
 
     def check() -> None:
-        free = shutil.disk_usage(settings.home).free
+        free = shutil.disk_usage(folder).free
         if free < MIN_FREE_BYTES:
             raise Unavailable(
-                f"{free // 2**20} MiB free under {settings.home}, less than {MIN_FREE_BYTES // 2**20}: free disk space"
+                f"{free // 2**20} MiB free under {folder}, less than {MIN_FREE_BYTES // 2**20}: free disk space"
             )
+
+    return check
+
+
+def storage_check(settings: Settings) -> Ready:
+    """For a service that acknowledges by a commit: unready while the disk is nearly full or the database takes no writer."""
+    check_disk = disk_check(settings.home)
+
+    def check() -> None:
+        check_disk()
         database = settings.database()
         try:
             with database.transaction():
@@ -227,13 +237,18 @@ def run_services(
     checks: Mapping[str, Callable[[Settings], Ready]],
     url: Callable[[Settings], str],
 ) -> None:
-    """Serve applications of a home, where its settings say that they are, until SIGTERM or SIGINT."""
+    """Serve applications of a home, at the address of its settings, until SIGTERM or SIGINT."""
     set_up_logs(process)
     settings = load_settings(home)
-    ready = {name: check(settings) for name, check in checks.items()}
-    operations = Operations(ready)
+    address = httpx.URL(url(settings))
+    serve(make(settings), {name: check(settings) for name, check in checks.items()}, address.host, address.port or 80)
+
+
+def serve(children: Mapping[str, FastAPI], checks: Mapping[str, Ready], host: str, port: int) -> None:
+    """Serve applications behind one port until SIGTERM or SIGINT; see `make_web`."""
+    operations = Operations(checks)
     config = uvicorn.Config(
-        make_web(make(settings), ready),
+        make_web(children, checks),
         loop="uvloop",
         http=GuardedProtocol,
         ws="none",
@@ -242,8 +257,7 @@ def run_services(
         timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=DRAIN_SECONDS,
     )
-    address = httpx.URL(url(settings))
-    _Server(config, operations).run([listening_socket(address.host, address.port or 80)])
+    _Server(config, operations).run([listening_socket(host, port)])
     operations.close()
 
 

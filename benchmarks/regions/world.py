@@ -150,8 +150,8 @@ class World:
         folder.mkdir()
         self._run(
             region,
-            "services.cache.cache",
-            *("--upstream", upstream, "--folder", str(folder / "cache"), "--port", str(_CACHE_PORT)),
+            "millrace",
+            *("cache", "--upstream", upstream, "--folder", str(folder / "cache"), "--port", str(_CACHE_PORT)),
             *("--connections", str(connections), "--depth", str(_DEPTH)),
             niceness=_NICE,
         )

@@ -1,9 +1,11 @@
-"""One object from far away, quickly: in parts, over connections that stay open, each part once.
+"""Fetches one object over a long, lossy link: in parts, over several open connections, each part once.
 
-In: a path at the upstream. Out: a file. Waits: for the upstream. A connection over a long lossy way takes seconds to find
-its rate, so it is kept; and it must never wait for a round trip, so the next parts are asked for before the last has
-come (HTTP/1.1 pipelining; not at an upstream that closes after each answer, which makes it slow). A connection that
-breaks goes on from the bytes it got.
+    Download ─▶ one _work() per connection ─▶ the file, at the part's place
+                  ▲ next part            └─▶ on a break: the part goes to `_returned`, and the next worker continues it
+
+In: a path at the upstream. Out: a file. Waits for: the upstream. A connection takes seconds to reach its rate, so it stays
+open between parts. It should never be idle for a round trip, so the next parts are requested before the last one has
+arrived (HTTP/1.1 pipelining). An upstream that closes its connection after each answer gets one request at a time, and is slow.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ _PIECE_BYTES = 64 * 1024
 class Fetching(NamedTuple):
     """How objects are fetched.
 
-    Each of `connections` is first asked for `first_bytes`, together more than the way holds (bandwidth times round trip):
-    nothing more is asked for until the length is known. Then `depth` parts of `part_bytes` are on the way on each. A
-    connection that gets nothing for `silence` seconds is given up, and the whole fetch with it when that happened `tries`
-    times in a row, `pause` seconds apart.
+    Each of `connections` first requests `first_bytes`; together they are more than the link holds (bandwidth times round
+    trip). Nothing more is requested until the length is known. Then each connection keeps `depth` parts of `part_bytes` on
+    the way. A connection without data for `silence` seconds is closed. After `tries` failures in a row, `pause` seconds
+    apart, the fetch fails.
     """
 
     connections: int = 16
@@ -50,7 +52,7 @@ class Fetching(NamedTuple):
 
 
 class Stats(msgspec.Struct):
-    """Since the start: bodies that came from upstream, what they took, what broke, and fetches that ended well."""
+    """Counts since the start: bytes and requests of the upstream, broken connections, and objects fetched whole."""
 
     upstream_bytes: int = 0
     upstream_requests: int = 0
@@ -59,7 +61,7 @@ class Stats(msgspec.Struct):
 
 
 class Head(NamedTuple):
-    """The head of an answer; the names of `fields` are in lower case."""
+    """The head of a response; the names of `fields` are in lower case."""
 
     status: int
     fields: dict[str, str]
@@ -71,7 +73,7 @@ class Head(NamedTuple):
 
 
 class Connection:
-    """HTTP/1.1 to the upstream, requests ahead of answers. Everything raises OSError or EOFError when it breaks."""
+    """HTTP/1.1 to the upstream, with pipelining. Every method raises OSError or EOFError when the connection breaks."""
 
     def __init__(self, upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._upstream, self._reader, self._writer = upstream, reader, writer
@@ -79,17 +81,17 @@ class Connection:
 
     @property
     def usable(self) -> bool:
-        """Whether another request may go out."""
+        """Whether another request may be sent."""
         return self.reusable and not self._reader.at_eof() and not self._writer.is_closing()
 
     def ask(self, target: str, fields: str) -> None:
-        """Send a GET with these lines in its head."""
+        """Send a GET; `fields`: more lines of its head."""
         self._upstream.stats.upstream_requests += 1
         path = f"{self._upstream.prefix}/{target}"
         self._writer.write(f"GET {path} HTTP/1.1\r\nhost: {self._upstream.host}\r\n{fields}\r\n".encode())
 
     async def head(self) -> Head:
-        """The next answer."""
+        """Read the head of the next response."""
         async with asyncio.timeout(self._upstream.fetching.silence):
             lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         pairs = (line.partition(":") for line in lines[1:] if line)
@@ -98,11 +100,11 @@ class Connection:
             self.reusable = self._upstream.keeps_open = False
         head = Head(int(lines[0].split()[1]), fields)
         if head.status != NOT_MODIFIED and "content-length" not in fields:
-            raise InvalidSettings("upstream answers without Content-Length: the cache needs one that says the length")
+            raise InvalidSettings("the upstream answers without Content-Length: use a server that sends it")
         return head
 
     async def read(self, length: int, store: Callable[[bytes], None]) -> None:
-        """Hand `length` bytes on, piece by piece; what came before a break is handed on too."""
+        """Pass `length` bytes to `store`, piece by piece, including those that arrived before a break."""
         while length:
             try:
                 async with asyncio.timeout(self._upstream.fetching.silence):
@@ -116,7 +118,7 @@ class Connection:
             length -= len(piece)
 
     def close(self) -> None:
-        """Now."""
+        """Close without waiting."""
         self._writer.close()
 
 
@@ -125,17 +127,25 @@ class Upstream:
 
     Args:
         url: `http://host:port/prefix`.
-        fetching: how.
+        fetching: how to fetch.
 
     Raises:
-        InvalidSettings: it is another kind of URL.
+        InvalidSettings: the URL has another form.
     """
 
     def __init__(self, url: str, fetching: Fetching) -> None:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+            port = parts.port or 80
+        except ValueError as error:
+            raise InvalidSettings(
+                f"the upstream {url!r} is not a URL: {error}; give http://HOST:PORT/PREFIX"
+            ) from error
         if parts.scheme != "http" or not parts.hostname:
-            raise InvalidSettings(f"the upstream is http://HOST:PORT/PREFIX, not {url!r}")
-        self._address = (parts.hostname, parts.port or 80)
+            raise InvalidSettings(
+                f"the upstream is http://HOST:PORT/PREFIX, not {url!r}; for https put a proxy or a tunnel in between"
+            )
+        self._address = (parts.hostname, port)
         self.host, self.prefix = parts.netloc, parts.path.rstrip("/")
         self.fetching, self.stats = fetching, Stats()
         self.keeps_open = True
@@ -143,7 +153,7 @@ class Upstream:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """One that is open already, or a new one; it stays open if nothing went wrong."""
+        """An open connection, or a new one. It stays open unless something goes wrong."""
         while self._idle:
             if (connection := self._idle.pop()).usable:
                 break
@@ -163,18 +173,18 @@ class Upstream:
                 connection.close()
 
     def close(self) -> None:
-        """The idle connections."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.pop().close()
 
 
 class Download:
-    """One object on its way into the folder. What it has survives a `run` that failed.
+    """One object on its way into the folder. Parts that arrived are kept when `run` fails.
 
     Args:
-        target: the path of the object, as the upstream knows it.
-        path: where it will be.
-        upstream: asked for parts.
+        target: the path of the object at the upstream.
+        path: the file to make.
+        upstream: where the parts come from.
     """
 
     def __init__(self, target: str, path: Path, upstream: Upstream) -> None:
@@ -188,12 +198,12 @@ class Download:
         self._file = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
 
     async def run(self) -> None:
-        """Fetch what is missing, then put the file in its place.
+        """Fetch what is missing, then move the file to its place.
 
         Raises:
-            NotFound: there is no such object.
-            Unavailable: the upstream is away.
-            InvalidSettings: the upstream serves no parts, or objects that change.
+            NotFound: the upstream has no such object.
+            Unavailable: the upstream does not answer.
+            InvalidSettings: the upstream does not serve parts, or changed the object.
         """
         workers = [asyncio.create_task(self._work()) for _ in range(self._upstream.fetching.connections)]
         try:
@@ -203,17 +213,19 @@ class Download:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
         if any(self._positions[number] < self._end(number) for number in range(self._next)):
-            raise InvalidSettings(f"upstream denied a part of {self._target} that it has: it must serve parts")
+            raise InvalidSettings(
+                f"the upstream denied a part of {self._target}: use a server that serves parts (Range)"
+            )
         os.close(self._file)
         self._temporary.replace(self._path)
 
     def drop(self) -> None:
-        """Forget it."""
+        """Remove what has arrived."""
         os.close(self._file)
         self._temporary.unlink()
 
     async def _work(self) -> None:
-        """One connection after the other, until no part is left."""
+        """Fetch parts, over a new connection after each break, until no part is left."""
         failures = 0
         while failures < self._upstream.fetching.tries:
             asked: deque[int] = deque()
@@ -231,10 +243,12 @@ class Download:
             else:
                 if not self._is_more():
                     return
-        raise Unavailable(f"upstream is silent, {self._target} did not come: ask again, it goes on where it stopped")
+        raise Unavailable(
+            f"the upstream is silent, {self._target} is not complete: try again, the fetch continues where it stopped"
+        )
 
     async def _receive_parts(self, connection: Connection, asked: deque[int]) -> None:
-        """Until none is left. `asked` holds those on the way, when it breaks too."""
+        """Fetch parts until none is left. `asked`: the parts on the way, also after a break."""
         while True:
             self._ask_ahead(connection, asked)
             if not asked:
@@ -246,7 +260,7 @@ class Download:
             asked.popleft()
 
     def _ask_ahead(self, connection: Connection, asked: deque[int]) -> None:
-        # To ask for the length first would be a round trip. So each connection asks for a part that may not exist.
+        # Asking for the length first would cost a round trip. So each connection first requests a part that may not exist.
         known = self._size is not None and self._upstream.keeps_open
         depth = self._upstream.fetching.depth if known else 1
         while len(asked) < depth and connection.usable and (number := self._next_part()) is not None:
@@ -259,11 +273,11 @@ class Download:
             self._positions[number] += len(piece)
 
     def _check(self, head: Head, start: int) -> None:
-        """Refuse what is no part; learn the size."""
+        """Learn the size of the object; raise if the response is not the requested part."""
         if head.status == NOT_FOUND:
-            raise NotFound(f"upstream has no {self._target}")
+            raise NotFound(f"the upstream has no {self._target}")
         if head.status >= _SERVER_ERROR:
-            raise ConnectionError(f"upstream answered {head.status}")
+            raise ConnectionError(f"the upstream answered {head.status}")
         content_range = head.fields.get("content-range", "")
         if head.status == _BEYOND:
             if content_range == "bytes */0":
@@ -271,9 +285,13 @@ class Download:
             return
         found = _CONTENT_RANGE.fullmatch(content_range)
         if head.status != _PARTIAL or found is None or int(found[1]) != start:
-            raise InvalidSettings(f"upstream answers {head.status} to a Range of {self._target}: it must serve parts")
+            raise InvalidSettings(
+                f"the upstream answers {head.status} to a Range of {self._target}: use a server that serves parts"
+            )
         if self._size not in {None, int(found[2])}:
-            raise InvalidSettings(f"upstream changed {self._target} on the way: objects must keep their bytes")
+            raise InvalidSettings(
+                f"the upstream changed {self._target} during the fetch: objects must keep their bytes"
+            )
         self._size = int(found[2])
 
     def _is_more(self) -> bool:

@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.cache.cache import RegionCache, create_app
+from services.cache.app import create_app
+from services.cache.cache import RegionCache
 from services.cache.fetch import Fetching, Upstream
 
 _RANGE = re.compile(r"range: bytes=(\d+)-(\d+)")

@@ -1,0 +1,31 @@
+"""The routes of the cache. They need no key: the cache serves only what its upstream serves to anybody."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import FileResponse
+
+from services.cache.cache import RegionCache
+from services.http import reply
+
+
+class _LargeFile(FileResponse):
+    chunk_size = 2**20
+
+
+def add_routes(service: FastAPI, cache: RegionCache) -> None:
+    """Add every route of the cache to an application."""
+
+    @service.get("/_stats")
+    async def stats() -> Response:
+        return reply(cache.stats)
+
+    @service.api_route("/{name:path}", methods=["GET", "HEAD"])
+    async def get(name: str, request: Request) -> Response:
+        if name.endswith(".json") or request.url.query:
+            small = await cache.small(f"{quote(name)}?{request.url.query}".rstrip("?"))
+            headers = {"etag": small.etag} if small.etag else None
+            return Response(small.body, media_type=small.media_type, headers=headers)
+        return _LargeFile(await cache.object(name), media_type="application/octet-stream")
