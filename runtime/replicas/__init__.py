@@ -1,7 +1,7 @@
-"""What replicas tell each other in passing: rate limits, answers to repeated requests, wake-ups.
+"""What the replicas of a process share, as far as it may be lost: rate limits, answers to repeated requests, wake-ups.
 
-Nothing of it is the truth. Without it, or while the server behind it is away, each process goes by what it knows itself:
-limits count per replica, a repeated request runs again, and what would have been told is found at the next poll.
+None of it is the source of truth. Without Redis, or while Redis is away, each process relies on what it knows itself: limits
+count per replica, a repeated request runs again, and a change that nobody announced is found at the next poll.
 """
 
 from runtime.replicas.ports import Allowance, Bell, IdempotencyStore, RateLimiter, ReplicaLinks, RequestClaim

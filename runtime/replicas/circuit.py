@@ -1,4 +1,4 @@
-"""Keeps a server that is away from costing every request its timeout."""
+"""A circuit breaker for Redis: while Redis is away, requests do not wait for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Circuit:
-    """Open after one failure; then one call in `RETRY_SECONDS` may try. Said once when it opens and once when it closes."""
+    """Opens after one failure; then one call per `RETRY_SECONDS` may try. Logs once when it opens and once when it closes."""
 
     def __init__(self, server: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._server = server
@@ -32,21 +32,21 @@ class Circuit:
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """A call of the server.
+        """Wrap one call to the server.
 
         Raises:
-            Unavailable: it failed, or was not made because one failed before.
+            Unavailable: the call failed, or was not made because an earlier one failed.
         """
         self.check()
         probing = self._away
         if probing:
-            self._retry_at = self._clock() + RETRY_SECONDS  # the others do not wait for this try
+            self._retry_at = self._clock() + RETRY_SECONDS  # other calls do not wait for this one
         try:
             yield
         except (redis.RedisError, OSError) as error:  # TimeoutError is an OSError
             self._open(error)
             raise Unavailable(f"{self._server} is away: {error}") from error
-        # Calls that began before the failure prove nothing.
+        # Only the probe closes the circuit: another call that succeeds now may have begun before the failure.
         if probing and self._away:
             self._away = False
             _log.info("redis is back", server=self._server)
@@ -56,7 +56,7 @@ class Circuit:
         if not self._away:
             self._away = True
             _log.warning(
-                "redis is away: this process goes by what it knows itself",
+                "redis is away: this process relies on what it knows itself",
                 server=self._server,
                 reason=f"{type(error).__name__}: {error}",
             )

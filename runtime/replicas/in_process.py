@@ -1,4 +1,4 @@
-"""One process that only knows itself: the embedded default, and what is left while Redis is away."""
+"""Links of a process without replicas: the embedded default, and the fallback while Redis is away."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 import msgspec
 
 from runtime.replicas.ports import (
+    ANSWER_SECONDS,
     LEASE_SECONDS,
-    WINDOW_SECONDS,
     Allowance,
     ReplicaLinks,
     RequestClaim,
@@ -19,7 +19,7 @@ from runtime.replicas.ports import (
 )
 
 _MAX_KEYS = 4096
-_TURN_BYTES = 256  # what a turn takes beside its answer, about
+_CLAIM_BYTES = 256  # roughly what a claim takes beside its answer
 
 
 class LocalLimiter:
@@ -40,60 +40,60 @@ class LocalLimiter:
 
 
 class LocalIdempotencyStore:
-    """A `IdempotencyStore`, bounded in number and bytes: the oldest goes first. Belongs to one event loop."""
+    """An `IdempotencyStore`, bounded in number and bytes: the oldest claim goes first. Belongs to one event loop."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, *, max_turns: int = 4096, max_bytes: int = 32 * 2**20
+        self, clock: Callable[[], float] = time.monotonic, *, max_claims: int = 4096, max_bytes: int = 32 * 2**20
     ) -> None:
         self._clock = clock
-        self._max_turns = max_turns
+        self._max_claims = max_claims
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._turns: OrderedDict[str, tuple[float, RequestClaim]] = OrderedDict()
+        self._claims: OrderedDict[str, tuple[float, RequestClaim]] = OrderedDict()
 
-    async def claim(self, key: str, turn: RequestClaim) -> RequestClaim:
+    async def claim(self, key: str, mine: RequestClaim) -> RequestClaim:
         """See the port."""
         held = self._held(key)
         if held is None:
-            self._put(key, turn, LEASE_SECONDS)
-        return held or turn
+            self._put(key, mine, LEASE_SECONDS)
+        return held or mine
 
-    async def renew(self, key: str, turn: RequestClaim) -> None:
+    async def renew(self, key: str, mine: RequestClaim) -> None:
         """See the port."""
-        if self._held(key) in (None, turn):
-            self._put(key, turn, LEASE_SECONDS)
+        if self._held(key) in (None, mine):
+            self._put(key, mine, LEASE_SECONDS)
 
-    async def finish(self, key: str, turn: RequestClaim, answer: bytes) -> None:
+    async def finish(self, key: str, mine: RequestClaim, answer: bytes) -> None:
         """See the port."""
-        if self._held(key) in (None, turn):
-            self._put(key, msgspec.structs.replace(turn, answer=answer), WINDOW_SECONDS)
+        if self._held(key) in (None, mine):
+            self._put(key, msgspec.structs.replace(mine, answer=answer), ANSWER_SECONDS)
 
-    async def release(self, key: str, turn: RequestClaim) -> None:
+    async def release(self, key: str, mine: RequestClaim) -> None:
         """See the port."""
-        if self._held(key) == turn:
+        if self._held(key) == mine:
             self._drop(key)
 
     def _held(self, key: str) -> RequestClaim | None:
-        until, turn = self._turns.get(key, (0.0, None))
-        return turn if until > self._clock() else None
+        until, claim = self._claims.get(key, (0.0, None))
+        return claim if until > self._clock() else None
 
-    def _put(self, key: str, turn: RequestClaim, seconds: float) -> None:
+    def _put(self, key: str, claim: RequestClaim, seconds: float) -> None:
         self._drop(key)
-        self._turns[key] = (self._clock() + seconds, turn)
-        self._num_bytes += _size_of(turn)
-        while len(self._turns) > self._max_turns or self._num_bytes > self._max_bytes or self._oldest_is_over():
-            self._drop(next(iter(self._turns)))
+        self._claims[key] = (self._clock() + seconds, claim)
+        self._num_bytes += _size_of(claim)
+        while len(self._claims) > self._max_claims or self._num_bytes > self._max_bytes or self._oldest_has_ended():
+            self._drop(next(iter(self._claims)))
 
-    def _oldest_is_over(self) -> bool:
-        return bool(self._turns) and next(iter(self._turns.values()))[0] <= self._clock()
+    def _oldest_has_ended(self) -> bool:
+        return bool(self._claims) and next(iter(self._claims.values()))[0] <= self._clock()
 
     def _drop(self, key: str) -> None:
-        if key in self._turns:
-            self._num_bytes -= _size_of(self._turns.pop(key)[1])
+        if key in self._claims:
+            self._num_bytes -= _size_of(self._claims.pop(key)[1])
 
 
-def _size_of(turn: RequestClaim) -> int:
-    return _TURN_BYTES + len(turn.answer or b"")
+def _size_of(claim: RequestClaim) -> int:
+    return _CLAIM_BYTES + len(claim.answer or b"")
 
 
 class LocalBell:
@@ -112,7 +112,7 @@ class LocalBell:
         self._wakes.setdefault(name, []).append(wake)
 
     def names(self) -> list[str]:
-        """What is listened to."""
+        """Names that somebody listens to."""
         return list(self._wakes)
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class LocalBell:
 
 
 def local_links() -> ReplicaLinks:
-    """All of it, for a process that only knows itself."""
+    """The links of a process without replicas."""
     bell = LocalBell()
 
     async def aclose() -> None:

@@ -1,7 +1,7 @@
-"""Replicas that share a Redis. Each call waits a tenth of a second at most; while Redis is away, none waits.
+"""Links between replicas that share a Redis. A call waits a tenth of a second at most; while Redis is away, calls do not wait.
 
-Every key expires by itself. A limit is one number, the time at which its debt is paid, on Redis' own clock: replicas' clocks
-may differ. Memory is the operator's bound; `maxmemory-policy volatile-ttl` forgets the oldest first.
+Every key expires by itself. A limit is one number: the time at which its debt is paid, by Redis' clock, because clocks of
+replicas may differ. The operator bounds the memory; `maxmemory-policy volatile-ttl` removes the oldest keys first.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import msgspec
 from contracts.errors import InvalidSettings, Unavailable
 from runtime.replicas.circuit import Circuit
 from runtime.replicas.in_process import LocalLimiter
-from runtime.replicas.ports import LEASE_SECONDS, WINDOW_SECONDS, Allowance, ReplicaLinks, RequestClaim, allowance_of
+from runtime.replicas.ports import ANSWER_SECONDS, LEASE_SECONDS, Allowance, ReplicaLinks, RequestClaim, allowance_of
 from runtime.replicas.redis_bell import RedisBell
 from runtime.replicas.redis_connection import RedisConnection
 
-PATIENCE_SECONDS = 0.1
+TIMEOUT_SECONDS = 0.1
 _MICROSECONDS = 1_000_000
 
 # `ports.take`, in microseconds.
@@ -35,7 +35,7 @@ redis.call('SET', KEYS[1], string.format('%.0f', now + debt), 'PX', math.ceil(de
 return {debt, 0}
 """
 
-# What another holder wrote stays.
+# A value that another holder wrote stays.
 _PUT = """
 local held = redis.call('GET', KEYS[1])
 if held and held ~= ARGV[1] then return 0 end
@@ -46,74 +46,74 @@ return 1
 
 
 class RedisLimiter:
-    """A `RateLimiter` for all replicas; while Redis is away, each replica counts for itself."""
+    """A `RateLimiter` for all replicas; while Redis is away, each replica counts alone."""
 
-    def __init__(self, line: RedisConnection, prefix: str) -> None:
-        self._line = line
+    def __init__(self, redis: RedisConnection, prefix: str) -> None:
+        self._redis = redis
         self._prefix = prefix
         self._own = LocalLimiter()
 
     async def allow(self, key: str, limit: int, num: int = 1) -> Allowance:
         """See the port."""
         try:
-            debt, wait = await self._line.ask("EVAL", _TAKE, 1, self._prefix + key, limit, num)
+            debt, wait = await self._redis.call("EVAL", _TAKE, 1, self._prefix + key, limit, num)
         except Unavailable:
             return await self._own.allow(key, limit, num)
         return allowance_of(limit, debt / _MICROSECONDS, wait / _MICROSECONDS)
 
 
 class RedisIdempotencyStore:
-    """A `IdempotencyStore` for all replicas; while Redis is away, requests run again."""
+    """An `IdempotencyStore` for all replicas; while Redis is away, requests run again."""
 
-    def __init__(self, line: RedisConnection, prefix: str) -> None:
-        self._line = line
+    def __init__(self, redis: RedisConnection, prefix: str) -> None:
+        self._redis = redis
         self._prefix = prefix
 
-    async def claim(self, key: str, turn: RequestClaim) -> RequestClaim:
+    async def claim(self, key: str, mine: RequestClaim) -> RequestClaim:
         """See the port."""
         lease = _milliseconds(LEASE_SECONDS)
         try:
-            held = await self._line.ask("SET", self._prefix + key, _packed(turn), "NX", "GET", "PX", lease)
+            held = await self._redis.call("SET", self._prefix + key, _packed(mine), "NX", "GET", "PX", lease)
         except Unavailable:
-            return turn
-        return turn if held is None else msgspec.msgpack.decode(held, type=RequestClaim)
+            return mine
+        return mine if held is None else msgspec.msgpack.decode(held, type=RequestClaim)
 
-    async def renew(self, key: str, turn: RequestClaim) -> None:
+    async def renew(self, key: str, mine: RequestClaim) -> None:
         """See the port."""
-        await self._put(key, turn, _packed(turn), LEASE_SECONDS)
+        await self._put(key, mine, _packed(mine), LEASE_SECONDS)
 
-    async def finish(self, key: str, turn: RequestClaim, answer: bytes) -> None:
+    async def finish(self, key: str, mine: RequestClaim, answer: bytes) -> None:
         """See the port."""
-        await self._put(key, turn, _packed(msgspec.structs.replace(turn, answer=answer)), WINDOW_SECONDS)
+        await self._put(key, mine, _packed(msgspec.structs.replace(mine, answer=answer)), ANSWER_SECONDS)
 
-    async def release(self, key: str, turn: RequestClaim) -> None:
+    async def release(self, key: str, mine: RequestClaim) -> None:
         """See the port."""
-        await self._put(key, turn, b"", LEASE_SECONDS)
+        await self._put(key, mine, b"", LEASE_SECONDS)
 
-    async def _put(self, key: str, turn: RequestClaim, value: bytes, seconds: float) -> None:
-        # While Redis is away the lease ends by itself, and whoever comes runs again.
+    async def _put(self, key: str, mine: RequestClaim, value: bytes, seconds: float) -> None:
+        # While Redis is away the lease ends by itself, and the next request runs again.
         with suppress(Unavailable):
-            await self._line.ask("EVAL", _PUT, 1, self._prefix + key, _packed(turn), value, _milliseconds(seconds))
+            await self._redis.call("EVAL", _PUT, 1, self._prefix + key, _packed(mine), value, _milliseconds(seconds))
 
 
-def connect(url: str, prefix: str, patience_seconds: float = PATIENCE_SECONDS) -> ReplicaLinks:
-    """All of it on one Redis, which need not be there yet; keys and channels begin with `prefix`.
+def connect(url: str, prefix: str, timeout_seconds: float = TIMEOUT_SECONDS) -> ReplicaLinks:
+    """Links over one Redis, which need not run yet; keys and channels begin with `prefix`.
 
     Raises:
-        InvalidSettings: the URL is none of Redis.
+        InvalidSettings: the URL is not a Redis URL.
     """
     try:
-        line = RedisConnection(url, Circuit(_server_of(url)), patience_seconds)
-        bell = RedisBell(url, Circuit(_server_of(url)), prefix, patience_seconds)
+        connection = RedisConnection(url, Circuit(_server_of(url)), timeout_seconds)
+        bell = RedisBell(url, Circuit(_server_of(url)), prefix, timeout_seconds)
     except ValueError as error:
-        raise InvalidSettings(f"[millrace] redis: {error}") from error
+        raise InvalidSettings(f"[millrace] redis: {error}; write redis://host:port/0") from error
 
     async def aclose() -> None:
         await asyncio.to_thread(bell.close)
-        await line.aclose()
+        await connection.aclose()
 
     return ReplicaLinks(
-        RedisLimiter(line, f"{prefix}limit:"), RedisIdempotencyStore(line, f"{prefix}turn:"), bell, aclose
+        RedisLimiter(connection, f"{prefix}limit:"), RedisIdempotencyStore(connection, f"{prefix}turn:"), bell, aclose
     )
 
 
@@ -121,8 +121,8 @@ def _server_of(url: str) -> str:
     return urlsplit(url).netloc.rpartition("@")[2]  # without the password
 
 
-def _packed(turn: RequestClaim) -> bytes:
-    return msgspec.msgpack.encode(turn)
+def _packed(claim: RequestClaim) -> bytes:
+    return msgspec.msgpack.encode(claim)
 
 
 def _milliseconds(seconds: float) -> int:

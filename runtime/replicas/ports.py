@@ -1,4 +1,4 @@
-"""The ports, and the arithmetic that both sides of them share."""
+"""The ports, and the arithmetic that their implementations share."""
 
 from __future__ import annotations
 
@@ -9,37 +9,43 @@ import msgspec
 
 MINUTE = 60.0
 LEASE_SECONDS = 3.0
-"""How long a request that is running is believed to run without word from its process."""
-WINDOW_SECONDS = 600.0
+"""A claim ends this long after its process last renewed it."""
+ANSWER_SECONDS = 600.0
 """How long an answer is kept for repeats of its request."""
 
 
 class Allowance(NamedTuple):
-    """Where a key stands. `wait_seconds` above 0: refused, nothing was taken; so long until it would be allowed."""
+    """What a key may still do.
+
+    `wait_seconds` above 0: the request was refused and nothing was taken; a retry after that time succeeds.
+    """
 
     limit: int
     remaining: int
     reset_seconds: float
-    """Until the whole limit is there again."""
+    """Until the whole limit is available again."""
     wait_seconds: float
 
 
 def take(debt: float, limit: int, num: int) -> tuple[float, float]:
-    """The generic cell rate algorithm on one number: the seconds that a key is ahead of its steady rate.
+    """The generic cell rate algorithm. Its state is one number: how many seconds a key is ahead of its steady rate.
 
-    A key may spend its whole limit at once and gets it back evenly over a minute. More than the limit in one piece is
-    let through when nothing is owed, and owed afterwards: a batch must not be refused for ever.
+    A key may spend its whole limit at once, and gets it back evenly over a minute. A batch larger than the limit is allowed
+    when the key owes nothing, and is owed afterwards: otherwise it could never be sent.
+
+    The library `limits` was measured and not taken: its windows give a spent limit back after up to a minute instead of evenly,
+    it reports no exact time for a retry, needs a second round trip to Redis for `remaining`, and is 10 times slower in memory.
 
     Returns:
-        the debt afterwards, and the seconds to wait (0: allowed).
+        the debt afterwards in seconds, and the seconds to wait (0: allowed).
     """
     interval = MINUTE / limit
     wait = debt + min(num, limit) * interval - MINUTE
-    return (debt, wait) if wait > 1e-9 else (debt + num * interval, 0.0)  # noqa: PLR2004 what floats lose is no debt
+    return (debt, wait) if wait > 1e-9 else (debt + num * interval, 0.0)  # noqa: PLR2004 below is rounding, not debt
 
 
 def allowance_of(limit: int, debt: float, wait: float) -> Allowance:
-    """What a debt means to the caller."""
+    """The allowance that a debt leaves."""
     return Allowance(limit, max(0, int((MINUTE - debt) * limit / MINUTE + 1e-6)), debt, wait)
 
 
@@ -47,14 +53,14 @@ class RateLimiter(Protocol):
     """Counts what keys do."""
 
     async def allow(self, key: str, limit: int, num: int = 1) -> Allowance:
-        """Take `num` of the `limit` that a key has in a minute. Never fails."""
+        """Take `num` of the `limit` that a key has per minute. Never fails."""
 
 
 class RequestClaim(msgspec.Struct, frozen=True, array_like=True):
-    """What stands under an idempotency key: who runs the request, and its answer once there is one."""
+    """The value under an idempotency key: which run of the request holds it, and the answer once there is one."""
 
     digest: bytes
-    """Of the request's body: another body under the same key is a mistake."""
+    """Of the request's body: another body under the same key is a mistake of the client."""
     holder: bytes
     """Random; tells two runs of the same request apart."""
     answer: bytes | None = None
@@ -63,37 +69,37 @@ class RequestClaim(msgspec.Struct, frozen=True, array_like=True):
 class IdempotencyStore(Protocol):
     """Answers of the last minutes, for requests that are sent again. Best effort: never fails, may forget."""
 
-    async def claim(self, key: str, turn: RequestClaim) -> RequestClaim:
-        """The turn that holds a key now: `turn` itself if it was free, or if nobody can be asked."""
+    async def claim(self, key: str, mine: RequestClaim) -> RequestClaim:
+        """The claim that holds a key now: `mine` if the key was free, or if the store is away."""
 
-    async def renew(self, key: str, turn: RequestClaim) -> None:
-        """Still running: to be said more often than every `LEASE_SECONDS`."""
+    async def renew(self, key: str, mine: RequestClaim) -> None:
+        """Extend a claim while its request runs; call it more often than every `LEASE_SECONDS`."""
 
-    async def finish(self, key: str, turn: RequestClaim, answer: bytes) -> None:
-        """Keep the answer for `WINDOW_SECONDS`, unless somebody else holds the key by now."""
+    async def finish(self, key: str, mine: RequestClaim, answer: bytes) -> None:
+        """Keep the answer for `ANSWER_SECONDS`, unless another run holds the key by now."""
 
-    async def release(self, key: str, turn: RequestClaim) -> None:
-        """There is no answer: the next one runs again."""
+    async def release(self, key: str, mine: RequestClaim) -> None:
+        """Give up a claim without an answer: the next request runs again."""
 
 
 class Bell(Protocol):
-    """Wakes whoever waits for a thing to change. Best effort: who listens must also look from time to time."""
+    """Wakes every process that waits for a change. Best effort: a listener must also poll from time to time."""
 
     def ring(self, name: str) -> None:
-        """Tell every listener, in this process and in others. Never fails; call it after the commit."""
+        """Wake every listener, in this process and in others. Never fails; call it after the commit."""
 
     def listen(self, name: str, wake: Callable[[], object]) -> None:
-        """Call `wake`, which neither blocks nor fails, at each ring and whenever one may have been missed; on any thread."""
+        """Call `wake` at each ring, and whenever one may have been missed. `wake` runs on any thread; it must not block or fail."""
 
     def close(self) -> None:
-        """No `wake` is called after it. May be called twice."""
+        """Stop calling `wake`. May be called twice."""
 
 
 class ReplicaLinks(NamedTuple):
-    """All of it, for one process."""
+    """All three, for one process."""
 
     limiter: RateLimiter
     idempotency: IdempotencyStore
     bell: Bell
     aclose: Callable[[], Awaitable[None]]
-    """Ends it, once; a process without an event loop closes its bell instead."""
+    """Closes all of them, once. A process without an event loop closes its bell instead."""

@@ -1,7 +1,10 @@
 """Wake-ups over Redis' publish and subscribe.
 
-In: rings of every process. Out: calls of this process' listeners. Waits for: messages, on one thread that only a process
-that listens has; while Redis is away it knocks every second, and once it is back everybody is woken, for what was missed.
+    ring() ──▶ this process' listeners at once
+           └─▶ Redis channel ──▶ the thread `bell` of every process that listens ──▶ its listeners
+
+Waits for: messages, on one thread that only a process with listeners has. While Redis is away the thread reconnects every second;
+once Redis is back every listener is woken, because rings may have been missed.
 """
 
 from __future__ import annotations
@@ -19,17 +22,17 @@ from runtime.replicas.circuit import Circuit
 from runtime.replicas.in_process import LocalBell
 
 _LISTEN_SECONDS = 0.2
-_KNOCK_SECONDS = 1.0
+_RECONNECT_SECONDS = 1.0
 
 
 class RedisBell:
     """See the module."""
 
-    def __init__(self, url: str, circuit: Circuit, prefix: str, patience_seconds: float) -> None:
+    def __init__(self, url: str, circuit: Circuit, prefix: str, timeout_seconds: float) -> None:
         self._client = redis.Redis.from_url(
             url,
-            socket_timeout=patience_seconds,
-            socket_connect_timeout=patience_seconds,
+            socket_timeout=timeout_seconds,
+            socket_connect_timeout=timeout_seconds,
             retry=Retry(NoBackoff(), 0),
             health_check_interval=10,
         )
@@ -40,13 +43,13 @@ class RedisBell:
         self._thread: threading.Thread | None = None
 
     def ring(self, name: str) -> None:
-        """See the port. This process' listeners hear it without Redis, and once more by it."""
+        """See the port. Listeners of this process are woken directly, and once more through Redis."""
         self._own.ring(name)
         try:
             with self._circuit.trying():
                 self._client.publish(self._channel, name)
         except Unavailable:
-            return  # whoever did not hear it finds it at the next poll
+            return  # listeners elsewhere find the change at their next poll
 
     def listen(self, name: str, wake: Callable[[], object]) -> None:
         """See the port."""
@@ -70,7 +73,7 @@ class RedisBell:
                     subscribed.subscribe(self._channel)
                     self._hear(subscribed)
             except (redis.RedisError, OSError):
-                self._closing.wait(_KNOCK_SECONDS)
+                self._closing.wait(_RECONNECT_SECONDS)
 
     def _hear(self, subscribed: PubSub) -> None:
         while not self._closing.is_set():
@@ -79,6 +82,6 @@ class RedisBell:
                 continue
             if message["type"] == "message":
                 self._own.ring(message["data"].decode(errors="replace"))
-            elif message["type"] == "subscribe":  # perhaps again: rings may have been missed
+            elif message["type"] == "subscribe":  # perhaps after a reconnect: rings may have been missed
                 for name in self._own.names():
                     self._own.ring(name)

@@ -1,7 +1,9 @@
 """One connection to Redis for all requests of a process.
 
-Flows in: commands. Flows out: their replies. Waits for: Redis, within its patience. While one batch is under way,
-whoever comes shares the next: a burst of requests costs a few round trips, not a connection each.
+In: commands. Out: their replies. Waits for: Redis, as long as its timeout allows. Commands that arrive while a batch is under way
+wait for the next batch, so a burst of requests costs a few round trips and no further connections.
+
+    call() ──▶ _waiting ──▶ _send_all ──▶ one pipeline to Redis ──▶ each caller's future
 """
 
 from __future__ import annotations
@@ -23,19 +25,19 @@ class RedisConnection:
     """See the module. Belongs to one event loop.
 
     Raises:
-        ValueError: the URL is none of Redis.
+        ValueError: the URL is not a Redis URL.
     """
 
-    def __init__(self, url: str, circuit: Circuit, patience_seconds: float) -> None:
+    def __init__(self, url: str, circuit: Circuit, timeout_seconds: float) -> None:
         self._client = redis.asyncio.Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_timeout=None)
-        self._client.response_callbacks.clear()  # replies stay as they came
+        self._client.response_callbacks.clear()  # callers get replies as Redis sent them
         self._circuit = circuit
-        self._patience = patience_seconds
+        self._timeout = timeout_seconds
         self._waiting: list[tuple[Command, asyncio.Future[Any]]] = []
-        self._talking: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
 
-    async def ask(self, *command: str | bytes | int) -> Any:
-        """Send a command; its reply.
+    async def call(self, *command: str | bytes | int) -> Any:
+        """Send a command and return its reply.
 
         Raises:
             Unavailable: Redis is away, or refuses.
@@ -43,21 +45,21 @@ class RedisConnection:
         self._circuit.check()
         reply = asyncio.get_running_loop().create_future()
         self._waiting.append((command, reply))
-        if self._talking is None:
-            self._talking = asyncio.create_task(self._talk())
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send_all())
         return await reply
 
     async def aclose(self) -> None:
-        """Hear the last replies, then hang up."""
-        if self._talking is not None:
-            await self._talking
+        """Wait for the last replies, then disconnect."""
+        if self._sending is not None:
+            await self._sending
         await self._client.aclose()
 
-    async def _talk(self) -> None:
+    async def _send_all(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting, []
             await self._send(batch)
-        self._talking = None
+        self._sending = None
 
     async def _send(self, batch: list[tuple[Command, asyncio.Future[Any]]]) -> None:
         pipeline = self._client.pipeline(transaction=False)
@@ -65,7 +67,7 @@ class RedisConnection:
             pipeline.execute_command(*command)
         try:
             with self._circuit.trying():
-                async with asyncio.timeout(self._patience):
+                async with asyncio.timeout(self._timeout):
                     replies = await pipeline.execute()
         except Unavailable as error:
             for _, waiting in batch:

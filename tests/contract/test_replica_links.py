@@ -1,4 +1,4 @@
-"""What replicas may expect of each other in passing: one suite, in one process and over a real Redis."""
+"""The links between replicas: one suite, in one process and over a real Redis."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ async def replicas(request: pytest.FixtureRequest) -> AsyncIterator[Replicas]:
         pytest.skip("no MILLRACE_REDIS: run make test-services")
     else:
         prefix = f"test-{secrets.token_hex(6)}."
-        # A stall of this machine is no outage.
+        # A slow test machine must not look like an outage.
         pair = Replicas(connect(SERVER, prefix, SECONDS), connect(SERVER, prefix, SECONDS))
     yield pair
     for replica in pair:
         await replica.aclose()
 
 
-def a_turn(body: bytes = b"body") -> RequestClaim:
+def a_claim(body: bytes = b"body") -> RequestClaim:
     return RequestClaim(body, secrets.token_bytes(8))
 
 
@@ -86,38 +86,38 @@ async def test_a_limit_comes_back(replicas: Replicas) -> None:
 
 async def test_the_first_claim_holds_and_its_answer_is_kept(replicas: Replicas) -> None:
     one, two = replicas.one.idempotency, replicas.two.idempotency
-    first = a_turn()
+    first = a_claim()
     assert await one.claim("k", first) == first
-    assert await two.claim("k", a_turn()) == first
+    assert await two.claim("k", a_claim()) == first
     await one.renew("k", first)
-    assert await two.claim("k", a_turn(b"other")) == first
+    assert await two.claim("k", a_claim(b"other")) == first
     await one.finish("k", first, b"\x00answer\xff")
-    held = await two.claim("k", a_turn())
+    held = await two.claim("k", a_claim())
     assert (held.digest, held.answer) == (b"body", b"\x00answer\xff")
 
 
 async def test_a_released_key_is_free(replicas: Replicas) -> None:
-    first, second = a_turn(), a_turn(b"other")
+    first, second = a_claim(), a_claim(b"other")
     await replicas.one.idempotency.claim("k", first)
     await replicas.one.idempotency.release("k", first)
     assert await replicas.two.idempotency.claim("k", second) == second
 
 
-async def test_who_lost_its_lease_changes_nothing(replicas: Replicas) -> None:
-    window, late, holder = replicas.one.idempotency, a_turn(), a_turn()
+async def test_a_run_that_lost_its_claim_changes_nothing(replicas: Replicas) -> None:
+    store, late, holder = replicas.one.idempotency, a_claim(), a_claim()
     await replicas.two.idempotency.claim("k", holder)
-    await window.renew("k", late)
-    await window.release("k", late)
-    await window.finish("k", late, b"late")
-    assert await window.claim("k", a_turn()) == holder
+    await store.renew("k", late)
+    await store.release("k", late)
+    await store.finish("k", late, b"late")
+    assert await store.claim("k", a_claim()) == holder
     await replicas.two.idempotency.finish("k", holder, b"mine")
-    assert (await window.claim("k", a_turn())).answer == b"mine"
+    assert (await store.claim("k", a_claim())).answer == b"mine"
 
 
 async def test_an_answer_is_kept_though_the_lease_ran_out(replicas: Replicas) -> None:
-    turn = a_turn()
-    await replicas.one.idempotency.finish("k", turn, b"late")
-    assert (await replicas.two.idempotency.claim("k", a_turn())).answer == b"late"
+    claim = a_claim()
+    await replicas.one.idempotency.finish("k", claim, b"late")
+    assert (await replicas.two.idempotency.claim("k", a_claim())).answer == b"late"
 
 
 async def test_a_bell_wakes_its_listeners_and_no_others(replicas: Replicas) -> None:

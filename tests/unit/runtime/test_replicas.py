@@ -1,4 +1,4 @@
-"""The arithmetic of limits, the bounds of what one process keeps, and the circuit, on clocks of their own."""
+"""The arithmetic of limits, the bounds of one process' memory, and the circuit breaker, on clocks that the tests set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.replicas import RequestClaim
 from runtime.replicas.circuit import RETRY_SECONDS, Circuit
 from runtime.replicas.in_process import LocalIdempotencyStore, LocalLimiter
 from runtime.replicas.on_redis import connect
-from runtime.replicas.ports import LEASE_SECONDS, MINUTE, WINDOW_SECONDS
+from runtime.replicas.ports import ANSWER_SECONDS, LEASE_SECONDS, MINUTE
 
 
 class Clock:
@@ -52,7 +52,7 @@ async def test_no_minute_holds_more_than_two_limits_and_a_piece(limit: int, aske
         assert sum(num for at, num in allowed if start <= at < start + MINUTE) <= 2 * limit + 20
 
 
-async def test_who_waits_as_told_is_let_through(clock: Clock) -> None:
+async def test_a_retry_after_the_wait_is_allowed(clock: Clock) -> None:
     limiter = LocalLimiter(clock)
     for num in (7, 3, 30, 1):
         wait = (await limiter.allow("k", 7, num)).wait_seconds
@@ -69,46 +69,46 @@ async def test_paid_keys_are_forgotten(clock: Clock) -> None:
     assert len(limiter._paid_at) < 5000
 
 
-def a_turn(name: str) -> RequestClaim:
+def a_claim(name: str) -> RequestClaim:
     return RequestClaim(b"body", name.encode())
 
 
 async def test_leases_and_answers_end(clock: Clock) -> None:
-    window = LocalIdempotencyStore(clock)
-    first, second, third = a_turn("1"), a_turn("2"), a_turn("3")
-    assert await window.claim("k", first) == first
+    store = LocalIdempotencyStore(clock)
+    first, second, third = a_claim("1"), a_claim("2"), a_claim("3")
+    assert await store.claim("k", first) == first
     clock.now += LEASE_SECONDS - 0.1
-    await window.renew("k", first)
+    await store.renew("k", first)
     clock.now += LEASE_SECONDS - 0.1
-    assert await window.claim("k", second) == first
+    assert await store.claim("k", second) == first
     clock.now += 0.2
-    assert await window.claim("k", second) == second
-    await window.finish("k", second, b"answer")
-    clock.now += WINDOW_SECONDS - 1
-    assert (await window.claim("k", third)).answer == b"answer"
+    assert await store.claim("k", second) == second
+    await store.finish("k", second, b"answer")
+    clock.now += ANSWER_SECONDS - 1
+    assert (await store.claim("k", third)).answer == b"answer"
     clock.now += 2
-    assert await window.claim("k", third) == third
+    assert await store.claim("k", third) == third
 
 
-async def test_a_window_is_bounded_in_number(clock: Clock) -> None:
-    window = LocalIdempotencyStore(clock, max_turns=10)
+async def test_a_store_is_bounded_in_number(clock: Clock) -> None:
+    store = LocalIdempotencyStore(clock, max_claims=10)
     for number in range(30):
-        await window.finish(str(number), a_turn("x"), b"answer")
-    kept = [n for n in range(30) if (await window.claim(str(n), a_turn("y"))).answer]
-    assert len(window._turns) == 10
+        await store.finish(str(number), a_claim("x"), b"answer")
+    kept = [n for n in range(30) if (await store.claim(str(n), a_claim("y"))).answer]
+    assert len(store._claims) == 10
     assert kept == []  # each claim drives out an older one
-    assert (await window.claim("29", a_turn("z"))).holder == b"y"
+    assert (await store.claim("29", a_claim("z"))).holder == b"y"
 
 
-async def test_a_window_is_bounded_in_bytes(clock: Clock) -> None:
-    window = LocalIdempotencyStore(clock, max_bytes=10_000)
+async def test_a_store_is_bounded_in_bytes(clock: Clock) -> None:
+    store = LocalIdempotencyStore(clock, max_bytes=10_000)
     for number in range(30):
-        await window.finish(str(number), a_turn("x"), bytes(2000))
-    assert window._num_bytes <= 10_000
-    assert (await window.claim("29", a_turn("y"))).answer == bytes(2000)
-    assert (await window.claim("0", a_turn("y"))).answer is None
-    await window.finish("huge", a_turn("x"), bytes(20_000))
-    assert (window._num_bytes, len(window._turns)) == (0, 0)
+        await store.finish(str(number), a_claim("x"), bytes(2000))
+    assert store._num_bytes <= 10_000
+    assert (await store.claim("29", a_claim("y"))).answer == bytes(2000)
+    assert (await store.claim("0", a_claim("y"))).answer is None
+    await store.finish("huge", a_claim("x"), bytes(20_000))
+    assert (store._num_bytes, len(store._claims)) == (0, 0)
 
 
 def test_an_open_circuit_lets_one_try_through(clock: Clock) -> None:
