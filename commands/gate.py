@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from contracts.errors import InvalidSettings, InvalidTask, MillraceError
-from contracts.gating import SentinelFile, read_sentinels
+from contracts.gating import SentinelFile
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from pipelines.release.asking import Answer
 from pipelines.release.grading import grade_together
 from pipelines.release.rules import LIVE, Comparison, Question, decide
 from rewards.gating import GateGraders
+from runtime.sentinels import read_sentinels
 
 _ACCEPTED, _REFUSED, _NO_VERDICT = 0, 1, 2
 _NEW, _OLD = 1, 0

@@ -10,13 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 
 from contracts.errors import InvalidSettings, InvalidTask
-from contracts.gating import SentinelFile, read_sentinels
+from contracts.gating import SentinelFile
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from pipelines.release.rules import FALSE_REFUSALS
 from pipelines.release.settings import ReleaseSettings
 from pipelines.release.statistics import least_seen
 from rewards.gating import GateGraders
+from runtime.sentinels import read_sentinels
 from runtime.settings import Settings, load_section
 
 DISCORDANCES = (0.08, 0.15, 0.30)

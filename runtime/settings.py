@@ -4,9 +4,9 @@
 <home>/millrace.db       tables, positions, outboxes
 <home>/log/<topic>.db    the embedded log
 <home>/weights/          the weight store
-<home>/replica/          what the engine serves, on its own disk, where the weight store is a bucket
-<home>/keys/             who signs versions, and whose versions are taken
-<home>/checkpoints/      the trainer's truth
+<home>/replica/          the engine's copy of the version that it serves, where the weight store is a bucket
+<home>/keys/             the key that signs versions, and the keys whose versions are trusted
+<home>/checkpoints/      the trainer's state
 <home>/logs/             what the processes print
 """
 
@@ -33,82 +33,84 @@ SectionType = TypeVar("SectionType", bound="Section")
 
 
 class Section(BaseModel):
-    """Base of all settings: frozen, no extras, documented by the line under each field."""
+    """Base of all settings: frozen, without unknown fields; the line under each field documents it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Settings(Section):
-    """What every process must agree on: the section [millrace]."""
+    """The section [millrace], which all processes of a home share."""
 
     home: Path
     """The folder that holds everything."""
     run: str
-    """Name of this run; versions of different runs never mix."""
+    """Name of this training run. Versions of different runs never mix."""
     policy: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=MAX_NAME)
-    """Name under which apps ask for the policy: the `model` of a request."""
+    """Name of the policy: apps send it as the `model` of a request."""
     base: str
-    """Folder or hub id of the base policy."""
+    """Folder or Hugging Face id of the base model."""
     tasks: tuple[Path, ...] = Field(min_length=1)
     """Task files; the first is the default task."""
     web_host: str = "127.0.0.1"
-    """Address that the HTTP endpoint binds."""
+    """Address at which the HTTP endpoint listens."""
     web_port: int = Field(default=8400, ge=1, le=65535)
     """Port of inference, feedback and dashboard."""
     engine_host: str = "127.0.0.1"
-    """Address that the engine binds."""
+    """Address at which the engine listens."""
     engine_port: int = Field(default=8401, ge=1, le=65535)
     """Port of the engine."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Where engine and trainer compute: cpu, cuda or cuda:N."""
     feedback_host: str | None = None
-    """Address of feedback as a process of its own, if not that of `web`."""
+    """Address of feedback if it runs as its own process; by default `web_host`."""
     feedback_port: int | None = Field(default=None, ge=1, le=65535)
-    """Port of feedback as a process of its own; without it one process, `web`, serves inference, feedback, dashboard."""
+    """Port of feedback if it runs as its own process. Without it, one process `web` serves inference, feedback and dashboard."""
     dashboard_host: str | None = None
-    """Address of the dashboard as a process of its own, if not that of `web`."""
+    """Address of the dashboard if it runs as its own process; by default `web_host`."""
     dashboard_port: int | None = Field(default=None, ge=1, le=65535)
-    """Port of the dashboard as a process of its own."""
+    """Port of the dashboard if it runs as its own process."""
     database_url: str | None = None
-    """`postgresql+psycopg://user@host/name`; without it SQLite in the home."""
+    """`postgresql+psycopg://user@host/name`. Default: SQLite in the home."""
     kafka: str | None = None
-    """`host:port` of brokers, several with commas; without it the embedded log in the home."""
+    """`host:port` of the Kafka brokers, separated by commas. Default: the embedded log in the home."""
     kafka_session_seconds: float | None = Field(default=None, ge=6, le=1800)
-    """Silence after which Kafka gives a worker's partitions to its replicas, within the broker's bounds; else 15."""
+    """After this many seconds without a heartbeat, Kafka gives a worker's partitions to its replicas. The broker limits the
+    range. Default: 15."""
     redis: str | None = None
-    """`redis://host:port/0`, what replicas tell each other in passing; without it each process only knows itself."""
+    """`redis://host:port/0`, where replicas share rate limits, answers to repeated requests and wake-ups. Without it, each process
+    keeps its own."""
     requests_per_minute: int = Field(default=6_000, ge=0, le=1_000_000)
-    """Chat requests that one key may send in a minute, over all replicas; 0: as many as it likes. Operators' always may."""
+    """Chat requests that one key may send per minute, over all replicas. 0: no limit. Operators' keys have no limit."""
     signals_per_minute: int = Field(default=30_000, ge=0, le=1_000_000)
-    """Signals that one key may send in a minute, likewise."""
+    """Signals that one key may send per minute, with the same rules."""
     weights_url: str | None = None
-    """`s3://bucket/prefix`; without it a folder in the home. Keys and endpoint come from AWS_* variables."""
+    """`s3://bucket/prefix` of the weight store. Default: a folder in the home. Credentials and endpoint come from AWS_* variables."""
     weights_unsigned: bool = False
-    """Take versions that nobody signed: anybody who can write to the weight store decides what is served."""
+    """Accept unsigned versions. Then anyone who can write to the weight store decides what is served."""
 
     @property
     def web_url(self) -> str:
-        """Where apps point their client, without `/v1`."""
+        """Base URL of inference for apps, without `/v1`."""
         return f"http://{self.web_host}:{self.web_port}"
 
     @property
     def is_split(self) -> bool:
-        """Inference, feedback and dashboard are processes of their own, not parts of `web`."""
+        """True if inference, feedback and dashboard run as three processes instead of as `web`."""
         return self.feedback_port is not None and self.dashboard_port is not None
 
     @property
     def feedback_url(self) -> str:
-        """Where apps send feedback, without `/v1`."""
+        """Base URL of feedback for apps, without `/v1`."""
         return f"http://{self.feedback_host or self.web_host}:{self.feedback_port or self.web_port}"
 
     @property
     def dashboard_url(self) -> str:
-        """Where operators look."""
+        """URL of the dashboard."""
         return f"http://{self.dashboard_host or self.web_host}:{self.dashboard_port or self.web_port}"
 
     @property
     def engine_url(self) -> str:
-        """Where inference finds the engine."""
+        """URL of the engine."""
         return f"http://{self.engine_host}:{self.engine_port}"
 
     @property
@@ -121,40 +123,45 @@ class Settings(Section):
         """The folder of the trainer's checkpoints."""
         return self.home / "checkpoints"
 
+    @property
+    def prefix(self) -> str:
+        """Begins the names of this home's topics, consumer groups and keys, so that homes can share servers."""
+        return f"{self.policy}.{self.run}."
+
     def database(self) -> Database:
         """The database of this home."""
         return Database(self.database_url or f"sqlite:///{self.home / 'millrace.db'}")
 
     def event_log(self) -> EventLog:
-        """The log of this home; on Kafka its topics carry policy and run in their names."""
+        """The log of this home."""
         if self.kafka is None:
             return LocalLog(self.home / "log")
-        # The client costs time and memory that embedded need not pay.
+        # Loading the client takes time and memory, which an embedded home saves.
         from runtime.log.kafka import SESSION_SECONDS, KafkaLog  # noqa: PLC0415
 
         session = self.kafka_session_seconds or SESSION_SECONDS
-        return KafkaLog(self.kafka, prefix=f"{self.policy}.{self.run}.", session=session)
+        return KafkaLog(self.kafka, prefix=self.prefix, session=session)
 
     def replica_links(self) -> ReplicaLinks:
-        """What a process of this home tells its replicas in passing; without Redis it only knows itself."""
+        """What a process of this home shares with its replicas; without Redis, nothing."""
         if self.redis is None:
             return local_links()
-        from runtime.replicas.on_redis import connect  # noqa: PLC0415 as of Kafka
+        from runtime.replicas.on_redis import connect  # noqa: PLC0415 as above
 
-        return connect(self.redis, prefix=f"{self.policy}.{self.run}.")
+        return connect(self.redis, prefix=self.prefix)
 
 
 def load_settings(home: Path) -> Settings:
     """Read the section [millrace].
 
     Raises:
-        InvalidSettings: the file is missing or wrong; the message names file and field.
+        InvalidSettings: the file is missing or has a mistake; the message names file and field.
     """
     return load_section(home, "millrace", Settings)
 
 
 def load_section(home: Path, name: str, kind: type[SectionType]) -> SectionType:
-    """Read a process's own section; a missing one means its defaults."""
+    """Read the section of one process. If it is missing, every field has its default."""
     path = home / "millrace.toml"
     content = read_settings(path)
     if content is None:
@@ -163,10 +170,10 @@ def load_section(home: Path, name: str, kind: type[SectionType]) -> SectionType:
 
 
 def make_section(where: str, kind: type[SectionType], **values: Any) -> SectionType:
-    """Settings from values that a person gave.
+    """Check values that a person wrote.
 
     Raises:
-        InvalidSettings: `where`, the field and what is wrong with it.
+        InvalidSettings: names `where`, the field and the mistake.
     """
     try:
         return kind.model_validate(values)
@@ -177,7 +184,7 @@ def make_section(where: str, kind: type[SectionType], **values: Any) -> SectionT
 
 
 def read_settings(path: Path) -> dict[str, Any] | None:
-    """The whole file, unchecked; None if there is none."""
+    """The whole file, unchecked; None if it does not exist."""
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -186,34 +193,27 @@ def read_settings(path: Path) -> dict[str, Any] | None:
         raise InvalidSettings(f"{path}: {error}") from error
 
 
-def sentinels_of_home(home: Path) -> Path | None:
-    """The sentinel file that a home was started with."""
-    content = read_settings(home / "millrace.toml") or {}
-    path = content.get("release", {}).get("sentinels")
-    return None if path is None else Path(path)
-
-
 def write_settings(settings: Settings, sections: Mapping[str, Section]) -> Path:
-    """Write the file that every process of this home reads; returns its path.
+    """Write the settings file of a home and return its path.
 
-    What a person wrote into an earlier one stays, unless `sections` was told otherwise (a field that was set).
+    Values in an existing file stay, unless `sections` sets that field.
 
     Raises:
-        InvalidSettings: the earlier file is wrong; nothing was written.
+        InvalidSettings: the existing file has a mistake; nothing was written.
     """
     path = settings.home / "millrace.toml"
     held = read_settings(path) or {}
-    told = {
+    given = {
         name: {**held.get(name, {}), **section.model_dump(exclude_unset=True)} for name, section in sections.items()
     }
-    merged = {name: make_section(f"{path}: [{name}]", type(sections[name]), **told[name]) for name in sections}
+    merged = {name: make_section(f"{path}: [{name}]", type(sections[name]), **given[name]) for name in sections}
     written = {name: section.model_dump(mode="json") for name, section in merged.items()}
     lines = _toml_section("millrace", settings.model_dump(mode="json"))
     for name, values in {**held, **written}.items():
         if name != "millrace":
             lines += ["", *_toml_section(name, values)]
     settings.home.mkdir(parents=True, exist_ok=True)
-    # Addresses of servers may hold passwords.
+    # URLs may contain passwords.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write("\n".join(lines) + "\n")
     path.chmod(0o600)
@@ -228,7 +228,7 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)  # what JSON escapes, TOML escapes alike
+        return json.dumps(value, ensure_ascii=False)  # JSON and TOML escape alike
     if isinstance(value, list):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     return str(value)

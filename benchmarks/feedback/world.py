@@ -157,7 +157,7 @@ class FeedbackWorld:
             from kafka import KafkaAdminClient  # noqa: PLC0415 only where there is a Kafka
 
             admin = KafkaAdminClient(bootstrap_servers=self.settings.kafka)
-            admin.delete_topics([f"{self.settings.policy}.{self.settings.run}.{topic}" for topic in TOPICS])
+            admin.delete_topics([f"{self.settings.prefix}{topic}" for topic in TOPICS])
             admin.close()
         self.log.close()
         self.database.close()

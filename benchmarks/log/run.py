@@ -154,7 +154,7 @@ def _remove(kafka: str, server_url: str, settings: Settings) -> None:
         connection.exec_driver_sql(f'DROP DATABASE "{settings.run}" WITH (FORCE)')
     engine.dispose()
     admin = KafkaAdminClient(bootstrap_servers=kafka)
-    admin.delete_topics([f"{settings.policy}.{settings.run}.{topic}" for topic in TOPICS])
+    admin.delete_topics([f"{settings.prefix}{topic}" for topic in TOPICS])
     admin.close()
 
 

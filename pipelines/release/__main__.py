@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from contracts.gating import Grade, read_sentinels
+from contracts.gating import Grade
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from pipelines.release.asking import Asker
@@ -16,6 +16,7 @@ from pipelines.release.releaser import Releaser
 from pipelines.release.renewal import renewal
 from pipelines.release.settings import ReleaseSettings
 from runtime.engine_key import engine_key
+from runtime.sentinels import read_sentinels
 from runtime.settings import load_section, load_settings
 
 _ANSWER_SECONDS = 60.0

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from contracts.errors import Unavailable
-from contracts.gating import read_sentinels
 from contracts.tasks.loading import load_tasks
 from rewards.gating import GateGraders
 from rewards.judges.identity import identity_of
 from runtime.database import Database
+from runtime.sentinels import read_sentinels
 from tests.judge_server import Asked, JudgeServer, judge_server, verdict
 from tests.unit.pipelines.release.worlds import STOP, GateWorld
 from tests.unit.rewards.judges.figures import FIGURES

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from contracts.errors import InvalidSettings, InvalidTask
-from contracts.gating import read_sentinels
 from contracts.tasks.loading import load_tasks
-from runtime.settings import sentinels_of_home
+from runtime.sentinels import read_sentinels, sentinels_of_home
 
 
 class TaskGate(NamedTuple):

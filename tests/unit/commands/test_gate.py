@@ -14,9 +14,9 @@ import pytest
 from commands.gate import run_gate
 from commands.gate_home import check_gate, gates_of
 from contracts.errors import InvalidSettings
-from contracts.gating import read_sentinels
 from contracts.tasks.loading import load_tasks
 from rewards.judges.identity import identity_of
+from runtime.sentinels import read_sentinels
 from tests.judge_server import Asked, JudgeServer, judge_server, verdict
 from tests.unit.rewards.judges.figures import FIGURES
 from tests.unit.rewards.verifiers.tampers import HONEST, SUITE

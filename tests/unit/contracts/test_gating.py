@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from contracts.errors import InvalidSettings, InvalidTask
-from contracts.gating import read_sentinels
 from contracts.tasks import Task
 from contracts.tasks.gate import COMPARING_KINDS, FORM_KINDS, NEEDING_REFERENCE, PROVING_KINDS
 from contracts.tasks.loading import load_tasks
 from rewards.verifiers.registry import KINDS
+from runtime.sentinels import read_sentinels
 
 SIGNALS = '[signals.accepted]\ntype = "bool"\nlabels = { true = 1.0, false = 0.0 }\n'
 TOOLS = 'config.tools = [{ name = "now" }]'

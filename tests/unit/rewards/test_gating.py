@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from contracts.errors import InvalidSettings, InvalidTask
-from contracts.gating import GateAnswer, read_sentinels
+from contracts.gating import GateAnswer
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from rewards.gating import GateGraders
 from rewards.judges.identity import identity_of
+from runtime.sentinels import read_sentinels
 from tests.judge_server import Asked, JudgeServer, judge_server, verdict
 from tests.unit.rewards.judges.figures import FIGURES
 from tests.unit.rewards.verifiers.tampers import HONEST, SUITE
