@@ -19,7 +19,7 @@ from contracts.tasks.loading import load_tasks
 from pipelines.release.asking import Answer
 from pipelines.release.grading import grade_together
 from pipelines.release.rules import LIVE, Comparison, Question, decide
-from rewards.gating import GateGraders
+from rewards.gate_graders import GateGraders
 from runtime.sentinels import read_sentinels
 
 _ACCEPTED, _REFUSED, _NO_VERDICT = 0, 1, 2

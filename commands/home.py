@@ -25,7 +25,7 @@ from contracts.errors import Forbidden, InvalidSettings, NotFound, Unauthorized
 from contracts.event_log import EventLog
 from contracts.keys import check_key, create_key
 from rewards.preflight import check_tasks
-from rewards.unheard import propose
+from rewards.silence_warnings import propose_expected
 from runtime.database import Database
 from runtime.days import migrate
 from runtime.engine_key import engine_key
@@ -133,7 +133,7 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
     log.close()
     operator_file = settings.home / "operator.key"
     _check_database(database, settings, store.versions(settings.policy), operator_file)
-    propose(tasks, database, print)
+    propose_expected(tasks, database, print)
     write_settings(settings, sections)
     if is_new:
         publish_version(

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from pipelines.release import __main__ as release
-from rewards.gating import GateGraders
+from rewards.gate_graders import GateGraders
 
 
 def main(home: Path, stop: threading.Event) -> None:

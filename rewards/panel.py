@@ -1,35 +1,38 @@
-"""Who is asked, and when: gates first, because they are cheap; then what costs time or money, side by side.
+"""All graders of one task, and the order in which they are asked: fast ones first, then slow ones in parallel.
 
-An answer that a gate refused has the worst reward whatever else is said of it, so nobody slow is asked about it, unless
-to watch.
+A refusal by a fast gate earns the worst reward whatever else is said, so slow graders are not asked about that answer,
+unless they only watch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from contracts.draws import is_audited
+from contracts.errors import InvalidTask
 from contracts.records import Score
 from contracts.tasks import Task
-from rewards.graders import Grader
+from rewards.grader import Grader, each
 from rewards.rubric import is_refusal
-from rewards.verifiers.check import Answer
-from rewards.verifiers.registry import graders_of
+from rewards.verifiers.check import Answer, BatchVerifier, Builder, Context, Verifier
+from rewards.verifiers.registry import KINDS
 
 
 class Panel:
     """The graders of one task."""
 
-    def __init__(self, task: Task, others: Sequence[Grader] = (), secret: bytes = b"") -> None:
-        """`others`: what comes after the verifiers, the judges. `secret`: as of `is_audited`. Raises InvalidTask."""
-        self.graders: list[Grader] = [*graders_of(task), *others]
+    def __init__(self, task: Task, judges: Sequence[Grader] = (), secret: bytes = b"") -> None:
+        """`judges` come after the verifiers. `secret`: see `is_audited`. Raises InvalidTask."""
+        self.graders: list[Grader] = [*graders_of(task), *judges]
         self._audit = task.audit
         self._secret = secret
 
     @property
     def is_slow(self) -> bool:
-        """It has somebody to wait for."""
+        """Whether some grader is slow."""
         return any(grader.is_slow for grader in self.graders)
 
     def grade(self, answers: Sequence[Answer], pool: ThreadPoolExecutor) -> list[tuple[Score, ...]]:
@@ -37,7 +40,7 @@ class Panel:
         return self.start(answers, pool)()
 
     def start(self, answers: Sequence[Answer], pool: ThreadPoolExecutor) -> Callable[[], list[tuple[Score, ...]]]:
-        """Ask; what is returned waits for the scores, so that several tasks can be waited for at once."""
+        """Ask the graders. The function returned waits for the scores, so that several tasks can be graded in parallel."""
         columns: dict[str, list[Score]] = {}
         for grader in self.graders:
             if not grader.is_slow:
@@ -45,7 +48,7 @@ class Panel:
         gates = [columns[grader.name] for grader in self.graders if grader.name in columns and grader.role == "gate"]
         refused = {index for column in gates for index, score in enumerate(column) if is_refusal(score)}
         waiting = {
-            grader.name: pool.submit(_ask, grader, answers, self._spared(grader, answers, refused))
+            grader.name: pool.submit(_ask, grader, answers, self._skipped(grader, answers, refused))
             for grader in self.graders
             if grader.is_slow
         }
@@ -56,8 +59,8 @@ class Panel:
 
         return scores
 
-    def _spared(self, grader: Grader, answers: Sequence[Answer], refused: set[int]) -> dict[int, str]:
-        """Places that a slow grader is not asked about, and why."""
+    def _skipped(self, grader: Grader, answers: Sequence[Answer], refused: set[int]) -> dict[int, str]:
+        """Indices of answers that a slow grader is not asked about, and why."""
         if self._audit is not None and grader.name == self._audit.judge:
             probability = self._audit.probability
             drawn = {index for index, answer in enumerate(answers) if is_audited(answer.key, probability, self._secret)}
@@ -65,6 +68,49 @@ class Panel:
         return {} if grader.role == "watch" else dict.fromkeys(refused, "a gate refused the answer")
 
 
-def _ask(grader: Grader, answers: Sequence[Answer], spared: Mapping[int, str]) -> list[Score]:
-    asked = iter(grader.score_all([answer for index, answer in enumerate(answers) if index not in spared]))
-    return [grader.skipped(spared[index]) if index in spared else next(asked) for index in range(len(answers))]
+def graders_of(task: Task, names: Collection[str] | None = None) -> list[Grader]:
+    """The verifiers of a task, ready to run; only those of `names`, if it is given.
+
+    Raises:
+        InvalidTask: an unknown kind, or an invalid config; with file, line and what to do.
+    """
+    graders = []
+    for index, rule in enumerate(task.verifiers):
+        if rule.kind not in KINDS:
+            place = task.where("verifiers", index, "kind")
+            raise InvalidTask(
+                f"{place}: verifier {rule.name!r} kind: there is no verifier {rule.kind!r}; "
+                f"there are {', '.join(sorted(KINDS))}"
+            )
+        if names is not None and rule.name not in names:
+            continue
+        module: Any = importlib.import_module(f"rewards.verifiers.{rule.kind}")
+        built = built_by(module.build, task, index)
+        graders.append(
+            Grader(
+                name=rule.name,
+                role=rule.role,
+                weight=rule.weight if rule.role == "component" else 0.0,
+                label=f"{rule.kind}/{module.VERSION}#{task.hash}",
+                is_slow=KINDS[rule.kind].is_slow,
+                check_all=built.check_all if isinstance(built, BatchVerifier) else each(built),
+            )
+        )
+    return graders
+
+
+def built_by(builder: Builder, task: Task, index: int) -> Verifier | BatchVerifier:
+    """One verifier of a task. Raises InvalidTask, like `graders_of`."""
+    rule = task.verifiers[index]
+    try:
+        return builder(rule.config, Context(rule.deadline_seconds, task.folder))
+    except InvalidTask as error:
+        field = [int(part) if part.isdigit() else part for part in (error.param or "").split(".") if part]
+        place = task.where("verifiers", index, "config", *field)
+        named = f" config.{error.param}" if error.param else ""
+        raise InvalidTask(f"{place}: verifier {rule.name!r} ({rule.kind}){named}: {error.message}") from error
+
+
+def _ask(grader: Grader, answers: Sequence[Answer], skipped: Mapping[int, str]) -> list[Score]:
+    asked = iter(grader.score_all([answer for index, answer in enumerate(answers) if index not in skipped]))
+    return [grader.skipped(skipped[index]) if index in skipped else next(asked) for index in range(len(answers))]

@@ -1,8 +1,8 @@
-"""What is looked at before a start, so that a mistake is refused then: task files, whom they name, and who answers.
+"""Checks task files before a start, so that a mistake is found then: every verifier, judge and sandbox that they name.
 
-In: task files. Out: their tasks, or the first mistake. Waits: for one tiny answer of each judge.
+In: task files. Out: their tasks, or the first mistake. Waits for: one short answer of each judge.
 
-Only a person's start asks the judges. A process that is started again meanwhile asks nobody: a judge that is away then
+Judges are asked only when a person starts Millrace. A process that is restarted later does not ask: a judge that is away then
 costs the scores that it would have given, not the process.
 """
 
@@ -17,23 +17,26 @@ from contracts.tasks.judges import JudgeEndpoint
 from contracts.tasks.loading import load_tasks
 from rewards.judges.registry import new_http, probe
 from rewards.sandbox.choose import described, sandbox_named
-from rewards.unheard import warn_of_silence
+from rewards.silence_warnings import warn_of_silence
 from rewards.worker import RewardsHandler
 
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0"})  # noqa: S104 names, nothing is bound
 
 
 def check_tasks(paths: tuple[Path, ...], own_url: str, tell: Callable[[str], None]) -> dict[str, Task]:
-    """Load the tasks, build every verifier and judge, and ask every judge something tiny.
+    """Load the tasks, build every verifier and judge, and ask every judge a short question.
 
-    `own_url`: of this Millrace, which cannot answer before its start and is not asked. `tell` takes lines: that, and who
-    is asked, for one that is silent is waited for as long as its rule says; and what a task pays for without knowing.
+    Args:
+        paths: of the task files.
+        own_url: of this Millrace. A judge there is not asked, because it cannot answer before the start.
+        tell: takes lines: which judge is asked (one that does not answer takes as long as its rule allows), which
+            sandbox runs code, and warnings.
 
     Raises:
         InvalidTask: the first mistake, or a judge that does not answer; with file, line and what to do.
     """
     tasks = load_tasks(paths)
-    RewardsHandler(tasks).close()  # finds every verifier and judge, and reads their settings
+    RewardsHandler(tasks).close()  # builds every verifier and judge, and so checks their settings
     _tell_of_sandboxes(tasks, tell)
     for task in tasks.values():
         warn_of_silence(task, tell)
@@ -42,7 +45,7 @@ def check_tasks(paths: tuple[Path, ...], own_url: str, tell: Callable[[str], Non
 
 
 def is_own(url: str, own_url: str) -> bool:
-    """Whether both lead to the same port of the same host. All names of this machine are one."""
+    """Whether both lead to the same port of the same host. All names of this machine count as one host."""
     return _address(url) == _address(own_url)
 
 
@@ -55,21 +58,21 @@ def _tell_of_sandboxes(tasks: Mapping[str, Task], tell: Callable[[str], None]) -
 
 
 def _ask_judges(tasks: Mapping[str, Task], own_url: str, tell: Callable[[str], None]) -> None:
-    def is_spared(endpoint: JudgeEndpoint) -> bool:
+    def is_skipped(endpoint: JudgeEndpoint) -> bool:
         return is_own(endpoint.url, own_url)
 
     with new_http() as http:
         for task in tasks.values():
             for index, rule in enumerate(task.judges):
-                everybody = [*rule.endpoints, *([rule.fallback] if rule.fallback else [])]
-                if any(map(is_spared, everybody)):
+                endpoints = [*rule.endpoints, *([rule.fallback] if rule.fallback else [])]
+                if any(map(is_skipped, endpoints)):
                     tell(
                         f"{task.where('judges', index, 'url')}: judge {rule.name!r} is served by this Millrace, which "
                         "cannot answer before its start: it is not asked now"
                     )
-                if asked := [endpoint.url for endpoint in everybody if not is_spared(endpoint)]:
+                if asked := [endpoint.url for endpoint in endpoints if not is_skipped(endpoint)]:
                     tell(f"asking judge {rule.name!r} of task {task.name!r} at {', '.join(asked)}")
-                probe(task, index, http, is_spared=is_spared)
+                probe(task, index, http, is_skipped=is_skipped)
 
 
 def _address(url: str) -> tuple[str, int | None]:
@@ -77,6 +80,6 @@ def _address(url: str) -> tuple[str, int | None]:
     host = parts.hostname or ""
     try:
         port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    except ValueError:  # no port at all: whoever asks there is told so
+    except ValueError:  # an invalid port: the request to it reports that
         port = None
     return "localhost" if host in _THIS_MACHINE else host, port

@@ -14,7 +14,7 @@ from contracts.tables.statements import among, insert_all_new
 
 
 def scored_revisions(connection: Connection, keys: Collection[str]) -> set[tuple[str, int]]:
-    """(key, revision) of what is scored already."""
+    """(key, revision) of the episodes that were scored already."""
     if not keys:
         return set()
     statement = select(score.c.key, score.c.revision).where(among(connection, score.c.key, keys))
@@ -32,7 +32,7 @@ def add_scores(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> Non
 
 
 def siblings_of(connection: Connection, completion_ids: Collection[str]) -> dict[str, dict[int, str]]:
-    """The texts of all choices of some completions, as far as the join has them."""
+    """The texts of all choices of some completions, as far as episodes has stored them."""
     found: dict[str, dict[int, str]] = {}
     if completion_ids:
         rows = select(generation.c.record).where(among(connection, generation.c.completion_id, completion_ids))

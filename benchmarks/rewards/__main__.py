@@ -25,8 +25,9 @@ from contracts.records import Episode, Signal, Submitter
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from contracts.topics import EPISODES, EXPERIENCES
+from rewards.panel import graders_of
 from rewards.verifiers.check import Answer
-from rewards.verifiers.registry import KINDS, graders_of
+from rewards.verifiers.registry import KINDS
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 from runtime.days import migrate

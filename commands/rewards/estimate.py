@@ -22,7 +22,7 @@ from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from rewards.judges.identity import identity_of
 from rewards.judges.report import read_report
-from rewards.signals.audit import Accuracy, Known, together, why_different
+from rewards.signals.audit import Accuracy, VersionAudit, together, why_different
 from rewards.signals.estimates import Estimate
 from rewards.signals.repository import known_of, mean_of_people
 from runtime.settings import load_settings
@@ -31,7 +31,7 @@ _FEW = 30
 """Values that are all alike have no spread to be seen; from so many on their mean is taken as it is."""
 
 
-def run_estimate(home: Path, name: str, *, as_json: bool = False) -> dict[int, Known]:
+def run_estimate(home: Path, name: str, *, as_json: bool = False) -> dict[int, VersionAudit]:
     """Print what is known of each version of a task; returns it. Only reads.
 
     Raises:
@@ -72,7 +72,7 @@ def run_estimate(home: Path, name: str, *, as_json: bool = False) -> dict[int, K
     return versions
 
 
-def as_rows(task: Task, versions: dict[int, Known], accuracy: Accuracy | None, refused: str) -> dict[str, Any]:
+def as_rows(task: Task, versions: dict[int, VersionAudit], accuracy: Accuracy | None, refused: str) -> dict[str, Any]:
     """Everything that is shown, in rewards: an interval has `value`, `low` and `high`, or is null if there is too little."""
     judge = task.audit.judge if task.audit is not None else ""
     return {
@@ -136,7 +136,7 @@ def _accuracy(task: Task) -> Accuracy | None:
     return found if is_informed and min(figures.num_good, figures.num_bad) > 0 else None
 
 
-def _num_behind(known: Known) -> int:
+def _num_behind(known: VersionAudit) -> int:
     """Values in the smaller of the parts that the mean of all is made of."""
     if not known.silent.num:
         return known.rewarded.num

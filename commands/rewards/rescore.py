@@ -18,8 +18,8 @@ from rich.table import Table
 from contracts.errors import InvalidSettings
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
-from rewards.replay.comparison import Comparison, Mean, is_same
-from rewards.replay.replay import Graded, Replay, as_json
+from rewards.replay.comparison import Mean, ReplayComparison, is_same
+from rewards.replay.replay import GradedRevision, Replay, as_json
 from runtime.settings import Settings, load_settings
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -28,7 +28,7 @@ _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 
 def run_rescore(
     *, home: Path, task: str, since: str, task_file: Path | None, out: Path | None, limit: int | None
-) -> Comparison:
+) -> ReplayComparison:
     """Replay, and print what would change. The log and the database are only read."""
     settings = load_settings(home)
     wanted = _task(settings, task, task_file)
@@ -36,7 +36,7 @@ def run_rescore(
     log, database = settings.event_log(), settings.database()
     try:
         replay = Replay(log, database, wanted)
-        comparison = Comparison()
+        comparison = ReplayComparison()
         with _opened(out) as file:
             for item in replay.run(start, limit):
                 comparison.add(item)
@@ -92,7 +92,7 @@ def _opened(path: Path | None) -> Iterator[TextIO | None]:
         yield file
 
 
-def _print(console: Console, task: Task, start: float, replay: Replay, found: Comparison) -> None:
+def _print(console: Console, task: Task, start: float, replay: Replay, found: ReplayComparison) -> None:
     when = datetime.fromtimestamp(start, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     print(f"{found.num} episodes of {task.name} since {when}, through task {task.hash}")
     if replay.num_unreadable:
@@ -120,14 +120,14 @@ def _print(console: Console, task: Task, start: float, replay: Replay, found: Co
     print("end `millrace up` and start it with this file as --task (or name it under `tasks` in millrace.toml).")
 
 
-def _causes(before: Graded, after: Graded) -> list[str]:
+def _causes(before: GradedRevision, after: GradedRevision) -> list[str]:
     """Components that came, went or say something else."""
     both = before.scores.keys() & after.scores.keys()
     same = {name for name in both if is_same(before.scores[name].value, after.scores[name].value)}
     return sorted((before.scores.keys() | after.scores.keys()) - same) or ["the rule that combines them"]
 
 
-def _verdict(graded: Graded) -> str:
+def _verdict(graded: GradedRevision) -> str:
     if graded.reward is not None:
         return f"{graded.reward:.3f}"
     return graded.status if graded.fault == "none" else f"{graded.status}: {graded.fault} fault"

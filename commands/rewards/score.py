@@ -20,7 +20,7 @@ from rich.table import Table
 from contracts.errors import InvalidRequest, InvalidSettings, InvalidTask
 from contracts.records import Score
 from contracts.tasks.loading import load_tasks
-from rewards.by_hand import Bench, answer_of_case, task_of_verifier
+from rewards.manual_scoring import ManualScorer, answer_of_case, task_of_verifier
 from rewards.rubric import Verdict
 from rewards.verifiers.check import Answer
 from rewards.verifiers.registry import KINDS
@@ -56,7 +56,7 @@ def run_score(
         if config is not None:
             raise InvalidSettings("--config belongs to --verifier; a task file brings its own configs")
         (only,) = load_tasks((task or Path(),)).values()
-        bench = Bench(only)
+        bench = ManualScorer(only)
     with bench:
         standard_input = cast("BufferedIOBase", sys.stdin.buffer)
         return _grade(bench, cases or standard_input, answers or sys.stdout.buffer, is_task=task is not None)
@@ -86,20 +86,20 @@ def read_config_file(path: Path) -> dict[str, Any]:
     return found
 
 
-def _bench_of_verifier(verifier: str, config: Path | None, deadline: float) -> Bench:
+def _bench_of_verifier(verifier: str, config: Path | None, deadline: float) -> ManualScorer:
     if verifier not in KINDS:
         raise InvalidTask(f"no verifier {verifier!r}; there are {', '.join(sorted(KINDS))}")
     if not 0 < deadline <= _MAX_DEADLINE:
         raise InvalidSettings(f"--deadline is in seconds, above 0 and at most {_MAX_DEADLINE:g}, not {deadline:g}")
     if config is not None:
-        return Bench(task_of_verifier(verifier, read_config_file(config), deadline, config))
+        return ManualScorer(task_of_verifier(verifier, read_config_file(config), deadline, config))
     try:
-        return Bench(task_of_verifier(verifier, {}, deadline, None))
+        return ManualScorer(task_of_verifier(verifier, {}, deadline, None))
     except InvalidTask as error:
         raise InvalidTask(f"{error.message}; --config FILE gives it a config, .toml or .json") from error
 
 
-def _grade(bench: Bench, cases: BufferedIOBase, answers: BinaryIO, *, is_task: bool) -> int:
+def _grade(bench: ManualScorer, cases: BufferedIOBase, answers: BinaryIO, *, is_task: bool) -> int:
     done = 0
     for batch in _batches(cases):
         read: list[Answer] = []

@@ -17,7 +17,7 @@ from rewards.judges.labels import Labelled, Labels
 from rewards.judges.openers import MASTER_KEYS
 from rewards.judges.questions import Reading
 from rewards.judges.report import Figure, Figures
-from rewards.judges.store import Spent
+from rewards.judges.store import JudgeSpending
 from rewards.verifiers.check import Answer
 
 NUM_PROMPTS = 5
@@ -25,7 +25,7 @@ NUM_PROMPTS = 5
 Progress = Callable[[int, int], None]
 
 
-class Sample(NamedTuple):
+class AdmissionSample(NamedTuple):
     """Answers to put to a judge."""
 
     rule: JudgeRule
@@ -48,13 +48,13 @@ def measure(rule: JudgeRule, labels: Labels, make: Callable[[JudgeRule], Judge],
     is_pairwise = rule.protocol == "pairwise"
     labelled = labels.pairs if is_pairwise else labels.items
     samples = [
-        Sample(bare, [item.answer for item in labelled]),
-        Sample(bare, keys_for(rule, labelled)),
-        Sample(pairwise, () if is_pairwise else [pair.answer for pair in labels.pairs]),
+        AdmissionSample(bare, [item.answer for item in labelled]),
+        AdmissionSample(bare, keys_for(rule, labelled)),
+        AdmissionSample(pairwise, () if is_pairwise else [pair.answer for pair in labels.pairs]),
     ]
     total = sum(len(sample.answers) for sample in samples)
     readings: list[list[Reading]] = []
-    spent = Spent()
+    spent = JudgeSpending()
     for sample in samples:
         judge = make(sample.rule)
         size = max(1, judge.rule.concurrency * 2)
@@ -95,7 +95,7 @@ def _figures(
     rule: JudgeRule,
     labelled: Sequence[Labelled],
     readings: tuple[list[Reading], list[Reading], list[Reading]],
-    spent: Spent,
+    spent: JudgeSpending,
     seconds: float,
 ) -> Figures:
     judged, keys, compared = readings

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 
 from contracts.tasks.judges import JudgeRule
 from rewards.judges.client import JudgeClient, NoReply, Reply
-from rewards.judges.parse import Verdict, parse_brief, parse_verdict
+from rewards.judges.parse import JudgeVerdict, parse_brief, parse_verdict
 from rewards.judges.prompt import Case, Messages, messages_of, new_nonce
-from rewards.judges.questions import Failure
+from rewards.judges.questions import NoVerdict
 
 CONTROL = "I do not know."
 """An answer that keeps no judge from a verdict."""
@@ -29,7 +29,7 @@ Charge = Callable[[int, Reply, Messages], None]
 Count = Callable[[str], None]
 
 
-class Asker:
+class CaseAsker:
     """One for each judge. `charge` is told of every reply, `count` what became of it. Safe for threads."""
 
     def __init__(self, rule: JudgeRule, clients: Mapping[int, JudgeClient], charge: Charge, count: Count) -> None:
@@ -37,10 +37,10 @@ class Asker:
         self._lock = threading.Lock()
         self._controls: deque[bool] = deque(maxlen=NUM_REMEMBERED)
 
-    def ask(self, seat: int, case: Case) -> Verdict | Failure:
+    def ask(self, seat: int, case: Case) -> JudgeVerdict | NoVerdict:
         """A verdict, after at most one more question."""
         found = self._ask(seat, case, brief=False)
-        if isinstance(found, Failure) and found.fate == "unparsable":
+        if isinstance(found, NoVerdict) and found.fate == "unparsable":
             return self._ask(seat, case, brief=True)
         return found
 
@@ -57,20 +57,20 @@ class Asker:
 
     def _has_verdict(self, seat: int, case: Case, replaced: set[int]) -> bool:
         answers = tuple(CONTROL if place in replaced else answer for place, answer in enumerate(case.answers))
-        return isinstance(self._ask(seat, case._replace(answers=answers), brief=True), Verdict)
+        return isinstance(self._ask(seat, case._replace(answers=answers), brief=True), JudgeVerdict)
 
-    def _ask(self, seat: int, case: Case, *, brief: bool) -> Verdict | Failure:
+    def _ask(self, seat: int, case: Case, *, brief: bool) -> JudgeVerdict | NoVerdict:
         try:
             messages = messages_of(self._rule, case, new_nonce(case), brief=brief)
         except ValueError as error:
-            return Failure("failed", str(error))
+            return NoVerdict("failed", str(error))
         client = self._clients[seat]
         reply = client.ask(messages, brief=brief)
         if isinstance(reply, NoReply):
             self._count("unparsable" if reply.refused else "failed")
-            return Failure("unparsable" if reply.refused else "failed", reply.reason)
+            return NoVerdict("unparsable" if reply.refused else "failed", reply.reason)
         self._charge(seat, reply, messages)
         tokens = reply.tokens if self._rule.expected_level else ()
         verdict = (parse_brief if brief else parse_verdict)(reply.content, self._rule.scale, tokens)
         self._count("answered" if verdict else "unparsable")
-        return verdict or Failure("unparsable", f"{client.endpoint.model}: no verdict in {reply.content[:60]!r}")
+        return verdict or NoVerdict("unparsable", f"{client.endpoint.model}: no verdict in {reply.content[:60]!r}")

@@ -21,7 +21,7 @@ import structlog
 
 from contracts.tasks.judges import JudgeEndpoint, JudgeRule
 from rewards.judges.breaker import Breaker
-from rewards.judges.parse import Alternative, Token
+from rewards.judges.parse import Alternative, ReplyToken
 from rewards.judges.prompt import Messages, schema_of
 
 _FIRST_PAUSE_SECONDS = 0.5
@@ -39,7 +39,7 @@ class Reply(NamedTuple):
     """What a model said, and the tokens that it took."""
 
     content: str
-    tokens: tuple[Token, ...]
+    tokens: tuple[ReplyToken, ...]
     num_input: int
     num_output: int
 
@@ -201,12 +201,12 @@ def _completion(body: bytes) -> Reply | NoReply:
         return NoReply("its reply is no chat completion")
 
 
-def _tokens(items: list[Any]) -> tuple[Token, ...]:
+def _tokens(items: list[Any]) -> tuple[ReplyToken, ...]:
     tokens = []
     for item in items:
         found = {other["token"]: float(other["logprob"]) for other in (item.get("top_logprobs") or [])}
         found.setdefault(item["token"], float(item["logprob"]))
-        tokens.append(Token(item["token"], tuple(Alternative(*pair) for pair in found.items())))
+        tokens.append(ReplyToken(item["token"], tuple(Alternative(*pair) for pair in found.items())))
     return tuple(tokens)
 
 

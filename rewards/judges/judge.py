@@ -20,13 +20,13 @@ import structlog
 
 from contracts.errors import Unavailable
 from contracts.tasks.judges import JudgeEndpoint, JudgeRule
-from rewards.judges.asking import Asker
+from rewards.judges.asking import CaseAsker
 from rewards.judges.budget import DAY_SECONDS, Budget, is_drawn
 from rewards.judges.client import JudgeClient, Reply
-from rewards.judges.parse import Verdict
+from rewards.judges.parse import JudgeVerdict
 from rewards.judges.prompt import Case, Messages
-from rewards.judges.questions import FALLBACK, Failure, Findings, Inquiry, Question, Reading, inquire, read
-from rewards.judges.store import JudgeStore, Spent
+from rewards.judges.questions import FALLBACK, Findings, Inquiry, JudgeQuestion, NoVerdict, Reading, inquire, read
+from rewards.judges.store import JudgeSpending, JudgeStore
 from rewards.judges.texts import conversation
 from rewards.verifiers.check import Answer, Check, broken, unlabelled
 from runtime.metrics import JUDGE_CALLS, JUDGE_DISAGREEMENT, JUDGE_MONEY, JUDGE_ORDER_FLIPS, JUDGE_TOKENS
@@ -67,10 +67,10 @@ class Judge:
         self._store = store
         self._clocks = clocks
         self._budget = Budget(task, rule, store, monotonic=clocks.monotonic, clock=clocks.utc)
-        self._asker = Asker(rule, self._clients, self._charge, self._count)
+        self._asker = CaseAsker(rule, self._clients, self._charge, self._count)
         self._lock = threading.Lock()
-        self._spent = Spent()
-        self.spent_in_all = Spent()
+        self._spent = JudgeSpending()
+        self.spent_in_all = JudgeSpending()
         self._output_tokens = rule.max_tokens / 4.0
         self._forgot_on = -1.0
 
@@ -99,7 +99,7 @@ class Judge:
             for question in inquiry.questions
         }
         self._count("cached", len(wanted & known.keys()))
-        fresh: dict[str, Verdict] = {}
+        fresh: dict[str, JudgeVerdict] = {}
         asked = self._ask_all([raised[key] for key in raised if key in wanted and key not in known], known, fresh)
         self._save(fresh)
         return [
@@ -113,7 +113,7 @@ class Judge:
             key = answer.key.rpartition(":")[0] or answer.key  # a group stays whole
         return is_drawn(self.rule.name, key, share)
 
-    def _share(self, questions: Sequence[Question]) -> float:
+    def _share(self, questions: Sequence[JudgeQuestion]) -> float:
         tokens = money = 0.0
         for question in questions:
             size = _TEMPLATE_TOKENS + _num_chars(question.case) / _CHARS_PER_TOKEN
@@ -122,8 +122,8 @@ class Judge:
         return self._budget.share(tokens, money)
 
     def _ask_all(
-        self, questions: Sequence[Question], known: Findings, fresh: dict[str, Verdict]
-    ) -> dict[str, Verdict | Failure]:
+        self, questions: Sequence[JudgeQuestion], known: Findings, fresh: dict[str, JudgeVerdict]
+    ) -> dict[str, JudgeVerdict | NoVerdict]:
         """Ask side by side. `fresh` takes each verdict under the key of whoever gave it."""
         if not questions:
             return {}
@@ -131,15 +131,17 @@ class Judge:
             found = list(pool.map(lambda question: self._ask(question, known, fresh), questions))
         return {question.key: finding for question, finding in zip(questions, found, strict=True)}
 
-    def _ask(self, question: Question, known: Findings, fresh: dict[str, Verdict]) -> Verdict | Failure:
+    def _ask(
+        self, question: JudgeQuestion, known: Findings, fresh: dict[str, JudgeVerdict]
+    ) -> JudgeVerdict | NoVerdict:
         found = self._asker.ask(question.seat, question.case)
-        if isinstance(found, Verdict):
+        if isinstance(found, JudgeVerdict):
             fresh[question.key] = found
             return found
         seat = question.seat
         if FALLBACK in self._clients:
             other = known.get(question.fallback_key) or self._asker.ask(FALLBACK, question.case)
-            if isinstance(other, Verdict):
+            if isinstance(other, JudgeVerdict):
                 fresh[question.fallback_key] = other
                 self._count("fallback")
                 return other
@@ -158,15 +160,15 @@ class Judge:
         num_output = reply.num_output or round(len(reply.content) / _CHARS_PER_TOKEN)
         money = _money(endpoint, num_input, num_output)
         with self._lock:
-            self._spent = self._spent.plus(Spent(1, num_input + num_output, money))
+            self._spent = self._spent.plus(JudgeSpending(1, num_input + num_output, money))
             self._output_tokens += _SMOOTHING * (num_output - self._output_tokens)
         JUDGE_TOKENS.labels(self.rule.name, "input").inc(num_input)
         JUDGE_TOKENS.labels(self.rule.name, "output").inc(num_output)
         JUDGE_MONEY.labels(self.rule.name).inc(money)
 
-    def _save(self, fresh: dict[str, Verdict]) -> None:
+    def _save(self, fresh: dict[str, JudgeVerdict]) -> None:
         """What was paid for is not lost with the database: the verdicts count, only the memory of them is missing."""
-        spent, self._spent = self._spent, Spent()
+        spent, self._spent = self._spent, JudgeSpending()
         self.spent_in_all = self.spent_in_all.plus(spent)
         now = self._clocks.utc()
         try:

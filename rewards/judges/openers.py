@@ -1,4 +1,4 @@
-"""Phrases that open an answer and say nothing: some judges take them for one ("One Token to Fool LLM-as-a-Judge", 2025).
+"""Phrases that open an answer and say nothing: some judges take them for one ("One ReplyToken to Fool LLM-as-a-Judge", 2025).
 
 The pre-gate stops answers that are nothing else; `millrace judge admit` shows them to the judge all the same.
 """

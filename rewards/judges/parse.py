@@ -22,14 +22,14 @@ class Alternative(NamedTuple):
     logprob: float
 
 
-class Token(NamedTuple):
+class ReplyToken(NamedTuple):
     """A token of the judge's own answer."""
 
     text: str
     alternatives: tuple[Alternative, ...]
 
 
-class Verdict(NamedTuple):
+class JudgeVerdict(NamedTuple):
     """`value` is in [0, 1], evenly spaced by level, or between levels where they were weighed."""
 
     value: float
@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
     reason: str
 
 
-def parse_verdict(content: str, levels: Sequence[str], tokens: Sequence[Token] = ()) -> Verdict | None:
+def parse_verdict(content: str, levels: Sequence[str], tokens: Sequence[ReplyToken] = ()) -> JudgeVerdict | None:
     """The verdict, or None if there is none, or several that differ."""
     text = content.strip()
     if not text.startswith(("{", "`")):  # in the JSON itself, a thought's marks are a quotation
@@ -51,18 +51,18 @@ def parse_verdict(content: str, levels: Sequence[str], tokens: Sequence[Token] =
     reason = " ".join(str(item.get("reason", "")).split())[:_MAX_REASON]
     expected = expected_level(tokens, levels) if tokens else None
     value = level / (len(levels) - 1) if expected is None else expected
-    return Verdict(value, levels[level], reason)
+    return JudgeVerdict(value, levels[level], reason)
 
 
-def parse_brief(content: str, levels: Sequence[str], tokens: Sequence[Token] = ()) -> Verdict | None:
+def parse_brief(content: str, levels: Sequence[str], tokens: Sequence[ReplyToken] = ()) -> JudgeVerdict | None:
     """As `parse_verdict`, of a reply that was asked for the level alone: a level by itself is one too."""
     found = parse_verdict(content, levels, tokens)
     if found is None and (level := _level_of(without_thoughts(content).strip("\"'`*. \n"), levels)) is not None:
-        return Verdict(level / (len(levels) - 1), levels[level], "")
+        return JudgeVerdict(level / (len(levels) - 1), levels[level], "")
     return found
 
 
-def expected_level(tokens: Sequence[Token], levels: Sequence[str]) -> float | None:
+def expected_level(tokens: Sequence[ReplyToken], levels: Sequence[str]) -> float | None:
     """The sum over k of p_k k / (K - 1), with p_k from the alternatives of the tokens that spell the level.
 
     None where the tokens do not tell: no alternatives, or less than half of the probability is on levels.

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from contracts.tasks.judges import PAIRWISE_LEVELS, JudgeEndpoint, JudgeRule
-from rewards.judges.parse import Verdict
+from rewards.judges.parse import JudgeVerdict
 from rewards.judges.pregate import worthless
 from rewards.judges.prompt import Case, rubric_hash
 from rewards.judges.texts import without_thoughts
@@ -25,7 +25,7 @@ FALLBACK = -1
 _MAX_REASON = 300
 
 
-class Question(NamedTuple):
+class JudgeQuestion(NamedTuple):
     """One case for one model. `seat`: its place among the judge's endpoints."""
 
     seat: int
@@ -34,7 +34,7 @@ class Question(NamedTuple):
     fallback_key: str = ""
 
 
-class Failure(NamedTuple):
+class NoVerdict(NamedTuple):
     """No verdict, and why.
 
     Attributes:
@@ -59,7 +59,7 @@ class Reading(NamedTuple):
     """Largest difference between the members' values."""
 
 
-Findings = Mapping[str, Verdict | Failure]
+Findings = Mapping[str, JudgeVerdict | NoVerdict]
 
 
 class Inquiry(NamedTuple):
@@ -68,14 +68,14 @@ class Inquiry(NamedTuple):
     `given` are the values of pairs that need no asking.
     """
 
-    of_member: tuple[tuple[tuple[Question, ...], ...], ...] = ()
+    of_member: tuple[tuple[tuple[JudgeQuestion, ...], ...], ...] = ()
     given: tuple[float, ...] = ()
     settled: Reading | None = None
     text: str = ""
     """The answer, as a judge sees it."""
 
     @property
-    def questions(self) -> list[Question]:
+    def questions(self) -> list[JudgeQuestion]:
         """All of them."""
         return [question for member in self.of_member for item in member for question in item]
 
@@ -115,7 +115,7 @@ def read(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
     if inquiry.settled is not None:
         return inquiry.settled
     found = [findings[question.key] for question in inquiry.questions]
-    failures = [item for item in found if isinstance(item, Failure)]
+    failures = [item for item in found if isinstance(item, NoVerdict)]
     for failure in failures:
         if inquiry.text in failure.culprits:
             return Reading(wrong(f"it keeps the judge from a verdict: {failure.reason}"), "provoked")
@@ -124,7 +124,7 @@ def read(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
         return Reading(broken(f"judge_error: {failures[0].reason}"), failures[0].fate)
     if rule.protocol == "pairwise":
         return _compared(rule, inquiry, findings)
-    verdicts = [item for item in found if isinstance(item, Verdict)]
+    verdicts = [item for item in found if isinstance(item, JudgeVerdict)]
     value, disagreement = combined(rule, [verdict.value for verdict in verdicts])
     lowest = min(verdicts, key=lambda verdict: verdict.value)
     reason = _explained(f"{lowest.level}: {lowest.reason}", len(verdicts), disagreement)
@@ -159,7 +159,7 @@ def _compared(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
     for pair in zip(*inquiry.of_member, strict=True):
         of_members = []
         for orders in pair:
-            if any(isinstance(findings[question.key], Failure) for question in orders):
+            if any(isinstance(findings[question.key], NoVerdict) for question in orders):
                 of_members.append(1.0)  # the other is why there is no verdict, and as good as worthless
                 continue
             first, second = (_place(findings[question.key]) for question in orders)
@@ -176,9 +176,9 @@ def _compared(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
     return Reading(check, "judged", num_pairs, num_flips, max(disagreements))
 
 
-def _place(found: Verdict | Failure) -> float:
+def _place(found: JudgeVerdict | NoVerdict) -> float:
     """The named level, not what its probabilities make of it: orders agree or not."""
-    if isinstance(found, Failure):
+    if isinstance(found, NoVerdict):
         raise TypeError("a failure has no place")
     return PAIRWISE_LEVELS.index(found.level) / (len(PAIRWISE_LEVELS) - 1)
 
@@ -191,9 +191,9 @@ def _explained(reason: str, num_members: int, disagreement: float) -> str:
 def _about(rule: JudgeRule, items: Sequence[tuple[Case, ...]]) -> Inquiry:
     rubric = rubric_hash(rule)
 
-    def question(seat: int, endpoint: JudgeEndpoint, case: Case) -> Question:
+    def question(seat: int, endpoint: JudgeEndpoint, case: Case) -> JudgeQuestion:
         fallback = _key(rule.name, rule.fallback, rubric, case) if rule.fallback else ""
-        return Question(seat, case, _key(rule.name, endpoint, rubric, case), fallback)
+        return JudgeQuestion(seat, case, _key(rule.name, endpoint, rubric, case), fallback)
 
     return Inquiry(
         tuple(

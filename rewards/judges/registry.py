@@ -11,7 +11,7 @@ import httpx
 from contracts.errors import InvalidTask
 from contracts.tasks import Task
 from contracts.tasks.judges import JudgeEndpoint, JudgeRule
-from rewards.graders import Grader
+from rewards.grader import Grader
 from rewards.judges.client import JudgeClient, NoReply
 from rewards.judges.identity import label_of
 from rewards.judges.judge import CLOCKS, Clocks, Judge
@@ -100,19 +100,19 @@ def probe(
     index: int,
     http: httpx.Client,
     environ: Mapping[str, str] = os.environ,
-    is_spared: Callable[[JudgeEndpoint], bool] = lambda _: False,
+    is_skipped: Callable[[JudgeEndpoint], bool] = lambda _: False,
 ) -> None:
-    """Ask everybody in one judge, but for who is spared, something tiny. Too much to do counts as an answer.
+    """Ask each endpoint of a judge a short question, except those skipped. Being overloaded counts as an answer.
 
     Raises:
-        InvalidTask: one of them does not answer; with file, line and what to do.
+        InvalidTask: an endpoint does not answer; with file, line and what to do.
     """
     _check_keys(task, index, environ)
     rule = task.judges[index]
     short = rule.model_copy(update={"max_tokens": 32, "retries": min(1, rule.retries)})
     case = Case(_PROBE, ("4", "5") if rule.protocol == "pairwise" else ("4",))
     for endpoint, place in _places(task, index):
-        if is_spared(endpoint):
+        if is_skipped(endpoint):
             continue
         answer = _client(short, endpoint, http, environ).ask(messages_of(rule, case, new_nonce(case)))
         if isinstance(answer, NoReply) and not answer.alive:

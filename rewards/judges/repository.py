@@ -8,8 +8,8 @@ from sqlalchemy import select, update
 
 from contracts.tables import judge_spend, judge_verdict
 from contracts.tables.statements import among, delete_free, insert_all_new, insert_new
-from rewards.judges.parse import Verdict
-from rewards.judges.store import Spent
+from rewards.judges.parse import JudgeVerdict
+from rewards.judges.store import JudgeSpending
 from runtime.database import Database
 
 _AT_ONCE = 2_000
@@ -21,7 +21,7 @@ class DatabaseStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def verdicts(self, keys: Collection[str]) -> dict[str, Verdict]:
+    def verdicts(self, keys: Collection[str]) -> dict[str, JudgeVerdict]:
         """See `JudgeStore`."""
         if not keys:
             return {}
@@ -29,9 +29,9 @@ class DatabaseStore:
             found = select(judge_verdict.c.key, judge_verdict.c.answer).where(
                 among(connection, judge_verdict.c.key, keys)
             )
-            return {row.key: Verdict(**row.answer) for row in connection.execute(found)}
+            return {row.key: JudgeVerdict(**row.answer) for row in connection.execute(found)}
 
-    def keep(self, judge: str, verdicts: Mapping[str, Verdict], at: float) -> None:
+    def keep(self, judge: str, verdicts: Mapping[str, JudgeVerdict], at: float) -> None:
         """See `JudgeStore`."""
         rows = [
             {"key": key, "judge": judge, "answer": verdict._asdict(), "at": at} for key, verdict in verdicts.items()
@@ -48,7 +48,7 @@ class DatabaseStore:
             with self._database.transaction() as connection:
                 num = delete_free(connection, judge_verdict, *is_old, limit=_AT_ONCE)
 
-    def spent(self, task: str, judge: str, day: str) -> Spent:
+    def spent(self, task: str, judge: str, day: str) -> JudgeSpending:
         """See `JudgeStore`."""
         table = judge_spend.c
         statement = select(table.num_calls, table.num_tokens, table.money).where(
@@ -56,12 +56,12 @@ class DatabaseStore:
         )
         with self._database.snapshot() as connection:
             row = connection.execute(statement).one_or_none()
-        return Spent(*row) if row else Spent()
+        return JudgeSpending(*row) if row else JudgeSpending()
 
-    def spend(self, task: str, judge: str, day: str, spent: Spent) -> None:
+    def spend(self, task: str, judge: str, day: str, spent: JudgeSpending) -> None:
         """See `JudgeStore`."""
         table = judge_spend.c
-        row = {"task": task, "judge": judge, "day": day, **Spent()._asdict()}
+        row = {"task": task, "judge": judge, "day": day, **JudgeSpending()._asdict()}
         added = (
             update(judge_spend)
             .where(table.task == task, table.judge == judge, table.day == day)

@@ -5,37 +5,39 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
-from rewards.judges.parse import Verdict
+from rewards.judges.parse import JudgeVerdict
 
 
-class Spent(NamedTuple):
+class JudgeSpending(NamedTuple):
     """Calls, tokens (of prompts and of replies), and money."""
 
     num_calls: int = 0
     num_tokens: int = 0
     money: float = 0.0
 
-    def plus(self, other: Spent) -> Spent:
+    def plus(self, other: JudgeSpending) -> JudgeSpending:
         """Both together."""
-        return Spent(self.num_calls + other.num_calls, self.num_tokens + other.num_tokens, self.money + other.money)
+        return JudgeSpending(
+            self.num_calls + other.num_calls, self.num_tokens + other.num_tokens, self.money + other.money
+        )
 
 
 class JudgeStore(Protocol):
     """Verdicts by key, and spending by task, judge and day (YYYY-MM-DD, UTC)."""
 
-    def verdicts(self, keys: Collection[str]) -> dict[str, Verdict]:
+    def verdicts(self, keys: Collection[str]) -> dict[str, JudgeVerdict]:
         """Those that are known."""
 
-    def keep(self, judge: str, verdicts: Mapping[str, Verdict], at: float) -> None:
+    def keep(self, judge: str, verdicts: Mapping[str, JudgeVerdict], at: float) -> None:
         """Remember verdicts; of two for one key the first stays."""
 
     def forget(self, judge: str, before: float) -> None:
         """Drop a judge's verdicts from before that time, UTC epoch seconds."""
 
-    def spent(self, task: str, judge: str, day: str) -> Spent:
+    def spent(self, task: str, judge: str, day: str) -> JudgeSpending:
         """By every process together."""
 
-    def spend(self, task: str, judge: str, day: str, spent: Spent) -> None:
+    def spend(self, task: str, judge: str, day: str, spent: JudgeSpending) -> None:
         """Add to it."""
 
 
@@ -43,14 +45,14 @@ class MemoryStore:
     """A store that lasts as long as its process: for trying a judge, and for tests."""
 
     def __init__(self) -> None:
-        self._verdicts: dict[str, tuple[str, Verdict, float]] = {}
-        self._spent: dict[tuple[str, str, str], Spent] = {}
+        self._verdicts: dict[str, tuple[str, JudgeVerdict, float]] = {}
+        self._spent: dict[tuple[str, str, str], JudgeSpending] = {}
 
-    def verdicts(self, keys: Collection[str]) -> dict[str, Verdict]:
+    def verdicts(self, keys: Collection[str]) -> dict[str, JudgeVerdict]:
         """See `JudgeStore`."""
         return {key: self._verdicts[key][1] for key in keys if key in self._verdicts}
 
-    def keep(self, judge: str, verdicts: Mapping[str, Verdict], at: float) -> None:
+    def keep(self, judge: str, verdicts: Mapping[str, JudgeVerdict], at: float) -> None:
         """See `JudgeStore`."""
         for key, verdict in verdicts.items():
             self._verdicts.setdefault(key, (judge, verdict, at))
@@ -61,10 +63,10 @@ class MemoryStore:
             key: kept for key, kept in self._verdicts.items() if not (kept[0] == judge and kept[2] < before)
         }
 
-    def spent(self, task: str, judge: str, day: str) -> Spent:
+    def spent(self, task: str, judge: str, day: str) -> JudgeSpending:
         """See `JudgeStore`."""
-        return self._spent.get((task, judge, day), Spent())
+        return self._spent.get((task, judge, day), JudgeSpending())
 
-    def spend(self, task: str, judge: str, day: str, spent: Spent) -> None:
+    def spend(self, task: str, judge: str, day: str, spent: JudgeSpending) -> None:
         """See `JudgeStore`."""
         self._spent[task, judge, day] = self.spent(task, judge, day).plus(spent)

@@ -11,8 +11,9 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rewards.monitors.evidence import ALPHA, Sums, amount_above, share_above, share_above_line
+from rewards.monitors.evidence import ALPHA, amount_above, share_above, share_above_line
 from rewards.monitors.rules import BY_CLUSTER, Rule, rule_of
+from rewards.sums import Sums
 
 ENOUGH = 2_000
 """Samples of a reference; older versions are not added to it."""

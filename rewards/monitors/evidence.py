@@ -12,7 +12,8 @@ of Waudby-Smith et al. 2024, good from some hundred samples on.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+
+from rewards.sums import Sums
 
 ALPHA = 0.05
 """Probability of any false alarm about a version, over all metrics and however often one looks."""
@@ -24,38 +25,6 @@ _SPREAD = (-2 * math.log(ALPHA) + math.log(-2 * math.log(ALPHA) + 1)) / _OPTIMUM
 _TINY = 1e-12
 _HALVINGS = 40
 _LOG_PI = math.log(math.pi)
-
-
-class Sums(NamedTuple):
-    """What is kept of many values: their number, sum and sum of squares."""
-
-    num: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-
-    @property
-    def mean(self) -> float:
-        """0 where there is none."""
-        return self.total / self.num if self.num else 0.0
-
-    @property
-    def variance(self) -> float:
-        """Never quite 0: values that were all alike so far may not be so for ever."""
-        return max(0.0, self.squares / self.num - self.mean**2) + 0.25 / self.num if self.num else math.inf
-
-    def plus(self, other: Sums) -> Sums:
-        """Both together."""
-        return Sums(self.num + other.num, self.total + other.total, self.squares + other.squares)
-
-    @property
-    def negated(self) -> Sums:
-        """Of the values with their signs turned."""
-        return Sums(self.num, -self.total, self.squares)
-
-    @property
-    def complement(self) -> Sums:
-        """Of 1 minus the values."""
-        return Sums(self.num, self.num - self.total, self.num - 2 * self.total + self.squares)
 
 
 def share_above(new: Sums, old: Sums, effect: float) -> float:

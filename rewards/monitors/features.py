@@ -25,7 +25,7 @@ _OPENING, _ENDING, _HOLLOW = 160, 240, 64
 _MIN_LINES = 4
 
 
-class Noted(NamedTuple):
+class WatchedSample(NamedTuple):
     """A scored revision, as the worker knows it."""
 
     task: str
@@ -49,7 +49,7 @@ class Measure:
         self._training = frozenset(rule.name for rule in task.judges if rule.role == "component")
         self._watching = frozenset(rule.name for rule in task.judges if rule.role == "watch")
 
-    def __call__(self, noted: Noted) -> dict[str, float]:
+    def __call__(self, noted: WatchedSample) -> dict[str, float]:
         """Metric to value. A share that is not there is 0, an amount that is not there was not measured."""
         found = self._scores(noted.scores)
         if noted.revision > 1:  # the same words again: only what users did is news

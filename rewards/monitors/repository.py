@@ -10,7 +10,7 @@ from sqlalchemy import Connection, func, select
 from contracts.tables import alarm, behaviour
 from contracts.tables.statements import add_all, insert_all_new
 from rewards.monitors.alarms import Alarm
-from rewards.monitors.evidence import Sums
+from rewards.sums import Sums
 
 Place = tuple[str, int, str, str]
 """(task, version, cluster, metric)."""

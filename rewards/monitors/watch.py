@@ -16,8 +16,7 @@ from sqlalchemy import Connection
 
 from contracts.tasks import Task
 from rewards.monitors.alarms import NUM_CLUSTERS, Alarm, Version, alarms_of, worst_cluster
-from rewards.monitors.evidence import Sums
-from rewards.monitors.features import Measure, Noted
+from rewards.monitors.features import Measure, WatchedSample
 from rewards.monitors.repository import (
     Place,
     add_alarms,
@@ -27,6 +26,7 @@ from rewards.monitors.repository import (
     raised_since,
 )
 from rewards.monitors.rules import BY_CLUSTER, RULES, SHARES
+from rewards.sums import Sums
 from runtime.metrics import BEHAVIOUR_ALARMS, NULL_SHARE
 
 LOOK_SECONDS = 10.0
@@ -53,7 +53,7 @@ class Monitors:
         self._clusters: dict[str, set[str]] = defaultdict(set)
         self._looked_at = float("-inf")
 
-    def note(self, connection: Connection, noted: Sequence[Noted]) -> None:
+    def note(self, connection: Connection, noted: Sequence[WatchedSample]) -> None:
         """Add a batch of samples that were scored for the first time; call it last, it holds rows that replicas share."""
         sums: dict[Place, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
         counts: dict[tuple[str, int, str], int] = defaultdict(int)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from contracts.records import Score
-from rewards.replay.replay import Graded, Replayed
+from rewards.replay.replay import GradedRevision, Replayed
 
 _SAME = 1e-9
 _NUM_LARGEST = 10
@@ -59,7 +59,7 @@ class Component:
 
 
 @dataclass
-class Comparison:
+class ReplayComparison:
     """Sums over a replay. Rewards before and after are of the episodes that had been scored; `num_new` had not."""
 
     num: int = 0
@@ -113,12 +113,12 @@ def is_same(one: float | None, other: float | None) -> bool:
     return abs(one - other) <= _SAME
 
 
-def is_unchanged(before: Graded, after: Graded) -> bool:
+def is_unchanged(before: GradedRevision, after: GradedRevision) -> bool:
     """Same reward, same status, same owner of the fault."""
     return is_same(before.reward, after.reward) and (before.status, before.fault) == (after.status, after.fault)
 
 
-def _size(before: Graded, after: Graded) -> float:
+def _size(before: GradedRevision, after: GradedRevision) -> float:
     if before.reward is None or after.reward is None:
         return float(before.reward is not after.reward)
     return abs(after.reward - before.reward)

@@ -1,7 +1,8 @@
-"""A replay: episodes of the log through the graders of a task file, beside what was stored when they came.
+"""A replay: episodes of the log, scored again with a task file, beside the scores that were stored when they came.
 
-In: the topic of episodes, without a group, and the table of scores. Out: pairs of before and after; nothing is written.
-The grading is the worker's own, so that a replay with the same task file changes nothing.
+In: the topic of episodes, without a consumer group, and the table of scores. Out: pairs of before and after. Waits for: slow
+graders. Nothing is written. The steps are the worker's own up to the verdict, so a replay with the same task file changes
+nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ from contracts.event_log import EventLog, LogRecord
 from contracts.records import Score
 from contracts.tasks import Task
 from contracts.topics import EPISODES
-from rewards.assessor import Assessor
-from rewards.episode import Opened, open_episode
+from rewards.components import components_of
+from rewards.episode import UnpackedEpisode, unpack_episode
 from rewards.replay.queries import StoredScore, stored_scores
+from rewards.rubric import verdict_of
+from rewards.task_graders import TaskGraders
 from rewards.worker import SLOW_BATCH
 from runtime.database import Database
 
 _PAGE = 500
 
 
-class Graded(NamedTuple):
-    """What graders made of an episode."""
+class GradedRevision(NamedTuple):
+    """The scores of one revision of an episode, by name, and their verdict."""
 
     reward: float | None
     status: str
@@ -41,12 +44,12 @@ class Replayed(NamedTuple):
 
     key: str
     revision: int
-    before: Graded | None
-    after: Graded
+    before: GradedRevision | None
+    after: GradedRevision
 
 
 class Replay:
-    """One pass. `others` and `num_unreadable` say afterwards what it met besides the task's episodes."""
+    """One pass over the log. Afterwards `others` are the other tasks that it met, `num_unreadable` the invalid records."""
 
     def __init__(self, log: EventLog, database: Database, task: Task) -> None:
         """Raises InvalidTask."""
@@ -55,39 +58,40 @@ class Replay:
         self._log = log
         self._database = database
         self._task = task
-        self._assessor = Assessor({task.name: task})
+        self._graders = TaskGraders({task.name: task})
 
     def run(self, since: float, limit: int | None = None) -> Iterator[Replayed]:
         """Episodes that were appended at or after `since` (UTC epoch seconds), the oldest first, at most `limit`."""
         items = islice(self._episodes(since), limit)
         while batch := list(islice(items, SLOW_BATCH)):
-            prepared = self._assessor.grade(batch)
+            graded = self._graders.grade(batch)
             with self._database.snapshot() as connection:
                 stored = stored_scores(connection, {item.episode.key for item in batch})
-            for item in prepared:
+            for item in graded:
                 key, revision = item.episode.key, item.episode.revision
                 row = stored.get((key, revision))
                 yield Replayed(key, revision, _stored(row) if row else None, self._graded(item))
 
-    def _graded(self, item: Opened) -> Graded:
-        assessed = self._assessor.assess(item)
-        verdict = assessed.verdict
-        return Graded(verdict.reward, verdict.status, verdict.fault, {score.name: score for score in assessed.scores})
+    def _graded(self, item: UnpackedEpisode) -> GradedRevision:
+        components = components_of(self._task, item)
+        verdict = verdict_of(self._task, components)
+        scores = {score.name: score for score in components.scores}
+        return GradedRevision(verdict.reward, verdict.status, verdict.fault, scores)
 
-    def _episodes(self, since: float) -> Iterator[Opened]:
+    def _episodes(self, since: float) -> Iterator[UnpackedEpisode]:
         seen: set[tuple[str, int]] = set()
         ends = self._log.ends(EPISODES)
         stretches = [_stretch(self._log, partition, since, end) for partition, end in ends.items()]
         for record in heapq.merge(*stretches, key=lambda record: record.appended_at):
             try:
-                item = open_episode(record)
+                item = unpack_episode(record)
             except InvalidRecord:
                 self.num_unreadable += 1
                 continue
             place = (item.episode.key, item.episode.revision)
             if item.turn.task != self._task.name:
                 self.others.add(item.turn.task)
-            elif place not in seen:  # delivery is at least once; the worker keeps the first too
+            elif place not in seen:  # delivery is at least once; the worker also keeps the first
                 seen.add(place)
                 yield item
 
@@ -102,7 +106,7 @@ def _stretch(log: EventLog, partition: int, since: float, end: int) -> Iterator[
 
 
 def _first_since(log: EventLog, partition: int, since: float, end: int) -> int:
-    """The first offset whose record is not older than `since`, by bisection: times rise with offsets."""
+    """The first offset whose record is not older than `since`. By bisection, since times rise with offsets."""
     low, high = 0, end
     while low < high:
         middle = (low + high) // 2
@@ -114,13 +118,13 @@ def _first_since(log: EventLog, partition: int, since: float, end: int) -> int:
     return low
 
 
-def _stored(row: StoredScore) -> Graded:
+def _stored(row: StoredScore) -> GradedRevision:
     scores = [msgspec.convert(component, Score) for component in row.components]
-    return Graded(row.reward, row.status, row.fault, {score.name: score for score in scores})
+    return GradedRevision(row.reward, row.status, row.fault, {score.name: score for score in scores})
 
 
 def as_json(item: Replayed) -> dict[str, Any]:
-    """For a line of a file."""
+    """One line of the report file."""
     return {
         "key": item.key,
         "revision": item.revision,
@@ -129,7 +133,7 @@ def as_json(item: Replayed) -> dict[str, Any]:
     }
 
 
-def _graded_as_json(graded: Graded) -> dict[str, Any]:
+def _graded_as_json(graded: GradedRevision) -> dict[str, Any]:
     return {
         "reward": graded.reward,
         "status": graded.status,

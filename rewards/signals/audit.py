@@ -14,8 +14,8 @@ from statistics import NormalDist
 from typing import NamedTuple
 
 from contracts.errors import InvalidValue
-from rewards.monitors.evidence import Sums
 from rewards.signals.estimates import Estimate, mean_of, pooled
+from rewards.sums import Sums
 
 MIN_COMPARED = 30
 """Answers with a reward and an audit, before which nobody can say whether both mean the same."""
@@ -64,7 +64,7 @@ def rogan_gladen(said_good: Estimate, judge: Accuracy) -> Estimate:
     return Estimate(share, math.sqrt(squared) / informed, said_good.degrees)
 
 
-class Known(NamedTuple):
+class VersionAudit(NamedTuple):
     """What is known of one version: shares of its task's range, each as the first revision of a sample had it."""
 
     said: Sums = Sums()
@@ -121,12 +121,12 @@ class Known(NamedTuple):
         )
 
 
-def known_of_one(share: float | None, audited: float | None, *, is_said: bool) -> Known:
+def audit_of_sample(share: float | None, audited: float | None, *, is_said: bool) -> VersionAudit:
     """What one sample says of its version. `share`: its reward, if it has one; `is_said`: a user's word decided it."""
     audit = Sums() if audited is None else _once(audited)
     if share is None:
-        return Known(silent=Sums(1), audited_silent=audit)
-    known = Known(said=_once(share) if is_said else Sums(), rewarded=_once(share))
+        return VersionAudit(silent=Sums(1), audited_silent=audit)
+    known = VersionAudit(said=_once(share) if is_said else Sums(), rewarded=_once(share))
     if audited is None:
         return known
     return known._replace(audited=audit, compared=_once(share), differences=_once(audited - share))
@@ -136,15 +136,15 @@ def _once(value: float) -> Sums:
     return Sums(1, value, value * value)
 
 
-def together(versions: Iterable[Known]) -> Known:
+def together(versions: Iterable[VersionAudit]) -> VersionAudit:
     """What is known of all of them."""
-    found = Known()
+    found = VersionAudit()
     for known in versions:
-        found = Known(*(one.plus(other) for one, other in zip(found, known, strict=True)))
+        found = VersionAudit(*(one.plus(other) for one, other in zip(found, known, strict=True)))
     return found
 
 
-def why_different(known: Known, judge: Accuracy | None = None) -> str:
+def why_different(known: VersionAudit, judge: Accuracy | None = None) -> str:
     """Why the audit cannot stand for the reward where that is missing; empty if it can.
 
     On the answers that have both, the two means must surely lie within a tenth of the range, and the two must surely rise
@@ -169,7 +169,7 @@ def why_different(known: Known, judge: Accuracy | None = None) -> str:
     return ""
 
 
-def _lowest_correlation(known: Known) -> float:
+def _lowest_correlation(known: VersionAudit) -> float:
     """The lower end of the interval of Pearson's r between audit and reward (Fisher's z, 1915); 1 if both never change."""
     audit, reward, apart = (_spread(sums) for sums in (known.audited, known.compared, known.differences))
     if audit == reward == 0.0:

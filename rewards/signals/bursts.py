@@ -20,7 +20,7 @@ _PRIOR_VOTES, _PRIOR_BUCKETS = 0.5, 0.5
 _EXACT = 200.0
 
 
-class Pace(NamedTuple):
+class VotePace(NamedTuple):
     """Votes of one side about one cluster. Intervals are numbered by time / length; -1 is never."""
 
     bucket: int
@@ -31,7 +31,7 @@ class Pace(NamedTuple):
     quarantined_until: int = -1
     cleared: int = -1
 
-    def at(self, bucket: int, history: int) -> Pace:
+    def at(self, bucket: int, history: int) -> VotePace:
         """As of a later interval; what came before fades by 1 - 1 / history for each. Bursts leave no trace in it."""
         if bucket <= self.bucket:
             return self
@@ -54,7 +54,7 @@ class Pace(NamedTuple):
         )
 
 
-def alarm_at(pace: Pace, rule: BurstRule) -> float:
+def alarm_at(pace: VotePace, rule: BurstRule) -> float:
     """From how many votes in the running interval it is a burst: the smallest n with P(N >= n) < tail; maybe infinite."""
     if pace.num_buckets < ENOUGH:
         return math.inf
@@ -89,7 +89,7 @@ def upper_count(mean: float, size: float, tail: float) -> int:
     return num + 1
 
 
-def vote(pace: Pace, at: float, rule: BurstRule) -> tuple[Pace, bool]:
+def vote(pace: VotePace, at: float, rule: BurstRule) -> tuple[VotePace, bool]:
     """The pace with one more vote at `at` (UTC epoch seconds), and whether it is part of a burst."""
     pace = pace.at(math.floor(at / rule.bucket_seconds), rule.history)
     pace = pace._replace(num=pace.num + 1)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rewards.monitors.evidence import Sums
-from rewards.signals.student import t_quantile
+from rewards.signals.student_t import t_quantile
+from rewards.sums import Sums
 
 
 class Estimate(NamedTuple):

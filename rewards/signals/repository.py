@@ -8,13 +8,13 @@ from sqlalchemy import Connection, func, select, update
 
 from contracts.tables import behaviour, heard, signal_delay, submitter, vote, vote_pace
 from contracts.tables.statements import add_all, among, delete_free, insert_all_new, update_all
-from rewards.monitors.evidence import Sums
-from rewards.signals.audit import Known
-from rewards.signals.bursts import Pace
+from rewards.signals.audit import VersionAudit
+from rewards.signals.bursts import VotePace
 from rewards.signals.influence import Person
-from rewards.signals.silence import Place, Tally
+from rewards.signals.silence import HeardKey, Tally
 from rewards.signals.trust import Agreement
-from rewards.signals.votes import DelayName, Made, PaceName, PersonName
+from rewards.signals.votes import DelayName, PaceName, PersonName, VoteDecision
+from rewards.sums import Sums
 
 FORGOTTEN_AT_ONCE = 2_000
 """Rows of a table: whoever forgets holds sums that all replicas add to."""
@@ -23,20 +23,20 @@ _RESPONSES = ("response", "response_asked")
 """By `asked`."""
 
 
-def remembered(connection: Connection, keys: Collection[str]) -> dict[str, Made]:
+def remembered(connection: Connection, keys: Collection[str]) -> dict[str, VoteDecision]:
     """What was decided about these samples, by key."""
     if not keys:
         return {}
     found = connection.execute(select(vote).where(among(connection, vote.c.key, keys)))
     return {
-        row.key: Made(
+        row.key: VoteDecision(
             row.submitter, row.value, row.weight, row.reason, row.reward, row.offset, tuple(row.counted), row.evidence
         )
         for row in found
     }
 
 
-def remember(connection: Connection, decided: Mapping[str, Made], known: Collection[str], at: float) -> None:
+def remember(connection: Connection, decided: Mapping[str, VoteDecision], known: Collection[str], at: float) -> None:
     """Store what was decided; `known`: the keys that have a row."""
     rows = [{"key": key, **made._asdict(), "counted": list(made.counted), "at": at} for key, made in decided.items()]
     insert_all_new(connection, vote, [row for row in rows if row["key"] not in known])
@@ -90,11 +90,11 @@ def _row_of(name: PersonName, person: Person) -> dict[str, object]:
     }
 
 
-def hold_paces(connection: Connection, names: Collection[PaceName]) -> dict[PaceName, Pace]:
+def hold_paces(connection: Connection, names: Collection[PaceName]) -> dict[PaceName, VotePace]:
     """The paces of these; those that are new have bucket -1. Nobody else changes them before the transaction ends."""
     if not names:
         return {}
-    insert_all_new(connection, vote_pace, [_pace_row(name, Pace(-1)) for name in names])
+    insert_all_new(connection, vote_pace, [_pace_row(name, VotePace(-1)) for name in names])
     tasks, clusters, _ = (set(column) for column in zip(*names, strict=True))
     statement = (
         select(vote_pace)
@@ -102,24 +102,24 @@ def hold_paces(connection: Connection, names: Collection[PaceName]) -> dict[Pace
         .order_by(*vote_pace.primary_key.columns)
         .with_for_update()
     )
-    found = {(row.task, row.cluster, row.side): Pace(*row[3:]) for row in connection.execute(statement)}
+    found = {(row.task, row.cluster, row.side): VotePace(*row[3:]) for row in connection.execute(statement)}
     return {name: found[name] for name in names}
 
 
-def keep_paces(connection: Connection, paces: Mapping[PaceName, Pace]) -> None:
+def keep_paces(connection: Connection, paces: Mapping[PaceName, VotePace]) -> None:
     """Store them."""
     update_all(connection, vote_pace, [_pace_row(name, pace) for name, pace in paces.items()])
 
 
-def _pace_row(name: PaceName, pace: Pace) -> dict[str, object]:
+def _pace_row(name: PaceName, pace: VotePace) -> dict[str, object]:
     return {"task": name[0], "cluster": name[1], "side": name[2], **pace._asdict()}
 
 
-def quarantined_paces(connection: Connection, task: str) -> list[tuple[str, str, Pace]]:
+def quarantined_paces(connection: Connection, task: str) -> list[tuple[str, str, VotePace]]:
     """Cluster, side and pace of what weighs nothing at its last vote."""
     found = select(vote_pace).where(vote_pace.c.task == task, vote_pace.c.quarantined_until >= vote_pace.c.bucket)
     return [
-        (row["cluster"], row["side"], Pace(**{name: row[name] for name in Pace._fields}))
+        (row["cluster"], row["side"], VotePace(**{name: row[name] for name in VotePace._fields}))
         for row in connection.execute(found.order_by(vote_pace.c.cluster, vote_pace.c.side)).mappings()
     ]
 
@@ -159,7 +159,7 @@ def forget_votes(connection: Connection, before: float) -> bool:
     return delete_free(connection, vote, vote.c.at < before, limit=FORGOTTEN_AT_ONCE) < FORGOTTEN_AT_ONCE
 
 
-def add_heard(connection: Connection, counts: Mapping[Place, Tally]) -> None:
+def add_heard(connection: Connection, counts: Mapping[HeardKey, Tally]) -> None:
     """Add to what was said of answers that are graded alike."""
     add_all(connection, heard, [place._asdict() | tally._asdict() for place, tally in counts.items()])
 
@@ -212,7 +212,7 @@ def responses_of(
     return found
 
 
-def add_known(connection: Connection, known: Mapping[tuple[str, int], Known]) -> None:
+def add_known(connection: Connection, known: Mapping[tuple[str, int], VersionAudit]) -> None:
     """Add what a batch says, by (task, version), to what is known of versions."""
     rows = [
         {"task": task, "version": version, "cluster": "", "metric": f"{_OF_USERS}{name}", **sums._asdict()}
@@ -223,10 +223,10 @@ def add_known(connection: Connection, known: Mapping[tuple[str, int], Known]) ->
     add_all(connection, behaviour, rows)
 
 
-def known_of(connection: Connection, task: str) -> dict[int, Known]:
+def known_of(connection: Connection, task: str) -> dict[int, VersionAudit]:
     """What is known of each version of a task that is audited."""
-    columns, found = behaviour.c, dict[int, Known]()
-    of_users = [f"{_OF_USERS}{name}" for name in Known._fields]
+    columns, found = behaviour.c, dict[int, VersionAudit]()
+    of_users = [f"{_OF_USERS}{name}" for name in VersionAudit._fields]
     rows = connection.execute(
         select(behaviour)
         .where(columns.task == task, columns.cluster == "", columns.metric.in_(of_users))
@@ -234,7 +234,7 @@ def known_of(connection: Connection, task: str) -> dict[int, Known]:
     )
     for row in rows:
         sums = {row.metric.removeprefix(_OF_USERS): Sums(row.num, row.total, row.squares)}
-        found[row.version] = found.get(row.version, Known())._replace(**sums)
+        found[row.version] = found.get(row.version, VersionAudit())._replace(**sums)
     return found
 
 

@@ -12,7 +12,7 @@ a version whose answers nobody reacts to earns next to nothing, whatever was sai
 20 answers with everybody's response.
 
 The mean is everybody's, not the version's: silence is worth what the others of its bucket are worth, so it is never better
-than an average answer. Evidence is kept by the hour of the answer and read from the newest on, until a thousand spoke; what
+than an average answer. SilenceEvidence is kept by the hour of the answer and read from the newest on, until a thousand spoke; what
 is older than a week, or than twice the slowest window, counts no more.
 """
 
@@ -36,7 +36,7 @@ BOUND = 0.5
 """No imputed reward weighs more."""
 
 
-class Place(NamedTuple):
+class HeardKey(NamedTuple):
     """Where an answer is counted. `asked` is 1 if it was drawn for asking."""
 
     task: str
@@ -120,7 +120,7 @@ def expected_of(
     return None
 
 
-class Evidence(NamedTuple):
+class SilenceEvidence(NamedTuple):
     """Where one person's word about an answer is counted, so that it can be taken out again; as text in a row."""
 
     task_hash: str
@@ -132,9 +132,9 @@ class Evidence(NamedTuple):
         return f"{self.task_hash} {self.bucket} {self.value!r}"
 
 
-def read_evidence(text: str) -> Evidence | None:
+def read_evidence(text: str) -> SilenceEvidence | None:
     """Invert `str`; None of an empty text."""
     if not text:
         return None
     task_hash, bucket, value = text.split()
-    return Evidence(task_hash, int(bucket), float(value))
+    return SilenceEvidence(task_hash, int(bucket), float(value))

@@ -18,7 +18,7 @@ from contracts.records import Fault, Score, Signal
 from contracts.tasks import Task
 from contracts.tasks.people import BurstRule
 from rewards.signals import bursts, delay
-from rewards.signals.bursts import Pace
+from rewards.signals.bursts import VotePace
 from rewards.signals.influence import ANONYMOUS, Person, clipped, offset_of
 from rewards.signals.trust import is_suspended
 
@@ -33,7 +33,7 @@ _MAX_ID, _MAX_CLUSTER = 128, 64
 _HALF = 0.5
 
 
-class Item(NamedTuple):
+class ScoredSample(NamedTuple):
     """A revision of a user's sample that was scored, with or without a reward. Times: UTC epoch seconds."""
 
     task: str
@@ -81,7 +81,7 @@ class Vote(NamedTuple):
         return (*self.who[:2], _EVERYBODY) if self.who else None
 
 
-class Made(NamedTuple):
+class VoteDecision(NamedTuple):
     """What was made of a sample: whose vote ("" for nobody's), its value and weight, the reward before the offset.
 
     `counted`: the signals whose delay is counted. `evidence`: where its word counts for the silent (silence.py).
@@ -97,7 +97,7 @@ class Made(NamedTuple):
     evidence: str = ""
 
 
-UNDECIDED = Made("", 0.0, 1.0, "", None, 0.0)
+UNDECIDED = VoteDecision("", 0.0, 1.0, "", None, 0.0)
 """Of a sample that is remembered although nobody voted."""
 
 
@@ -115,7 +115,7 @@ class Rules:
                 f"ask for some of {sorted(task.signals)}"
             )
 
-    def waiting(self, item: Item, decided_by: str | None) -> list[str]:
+    def waiting(self, item: ScoredSample, decided_by: str | None) -> list[str]:
         """The slow signals that have not come, and would decide in place of this one; none where users decide nothing."""
         if item.fault == "model" or self.task.signals_weight <= 0:
             return []
@@ -130,7 +130,7 @@ class Rules:
         asking = self.task.asking
         return 1.0 if asking is None or asked or name not in self.task.asked_for else asking.volunteers
 
-    def vote(self, item: Item) -> Vote | None:
+    def vote(self, item: ScoredSample) -> Vote | None:
         """Whose word the reward is; None if it is nobody's."""
         if item.reward is None or item.fault == "model" or self.task.signals_weight <= 0:
             return None
@@ -166,19 +166,21 @@ def start_of(pace: PaceName) -> PaceName:
 class Ballot:
     """The votes of a batch, one after the other."""
 
-    def __init__(self, earlier: dict[str, Made], people: dict[PersonName, Person], paces: dict[PaceName, Pace]) -> None:
+    def __init__(
+        self, earlier: dict[str, VoteDecision], people: dict[PersonName, Person], paces: dict[PaceName, VotePace]
+    ) -> None:
         """`earlier`: what was made of these samples before, by key. Those given are changed."""
         self.made, self.people, self.paces = earlier, people, paces
         self.delays: Counter[DelayName] = Counter()
 
-    def take(self, rules: Rules, item: Item, vote: Vote | None) -> tuple[Made, str]:
+    def take(self, rules: Rules, item: ScoredSample, vote: Vote | None) -> tuple[VoteDecision, str]:
         """What is made of a sample now, and why its vote weighs less; where it is refused, an earlier one stands."""
         earlier = self.made.get(item.key)
         counted = self._count_delays(rules, item, earlier.counted if earlier else ())
         if vote is None:
             if counted:
                 self.made[item.key] = (earlier or UNDECIDED)._replace(counted=counted)
-            return Made("", 0.0, 1.0, "", item.reward, 0.0), ""
+            return VoteDecision("", 0.0, 1.0, "", item.reward, 0.0), ""
         share = rules.share(vote.name, asked=_was_asked(item))
         # A volunteer who then says what counts unasked: if the first word weighed nothing, nothing was charged for it.
         is_new = earlier is not None and earlier.reason == "not_asked" and earlier.weight == 0.0 < share
@@ -197,7 +199,7 @@ class Ballot:
         if evidence or key in self.made:
             self.made[key] = self.made.get(key, UNDECIDED)._replace(evidence=evidence)
 
-    def _revised(self, item: Item, vote: Vote, earlier: Made, share: float) -> Made:
+    def _revised(self, item: ScoredSample, vote: Vote, earlier: VoteDecision, share: float) -> VoteDecision:
         """The same person says something else, or more is known: nothing is charged twice."""
         if vote.who and earlier.reason != "not_asked":
             self.people[vote.who].total += vote.value - earlier.value
@@ -205,7 +207,7 @@ class Ballot:
             earlier = earlier._replace(weight=1.0, reason="")
         return earlier._replace(reward=item.reward, value=vote.value)
 
-    def _weighed(self, rules: Rules, item: Item, vote: Vote, share: float) -> Made:
+    def _weighed(self, rules: Rules, item: ScoredSample, vote: Vote, share: float) -> VoteDecision:
         trust, offset, reason = rules.task.trust, 0.0, "" if share == 1.0 else "not_asked"
         if share > 0.0 and vote.who is not None and vote.everybody is not None:
             person = self.people[vote.who]
@@ -222,9 +224,9 @@ class Ballot:
                 everybody.num, everybody.total = everybody.num + 1, everybody.total + said
         elif share > 0.0 and self._is_burst(rules.task.trust.burst, vote):
             share, reason = 0.0, "burst"
-        return Made(vote.submitter, vote.value, share, reason, item.reward, rules.task.signals_weight * offset)
+        return VoteDecision(vote.submitter, vote.value, share, reason, item.reward, rules.task.signals_weight * offset)
 
-    def _refusal(self, rules: Rules, item: Item, vote: Vote, person: Person) -> str:
+    def _refusal(self, rules: Rules, item: ScoredSample, vote: Vote, person: Person) -> str:
         trust = rules.task.trust
         person.num, person.total = person.num + 1, person.total + vote.value
         if item.audited is not None:
@@ -243,15 +245,15 @@ class Ballot:
             return False
         bucket, start = math.floor(vote.at / rule.bucket_seconds), start_of(vote.pace)
         if self.paces[start].bucket < 0:
-            self.paces[start] = Pace(bucket)
+            self.paces[start] = VotePace(bucket)
         pace = self.paces[vote.pace]
         if pace.bucket < 0:
             # Silent since the first vote of its task: nobody begins without a history by choosing a rare prompt.
-            pace = Pace(min(bucket, self.paces[start].bucket)).at(bucket, rule.history)
+            pace = VotePace(min(bucket, self.paces[start].bucket)).at(bucket, rule.history)
         self.paces[vote.pace], is_burst = bursts.vote(pace, vote.at, rule)
         return is_burst
 
-    def _count_delays(self, rules: Rules, item: Item, counted: tuple[str, ...]) -> tuple[str, ...]:
+    def _count_delays(self, rules: Rules, item: ScoredSample, counted: tuple[str, ...]) -> tuple[str, ...]:
         """Count a new answer, and each slow signal once, when it is first heard; returns those counted so far."""
         for name, window in rules.slow.items():
             cohort = delay.cohort_of(item.finished_at, window)
@@ -266,5 +268,5 @@ class Ballot:
         return counted
 
 
-def _was_asked(item: Item) -> bool:
+def _was_asked(item: ScoredSample) -> bool:
     return is_asked(parse_sample_key(item.key)[0], item.ask_probability)

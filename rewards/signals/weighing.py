@@ -22,8 +22,8 @@ from sqlalchemy import Connection
 
 from contracts.tasks import Task
 from rewards.signals import delay
-from rewards.signals.audit import Known, known_of_one, together
-from rewards.signals.expecting import Expectations, expects, longest_window
+from rewards.signals.audit import VersionAudit, audit_of_sample, together
+from rewards.signals.expectations import Expectations, expects, longest_window
 from rewards.signals.influence import clipped
 from rewards.signals.repository import (
     add_delays,
@@ -40,7 +40,7 @@ from rewards.signals.repository import (
     remembered,
 )
 from rewards.signals.silence import Expected, first_cohort
-from rewards.signals.votes import Ballot, Item, PaceName, PersonName, Rules, Vote, start_of
+from rewards.signals.votes import Ballot, PaceName, PersonName, Rules, ScoredSample, Vote, start_of
 
 REMEMBERED_SECONDS = 30 * 86_400.0
 """A vote is known as charged for so long, or twice the longest window."""
@@ -72,7 +72,7 @@ class Weighing:
         self._refreshed: dict[str, float] = {}
         self._forgot_at = clock()
 
-    def weigh(self, connection: Connection, items: Sequence[Item]) -> list[Weight]:
+    def weigh(self, connection: Connection, items: Sequence[ScoredSample]) -> list[Weight]:
         """The weight of each, in their order. Sees each (key, revision) once, and no revision without the first."""
         if not items:
             return []
@@ -106,17 +106,19 @@ class Weighing:
         if forget_votes(connection, now - max([REMEMBERED_SECONDS, *(2 * window for _, _, window in slow)])):
             self._forgot_at = now
 
-    def _known(self, items: Sequence[Item], votes: Sequence[Vote | None]) -> dict[tuple[str, int], Known]:
+    def _known(
+        self, items: Sequence[ScoredSample], votes: Sequence[Vote | None]
+    ) -> dict[tuple[str, int], VersionAudit]:
         """What new samples of audited tasks say of their versions, before anybody's vote was weighed."""
-        values: dict[tuple[str, int], Known] = {}
+        values: dict[tuple[str, int], VersionAudit] = {}
         for item, vote in zip(items, votes, strict=True):
             task = self._rules[item.task].task
             if task.audit is not None and item.revision == 1:
                 of = (item.task, item.version)
                 values[of] = together(
                     [
-                        values.get(of, Known()),
-                        known_of_one(_share(task, item.reward), item.audited, is_said=vote is not None),
+                        values.get(of, VersionAudit()),
+                        audit_of_sample(_share(task, item.reward), item.audited, is_said=vote is not None),
                     ]
                 )
         return values
@@ -127,7 +129,7 @@ class Weighing:
         names = [vote.who for vote in known] + [vote.everybody for vote in relative]
         return {name for name in names if name is not None}
 
-    def _weigh(self, ballot: Ballot, silence: Expectations, item: Item, vote: Vote | None) -> Weight:
+    def _weigh(self, ballot: Ballot, silence: Expectations, item: ScoredSample, vote: Vote | None) -> Weight:
         rules = self._rules[item.task]
         earlier = ballot.made.get(item.key)
         made, reason = ballot.take(rules, item, vote)
@@ -146,7 +148,7 @@ class Weighing:
         share = self._share(item, vote) if made.weight > 0.0 else 1.0
         return Weight(made.weight * share, reason, reward)
 
-    def _share(self, item: Item, vote: Vote | None) -> float:
+    def _share(self, item: ScoredSample, vote: Vote | None) -> float:
         """Of the signals that may still decide in place of this vote, those that would be in by now."""
         if not item.provisional:
             return 1.0
@@ -154,7 +156,7 @@ class Weighing:
         waiting = self._rules[item.task].waiting(item, vote.name if vote else None)
         return min((self._curves[item.task, name].completion(elapsed) for name in waiting), default=1.0)
 
-    def _refresh(self, connection: Connection, items: Sequence[Item]) -> None:
+    def _refresh(self, connection: Connection, items: Sequence[ScoredSample]) -> None:
         """Read the curves that are needed and old. In the stream's own time: a backlog is no silence."""
         now: dict[str, float] = {}
         for item in items:

@@ -8,8 +8,8 @@ from sqlalchemy import select
 
 from contracts.tables import behaviour
 from contracts.tables.statements import add_all
-from rewards.monitors.evidence import Sums
 from rewards.monitors.repository import add_behaviour, behaviour_since, newest_version
+from rewards.sums import Sums
 from runtime.database import Database
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from benchmarks.attacks.worlds.crowd import BLAND, GRADED, HELPFUL, Crowd, is_imputed
 from contracts.tables import behaviour, heard
 from rewards.signals.repository import add_heard, forget_heard, heard_since, responses_of
-from rewards.signals.silence import Place, Tally
+from rewards.signals.silence import HeardKey, Tally
 from runtime.database import Database
 from tests.fakes import Crash
 
@@ -28,7 +28,7 @@ def totals(database: Database) -> dict[tuple[int, int], Tally]:
 
 
 def test_counts_add_up_are_read_from_the_newest_and_forgotten(any_database: Database) -> None:
-    new, old = Place("chat", "ab", 9, 4, 0), Place("chat", "ab", 7, 4, 1)
+    new, old = HeardKey("chat", "ab", 9, 4, 0), HeardKey("chat", "ab", 7, 4, 1)
     with any_database.transaction() as connection:
         add_heard(connection, {new: Tally(3, 2, 1.5), old: Tally(1, 1, 1.0), new._replace(task_hash="cd"): Tally(9)})
         add_heard(connection, {new: Tally(1, -1, -0.5)})

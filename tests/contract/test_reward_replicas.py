@@ -15,15 +15,15 @@ from contracts.ids import new_completion_id
 from contracts.records import Episode, GenerationBody, Score, Signal, Span, Submitter, pack_floats, pack_ids, seal_body
 from contracts.tables import behaviour, score, signal_delay, submitter, vote, vote_pace
 from contracts.tasks import Task
-from rewards.episode import Opened
-from rewards.judges.parse import Verdict
+from rewards.episode import UnpackedEpisode
+from rewards.judges.parse import JudgeVerdict
 from rewards.judges.repository import DatabaseStore
-from rewards.judges.store import Spent
-from rewards.monitors.evidence import Sums
+from rewards.judges.store import JudgeSpending
 from rewards.monitors.repository import add_behaviour
 from rewards.signals.repository import forget_votes, remember, remembered
-from rewards.signals.votes import Made
+from rewards.signals.votes import VoteDecision
 from rewards.signals.weighing import REMEMBERED_SECONDS, Weighing
+from rewards.sums import Sums
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 from tests.fakes import a_generation
@@ -54,10 +54,10 @@ HASTY = Task.model_validate(TASK.model_dump() | {"audit": None, "signals": {"bou
 Kind = Literal["user", "code"]
 WHO: dict[str, tuple[Task, Kind]] = {"people": (TASK, "user"), "programs": (HASTY, "code")}
 """Of people rows are held to the end, so replicas take turns; of programs none, and they meet at sums of behaviour."""
-Batch = list[Opened]
+Batch = list[UnpackedEpisode]
 
 
-def an_answer(dice: random.Random, kind: Kind) -> Opened:
+def an_answer(dice: random.Random, kind: Kind) -> UnpackedEpisode:
     """An answer about which somebody said something, or nobody did."""
     topic, who, value = dice.choice(TOPICS), f"u{dice.randrange(NUM_PEOPLE)}", dice.choice(("up", "down"))
     body = GenerationBody(
@@ -84,10 +84,10 @@ def an_answer(dice: random.Random, kind: Kind) -> Opened:
         provisional=True,
     )  # fmt: skip
     checked = Score(name="auditor", grader="judge/1#x", value=1.0 if value == "up" else 0.0, weight=0.0)
-    return Opened(episode, turn, turn.open(), (checked,))
+    return UnpackedEpisode(episode, turn, turn.open(), (checked,))
 
 
-def once_more(item: Opened, dice: random.Random, kind: Kind) -> Opened:
+def once_more(item: UnpackedEpisode, dice: random.Random, kind: Kind) -> UnpackedEpisode:
     """The same answer, now that it is known whether the same person bought something."""
     somebody = Submitter(id=f"u{dice.randrange(NUM_PEOPLE)}", kind=kind)
     who = item.episode.signals[0].submitter if item.episode.signals else somebody
@@ -207,7 +207,7 @@ def test_who_forgets_never_waits_for_who_revises(any_database: Database) -> None
         return  # one writer at a time
     place = {("chat", 0, "", "null"): Sums(1)}
     old, gone = "chatcmpl-0:0", "chatcmpl-1:0"
-    made = {key: Made("ann", 1.0, 1.0, "", 1.0, 0.0) for key in (old, gone)}
+    made = {key: VoteDecision("ann", 1.0, 1.0, "", 1.0, 0.0) for key in (old, gone)}
     with any_database.transaction() as connection:
         remember(connection, made, (), NOW - 2 * REMEMBERED_SECONDS)
     meet = threading.Barrier(2, timeout=LONGEST_WAIT_SECONDS)
@@ -235,7 +235,7 @@ def test_who_forgets_never_waits_for_who_revises(any_database: Database) -> None
 def test_replicas_that_forget_together_forget_everything_in_the_end(any_database: Database) -> None:
     keys = [f"chatcmpl-{number}:0" for number in range(3_000)]
     with any_database.transaction() as connection:
-        remember(connection, dict.fromkeys(keys, Made("ann", 1.0, 1.0, "", 1.0, 0.0)), (), 10.0)
+        remember(connection, dict.fromkeys(keys, VoteDecision("ann", 1.0, 1.0, "", 1.0, 0.0)), (), 10.0)
 
     def forget() -> None:
         for _ in range(4):
@@ -253,9 +253,9 @@ def test_judges_of_two_replicas_count_every_call_and_keep_the_first_verdict(any_
         store, dice = DatabaseStore(any_database), random.Random(number)
         for at in range(15):
             asked = dice.sample(keys, 30)
-            store.keep("judge", {key: Verdict(float(number), "", "") for key in asked}, float(at))
-            store.spend("chat", "judge", "2026-11-21", Spent(1, 10, 0.25))
+            store.keep("judge", {key: JudgeVerdict(float(number), "", "") for key in asked}, float(at))
+            store.spend("chat", "judge", "2026-11-21", JudgeSpending(1, 10, 0.25))
             store.forget("judge", float(at - 5))
 
     side_by_side([lambda: judge(0), lambda: judge(1)])
-    assert DatabaseStore(any_database).spent("chat", "judge", "2026-11-21") == Spent(30, 300, 7.5)
+    assert DatabaseStore(any_database).spent("chat", "judge", "2026-11-21") == JudgeSpending(30, 300, 7.5)

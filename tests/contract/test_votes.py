@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import select
 
 from contracts.tables import submitter
-from rewards.signals.bursts import Pace
+from rewards.signals.bursts import VotePace
 from rewards.signals.influence import Person
 from rewards.signals.repository import (
     add_delays,
@@ -25,7 +25,7 @@ from rewards.signals.repository import (
     remembered,
 )
 from rewards.signals.trust import Agreement
-from rewards.signals.votes import Made
+from rewards.signals.votes import VoteDecision
 from rewards.signals.weighing import Weighing
 from runtime.database import Database
 from tests.unit.rewards.signals.crowds import NOW, a_task, an_item
@@ -33,8 +33,8 @@ from tests.unit.rewards.signals.crowds import NOW, a_task, an_item
 
 def test_what_was_made_of_samples_is_found_again(any_database: Database) -> None:
     made = {
-        "chatcmpl-1:0": Made("ann", 1.0, 1.0, "", 0.5, 0.25, ("thumbs", "outcome")),
-        "chatcmpl-2:0": Made("bob", 0.0, 0.0, "burst", None, 0.0, ()),
+        "chatcmpl-1:0": VoteDecision("ann", 1.0, 1.0, "", 0.5, 0.25, ("thumbs", "outcome")),
+        "chatcmpl-2:0": VoteDecision("bob", 0.0, 0.0, "burst", None, 0.0, ()),
     }
     with any_database.transaction() as connection:
         remember(connection, made, (), 10.0)
@@ -65,11 +65,11 @@ def test_paces_are_kept_and_cleared(any_database: Database) -> None:
     name, start = ("chat", "c1", "good"), ("chat", "", "all")
     with any_database.transaction() as connection:
         paces = hold_paces(connection, {name, start})
-        assert paces == {name: Pace(-1), start: Pace(-1)}
-        paces[name] = Pace(9, 3, 2.5, 7.0, 20.0, 12)
+        assert paces == {name: VotePace(-1), start: VotePace(-1)}
+        paces[name] = VotePace(9, 3, 2.5, 7.0, 20.0, 12)
         keep_paces(connection, paces)
         assert clear_burst(connection, *name)
-        assert hold_paces(connection, {name}) == {name: Pace(9, 3, 2.5, 7.0, 20.0, -1, 9)}
+        assert hold_paces(connection, {name}) == {name: VotePace(9, 3, 2.5, 7.0, 20.0, -1, 9)}
 
 
 def test_delays_add_up_and_are_forgotten_by_cohort(any_database: Database) -> None:

@@ -37,7 +37,7 @@ from contracts.records import (
 )
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES
-from rewards.episode import Opened
+from rewards.episode import UnpackedEpisode
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 
@@ -199,18 +199,18 @@ class Crowd:
             turn = self.answer(style, **changes)
             yield self.episode(turn, *([self.word(turn, happy=happy)] if speaks else []))
 
-    def _open(self, episode: Episode) -> Opened:
+    def _open(self, episode: Episode) -> UnpackedEpisode:
         return self.handler.read(LogRecord(EPISODES, 0, 0, episode.key, encode(episode), 0.0))
 
-    def _checks_of(self, item: Opened) -> tuple[Score, ...]:
+    def _checks_of(self, item: UnpackedEpisode) -> tuple[Score, ...]:
         if item.body.text not in self._checks:
-            self._checks[item.body.text] = self.handler.prepare([item])[0].checks
+            self._checks[item.body.text] = self.handler.prepare([item])[0].grader_scores
         return self._checks[item.body.text]
 
-    def graded(self, episode: Episode) -> Opened:
+    def graded(self, episode: Episode) -> UnpackedEpisode:
         """As the worker has it before its transaction."""
         item = self._open(episode)
-        return item._replace(checks=self._checks_of(item))
+        return item._replace(grader_scores=self._checks_of(item))
 
 
 def experiences_of(messages: Sequence[Message]) -> list[Experience]:

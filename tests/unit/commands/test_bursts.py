@@ -6,7 +6,7 @@ import pytest
 
 from commands.rewards.bursts import run_bursts
 from contracts.errors import InvalidSettings
-from rewards.signals.bursts import Pace
+from rewards.signals.bursts import VotePace
 from rewards.signals.repository import hold_paces, keep_paces
 from runtime.database import Database
 from tests.unit.commands.test_estimate import TASK, a_home
@@ -20,9 +20,9 @@ def with_burst(folder: Path, migrated: Path) -> Path:
     names = {("chat", "other-3", "bad"), ("chat", "other-3", "good")}
     with database.transaction() as connection:
         paces = hold_paces(connection, names)
-        quiet = Pace(bucket=100, num=3)
+        quiet = VotePace(bucket=100, num=3)
         keep_paces(connection, paces | {("chat", "other-3", "good"): quiet})
-        keep_paces(connection, {("chat", "other-3", "bad"): Pace(bucket=100, num=900, quarantined_until=106)})
+        keep_paces(connection, {("chat", "other-3", "bad"): VotePace(bucket=100, num=900, quarantined_until=106)})
     database.close()
     return home
 

@@ -12,11 +12,11 @@ from commands.rewards.estimate import _accuracy, as_rows, run_estimate, table_of
 from contracts.errors import InvalidSettings
 from contracts.tasks.loading import load_tasks
 from rewards.judges.identity import identity_of
-from rewards.monitors.evidence import Sums
-from rewards.signals.audit import Accuracy, Known
+from rewards.signals.audit import Accuracy, VersionAudit
 from rewards.signals.estimates import sums_of
-from rewards.signals.votes import Item
+from rewards.signals.votes import ScoredSample
 from rewards.signals.weighing import Weighing
+from rewards.sums import Sums
 from runtime.database import Database
 from tests.unit.rewards.judges.figures import FIGURES
 from tests.unit.rewards.signals.crowds import NOW, a_task, an_item, weigh
@@ -48,7 +48,7 @@ def a_home(folder: Path, migrated: Path, task: str) -> Path:
     return folder
 
 
-def noted(home: Path, items: list[Item], **changes: Any) -> None:
+def noted(home: Path, items: list[ScoredSample], **changes: Any) -> None:
     """Let the reward worker's weighing note these."""
     task = a_task(**({"audit": {"judge": "auditor"}, "judges": [JUDGE]} | changes))
     database = Database(f"sqlite:///{home / 'millrace.db'}")
@@ -56,7 +56,7 @@ def noted(home: Path, items: list[Item], **changes: Any) -> None:
     database.close()
 
 
-def crowd(num: int, version: int, *, agree: bool) -> list[Item]:
+def crowd(num: int, version: int, *, agree: bool) -> list[ScoredSample]:
     """Nine of ten who speak are content; the silent, half of all, are not. Every fourth answer is audited."""
     items = []
     for number in range(num):
@@ -147,7 +147,7 @@ def test_too_few_to_compare_is_refused_and_nothing_at_all_is_no_mistake(
     assert "0.900" in capsys.readouterr().out
 
 
-def shown(known: Known, **changes: Any) -> list[str]:
+def shown(known: VersionAudit, **changes: Any) -> list[str]:
     """The cells of a version's row."""
     task = a_task(audit={"judge": "auditor"}, judges=[JUDGE], **changes)
     table = table_of(task, as_rows(task, {7: known}, None, ""))
@@ -156,7 +156,7 @@ def shown(known: Known, **changes: Any) -> list[str]:
 
 def test_rewards_are_shown_in_the_range_of_the_task() -> None:
     said = sums_of([1.0] * 50 + [0.5] * 50)
-    known = Known(said=said, rewarded=said, silent=Sums(100), audited_silent=sums_of([0.25]))
+    known = VersionAudit(said=said, rewarded=said, silent=Sums(100), audited_silent=sums_of([0.25]))
     row = shown(known, reward={"low": -1.0, "high": 1.0})
     interval = "0.500  (0.400 to 0.600)"  # half a unit either side of 0.5, and t of 99 degrees is 1.984
     assert row == ["7", "200", "100", "100", "1", interval, interval, "too few"]
@@ -172,7 +172,7 @@ def test_rewards_are_shown_in_the_range_of_the_task() -> None:
     ],
 )
 def test_no_estimate_lies_outside_the_range_of_rewards(audits: list[float], words: str) -> None:
-    assert shown(Known(silent=Sums(200), audited_silent=sums_of(audits)))[-1] == words
+    assert shown(VersionAudit(silent=Sums(200), audited_silent=sums_of(audits)))[-1] == words
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_what_the_judge_itself_gets_wrong_is_corrected_where_it_was_measured(
 ) -> None:
     home = a_home(tmp_path, migrated, TASK + AUDITED)
     audits = sums_of([0.0] * 40 + [1.0] * 60)
-    known = Known(silent=Sums(1000), audited_silent=audits)
+    known = VersionAudit(silent=Sums(1000), audited_silent=audits)
     (task,) = load_tasks((home / "task.toml",)).values()
     figure = {"value": 0.8, "low": 0.7, "high": 0.9}
     report = {

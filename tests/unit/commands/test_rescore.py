@@ -15,7 +15,7 @@ from contracts.tables import score
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from contracts.topics import EPISODES
-from rewards.replay.comparison import Comparison
+from rewards.replay.comparison import ReplayComparison
 from rewards.replay.replay import Replay
 from rewards.worker import RewardsHandler
 from runtime.database import Database
@@ -76,8 +76,10 @@ def lived(opened: tuple[LocalLog, Database], home: Path, *turns: tuple[Generatio
             handler.handle(connection, handler.prepare([handler.read(record)]))
 
 
-def replay(opened: tuple[LocalLog, Database], task: Task, since: float = 0.0, limit: int | None = None) -> Comparison:
-    comparison = Comparison()
+def replay(
+    opened: tuple[LocalLog, Database], task: Task, since: float = 0.0, limit: int | None = None
+) -> ReplayComparison:
+    comparison = ReplayComparison()
     for item in Replay(*opened, task).run(since, limit):
         comparison.add(item)
     return comparison

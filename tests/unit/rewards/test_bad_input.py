@@ -14,11 +14,11 @@ import pytest
 from contracts.errors import InvalidTask, Unavailable
 from contracts.tasks.loading import load_tasks
 from rewards.judges.identity import identity_of
+from rewards.panel import built_by
 from rewards.preflight import check_tasks, is_own
 from rewards.sandbox.choose import first_that_holds
 from rewards.sandbox.port import Sandbox
 from rewards.verifiers import code
-from rewards.verifiers.registry import built_by
 from rewards.worker import RewardsHandler
 from tests.judge_server import judge_server, verdict
 from tests.unit.rewards.judges.figures import FIGURES as ADMITTED

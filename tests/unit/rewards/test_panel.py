@@ -11,7 +11,7 @@ from contracts.draws import is_audited
 from contracts.records import Score
 from contracts.tasks import Task
 from contracts.tasks.rewards import Role
-from rewards.graders import Grader
+from rewards.grader import Grader
 from rewards.panel import Panel
 from rewards.verifiers.check import Answer, Check, broken, right, wrong
 

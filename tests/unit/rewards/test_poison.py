@@ -12,7 +12,7 @@ from contracts.records import Episode, Experience, Score, Submitter, decode, enc
 from contracts.tables import vote
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES
-from rewards.graders import Grader
+from rewards.grader import Grader
 from rewards.judges.parse import parse_verdict
 from rewards.verifiers.check import Answer, Check
 from rewards.verifiers.columns import ColumnsConfig, checks_of

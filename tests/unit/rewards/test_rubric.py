@@ -7,11 +7,11 @@ import pytest
 
 from contracts.records import Score
 from contracts.tasks import Task
-from rewards.graders import CheckAll, each
+from rewards.grader import CheckAll, each
+from rewards.panel import graders_of
 from rewards.rubric import NOTHING_TO_WEIGH, SILENT, Verdict, combine, grade_of
 from rewards.signals.mapping import About, score_signals
 from rewards.verifiers.check import Answer, Check, bad_reference, broken, right, unlabelled, wrong
-from rewards.verifiers.registry import graders_of
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 
 
@@ -20,7 +20,7 @@ def verdict_of(text: str, *said: tuple[str, Any], task: Task = BOOKING_TASK) -> 
     signals = [a_signal(about, name, value) for name, value in said]
     graders = graders_of(task)
     checks = [grader.score_all([Answer(text)])[0] for grader in graders]
-    return combine(task, graders, checks, score_signals(task, About(text, about.finished_at), signals))
+    return combine(task, checks, score_signals(task, About(text, about.finished_at), signals))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_broken_grader_is_nobodys_fault_but_ours() -> None:
     assert checks[0].fault == "infra"
     assert "RuntimeError: x" in checks[0].reason
     signals = [Score(name="accepted", grader="s", value=1.0)]
-    assert combine(BOOKING_TASK, graders, checks, signals) == (None, "unscored", "infra", "infra_fault:shape")
+    assert combine(BOOKING_TASK, checks, signals) == (None, "unscored", "infra", "infra_fault:shape")
 
 
 def test_every_score_names_its_grader_version_and_task() -> None:
@@ -87,7 +87,7 @@ def checked(task: Task, *checks: Check, said: float | None = 1.0) -> Verdict:
     graders = [grader._replace(check_all=saying(check)) for grader, check in asked]
     scores = [grader.score_all([Answer("x")])[0] for grader in graders]
     signals = [] if said is None else [Score(name="accepted", grader="s", value=said)]
-    return combine(task, graders, scores, signals)
+    return combine(task, scores, signals)
 
 
 def test_components_and_signals_add_up_by_their_weights() -> None:
@@ -125,10 +125,10 @@ def test_what_is_expected_stands_for_silence_alone() -> None:
     task, graders = a_task(silence="expected"), graders_of(a_task())
     checks = [Score(name=grader.name, grader="g", value=1.0, weight=grader.weight) for grader in graders]
     said = [Score(name="accepted", grader="s", value=0.0)]
-    assert combine(task, graders, checks, [], expected=0.4).reward == pytest.approx(0.7)
-    assert combine(task, graders, checks, said, expected=0.4).reward == pytest.approx(0.5)
+    assert combine(task, checks, [], expected=0.4).reward == pytest.approx(0.7)
+    assert combine(task, checks, said, expected=0.4).reward == pytest.approx(0.5)
     failed = [msgspec.structs.replace(checks[0], value=0.0), *checks[1:]]
-    assert combine(task, graders, failed, [], expected=0.4)[:3] == (0.0, "scored", "model")
+    assert combine(task, failed, [], expected=0.4)[:3] == (0.0, "scored", "model")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_what_graders_alone_make_of_an_answer(checks: tuple[Check, ...], wanted:
             grader._replace(check_all=saying(check)) for grader, check in zip(graders_of(task), checks, strict=True)
         ]
         scores = [grader.score_all([Answer("x")])[0] for grader in graders]
-        assert grade_of(task, graders, scores) == (None if wanted is None else pytest.approx(wanted))
+        assert grade_of(task, scores) == (None if wanted is None else pytest.approx(wanted))
 
 
 def test_gates_alone_grade_by_the_least_of_them() -> None:
@@ -161,7 +161,7 @@ def test_gates_alone_grade_by_the_least_of_them() -> None:
     scores = [
         Score(name=grader.name, grader="g", value=value) for grader, value in zip(graders, (0.75, 1.0), strict=True)
     ]
-    assert grade_of(task, graders, scores) == 0.75
+    assert grade_of(task, scores) == 0.75
 
 
 def test_a_gate_that_could_not_be_asked_is_never_guessed() -> None:

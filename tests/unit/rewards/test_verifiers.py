@@ -7,9 +7,9 @@ import pytest
 
 from contracts.errors import InvalidTask
 from contracts.tasks import Task
+from rewards.panel import graders_of
 from rewards.verifiers import json_exact, json_schema
 from rewards.verifiers.check import Answer
-from rewards.verifiers.registry import graders_of
 
 SCHEMA = {"type": "object", "required": ["party"], "properties": {"party": {"type": "integer"}}}
 

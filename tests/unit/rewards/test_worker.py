@@ -5,7 +5,7 @@ import numpy as np
 from contracts.event_log import LogRecord
 from contracts.records import Episode, Experience, Generation, Outcome, Signal, decode, encode
 from contracts.topics import EPISODES, EXPERIENCES
-from rewards.episode import segment_of
+from rewards.experience import segment_of
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal

@@ -41,7 +41,7 @@ def verdicts_of(texts: list[str]) -> list[Verdict]:
     with ThreadPoolExecutor(1) as pool:
         graded = panel.grade([Answer(text, {"reference": REFERENCE}) for text in texts], pool)
     return [
-        combine(TASK, panel.graders, checks, score_signals(TASK, About(text, 0.0), [a_signal(turn)]))
+        combine(TASK, checks, score_signals(TASK, About(text, 0.0), [a_signal(turn)]))
         for text, checks in zip(texts, graded, strict=True)
     ]
 

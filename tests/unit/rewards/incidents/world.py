@@ -16,8 +16,8 @@ from sqlalchemy import select
 from contracts.records import Score, Signal
 from contracts.tables import alarm
 from contracts.tasks import Task
-from rewards.graders import each
-from rewards.monitors.features import Noted
+from rewards.grader import each
+from rewards.monitors.features import WatchedSample
 from rewards.monitors.watch import LOOK_SECONDS, Monitors
 from rewards.panel import Panel
 from rewards.rubric import Verdict, combine
@@ -71,14 +71,14 @@ class World:
         found = []
         for said, checks in zip(batch, self.panel.grade(answers, self.pool), strict=True):
             signals = self._signals(said)
-            found.append((checks, signals, combine(self.task, self.panel.graders, checks, signals)))
+            found.append((checks, signals, combine(self.task, checks, signals)))
         return found
 
     def serve(self, version: int, batch: list[Said]) -> list[Verdict]:
         """Score, count, and look for alarms."""
         scored = self.score(batch)
         noted = [
-            Noted(
+            WatchedSample(
                 task=self.task.name,
                 version=version,
                 cluster=said.cluster,

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from rewards.judges.parse import Alternative, Token, expected_level, parse_verdict
+from rewards.judges.parse import Alternative, ReplyToken, expected_level, parse_verdict
 
 LEVELS = ("wrong", "partly right", "right")
 
@@ -43,9 +43,11 @@ def test_what_is_not_exactly_one_verdict_is_none(content: str) -> None:
     assert parse_verdict(content, LEVELS) is None
 
 
-def spelled(*tokens: tuple[str, dict[str, float]]) -> list[Token]:
+def spelled(*tokens: tuple[str, dict[str, float]]) -> list[ReplyToken]:
     """Tokens with the probabilities of their alternatives."""
-    return [Token(text, tuple(Alternative(name, math.log(p)) for name, p in found.items())) for text, found in tokens]
+    return [
+        ReplyToken(text, tuple(Alternative(name, math.log(p)) for name, p in found.items())) for text, found in tokens
+    ]
 
 
 def test_levels_are_weighed_by_their_probabilities() -> None:
@@ -80,7 +82,7 @@ def test_levels_with_a_common_start_are_told_apart_by_the_token_that_differs() -
         spelled(('{"level": "', {}), ("right", {"right": 0.3, "zz": 0.7})),
     ],
 )
-def test_tokens_that_do_not_tell_leave_the_level_as_it_was_named(tokens: list[Token]) -> None:
+def test_tokens_that_do_not_tell_leave_the_level_as_it_was_named(tokens: list[ReplyToken]) -> None:
     assert expected_level(tokens, LEVELS) is None
     found = parse_verdict('{"level": "right"}', LEVELS, tokens)
     assert found is not None

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from contracts.tasks.judges import JudgeRule
-from rewards.judges.parse import Verdict
-from rewards.judges.questions import Failure, Inquiry, both_orders, combined, inquire, read
+from rewards.judges.parse import JudgeVerdict
+from rewards.judges.questions import Inquiry, NoVerdict, both_orders, combined, inquire, read
 from rewards.verifiers.check import Answer
 
 PROMPT = [{"role": "user", "content": "Two and two?"}]
@@ -84,13 +84,13 @@ def test_orders_that_disagree_are_a_tie_and_a_flip(first: float, second: float, 
     assert both_orders(first, second) == (value, flipped)
 
 
-def preferring(inquiry: Inquiry, *worst_to_best: str) -> dict[str, Verdict | Failure]:
+def preferring(inquiry: Inquiry, *worst_to_best: str) -> dict[str, JudgeVerdict | NoVerdict]:
     """An honest comparison: the better one wins in either order."""
-    found: dict[str, Verdict | Failure] = {}
+    found: dict[str, JudgeVerdict | NoVerdict] = {}
     for question in inquiry.questions:
         first, second = map(worst_to_best.index, question.case.answers)
         level = "first" if first > second else "second"
-        found[question.key] = Verdict(1.0 if level == "first" else 0.0, level, "")
+        found[question.key] = JudgeVerdict(1.0 if level == "first" else 0.0, level, "")
     return found
 
 
@@ -109,7 +109,7 @@ def test_a_comparison_is_with_every_sibling_in_both_orders() -> None:
 def test_a_judge_that_always_prefers_the_first_says_nothing() -> None:
     rule = a_rule(protocol="pairwise")
     inquiry = inquire(rule, ANSWER._replace(siblings=("five", "six")))
-    reading = read(rule, inquiry, {question.key: Verdict(1.0, "first", "") for question in inquiry.questions})
+    reading = read(rule, inquiry, {question.key: JudgeVerdict(1.0, "first", "") for question in inquiry.questions})
     assert (reading.check.value, reading.num_pairs, reading.num_flips) == (0.5, 2, 2)
 
 
@@ -135,7 +135,7 @@ def test_a_missing_verdict_leaves_no_value_not_even_of_the_others() -> None:
     inquiry = inquire(rule, ANSWER)
     first, second = inquiry.questions
     reading = read(
-        rule, inquiry, {first.key: Verdict(1.0, "yes", ""), second.key: Failure("unparsable", "b: no verdict")}
+        rule, inquiry, {first.key: JudgeVerdict(1.0, "yes", ""), second.key: NoVerdict("unparsable", "b: no verdict")}
     )
     assert (reading.check.value, reading.check.status, reading.check.fault) == (None, "unscored", "infra")
     assert reading.fate == "unparsable"
@@ -147,7 +147,7 @@ def test_disagreement_stands_in_the_reason() -> None:
     inquiry = inquire(rule, ANSWER)
     first, second = inquiry.questions
     reading = read(
-        rule, inquiry, {first.key: Verdict(1.0, "yes", "fine"), second.key: Verdict(0.0, "no", "it is five")}
+        rule, inquiry, {first.key: JudgeVerdict(1.0, "yes", "fine"), second.key: JudgeVerdict(0.0, "no", "it is five")}
     )
     assert (reading.check.value, reading.check.fault, reading.disagreement) == (0.0, "none", 1.0)
     assert reading.check.reason == "2 members, disagreement 1.00; no: it is five"

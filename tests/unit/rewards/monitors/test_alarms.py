@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from rewards.monitors.alarms import NUM_METRICS, alarms_of, worst_cluster
-from rewards.monitors.evidence import Sums
 from rewards.monitors.rules import RULES
+from rewards.sums import Sums
 
 
 def shares(num: int, hits: float) -> Sums:

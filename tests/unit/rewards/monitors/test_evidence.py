@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from rewards.monitors.alarms import OVERALL, Version, alarms_of
-from rewards.monitors.evidence import Sums, amount_above, share_above, share_above_line
+from rewards.monitors.evidence import amount_above, share_above, share_above_line
 from rewards.monitors.rules import RULES
+from rewards.sums import Sums
 
 BASE_RATES = {"null": 0.003, "tampers": 0.001, "unlabelled": 0.4, "model_fault": 0.1, "hollow": 0.002}
 

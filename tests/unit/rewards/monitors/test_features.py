@@ -7,7 +7,7 @@ import pytest
 
 from contracts.records import Score
 from contracts.tasks import Task
-from rewards.monitors.features import Measure, Noted, marks_of
+from rewards.monitors.features import Measure, WatchedSample, marks_of
 from rewards.monitors.rules import MAX_NAME, RULES, rule_of
 from rewards.rubric import Verdict
 from tests.fakes import BOOKING_TASK
@@ -15,12 +15,12 @@ from tests.fakes import BOOKING_TASK
 GOOD = Verdict(1.0, "scored", "none")
 
 
-def noted(text: str = "It was sent on Friday.", verdict: Verdict = GOOD, **changes: Any) -> Noted:
+def noted(text: str = "It was sent on Friday.", verdict: Verdict = GOOD, **changes: Any) -> WatchedSample:
     values: dict[str, Any] = {
         "task": "booking", "version": 1, "cluster": "", "purpose": "user", "revision": 1, "text": text,
         "num_tokens": 7, "finish_reason": "stop", "scores": (), "verdict": verdict,
     }  # fmt: skip
-    return Noted(**(values | changes))
+    return WatchedSample(**(values | changes))
 
 
 def measured(task: Task = BOOKING_TASK, **changes: Any) -> dict[str, float]:

@@ -8,11 +8,11 @@ from sqlalchemy import select
 from structlog.testing import capture_logs
 
 from contracts.tables import alarm, behaviour
-from rewards.monitors.evidence import Sums
 from rewards.monitors.repository import add_behaviour, behaviour_since
 from rewards.monitors.rules import BY_CLUSTER, SHARES
 from rewards.monitors.watch import LOOK_SECONDS, OTHER, RINGS_SECONDS, Monitors
 from rewards.rubric import Verdict
+from rewards.sums import Sums
 from runtime.database import Database
 from tests.fakes import BOOKING_TASK
 from tests.unit.rewards.monitors.test_features import noted

@@ -7,7 +7,7 @@ from typing import Any
 
 from contracts.records import Score, Signal, Submitter
 from contracts.tasks import Task
-from rewards.signals.votes import Item
+from rewards.signals.votes import ScoredSample
 from rewards.signals.weighing import Weighing, Weight
 from runtime.database import Database
 
@@ -20,7 +20,7 @@ def a_task(**changes: Any) -> Task:
     return Task.model_validate({"name": "chat", "window_seconds": 600, "signals": signals} | changes)
 
 
-def an_item(number: int, who: str | None, reward: float | None, **changes: Any) -> Item:
+def an_item(number: int, who: str | None, reward: float | None, **changes: Any) -> ScoredSample:
     """An answer about which `who` said something worth `reward`; who None: nobody said anything."""
     completion_id = changes.pop("completion_id", f"chatcmpl-{number:08d}")
     at = changes.pop("at", NOW)
@@ -56,10 +56,10 @@ def an_item(number: int, who: str | None, reward: float | None, **changes: Any) 
         "provisional": False,
         "reward": reward,
     }
-    return Item(**(values | changes))
+    return ScoredSample(**(values | changes))
 
 
-def weigh(database: Database, weighing: Weighing, items: Sequence[Item]) -> list[Weight]:
+def weigh(database: Database, weighing: Weighing, items: Sequence[ScoredSample]) -> list[Weight]:
     """As the worker does: in batches, each in a transaction of its own."""
     weights: list[Weight] = []
     for start in range(0, len(items), BATCH):

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from contracts.tasks.people import BurstRule
-from rewards.signals.bursts import Pace, alarm_at, upper_count, vote
+from rewards.signals.bursts import VotePace, alarm_at, upper_count, vote
 
 RULE = BurstRule(bucket_seconds=60, history=50, min_votes=5, tail=1e-6, quarantine_seconds=120)
 
 
-def run(counts: list[int], pace: Pace | None = None) -> tuple[Pace, list[int]]:
+def run(counts: list[int], pace: VotePace | None = None) -> tuple[VotePace, list[int]]:
     """Votes per interval; returns the pace, and how many of each interval were part of a burst."""
     stopped = []
-    pace = pace or Pace(0)
+    pace = pace or VotePace(0)
     for bucket, num in enumerate(counts):
         verdicts = []
         for _ in range(num):
@@ -46,11 +46,11 @@ def test_a_burst_is_stopped_at_the_alarm_and_for_the_quarantine_and_leaves_no_tr
 
 def test_without_a_history_nothing_is_a_burst() -> None:
     assert sum(run([100, 100, 100])[1]) == 0
-    assert alarm_at(Pace(0), RULE) == math.inf
+    assert alarm_at(VotePace(0), RULE) == math.inf
 
 
 def test_a_rare_kind_of_prompt_has_a_history_of_silence() -> None:
-    pace = Pace(0).at(40, 50)
+    pace = VotePace(0).at(40, 50)
     assert pace.num_buckets == pytest.approx(50 * (1 - 0.98**40))
     assert alarm_at(pace, RULE) == RULE.min_votes
 
@@ -62,7 +62,7 @@ def test_somebody_looked_and_cleared_it() -> None:
 
 
 def test_what_comes_late_belongs_to_the_running_interval() -> None:
-    pace, _ = vote(Pace(10, num=2), 0.0, RULE)
+    pace, _ = vote(VotePace(10, num=2), 0.0, RULE)
     assert (pace.bucket, pace.num) == (10, 3)
 
 

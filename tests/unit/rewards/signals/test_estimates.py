@@ -8,9 +8,9 @@ import pytest
 from numpy.typing import ArrayLike
 
 from contracts.errors import InvalidValue
-from rewards.monitors.evidence import Sums
-from rewards.signals.audit import Accuracy, Known, known_of_one, rogan_gladen, together, why_different
+from rewards.signals.audit import Accuracy, VersionAudit, audit_of_sample, rogan_gladen, together, why_different
 from rewards.signals.estimates import Estimate, mean_of, pooled, sums_of
+from rewards.sums import Sums
 
 
 def test_sums_of_parts_add_up_to_the_sums_of_the_whole() -> None:
@@ -23,8 +23,8 @@ def test_sums_of_parts_add_up_to_the_sums_of_the_whole() -> None:
 @pytest.mark.parametrize("values", [[], [0.7]])
 def test_fewer_than_two_values_have_no_interval(values: list[float]) -> None:
     assert mean_of(sums_of(values)).interval() == (-math.inf, math.inf)
-    assert Known(silent=Sums(5), audited_silent=sums_of(values)).corrected().error == math.inf
-    assert Known().corrected().error == math.inf
+    assert VersionAudit(silent=Sums(5), audited_silent=sums_of(values)).corrected().error == math.inf
+    assert VersionAudit().corrected().error == math.inf
 
 
 def test_an_interval_of_few_values_is_students() -> None:
@@ -54,31 +54,33 @@ def test_errors_of_parts_add_up_with_satterthwaites_degrees() -> None:
 
 
 def test_where_there_is_a_reward_it_counts_and_the_audit_elsewhere() -> None:
-    known = Known(rewarded=sums_of([1.0] * 60 + [0.0] * 20), silent=Sums(20), audited_silent=sums_of([0.0, 0.5] * 5))
+    known = VersionAudit(
+        rewarded=sums_of([1.0] * 60 + [0.0] * 20), silent=Sums(20), audited_silent=sums_of([0.0, 0.5] * 5)
+    )
     found = known.corrected()
     assert found.value == pytest.approx(0.8 * 0.75 + 0.2 * 0.25)
     measured, silent = mean_of(known.rewarded), mean_of(known.audited_silent)
     between = 0.8 * 0.2 / 100 * 0.5**2
     assert found.error == pytest.approx(math.sqrt((0.8 * measured.error) ** 2 + (0.2 * silent.error) ** 2 + between))
-    everybody = Known(rewarded=sums_of([1.0, 0.0]))
+    everybody = VersionAudit(rewarded=sums_of([1.0, 0.0]))
     assert everybody.corrected() == everybody.measured
-    nobody = Known(silent=Sums(9), audited_silent=sums_of([0.2, 0.4]))
+    nobody = VersionAudit(silent=Sums(9), audited_silent=sums_of([0.2, 0.4]))
     assert nobody.corrected() == mean_of(sums_of([0.2, 0.4]))
 
 
 def test_samples_one_by_one_make_what_is_known() -> None:
     samples = [(1.0, None, True), (0.5, 0.25, False), (None, 0.75, False), (None, None, False)]
-    known = together(known_of_one(share, audited, is_said=said) for share, audited, said in samples)
-    assert known == Known(
+    known = together(audit_of_sample(share, audited, is_said=said) for share, audited, said in samples)
+    assert known == VersionAudit(
         said=sums_of([1.0]), rewarded=sums_of([1.0, 0.5]), silent=Sums(2), audited=sums_of([0.25]),
         compared=sums_of([0.5]), differences=sums_of([-0.25]), audited_silent=sums_of([0.75]),
     )  # fmt: skip
     assert known.num == 4
 
 
-def compared(audit: ArrayLike, reward: ArrayLike) -> Known:
+def compared(audit: ArrayLike, reward: ArrayLike) -> VersionAudit:
     audits, rewards = np.asarray(audit, np.float64), np.asarray(reward, np.float64)
-    return Known(audited=sums_of(audits), compared=sums_of(rewards), differences=sums_of(audits - rewards))
+    return VersionAudit(audited=sums_of(audits), compared=sums_of(rewards), differences=sums_of(audits - rewards))
 
 
 def test_an_audit_that_means_the_reward_is_taken() -> None:

@@ -22,7 +22,7 @@ from rewards.signals.silence import (
     NEWEST,
     NUM_BUCKETS,
     PRIOR,
-    Evidence,
+    SilenceEvidence,
     Tally,
     bucket_of,
     expected_of,
@@ -32,7 +32,7 @@ from rewards.signals.silence import (
 from runtime.database import Database
 from tests.fakes import Crash
 from tests.judge_server import judge_server, verdict
-from tests.unit.rewards.test_assessor import a_task as admitted
+from tests.unit.rewards.test_task_graders import a_task as admitted
 
 pytestmark = pytest.mark.slow
 
@@ -120,13 +120,13 @@ def test_the_newest_hours_come_first_and_old_ones_do_not_count_beyond_enough() -
 
 
 def test_evidence_is_short_and_read_again() -> None:
-    evidence = Evidence("0123456789ab", 4, -0.1234567890123456789e-300)
+    evidence = SilenceEvidence("0123456789ab", 4, -0.1234567890123456789e-300)
     assert read_evidence(str(evidence)) == evidence
     assert len(str(evidence)) <= 64
     assert read_evidence("") is None
 
 
-# Known truth.
+# VersionAudit truth.
 
 
 def test_the_helpful_win_where_renormalising_pays_the_bland(crowd: MakeCrowd) -> None:

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from contracts.draws import is_asked
-from rewards.monitors.evidence import Sums
-from rewards.signals.audit import Accuracy, Known, known_of_one, together, why_different
+from rewards.signals.audit import Accuracy, VersionAudit, audit_of_sample, together, why_different
 from rewards.signals.delay import (
     ANSWERS,
     Curve,
@@ -28,8 +27,9 @@ from rewards.signals.delay import (
 from rewards.signals.estimates import sums_of
 from rewards.signals.repository import delays_of, known_of, mean_of_people
 from rewards.signals.silence import Tally, expected_of
-from rewards.signals.votes import Item
+from rewards.signals.votes import ScoredSample
 from rewards.signals.weighing import Weighing
+from rewards.sums import Sums
 from runtime.database import Database
 from tests.unit.rewards.signals.crowds import NOW, a_task, an_item, weigh, weighted_mean
 
@@ -46,10 +46,10 @@ def bias_of(estimates: list[float], truth: float) -> tuple[float, float]:
     return float(errors.mean()), float(errors.std(ddof=1) / math.sqrt(len(errors)))
 
 
-def known_of_crowd(good: np.ndarray, spoke: np.ndarray, audit: np.ndarray, seen: np.ndarray) -> Known:
+def known_of_crowd(good: np.ndarray, spoke: np.ndarray, audit: np.ndarray, seen: np.ndarray) -> VersionAudit:
     """What the worker would note: a reward for those who spoke, audits of some."""
     both = seen & spoke
-    return Known(
+    return VersionAudit(
         said=sums_of(good[spoke]),
         rewarded=sums_of(good[spoke]),
         silent=Sums(int((~spoke).sum())),
@@ -124,13 +124,13 @@ def test_volunteers_weigh_nothing_where_others_are_asked(database: Database) -> 
 def test_the_worker_keeps_the_sums_that_correct_the_estimate_of_a_version(database: Database) -> None:
     """More than half say nothing, and the content speak more; one answer in ten is audited."""
     dice, items = np.random.default_rng(12), []
-    expected = {0: Known(), 1: Known()}
+    expected = {0: VersionAudit(), 1: VersionAudit()}
     for number in range(8_000):
         version, good, seen = number % 2, dice.random() < GOOD, dice.random() < 0.1
         spoke = dice.random() < (0.6 if good else 0.2)
         reward, audited = float(good) if spoke else None, float(good) if seen else None
         items.append(an_item(number, f"u{number}" if spoke else None, reward, version=version, audited=audited))
-        expected[version] = together([expected[version], known_of_one(reward, audited, is_said=spoke)])
+        expected[version] = together([expected[version], audit_of_sample(reward, audited, is_said=spoke)])
     judge = {"name": "auditor", "role": "watch", "url": "http://127.0.0.1:1/v1", "model": "m", "criteria": "good?"}
     task = a_task(audit={"probability": 0.1, "judge": "auditor"}, judges=[judge])
     weigh(database, Weighing({"chat": task}, lambda: NOW), items)
@@ -193,7 +193,7 @@ def test_answers_too_young_to_be_judged_do_not_count_as_silent() -> None:
     assert curve.share == pytest.approx(COMES / ALL_IN * observed, abs=0.01)
 
 
-def slow_thumbs(number: int, answered: float, delay: float) -> Iterator[Item]:
+def slow_thumbs(number: int, answered: float, delay: float) -> Iterator[ScoredSample]:
     """The revisions of an answer: at an hour or when the signal comes, when it comes later, and when it never did."""
     about = {"finished_at": answered, "completion_id": f"chatcmpl-{number:08d}"}
     revision = 1
@@ -250,7 +250,7 @@ def test_edges_end_at_the_window() -> None:
 ATTACKERS, ATTACKS, HONEST, TRUE_SHARE = 20, 500, 10_000, 0.8
 
 
-def attacked(dice: np.random.Generator, days: float, num_clusters: int = 1) -> list[Item]:
+def attacked(dice: np.random.Generator, days: float, num_clusters: int = 1) -> list[ScoredSample]:
     """10,000 honest people who vote once, 8,000 of them up; 20 attackers who vote down 500 times each."""
     who = np.concatenate([np.arange(HONEST), HONEST + np.repeat(np.arange(ATTACKERS), ATTACKS)])
     up = np.concatenate([np.arange(HONEST) % 5 != 0, np.zeros(ATTACKERS * ATTACKS, bool)])

@@ -9,7 +9,7 @@ from sqlalchemy import event, func, select
 from contracts.errors import InvalidTask
 from contracts.tables import signal_delay, submitter, vote
 from rewards.signals.repository import clear_burst
-from rewards.signals.votes import Item
+from rewards.signals.votes import ScoredSample
 from rewards.signals.weighing import Weighing, Weight
 from runtime.database import Database
 from tests.unit.rewards.signals.crowds import NOW, a_task, an_item, weigh
@@ -21,7 +21,7 @@ def values(weights: Sequence[Weight]) -> list[tuple[float, str]]:
     return [(weight.value, weight.reason) for weight in weights]
 
 
-def weighed(database: Database, items: Sequence[Item], **changes: Any) -> list[Weight]:
+def weighed(database: Database, items: Sequence[ScoredSample], **changes: Any) -> list[Weight]:
     return weigh(database, Weighing({"chat": a_task(**changes)}, lambda: NOW), items)
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from contracts.errors import InvalidTask
 from contracts.tasks.loading import load_tasks
-from rewards.graders import Grader
+from rewards.grader import Grader
+from rewards.panel import graders_of
 from rewards.verifiers import function
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context
-from rewards.verifiers.registry import graders_of
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from contracts.errors import InvalidTask
-from rewards.graders import Grader
+from rewards.grader import Grader
 from rewards.verifiers import http
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.attacks.cases.honest_maths import NOTATIONS, honest
 from benchmarks.attacks.cases.restated_maths import restated
 from contracts.errors import InvalidTask
-from rewards.graders import Grader
+from rewards.grader import Grader
 from rewards.verifiers import math
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context
 

@@ -1,6 +1,7 @@
-"""What silence costs a task: the share of answers that graders know and nobody reacted to. Pure, but for what is read.
+"""Warnings about what silence costs a task, told when a home starts.
 
-In: task files, and the newest scores of a home. Out: lines for whoever starts it. Waits for: nothing.
+A task either pays for answers without a reaction, which rewards discouraging reactions; or it loses the answers that
+graders scored and no user reacted to.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from rewards.replay.queries import StoredScore, newest_scores
 from runtime.database import Database
 
 MIN_GRADED, MIN_SHARE = 100, 0.1
-"""Fewer graded answers, or less that is lost of them, are not worth a line."""
+"""Below this number of graded answers, or this share of lost ones, nothing is told."""
 _NEWEST = 2_000
 
 
 def warn_of_silence(task: Task, tell: Callable[[str], None]) -> None:
-    """Where silence is paid for, say so by file and line."""
+    """Warn, by file and line, if the task rewards answers that no user reacted to."""
     if task.silence == "renormalise":
         tell(
             f"{task.where('silence')}: warning: task {task.name!r} pays for answers that nobody reacts to: where users are "
@@ -28,8 +29,8 @@ def warn_of_silence(task: Task, tell: Callable[[str], None]) -> None:
         )
 
 
-def propose(tasks: Mapping[str, Task], database: Database, tell: Callable[[str], None]) -> None:
-    """Say for each task that leaves silence unlabelled what share of its graded answers that loses, if it is much."""
+def propose_expected(tasks: Mapping[str, Task], database: Database, tell: Callable[[str], None]) -> None:
+    """Tell which share of its graded answers each task loses by leaving silence unlabelled, if the share is large."""
     for task in tasks.values():
         if task.silence == "unlabelled" and task.signals_weight > 0 and any(map(proves, deciding(task))):
             with database.snapshot() as connection:
@@ -44,12 +45,12 @@ def propose(tasks: Mapping[str, Task], database: Database, tell: Callable[[str],
 
 
 def deciding(task: Task) -> list[GraderRule]:
-    """The graders that have a part in its reward."""
+    """The graders that take part in the reward."""
     return [rule for rule in task.grader_rules if rule.role == "gate" or (rule.role == "component" and rule.weight > 0)]
 
 
 def lost_of(task: Task, known: Sequence[StoredScore]) -> tuple[int, int]:
-    """How many answers every deciding grader has a score of, none refusing it, and how many of these have no reward."""
+    """How many answers were scored by every deciding grader and refused by no gate, and how many of these have no reward."""
     gates = {rule.name for rule in deciding(task) if rule.role == "gate"}
     needed = {rule.name for rule in deciding(task)}
     graded = []

@@ -1,8 +1,7 @@
-"""The graders that the gate asks about a version's answers: those that the task names, each by itself.
+"""The graders that the release gate asks about a version's answers: those that a task names for its gate.
 
-In: answers of one task, of several versions, in any order. Out: a value for each, the least that one of the graders gives: an
-answer is as good as the strictest of those who prove it say. Waits: for judges and sandboxes. Roles and weights do not count
-here, and nothing is remembered from one batch to the next.
+In: answers of one task, by several versions, in any order. Out: one value for each, the lowest that one of the graders gives.
+Waits for: judges and sandboxes. Roles and weights do not count here, and nothing is remembered from batch to batch.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from contracts.gating import GateAnswer, GateScore, Sentinel, SentinelFile
 from contracts.records import Score
 from contracts.tasks import Task
 from contracts.tasks.gate import NEEDING_REFERENCE
-from rewards.graders import Grader
+from rewards.grader import Grader
 from rewards.judges.registry import gate_judge, new_http
+from rewards.panel import graders_of
 from rewards.verifiers.check import Answer
-from rewards.verifiers.registry import graders_of
 
 _BATCH = 64
-"""Answers at a time for those who start processes: as many as in the loop."""
+"""Answers at a time, as many as in the reward worker: some graders start a process for each."""
 _PROBES = ("0", "\\boxed{0}", "<answer>0</answer>")
-"""Answers in the shapes that some verifiers need before they look at the reference; the reference itself is another."""
+"""Answers in the shapes that some verifiers need before they look at the reference. The reference is a probe too."""
 
 
 class GateGraders:
     """The graders of the gated tasks of a home. See `contracts.gating.Grade`."""
 
     def __init__(self, tasks: Mapping[str, Task]) -> None:
-        """Raises InvalidTask: a config is wrong, a key is missing, a judge was not admitted; with file and line."""
+        """Raises InvalidTask: a config is wrong, a key is missing, or a judge was not admitted; with file and line."""
         self._tasks = dict(tasks)
         self._http = new_http()
         self._verifiers = {name: graders_of(task, task.gate_graders) for name, task in tasks.items()}
@@ -41,13 +40,13 @@ class GateGraders:
         seen = [_seen(answer) for answer in answers]
         graders = [*self._verifiers[task], *self._judges(self._tasks[task])]
         columns = [_ask(grader, seen) for grader in graders]
-        return [_least(scores) for scores in zip(*columns, strict=True)]
+        return [_lowest(scores) for scores in zip(*columns, strict=True)]
 
     def check(self, sentinels: SentinelFile) -> None:
-        """Put a probe to the verifiers of each sentinel: can they grade an answer to it at all?
+        """Ask the verifiers of each sentinel about a probe, to find out whether they can grade an answer at all.
 
         Raises:
-            InvalidSettings: they cannot; with file, line and what they say.
+            InvalidSettings: they cannot; with file, line and reason.
         """
         for task in sentinels.tasks:
             items = [sentinels.items[place] for place in sentinels.places_of(task)]
@@ -58,7 +57,7 @@ class GateGraders:
                 _check_probes(grader, items)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         self._http.close()
 
     def _judges(self, task: Task) -> list[Grader]:
@@ -70,7 +69,7 @@ class GateGraders:
 
 
 def _check_references(name: str, items: Sequence[Sentinel]) -> None:
-    """Some look at the answer first, and would call any probe wrong."""
+    """Some verifiers look at the answer before the reference, so a probe cannot show that the reference is missing."""
     for item in items:
         if "reference" not in item.metadata:
             raise InvalidSettings(
@@ -94,14 +93,13 @@ def _seen(answer: GateAnswer) -> Answer:
 
 
 def _ask(grader: Grader, answers: Sequence[Answer]) -> list[Score]:
-    # A judge gets them all: what it answered twice it is asked once.
     return [
         score for start in range(0, len(answers), _BATCH) for score in grader.score_all(answers[start : start + _BATCH])
     ]
 
 
-def _least(scores: Sequence[Score]) -> GateScore:
-    """Whatever a grader could not do leaves no value; that it has nothing to say of an answer proves nothing for it."""
+def _lowest(scores: Sequence[Score]) -> GateScore:
+    """No value if a grader failed; 0 if a grader has nothing to say, since that proves nothing for the answer."""
     for score in scores:
         if score.fault in {"infra", "user"}:
             return GateScore(None, f"{score.name}: {score.reason}")

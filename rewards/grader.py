@@ -1,4 +1,4 @@
-"""How a verifier or a judge is run, so that its own failure is never the model's, and never passes for a score."""
+"""Runs one verifier or judge of a task. Its own failure is never counted as the model's, and never as a score."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ CheckAll = Callable[[Sequence[Answer]], Sequence[Check]]
 
 
 class Grader(NamedTuple):
-    """A verifier or judge that stands in a task."""
+    """A verifier or judge as its task declares it."""
 
     name: str
     role: Role
     weight: float
     label: str
-    """Kind and version, with the hash of the task: it stands in every score."""
+    """Kind and version, with the hash of the task: every score carries it."""
     is_slow: bool
-    """It asks somebody else or starts processes: it runs beside others, and after the gates."""
+    """It calls a server or starts processes, so it runs in parallel with others, after the fast gates."""
     check_all: CheckAll
 
     def score_all(self, answers: Sequence[Answer]) -> list[Score]:
-        """One score for each answer, whatever happens."""
+        """One score for each answer. Never raises, except KeyboardInterrupt."""
         if not answers:
             return []
         started = time.perf_counter()
@@ -38,7 +38,7 @@ class Grader(NamedTuple):
         return [self._score(check, seconds) for check in checks]
 
     def skipped(self, reason: str) -> Score:
-        """The score of what was not asked."""
+        """The score of an answer that the grader was not asked about."""
         return self._score(Check(None, status="unlabelled", reason=reason), 0.0)
 
     def _checks(self, answers: Sequence[Answer]) -> list[Check]:
@@ -46,15 +46,15 @@ class Grader(NamedTuple):
             found: object = self.check_all(answers)
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # noqa: BLE001 also exits, and panics of libraries, which are no Exceptions
+        except BaseException as error:  # noqa: BLE001 exits and panics of libraries too, which are not Exceptions
             if len(answers) == 1:
                 return [_failed(error)]
-            # One answer that breaks it must not take the others with it.
+            # One answer that breaks the grader must not cost the others their scores.
             return [self._checks([answer])[0] for answer in answers]
         if isinstance(found, list | tuple) and not isinstance(found, Check) and len(found) == len(answers):
             return [check if _is_usual(check) else _examined(check) for check in found]
-        # Never broadcast: one value for many answers is a mistake that would teach all of them the same. Nor asked again
-        # one by one: who cannot count its answers does not know which value belongs to which.
+        # Never broadcast one value to many answers: all of them would be learned as the same. Nor ask one by one: a
+        # grader that miscounts its answers may also mix them up.
         return [broken(f"it answered {_shape(found)} for {len(answers)} answers") for _ in answers]
 
     def _score(self, check: Check, seconds: float) -> Score:
@@ -72,7 +72,7 @@ class Grader(NamedTuple):
 
 
 def each(verifier: Verifier) -> CheckAll:
-    """A verifier of one answer, for many: what breaks it on one says nothing about the others."""
+    """Apply a verifier of single answers to many. An error on one answer leaves the others' scores alone."""
 
     def check(answer: Answer) -> Check:
         try:
@@ -86,7 +86,7 @@ def each(verifier: Verifier) -> CheckAll:
 
 
 def _examined(check: object) -> Check:
-    """What a grader answered, or why that is no answer: not a number, not finite, out of [0, 1]."""
+    """The check that a grader returned, or a fault of its own if the value is not a finite number in [0, 1]."""
     if not isinstance(check, Check):
         return broken(f"it answered {type(check).__name__}, not a Check")
     if said := _nonsense(check):
@@ -96,15 +96,15 @@ def _examined(check: object) -> Check:
         return check if value is None else check._replace(value=None)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return broken(f"it answered {value!r}, not a number")
-    if not 0.0 <= value <= 1.0:  # also what is not a number
-        # A whole number may have more digits than a text can have.
+    if not 0.0 <= value <= 1.0:  # True for NaN too
+        # An int may have more digits than Python converts to text.
         said = repr(value) if isinstance(value, float) else "a whole number"
         return broken(f"it answered {said}, which is not in [0, 1]")
     return check._replace(value=float(value))
 
 
 def _is_usual(check: object) -> bool:
-    """A quick yes for nearly all of them; NaN is between nothing."""
+    """A fast path for nearly all checks. NaN fails the comparison, so it goes the slow way."""
     if type(check) is not Check:
         return False
     value, status, fault, reason, propensity = check
@@ -119,7 +119,7 @@ def _is_usual(check: object) -> bool:
 
 
 def _nonsense(check: Check) -> str:
-    """What no reader of a score could read, or nothing. A fault that is ours or the app's goes with no score."""
+    """What is malformed about a check; empty if nothing is. A scored check cannot be our fault or the app's."""
     if check.status not in _STATUSES or check.fault not in _FAULTS:
         return f"status {check.status!r} and fault {check.fault!r}"
     if check.status == "scored" and check.fault not in {"none", "model"}:
@@ -134,14 +134,14 @@ def _nonsense(check: Check) -> str:
 
 
 def _storable(reason: str) -> str:
-    """Without what no record and no database can hold: a judge may have been talked into quoting half a surrogate pair."""
+    """Replace what no record or database can hold: a judge may have been tricked into quoting half a surrogate pair."""
     return reason.encode(errors="replace").decode().replace("\0", "?")
 
 
 def _failed(error: BaseException) -> Check:
     try:
         said = f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 an error that cannot say what it is, is one all the same
+    except Exception:  # noqa: BLE001 its own message may raise
         said = type(error).__name__
     return broken(said)
 

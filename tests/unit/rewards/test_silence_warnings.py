@@ -11,7 +11,7 @@ from commands.home import prepare_home
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from rewards.preflight import check_tasks
-from rewards.unheard import propose
+from rewards.silence_warnings import propose_expected
 from runtime.database import Database
 from runtime.settings import Settings
 
@@ -38,7 +38,7 @@ def task_file(folder: Path, silence: str) -> Path:
 
 def told(task: Task, database: Database) -> list[str]:
     lines: list[str] = []
-    propose({task.name: task}, database, lines.append)
+    propose_expected({task.name: task}, database, lines.append)
     return lines
 
 

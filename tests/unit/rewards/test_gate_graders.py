@@ -13,7 +13,7 @@ from contracts.errors import InvalidSettings, InvalidTask
 from contracts.gating import GateAnswer
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
-from rewards.gating import GateGraders
+from rewards.gate_graders import GateGraders
 from rewards.judges.identity import identity_of
 from runtime.sentinels import read_sentinels
 from tests.judge_server import Asked, JudgeServer, judge_server, verdict

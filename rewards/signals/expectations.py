@@ -18,12 +18,11 @@ from sqlalchemy import Connection
 from contracts.draws import is_asked
 from contracts.ids import parse_sample_key
 from contracts.tasks import Task
-from rewards.monitors.evidence import Sums
 from rewards.signals.repository import add_heard, add_responses, heard_since, responses_of
 from rewards.signals.silence import (
-    Evidence,
     Expected,
-    Place,
+    HeardKey,
+    SilenceEvidence,
     Tally,
     bucket_of,
     cohort_of,
@@ -32,7 +31,8 @@ from rewards.signals.silence import (
     newest_of,
     read_evidence,
 )
-from rewards.signals.votes import Item
+from rewards.signals.votes import ScoredSample
+from rewards.sums import Sums
 
 
 def expects(task: Task) -> bool:
@@ -48,17 +48,17 @@ def longest_window(task: Task) -> float:
 class Expectations:
     """See the module docstring; one for each batch."""
 
-    def __init__(self, connection: Connection, tasks: Mapping[str, Task], items: Sequence[Item]) -> None:
+    def __init__(self, connection: Connection, tasks: Mapping[str, Task], items: Sequence[ScoredSample]) -> None:
         self._tasks = tasks
         self._items = [item for item in items if expects(tasks[item.task])]
         self._tallies: dict[str, dict[tuple[int, int], Tally]] = {}
         self._responses: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}
-        self._added: dict[Place, Tally] = defaultdict(Tally)
+        self._added: dict[HeardKey, Tally] = defaultdict(Tally)
         self._heard: dict[tuple[str, int, int], Tally] = defaultdict(Tally)
         if self._items:
             self._read(connection)
 
-    def of(self, item: Item) -> Expected | None:
+    def of(self, item: ScoredSample) -> Expected | None:
         """What silence about this answer is worth; None if nobody can say."""
         if item.grade is None or not expects(self._tasks[item.task]):
             return None
@@ -66,7 +66,7 @@ class Expectations:
             self._tallies[item.task], bucket_of(item.grade), self._responses.get((item.task, item.version), {})
         )
 
-    def count(self, item: Item, earlier: str, said: float | None) -> str:
+    def count(self, item: ScoredSample, earlier: str, said: float | None) -> str:
         """Count a revision about which `said` was heard, in rewards; returns its evidence, `earlier` is that of the one before."""
         if not expects(self._tasks[item.task]):
             return earlier
@@ -77,7 +77,7 @@ class Expectations:
             self._add(item, before.bucket, Tally(0, -1, -before.value), before.task_hash)
         if item.grade is None or said is None:
             return ""
-        now = Evidence(self._tasks[item.task].hash, bucket_of(item.grade), said)
+        now = SilenceEvidence(self._tasks[item.task].hash, bucket_of(item.grade), said)
         self._add(item, now.bucket, Tally(0, 1, said))
         return str(now)
 
@@ -89,9 +89,9 @@ class Expectations:
         }
         add_responses(connection, responses)
 
-    def _add(self, item: Item, bucket: int, tally: Tally, task_hash: str = "") -> None:
+    def _add(self, item: ScoredSample, bucket: int, tally: Tally, task_hash: str = "") -> None:
         asked = int(is_asked(parse_sample_key(item.key)[0], item.ask_probability))
-        place = Place(
+        place = HeardKey(
             item.task, task_hash or self._tasks[item.task].hash, cohort_of(item.finished_at), bucket, asked
         )  # fmt: skip
         self._added[place] = self._added[place].plus(tally)

@@ -1,4 +1,4 @@
-"""Cases graded by hand: the graders of the loop, on answers that somebody typed."""
+"""Scores cases that a person wrote, with the same graders as the reward worker."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rewards.verifiers.check import Answer
 _MAX_THREADS = 32
 
 
-class Bench:
+class ManualScorer:
     """The graders of one task, ready for cases. A context manager: it owns threads."""
 
     def __init__(self, task: Task) -> None:
         """Raises InvalidTask."""
         self.task = task
-        # What judges said and cost is forgotten afterwards: a look by hand is no part of the loop's budget.
+        # Verdicts and costs of judges are forgotten afterwards: manual scoring does not use up the worker's budget.
         self.panel = Panel(task, judges_of(task, MemoryStore()))
         self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="grader")
 
@@ -41,27 +41,27 @@ class Bench:
         self._pool.shutdown(cancel_futures=True)
 
     def grade(self, answers: Sequence[Answer]) -> list[tuple[tuple[Score, ...], Verdict]]:
-        """The scores of each answer, and the reward they make where no user said anything."""
-        # What has nobody to wait for gets each case alone, so that `seconds` are its own.
-        stretches = [answers] if self.panel.is_slow else [[answer] for answer in answers]
-        rows = [scores for stretch in stretches for scores in self.panel.grade(stretch, self._pool)]
-        return [(scores, combine(self.task, self.panel.graders, scores, [])) for scores in rows]
+        """The scores of each answer, and the verdict if no user said anything."""
+        # Fast graders run one case at a time, so that `seconds` are measured for each case.
+        batches = [answers] if self.panel.is_slow else [[answer] for answer in answers]
+        rows = [scores for batch in batches for scores in self.panel.grade(batch, self._pool)]
+        return [(scores, combine(self.task, scores, [])) for scores in rows]
 
 
 def task_of_verifier(kind: str, config: Mapping[str, Any], deadline_seconds: float, file: Path | None) -> Task:
-    """A task of one verifier alone. Mistakes in its config are named by line if it came from a file."""
+    """A task with one verifier and nothing else. A mistake in its config is named by line if it came from a file."""
     rule = {"name": kind, "kind": kind, "role": "component", "config": config, "deadline_seconds": deadline_seconds}
     task = Task.model_validate({"name": "score", "signals": {"none": {"type": "text"}}, "verifiers": [rule]})
     if file is not None:
-        task._source = Source(file, file.read_text())  # noqa: SLF001 no field of the file: where it came from
+        task._source = Source(file, file.read_text())  # noqa: SLF001 not a field of the file, but where it came from
     return task
 
 
 def answer_of_case(case: object) -> Answer:
-    """A case as graders see an answer.
+    """Convert a case to the answer that graders see.
 
     Raises:
-        InvalidRequest: a field is missing or is not what it should be.
+        InvalidRequest: a field is missing or has the wrong type.
     """
     if not isinstance(case, dict):
         raise InvalidRequest("a case is a JSON object with prompt, completion and, if there is one, reference")

@@ -18,7 +18,7 @@ from contracts.records import Episode, Experience, Outcome, Score, decode, encod
 from contracts.tables import score
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES
-from rewards.graders import CheckAll, Grader, each
+from rewards.grader import CheckAll, Grader, each
 from rewards.panel import Panel
 from rewards.verifiers.check import Answer, Check, right
 from rewards.worker import RewardsHandler
