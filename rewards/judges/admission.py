@@ -17,7 +17,7 @@ from rewards.judges.labels import Labelled, Labels
 from rewards.judges.openers import MASTER_KEYS
 from rewards.judges.questions import Reading
 from rewards.judges.report import Figure, Figures
-from rewards.judges.store import JudgeSpending
+from rewards.judges.store import JudgeCosts
 from rewards.verifiers.check import Answer
 
 NUM_PROMPTS = 5
@@ -54,7 +54,7 @@ def measure(rule: JudgeRule, labels: Labels, make: Callable[[JudgeRule], Judge],
     ]
     total = sum(len(sample.answers) for sample in samples)
     readings: list[list[Reading]] = []
-    spent = JudgeSpending()
+    spent = JudgeCosts()
     for sample in samples:
         judge = make(sample.rule)
         size = max(1, judge.rule.concurrency * 2)
@@ -95,7 +95,7 @@ def _figures(
     rule: JudgeRule,
     labelled: Sequence[Labelled],
     readings: tuple[list[Reading], list[Reading], list[Reading]],
-    spent: JudgeSpending,
+    spent: JudgeCosts,
     seconds: float,
 ) -> Figures:
     judged, keys, compared = readings

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import structlog
 
 from contracts.tasks.judges import JudgeRule
-from rewards.judges.store import JudgeSpending, JudgeStore
+from rewards.judges.store import JudgeCosts, JudgeStore
 from runtime.metrics import JUDGE_SHARE
 
 DAY_SECONDS = 86_400.0
@@ -62,7 +62,7 @@ class Budget:
         per_minute, per_day = rule.tokens_per_minute, rule.money_per_day
         self._tokens = Bucket(per_minute, per_minute / 60.0, monotonic) if per_minute else None
         self._money = Bucket(per_day / _BURST, per_day / DAY_SECONDS, monotonic) if per_day else None
-        self._unsaved = JudgeSpending()
+        self._unsaved = JudgeCosts()
         self._announced = rule.sample_share
 
     def share(self, tokens: float, money: float) -> float:
@@ -87,7 +87,7 @@ class Budget:
         JUDGE_SHARE.labels(self._rule.name).set(share)
         return share
 
-    def spend(self, spent: JudgeSpending) -> None:
+    def spend(self, spent: JudgeCosts) -> None:
         """Count what was spent; it is kept by day, so that a restart does not forget.
 
         Raises:
@@ -100,7 +100,7 @@ class Budget:
         self._unsaved = self._unsaved.plus(spent)
         if self._unsaved.num_calls:
             self._store.spend(self._task, self._rule.name, self._day(), self._unsaved)
-            self._unsaved = JudgeSpending()
+            self._unsaved = JudgeCosts()
 
     def _day(self) -> str:
         return time.strftime("%Y-%m-%d", time.gmtime(self._clock()))

@@ -26,7 +26,7 @@ from rewards.judges.client import JudgeClient, Reply
 from rewards.judges.parse import JudgeVerdict
 from rewards.judges.prompt import Case, Messages
 from rewards.judges.questions import FALLBACK, Findings, Inquiry, JudgeQuestion, NoVerdict, Reading, inquire, read
-from rewards.judges.store import JudgeSpending, JudgeStore
+from rewards.judges.store import JudgeCosts, JudgeStore
 from rewards.judges.texts import conversation
 from rewards.verifiers.check import Answer, Check, broken, unlabelled
 from runtime.metrics import JUDGE_CALLS, JUDGE_DISAGREEMENT, JUDGE_MONEY, JUDGE_ORDER_FLIPS, JUDGE_TOKENS
@@ -69,8 +69,8 @@ class Judge:
         self._budget = Budget(task, rule, store, monotonic=clocks.monotonic, clock=clocks.utc)
         self._asker = CaseAsker(rule, self._clients, self._charge, self._count)
         self._lock = threading.Lock()
-        self._spent = JudgeSpending()
-        self.spent_in_all = JudgeSpending()
+        self._spent = JudgeCosts()
+        self.spent_in_all = JudgeCosts()
         self._output_tokens = rule.max_tokens / 4.0
         self._forgot_on = -1.0
 
@@ -160,7 +160,7 @@ class Judge:
         num_output = reply.num_output or round(len(reply.content) / _CHARS_PER_TOKEN)
         money = _money(endpoint, num_input, num_output)
         with self._lock:
-            self._spent = self._spent.plus(JudgeSpending(1, num_input + num_output, money))
+            self._spent = self._spent.plus(JudgeCosts(1, num_input + num_output, money))
             self._output_tokens += _SMOOTHING * (num_output - self._output_tokens)
         JUDGE_TOKENS.labels(self.rule.name, "input").inc(num_input)
         JUDGE_TOKENS.labels(self.rule.name, "output").inc(num_output)
@@ -168,7 +168,7 @@ class Judge:
 
     def _save(self, fresh: dict[str, JudgeVerdict]) -> None:
         """What was paid for is not lost with the database: the verdicts count, only the memory of them is missing."""
-        spent, self._spent = self._spent, JudgeSpending()
+        spent, self._spent = self._spent, JudgeCosts()
         self.spent_in_all = self.spent_in_all.plus(spent)
         now = self._clocks.utc()
         try:

@@ -9,7 +9,7 @@ from sqlalchemy import select, update
 from contracts.tables import judge_spend, judge_verdict
 from contracts.tables.statements import among, delete_free, insert_all_new, insert_new
 from rewards.judges.parse import JudgeVerdict
-from rewards.judges.store import JudgeSpending
+from rewards.judges.store import JudgeCosts
 from runtime.database import Database
 
 _AT_ONCE = 2_000
@@ -48,7 +48,7 @@ class DatabaseStore:
             with self._database.transaction() as connection:
                 num = delete_free(connection, judge_verdict, *is_old, limit=_AT_ONCE)
 
-    def spent(self, task: str, judge: str, day: str) -> JudgeSpending:
+    def spent(self, task: str, judge: str, day: str) -> JudgeCosts:
         """See `JudgeStore`."""
         table = judge_spend.c
         statement = select(table.num_calls, table.num_tokens, table.money).where(
@@ -56,12 +56,12 @@ class DatabaseStore:
         )
         with self._database.snapshot() as connection:
             row = connection.execute(statement).one_or_none()
-        return JudgeSpending(*row) if row else JudgeSpending()
+        return JudgeCosts(*row) if row else JudgeCosts()
 
-    def spend(self, task: str, judge: str, day: str, spent: JudgeSpending) -> None:
+    def spend(self, task: str, judge: str, day: str, spent: JudgeCosts) -> None:
         """See `JudgeStore`."""
         table = judge_spend.c
-        row = {"task": task, "judge": judge, "day": day, **JudgeSpending()._asdict()}
+        row = {"task": task, "judge": judge, "day": day, **JudgeCosts()._asdict()}
         added = (
             update(judge_spend)
             .where(table.task == task, table.judge == judge, table.day == day)

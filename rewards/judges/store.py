@@ -8,16 +8,16 @@ from typing import NamedTuple, Protocol
 from rewards.judges.parse import JudgeVerdict
 
 
-class JudgeSpending(NamedTuple):
+class JudgeCosts(NamedTuple):
     """Calls, tokens (of prompts and of replies), and money."""
 
     num_calls: int = 0
     num_tokens: int = 0
     money: float = 0.0
 
-    def plus(self, other: JudgeSpending) -> JudgeSpending:
+    def plus(self, other: JudgeCosts) -> JudgeCosts:
         """Both together."""
-        return JudgeSpending(
+        return JudgeCosts(
             self.num_calls + other.num_calls, self.num_tokens + other.num_tokens, self.money + other.money
         )
 
@@ -34,10 +34,10 @@ class JudgeStore(Protocol):
     def forget(self, judge: str, before: float) -> None:
         """Drop a judge's verdicts from before that time, UTC epoch seconds."""
 
-    def spent(self, task: str, judge: str, day: str) -> JudgeSpending:
+    def spent(self, task: str, judge: str, day: str) -> JudgeCosts:
         """By every process together."""
 
-    def spend(self, task: str, judge: str, day: str, spent: JudgeSpending) -> None:
+    def spend(self, task: str, judge: str, day: str, spent: JudgeCosts) -> None:
         """Add to it."""
 
 
@@ -46,7 +46,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._verdicts: dict[str, tuple[str, JudgeVerdict, float]] = {}
-        self._spent: dict[tuple[str, str, str], JudgeSpending] = {}
+        self._spent: dict[tuple[str, str, str], JudgeCosts] = {}
 
     def verdicts(self, keys: Collection[str]) -> dict[str, JudgeVerdict]:
         """See `JudgeStore`."""
@@ -63,10 +63,10 @@ class MemoryStore:
             key: kept for key, kept in self._verdicts.items() if not (kept[0] == judge and kept[2] < before)
         }
 
-    def spent(self, task: str, judge: str, day: str) -> JudgeSpending:
+    def spent(self, task: str, judge: str, day: str) -> JudgeCosts:
         """See `JudgeStore`."""
-        return self._spent.get((task, judge, day), JudgeSpending())
+        return self._spent.get((task, judge, day), JudgeCosts())
 
-    def spend(self, task: str, judge: str, day: str, spent: JudgeSpending) -> None:
+    def spend(self, task: str, judge: str, day: str, spent: JudgeCosts) -> None:
         """See `JudgeStore`."""
         self._spent[task, judge, day] = self.spent(task, judge, day).plus(spent)

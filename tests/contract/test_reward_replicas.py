@@ -18,7 +18,7 @@ from contracts.tasks import Task
 from rewards.episode import UnpackedEpisode
 from rewards.judges.parse import JudgeVerdict
 from rewards.judges.repository import DatabaseStore
-from rewards.judges.store import JudgeSpending
+from rewards.judges.store import JudgeCosts
 from rewards.monitors.repository import add_behaviour
 from rewards.signals.repository import forget_votes, remember, remembered
 from rewards.signals.votes import VoteDecision
@@ -254,8 +254,8 @@ def test_judges_of_two_replicas_count_every_call_and_keep_the_first_verdict(any_
         for at in range(15):
             asked = dice.sample(keys, 30)
             store.keep("judge", {key: JudgeVerdict(float(number), "", "") for key in asked}, float(at))
-            store.spend("chat", "judge", "2026-11-21", JudgeSpending(1, 10, 0.25))
+            store.spend("chat", "judge", "2026-11-21", JudgeCosts(1, 10, 0.25))
             store.forget("judge", float(at - 5))
 
     side_by_side([lambda: judge(0), lambda: judge(1)])
-    assert DatabaseStore(any_database).spent("chat", "judge", "2026-11-21") == JudgeSpending(30, 300, 7.5)
+    assert DatabaseStore(any_database).spent("chat", "judge", "2026-11-21") == JudgeCosts(30, 300, 7.5)

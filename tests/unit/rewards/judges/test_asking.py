@@ -12,7 +12,7 @@ from contracts.tasks.judges import JudgeRule
 from rewards.judges.asking import MOST_FAILED
 from rewards.judges.judge import Judge
 from rewards.judges.registry import make_judge
-from rewards.judges.store import JudgeSpending, MemoryStore
+from rewards.judges.store import JudgeCosts, MemoryStore
 from rewards.verifiers.check import Answer
 from tests.judge_server import Asked, Decide, JudgeServer, judge_server, verdict
 
@@ -104,7 +104,7 @@ def test_it_is_asked_once_more_for_the_level_alone_and_paid_for(make: Make, serv
     first, second = server.asked
     assert [*second.body["response_format"]["json_schema"]["schema"]["properties"]] == ["level"]
     assert second.answer == first.answer == "right"
-    assert judge.spent_in_all == JudgeSpending(2, 240, 0.0)
+    assert judge.spent_in_all == JudgeCosts(2, 240, 0.0)
     make(store).check_all([an_answer()])
     assert len(server.asked) == 2  # it is remembered like any other
 

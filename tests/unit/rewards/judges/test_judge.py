@@ -14,7 +14,7 @@ from rewards.judges.budget import Bucket, Budget, is_drawn, step
 from rewards.judges.judge import Clocks, Judge
 from rewards.judges.parse import JudgeVerdict
 from rewards.judges.registry import make_judge
-from rewards.judges.store import JudgeSpending, MemoryStore
+from rewards.judges.store import JudgeCosts, MemoryStore
 from rewards.verifiers.check import Answer
 from tests.judge_server import Asked, JudgeServer, judge_server, verdict
 
@@ -268,7 +268,7 @@ def test_money_is_remembered_over_a_restart_and_ends_with_the_day(
     (first,) = make(store, **rule).check_all([an_answer("right")])
     assert first.value == 1.0
     day = "2001-09-09"
-    assert store.spent("t", "j", day) == JudgeSpending(1, 950_000, 1.0)
+    assert store.spent("t", "j", day) == JudgeCosts(1, 950_000, 1.0)
     (refused,) = make(store, **rule).check_all([an_answer("right too")])
     assert (refused.status, refused.fault) == ("unlabelled", "none")
     assert len(server.asked) == 1
@@ -321,7 +321,7 @@ def test_over_a_day_no_more_than_the_money_is_spent(clock: Clock) -> None:
     for _ in range(24 * 60 - 1):
         share = budget.share(0.0, 4.0)
         shares.append(share)
-        budget.spend(JudgeSpending(1, 0, 4.0 * share))
+        budget.spend(JudgeCosts(1, 0, 4.0 * share))
         clock.now += 60
     spent = store.spent("t", "j", "2024-10-04").money
     assert 20.0 <= spent <= 24.0
@@ -348,7 +348,7 @@ class AwayStore(MemoryStore):
             raise Unavailable("the database cannot be read")
         return super().verdicts(keys)
 
-    def spend(self, task: str, judge: str, day: str, spent: JudgeSpending) -> None:
+    def spend(self, task: str, judge: str, day: str, spent: JudgeCosts) -> None:
         del task, judge, day, spent
         raise Unavailable("the database cannot be used")
 

@@ -4,7 +4,7 @@ import pytest
 
 from rewards.judges.parse import JudgeVerdict
 from rewards.judges.repository import DatabaseStore
-from rewards.judges.store import JudgeSpending, JudgeStore, MemoryStore
+from rewards.judges.store import JudgeCosts, JudgeStore, MemoryStore
 from runtime.database import Database
 
 
@@ -33,9 +33,9 @@ def test_old_verdicts_of_one_judge_are_forgotten(store: JudgeStore) -> None:
 
 
 def test_spending_adds_up_by_task_judge_and_day(store: JudgeStore) -> None:
-    assert store.spent("t", "j", "2026-11-21") == JudgeSpending()
-    store.spend("t", "j", "2026-11-21", JudgeSpending(1, 100, 0.5))
-    store.spend("t", "j", "2026-11-21", JudgeSpending(2, 50, 0.25))
-    store.spend("t", "j", "2026-11-22", JudgeSpending(1, 1, 0.0))
-    store.spend("u", "j", "2026-11-21", JudgeSpending(1, 1, 0.0))
-    assert store.spent("t", "j", "2026-11-21") == JudgeSpending(3, 150, 0.75)
+    assert store.spent("t", "j", "2026-11-21") == JudgeCosts()
+    store.spend("t", "j", "2026-11-21", JudgeCosts(1, 100, 0.5))
+    store.spend("t", "j", "2026-11-21", JudgeCosts(2, 50, 0.25))
+    store.spend("t", "j", "2026-11-22", JudgeCosts(1, 1, 0.0))
+    store.spend("u", "j", "2026-11-21", JudgeCosts(1, 1, 0.0))
+    assert store.spent("t", "j", "2026-11-21") == JudgeCosts(3, 150, 0.75)
