@@ -75,7 +75,7 @@ class Operations:
             seconds = time.time() - (REGISTRY.get_sample_value(LAST_STEP_NAME) or 0.0)
             return _json(_OK if seconds < self._longest else _UNAVAILABLE, {"last_step_seconds": round(seconds, 1)})
         if path == "/ready":
-            problems = self._problems()
+            problems = self.problems()
             return _json(_UNAVAILABLE if problems else _OK, {"ready": not problems, "problems": problems})
         return _json(_NOT_FOUND, {"error": "there are /metrics, /health and /ready"})
 
@@ -85,7 +85,8 @@ class Operations:
             self._server.shutdown()
             self._server.server_close()
 
-    def _problems(self) -> dict[str, str]:
+    def problems(self) -> dict[str, str]:
+        """What keeps this process from its work, by name; empty if it is ready."""
         problems = {"draining": "told to stop"} if self._draining.is_set() else {}
         return problems | _troubles | self._checked()
 

@@ -1,6 +1,6 @@
-"""What a server does to connections that only cost: endless headers, slow senders, keys that are tried one after the other.
+"""Limits for abusive connections: endless headers, slow senders, clients that guess keys.
 
-Flows in: bytes of connections, and the statuses of answers. Flows out: 431, 408, 429, or a wait. Waits for: a sender,
+In: bytes of connections, and the status of each response. Out: 431, 408, 429, or a delay. Waits for: a sender, up to
 `HEADER_SECONDS` for its headers and `BODY_SECONDS` for its body.
 """
 
@@ -10,25 +10,49 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any, Literal
 
-import msgspec
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from contracts.errors import InvalidRequest
+from services.http import reply_error
 
 MAX_HEADER_BYTES = 32 * 2**10
 HEADER_SECONDS, BODY_SECONDS = 10.0, 60.0
 MAX_WAITING = 256
-"""Refused keys that wait for their answer at the same time; the next ones are told to come back later."""
+"""Refusals that are held back at the same time; further ones get 429 at once."""
 _FRAMING = 8
-"""Bytes around each byte of a body that is sent in pieces of one byte."""
+"""Bytes of framing per byte of body, at most: of a chunked body in chunks of one byte."""
 _FREE_FAILURES, _FAILURE_SECONDS, _LONGEST_WAIT = 10, 6.0, 4.0
 _MAX_ADDRESSES = 4096
-_TOO_LARGE, _TIMEOUT = 431, 408
+
+
+class HeadersTooLarge(InvalidRequest):
+    """A request has more bytes of headers than any service reads."""
+
+    status = 431
+    code = "headers_too_large"
+    headers = MappingProxyType({"connection": "close"})
+
+    def __init__(self) -> None:
+        super().__init__(f"headers may have up to {MAX_HEADER_BYTES // 2**10} KiB; send less")
+
+
+class HeadersTooSlow(InvalidRequest):
+    """The headers of a request did not arrive in time."""
+
+    status = 408
+    code = "headers_too_slow"
+    headers = MappingProxyType({"connection": "close"})
+
+    def __init__(self) -> None:
+        super().__init__(f"the headers took longer than {HEADER_SECONDS:g} s; send them at once")
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """HTTP/1.1 with bounded headers, trailers and patience."""
+    """HTTP/1.1 with limits on headers, trailers and time."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -36,7 +60,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._began = False
         self._num_header_bytes = self._num_body_bytes = 0
         self._num_other_bytes = 0
-        """Of this message and not of its body, without the piece in which it began."""
+        """Bytes of this message that are not of its body; the piece in which it began is not counted."""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in uvicorn
@@ -60,7 +84,7 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._phase != "idle" and not self._began:
             self._num_other_bytes += len(data) - (self._num_body_bytes - num_body_before)
         if self._phase == "headers" and self._num_other_bytes > MAX_HEADER_BYTES:
-            self._refuse(_TOO_LARGE, *_HEADERS_TOO_LARGE)
+            self._refuse(HeadersTooLarge())
         elif self._num_other_bytes > MAX_HEADER_BYTES + _FRAMING * self._num_body_bytes:
             self.transport.abort()  # trailers without end
         elif self._timer is None and (self._phase == "headers" or self._is_free()):
@@ -90,7 +114,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._phase, app = "body", self.app
         try:
             if self._num_header_bytes > MAX_HEADER_BYTES:
-                self.app = _headers_too_large
+                self.app = reply_error(HeadersTooLarge())
             super().on_headers_complete()
         finally:
             self.app = app
@@ -124,25 +148,22 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._phase == "headers":
-            self._refuse(_TIMEOUT, f"the headers took longer than {HEADER_SECONDS:g} s", "headers_too_slow")
+            self._refuse(HeadersTooSlow())
         else:
-            self.transport.close()  # it said nothing, or its body is slow: whoever reads that is told that the client left
+            self.transport.close()  # idle, or a slow body: the route that reads it sees that the client left
 
-    def _refuse(self, status: int, message: str, code: str) -> None:
-        body = _error(message, code)
+    def _refuse(self, error: InvalidRequest) -> None:
+        response = reply_error(error)
         self._rest()
-        self.transport.write(
-            f"HTTP/1.1 {status} Refused\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-            "connection: close\r\n\r\n".encode()
-            + body
-        )
+        lines = [b"HTTP/1.1 %d Refused" % error.status, *(b": ".join(header) for header in response.raw_headers)]
+        self.transport.write(b"\r\n".join([*lines, b"", bytes(response.body)]))
         self.transport.close()
 
 
 class FailedKeys:
-    """How long answers about refused keys are held back: the first ten a minute from an address not at all, then longer and longer.
+    """Delays the responses to unknown keys: the first ten a minute from an address not at all, then longer and longer.
 
-    A key that is known is never held back, whatever others behind the same address do.
+    A valid key is never delayed, whatever other clients behind the same address do.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -151,7 +172,7 @@ class FailedKeys:
         self.num_waiting = 0
 
     def wait_seconds(self, address: str) -> float:
-        """Count one failure; the seconds until its answer."""
+        """Count one failure. Returns the seconds to hold back its response."""
         now = self._clock()
         free = _FREE_FAILURES * _FAILURE_SECONDS
         debt = min(max(0.0, self._paid_at.pop(address, 0.0) - now) + _FAILURE_SECONDS, 10 * free)
@@ -161,7 +182,7 @@ class FailedKeys:
         return min(_LONGEST_WAIT, max(0.0, debt - free) / _FAILURE_SECONDS / 4)
 
     async def hold_back(self, address: str) -> bool:
-        """Wait as long as the address has to; False at once if too many wait already."""
+        """Count one failure and wait. Returns False at once if too many are waiting already."""
         seconds = self.wait_seconds(address)
         if seconds == 0:
             return True
@@ -176,27 +197,7 @@ class FailedKeys:
 
 
 def address_of(scope: Scope) -> str:
-    """Where a request comes from; of IPv6 the network, which one sender may have all of."""
+    """The address of a client; for IPv6 its network, because one client may have a whole network."""
     client = scope.get("client")
     host = str(client[0]) if client else ""
     return ":".join(host.split(":")[:4]) if ":" in host else host
-
-
-def _error(message: str, code: str) -> bytes:
-    return msgspec.json.encode(
-        {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
-    )
-
-
-_HEADERS_TOO_LARGE = (f"headers take up to {MAX_HEADER_BYTES // 2**10} KiB; send less", "headers_too_large")
-
-
-async def _headers_too_large(_scope: Scope, _receive: Receive, send: Send) -> None:
-    body = _error(*_HEADERS_TOO_LARGE)
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": _TOO_LARGE, "headers": headers})
-    await send({"type": "http.response.body", "body": body})

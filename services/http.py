@@ -1,7 +1,7 @@
-"""What every HTTP service of ours does alike: error objects, keys, JSON.
+"""What all HTTP services share: error objects, keys, JSON, server-sent events.
 
-A service is a FastAPI application; each failure leaves it as OpenAI's error object, so that the unmodified SDK raises
-the right exception.
+A service is a FastAPI application. Every failure leaves it as OpenAI's error object, so the unmodified SDK raises the right
+exception.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _KEY_SECONDS = 2.0
 _MAX_KEYS = 4096
 _SERVER_ERROR = 500
 CLIENT_LEFT = 499
-"""Nobody reads it; nginx's number for a client that left, in our figures and logs."""
+"""The status of a request whose client left, for metrics and logs only; nginx's number for it."""
 
 ShapeType = TypeVar("ShapeType")
 
 
 class BodyTooLarge(InvalidRequest):
-    """More bytes than any service reads."""
+    """The body has more bytes than a service reads."""
 
     status = 413
     code = "body_too_large"
 
 
 class _LimitedBody:
-    """Ends the reading of a body that is too large; FastAPI's own limit answers with plain text."""
+    """Stops reading a body that is too large; FastAPI's own limit would answer with plain text."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -59,14 +59,14 @@ class _LimitedBody:
             message = await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes > MAX_BODY_BYTES:
-                raise BodyTooLarge(f"a body takes up to {MAX_BODY_BYTES // 2**20} MiB; send less")
+                raise BodyTooLarge(f"a request body may have up to {MAX_BODY_BYTES // 2**20} MiB; send less")
             return message
 
         await self._app(scope, limited, send)
 
 
 def make_service(title: str, lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]]) -> FastAPI:
-    """An application without pages of its own, whose failures are error objects."""
+    """An application without routes, whose failures are error objects."""
     service = FastAPI(title=title, lifespan=lifespan, openapi_url=None)
     service.add_middleware(_LimitedBody)
 
@@ -80,11 +80,8 @@ def make_service(title: str, lifespan: Callable[[FastAPI], AbstractAsyncContextM
 
     @service.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        message = f"{request.method} {request.url.path}: {error.detail}"
-        body = {
-            "error": {"message": message, "type": "invalid_request_error", "param": None, "code": "invalid_request"}
-        }
-        return reply(body, error.status_code)
+        refusal = InvalidRequest(f"{request.method} {request.url.path}: {error.detail}")
+        return reply(refusal.as_openai(), error.status_code)
 
     @service.exception_handler(ClientDisconnect)
     async def left(_request: Request, _error: ClientDisconnect) -> Response:
@@ -92,7 +89,7 @@ def make_service(title: str, lifespan: Callable[[FastAPI], AbstractAsyncContextM
 
     @service.exception_handler(Exception)
     async def unexpected(_request: Request, _error: Exception) -> Response:
-        return reply_error(MillraceError("an unexpected error; the log of this process has its traceback"))
+        return reply_error(MillraceError("an unexpected error; see the traceback in the log of this process"))
 
     return service
 
@@ -102,8 +99,19 @@ def reply(content: object, status: int = 200, headers: dict[str, str] | None = N
     return Response(msgspec.json.encode(content), status, headers, media_type="application/json")
 
 
+def event(content: object) -> bytes:
+    """A server-sent event."""
+    return b"data: " + msgspec.json.encode(content) + b"\n\n"
+
+
+async def wait_for_disconnect(client: Request) -> None:
+    """Return when the client has left. Reads what the client sends, so only one task may wait."""
+    while (await client.receive())["type"] != "http.disconnect":
+        pass
+
+
 def refusal_of(error: RequestValidationError) -> InvalidRequest:
-    """What FastAPI refused; a path with a part that nothing can have is a path to nothing."""
+    """FastAPI's refusal as one of ours. A path parameter that nothing can have means that the path does not exist."""
     first = error.errors()[0]
     kind, *rest = first["loc"]
     where = ".".join(str(part) for part in rest)
@@ -112,7 +120,7 @@ def refusal_of(error: RequestValidationError) -> InvalidRequest:
 
 
 def reply_error(error: MillraceError) -> Response:
-    """An expected failure, in OpenAI's shape; what can be tried again says when."""
+    """An expected failure, as OpenAI's error object; with `retry-after` if a retry may help."""
     headers = {"retry-after": "1"} if error.status > _SERVER_ERROR else {}
     return reply(error.as_openai(), error.status, headers | dict(error.headers))
 
@@ -121,7 +129,7 @@ def read_json(shape: type[ShapeType], body: bytes) -> ShapeType:
     """Read a JSON body.
 
     Raises:
-        InvalidRequest: not JSON, a missing field or one of the wrong type; `param` names it.
+        InvalidRequest: the body is not JSON, or a field is missing or has the wrong type; `param` names the field.
     """
     try:
         return msgspec.json.decode(body, type=shape)
@@ -130,11 +138,11 @@ def read_json(shape: type[ShapeType], body: bytes) -> ShapeType:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the body is not valid JSON: {error}") from error
     except RecursionError as error:
-        raise InvalidRequest("the body is nested too deep") from error
+        raise InvalidRequest("the body is nested too deep; send fewer levels") from error
 
 
 def read_shape(shape: type[ShapeType], content: Any) -> ShapeType:
-    """The same for content that is already decoded."""
+    """Like `read_json`, for content that is decoded already."""
     try:
         return msgspec.convert(content, shape)
     except msgspec.ValidationError as error:
@@ -142,15 +150,16 @@ def read_shape(shape: type[ShapeType], content: Any) -> ShapeType:
 
 
 def invalid_shape(error: msgspec.ValidationError) -> InvalidRequest:
-    """What is wrong, and in which field."""
+    """The error for a value of the wrong shape; `param` is the path of the field."""
     where = str(error).rpartition("`$.")[2].rstrip("`") if "`$." in str(error) else None
     return InvalidRequest(str(error), param=where)
 
 
 class KeyRing:
-    """Knows who calls. A key is looked up once in two seconds, so a revoked one works that much longer, an expired one not at all.
+    """Finds the caller of a request by its key.
 
-    While the database is away, keys that worked when they were last looked up go on working, until they expire.
+    A key is looked up once in two seconds, so a revoked key works that much longer; an expired key is refused at once. While
+    the database is unreachable, keys that worked at their last look-up keep working until they expire.
     """
 
     def __init__(
@@ -162,24 +171,24 @@ class KeyRing:
         self._known: dict[str, tuple[float, Caller]] = {}
 
     async def caller(self, authorization: str) -> Caller:
-        """Who is behind an `Authorization` header.
+        """The caller with this `Authorization` header.
 
         Raises:
-            Unauthorized: no key, or one that we do not know, or that was revoked or has expired.
-            Unavailable: the database is away, and this key was not seen before.
+            Unauthorized: there is no key, or it is unknown, revoked or expired.
+            Unavailable: the database is unreachable, and this key was not seen before.
         """
         until, caller = self._known.get(authorization, (0.0, None))
-        asked_at = time.monotonic()  # not when the answer came: it may have been a while, and the key revoked in it
+        asked_at = time.monotonic()  # before the look-up: the key may be revoked while we wait for its answer
         if caller is None or until < asked_at:
             try:
                 caller = await asyncio.to_thread(self._look_up, authorization)
             except Unauthorized:
-                self._known.pop(authorization, None)  # or it would be served again once the database is away
+                self._known.pop(authorization, None)  # or it would work again while the database is unreachable
                 raise
             except Unavailable:
                 if caller is None:
                     raise
-                # Whoever was known a moment ago is served: apps do not wait for our database.
+                # Apps do not wait for our database: the caller was known a moment ago.
             if len(self._known) >= _MAX_KEYS:
                 self._known.clear()
             self._known[authorization] = (asked_at + self._keep, caller)
@@ -193,7 +202,7 @@ class KeyRing:
 
 
 async def find_caller(request: Request, scope: KeyScope) -> Caller:
-    """Who makes this request, which needs this scope; see `KeyRing.caller`. Raises MissingScope too."""
+    """The caller of a request that needs this scope. Raises like `KeyRing.caller`, and MissingScope."""
     keys: KeyRing = request.app.state.keys
     caller = await keys.caller(request.headers.get("authorization", ""))
     structlog.contextvars.bind_contextvars(key=caller.key_id, tenant=caller.tenant)
@@ -207,18 +216,18 @@ async def _find_caller(request: Request, needed: SecurityScopes) -> Caller:
 
 
 InferenceCaller = Annotated[Caller, Security(_find_caller, scopes=["inference"])]
-"""The caller of a request that asks for answers, for services that keep their `KeyRing` in `state.keys`."""
+"""In a route's signature: its caller, who needs this scope. The application keeps its `KeyRing` in `state.keys`."""
 FeedbackCaller = Annotated[Caller, Security(_find_caller, scopes=["feedback"])]
 OperatorReader = Annotated[Caller, Security(_find_caller, scopes=["operator:read"])]
 OperatorWriter = Annotated[Caller, Security(_find_caller, scopes=["operator:write"])]
 
 
 def with_caller(handle: Callable[[Request, Caller], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-    """A route for `add_route`, without FastAPI's dependencies and their cost: the scope is that of the `caller` parameter."""
+    """A route for `add_route`, without FastAPI's dependencies and their cost; its `caller` parameter names the scope."""
     [[scope]] = scopes_of(handle)
 
     @wraps(handle)
     async def handle_known(request: Request) -> Response:
-        return await handle(request, await find_caller(request, scope))  # type: ignore[arg-type] # see above
+        return await handle(request, await find_caller(request, scope))  # type: ignore[arg-type] # one of the aliases above
 
     return handle_known

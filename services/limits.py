@@ -1,4 +1,4 @@
-"""How much one key may do, as the operator set it. Users never pay for learning: this is about load alone."""
+"""How many requests one key may send in a minute, as the operator set it. Limits are about load, never about training."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Limit:
     """One limit of a service.
 
     Args:
-        limiter: counts.
-        subject: what is counted, in the plural: part of headers and messages.
-        per_minute: 0 is no limit.
+        limiter: counts the requests.
+        subject: what is counted, in the plural; part of headers and messages.
+        per_minute: the limit; 0 is no limit.
     """
 
     def __init__(self, limiter: RateLimiter, subject: str, per_minute: int) -> None:
@@ -24,10 +24,10 @@ class Limit:
         self._per_minute = per_minute
 
     async def check(self, caller: Caller, num: int = 1) -> dict[str, str]:
-        """Count `num` against a caller's limit; returns the headers that tell where it stands.
+        """Count `num` against a caller's limit. Returns the headers that state what is left.
 
         Raises:
-            RateLimited: that is too many for now; nothing was counted.
+            RateLimited: it exceeds the limit; nothing was counted.
         """
         if self._per_minute == 0 or num == 0 or caller.role == "operator":
             return {}
@@ -52,5 +52,5 @@ def _headers(subject: str, allowance: Allowance) -> dict[str, str]:
 
 
 def _retry_headers(seconds: float) -> dict[str, str]:
-    # The SDK reads the first; HTTP knows the second, in whole seconds.
+    # The SDK reads the first header; the second is HTTP's own, in whole seconds.
     return {"retry-after-ms": str(math.ceil(seconds * 1000)), "retry-after": str(math.ceil(seconds))}

@@ -1,6 +1,6 @@
-"""The OpenAPI document of what is served, made from the routes themselves: paths, parameters, bodies, rights.
+"""The OpenAPI document, made from the routes: paths, parameters, bodies, rights.
 
-In: applications. Out: one document, at `/openapi.json`. A route that reads its body itself says what it takes by `takes`.
+In: applications. Out: one document, served at `/openapi.json`. A route that reads its own body declares the shape with `takes`.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ RouteType = TypeVar("RouteType", bound=Callable[..., Any])
 
 
 class FormBody(msgspec.Struct, frozen=True):
-    """A body of `application/x-www-form-urlencoded`, by the names of its fields."""
+    """The names of the fields of a body of `application/x-www-form-urlencoded`."""
 
     fields: tuple[str, ...]
 
 
 def takes(shape: type | FormBody) -> Callable[[RouteType], RouteType]:
-    """Marks a route's function: its body is JSON of this shape, or this form."""
+    """Declare on a route's function that its body is JSON of this shape, or this form."""
 
     def mark(handle: RouteType) -> RouteType:
         setattr(handle, _SHAPE, shape)
@@ -64,7 +64,7 @@ def takes(shape: type | FormBody) -> Callable[[RouteType], RouteType]:
 
 
 class ServedRoute(NamedTuple):
-    """One route of an application; what is mounted (files) is none."""
+    """One route of an application; mounted folders do not count."""
 
     path: str
     methods: frozenset[str]
@@ -73,7 +73,7 @@ class ServedRoute(NamedTuple):
 
 
 def routes_of(service: FastAPI) -> list[ServedRoute]:
-    """The routes of an application that answer requests, those of included routers too."""
+    """The routes of an application, including those of its routers."""
     return [
         ServedRoute(context.path, frozenset(context.methods) - {"HEAD"}, context.endpoint, context)
         for context in iter_route_contexts(service.routes)
@@ -103,13 +103,13 @@ def make_document(services: Iterable[FastAPI], version: str) -> dict[str, Any]:
 def _operation(
     service: FastAPI, route: ServedRoute, method: str, scheme: str, shapes: dict[str, type]
 ) -> dict[str, Any]:
-    said = _said(service, route, method)
+    described = _described(service, route, method)
     operation: dict[str, Any] = {
         "operationId": f"{route.endpoint.__name__}_{method.lower()}_{re.sub(r'[^a-z]+', '_', route.path).strip('_')}",
         "summary": (route.endpoint.__doc__ or route.endpoint.__name__.replace("_", " ")).strip().splitlines()[0],
         "responses": {"default": {"description": "an answer, or OpenAI's error object", "content": _CONTENT}},
     }
-    if parameters := said.get("parameters"):
+    if parameters := described.get("parameters"):
         operation["parameters"] = parameters
     shape = getattr(route.endpoint, _SHAPE, None)
     if isinstance(shape, FormBody):
@@ -129,8 +129,8 @@ def _form(form: FormBody) -> dict[str, Any]:
     return {"content": {"application/x-www-form-urlencoded": {"schema": schema}}}
 
 
-def _said(service: FastAPI, route: ServedRoute, method: str) -> dict[str, Any]:
-    """What FastAPI reads off the signature: parameters of path, query, headers; nothing of Starlette's own routes."""
+def _described(service: FastAPI, route: ServedRoute, method: str) -> dict[str, Any]:
+    """What FastAPI reads from a signature: parameters of path, query and headers. Empty for Starlette's own routes."""
     if not isinstance(route.context.original_route, APIRoute):
         return {}
     document = get_openapi(title=service.title, version="0", routes=[route.context])

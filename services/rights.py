@@ -1,7 +1,7 @@
-"""Which rights a route's signature asks for. Pure.
+"""Which rights a route's signature requires. Pure.
 
-A parameter `Annotated[..., Security(find, scopes=[...])]` is a right: who asks is looked up before the route runs, and has the
-scopes named; no scopes mean anybody who is known. A route without such a parameter is open to everybody.
+A parameter `Annotated[..., Security(find, scopes=[...])]` is a right: the caller is looked up before the route runs, and must
+have these scopes; an empty list means any known caller. A route without such a parameter is open to everybody.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fastapi.params import Security
 
 
 def scopes_of(handle: Callable[..., Any]) -> list[tuple[str, ...]]:
-    """The scopes of each right that a route's function asks for; empty if it is open."""
+    """The scopes of each right that a route's function requires; empty if the route is open."""
     hints = get_type_hints(handle, include_extras=True).values()
     marks = [mark for hint in hints if get_origin(hint) is Annotated for mark in get_args(hint)[1:]]
     return [tuple(mark.scopes or ()) for mark in marks if isinstance(mark, Security)]

@@ -1,7 +1,7 @@
 """Runs services as a process: one port, whose paths choose the service.
 
-Flows in: requests. Flows out: answers, `/health` and `/ready`; figures and log lines about each request. Waits for:
-nothing; told to stop, it is unready at once, takes no new connection and lets the open ones finish.
+In: requests. Out: responses, `/health` and `/ready`; metrics and log lines about each request. Waits for: nothing. When told to
+stop, it reports unready at once, takes no new connection and lets open requests finish.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from runtime.engine_key import authorization, engine_key
 from runtime.listening import listening_socket
 from runtime.logs import set_up_logs
 from runtime.metrics import REQUEST_SECONDS, REQUESTS, REQUESTS_IN_FLIGHT
-from runtime.operations import Operations, step_done
+from runtime.operations import Check, Operations, step_done
 from runtime.settings import Settings, load_settings
 from services import openapi
 from services.guarding import FailedKeys, GuardedProtocol, address_of
@@ -41,32 +41,29 @@ MIN_FREE_BYTES = 64 * 2**20
 DRAIN_SECONDS = 10
 _KEEP_ALIVE_SECONDS = 75
 _BEAT_SECONDS, _ENGINE_SECONDS = 1.0, 5.0
-_READY_SECONDS = 1.0
 _BAD_REQUEST, _UNAUTHORIZED, _TOO_MANY, _UNAVAILABLE = 400, 401, 429, 503
 _OWN_PATHS = frozenset(("/health", "/ready", openapi.PATH))
 _log = structlog.get_logger(__name__)
 
-Ready = Callable[[], None]
-"""Raises a `MillraceError` if a request could not be served now."""
 
+def make_web(children: Mapping[str, FastAPI], operations: Operations) -> FastAPI:
+    """One application over several: a request goes to the first child whose prefix matches its path.
 
-def make_web(children: Mapping[str, FastAPI], checks: Mapping[str, Ready]) -> FastAPI:
-    """Services side by side, the first prefix that fits; each child's lifespan is entered here.
-
-    ASGI tells only the outermost application that it begins and ends.
+    The children's lifespans are entered here, because ASGI starts and stops only the outermost application. `operations` say
+    whether the process is ready.
     """
 
     @asynccontextmanager
     async def lifespan(_web: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            for child in dict.fromkeys(children.values()):  # one may stand behind several prefixes
+            for child in dict.fromkeys(children.values()):  # one child may have several prefixes
                 await stack.enter_async_context(child.router.lifespan_context(child))
             beating = asyncio.create_task(_beat())
             yield
             beating.cancel()
 
     web = make_service("Millrace", lifespan)
-    readiness = _Readiness(checks)
+    readiness = _Readiness(operations)
 
     @web.get("/health")
     async def health() -> Response:
@@ -92,31 +89,21 @@ def make_web(children: Mapping[str, FastAPI], checks: Mapping[str, Ready]) -> Fa
 
 
 class _Readiness:
-    """Looks at most once a second, however many ask. Belongs to one event loop."""
+    """Occupies one thread at most, however many clients ask. Belongs to one event loop."""
 
-    def __init__(self, checks: Mapping[str, Ready]) -> None:
-        self._checks = checks
-        self._known: dict[str, str] = {}
-        self._looked_at = float("-inf")
-        self._looking: asyncio.Task[dict[str, str]] | None = None
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+        self._asking: asyncio.Task[dict[str, str]] | None = None
 
     async def problems(self) -> dict[str, str]:
-        """What keeps this process from serving, by name."""
-        if time.monotonic() - self._looked_at < _READY_SECONDS:
-            return self._known
-        if self._looking is None:
-            self._looking = asyncio.create_task(asyncio.to_thread(_problems, self._checks))
-            self._looking.add_done_callback(self._seen)
-        return await asyncio.shield(self._looking)
-
-    def _seen(self, looked: asyncio.Task[dict[str, str]]) -> None:
-        self._looking = None
-        if not looked.cancelled() and looked.exception() is None:
-            self._known, self._looked_at = looked.result(), time.monotonic()
+        """What keeps this process from serving, by the name of the check."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(asyncio.to_thread(self._operations.problems))
+        return await asyncio.shield(self._asking)
 
 
 class _ToChildren:
-    """Hands requests to the first child whose prefix fits, before our own routing, which would cost each of them 0.1 ms."""
+    """Passes a request to the first child whose prefix matches, without FastAPI's routing, which would cost each one 0.1 ms."""
 
     def __init__(self, app: ASGIApp, children: Mapping[str, ASGIApp]) -> None:
         self._app = app
@@ -131,10 +118,10 @@ class _ToChildren:
 
 
 class Measured:
-    """Counts and times the requests of one service, and binds what its log lines are about.
+    """Counts and times the requests of one service, and binds the fields of their log lines.
 
-    The id of a request is the client's `x-request-id` or a new one, and goes back to the client unless the service
-    has a better one. Answers about refused keys are held back, see `FailedKeys`.
+    The id of a request is the client's `x-request-id` or a new one. The response carries it, unless the service sets its own.
+    Responses to unknown keys are held back, see `FailedKeys`.
     """
 
     def __init__(self, app: ASGIApp, service: str) -> None:
@@ -145,7 +132,7 @@ class Measured:
         self._seconds = REQUEST_SECONDS.labels(service)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on."""
+        """Pass a request on, and measure it."""
         status, started = 0, time.perf_counter()
         request = Headers(scope=scope).get("x-request-id") or uuid.uuid4().hex
 
@@ -173,7 +160,7 @@ class Measured:
             note("request", method=scope["method"], path=scope["path"], status=status, seconds=round(seconds, 4))
 
 
-def disk_check(folder: Path) -> Ready:
+def disk_check(folder: Path) -> Check:
     """Unready while the disk of a folder is nearly full."""
 
     def check() -> None:
@@ -186,7 +173,7 @@ def disk_check(folder: Path) -> Ready:
     return check
 
 
-def storage_check(settings: Settings) -> Ready:
+def storage_check(settings: Settings) -> Check:
     """For a service that acknowledges by a commit: unready while the disk is nearly full or the database takes no writer."""
     check_disk = disk_check(settings.home)
 
@@ -202,15 +189,17 @@ def storage_check(settings: Settings) -> Ready:
     return check
 
 
-def engine_check(settings: Settings) -> Ready:
-    """Unready while no engine serves that takes this process's key."""
+def engine_check(settings: Settings) -> Check:
+    """Unready while the engine does not serve, or refuses this process's key."""
     headers = authorization(engine_key(settings.home))
 
     def check() -> None:
         try:
             answer = httpx.get(f"{settings.engine_url}/state", headers=headers, timeout=_ENGINE_SECONDS)
         except httpx.TransportError as error:
-            raise Unavailable(f"no engine answers at {settings.engine_url} ({type(error).__name__})") from error
+            raise Unavailable(
+                f"no engine answers at {settings.engine_url} ({type(error).__name__}); see whether it runs"
+            ) from error
         if not answer.is_success:
             raise Unavailable(f"the engine at {settings.engine_url} says {answer.status_code}: {_status_of(answer)}")
 
@@ -218,15 +207,17 @@ def engine_check(settings: Settings) -> Ready:
 
 
 def _status_of(answer: httpx.Response) -> str:
-    """`paused`, `starting` or the like; not the rest, since anybody may ask whether we are ready."""
+    """`paused`, `starting` or the like, and nothing else of the response: `/ready` is open to everybody."""
     try:
         return str(answer.json()["status"])
     except (ValueError, KeyError, TypeError):
-        return "its key is not ours" if answer.status_code == httpx.codes.UNAUTHORIZED else "nothing to be read"
+        return (
+            "it refuses this process's key" if answer.status_code == httpx.codes.UNAUTHORIZED else "no readable status"
+        )
 
 
-def clock_check(settings: Settings) -> Ready:
-    """Unready while this machine's clock is off: ids of completions begin with its time."""
+def clock_check(settings: Settings) -> Check:
+    """Unready while this machine's clock is wrong: completion ids begin with its time."""
     return ClockWatch(settings.database()).check
 
 
@@ -234,7 +225,7 @@ def run_services(
     process: str,
     home: Path,
     make: Callable[[Settings], Mapping[str, FastAPI]],
-    checks: Mapping[str, Callable[[Settings], Ready]],
+    checks: Mapping[str, Callable[[Settings], Check]],
     url: Callable[[Settings], str],
 ) -> None:
     """Serve applications of a home, at the address of its settings, until SIGTERM or SIGINT."""
@@ -244,11 +235,11 @@ def run_services(
     serve(make(settings), {name: check(settings) for name, check in checks.items()}, address.host, address.port or 80)
 
 
-def serve(children: Mapping[str, FastAPI], checks: Mapping[str, Ready], host: str, port: int) -> None:
+def serve(children: Mapping[str, FastAPI], checks: Mapping[str, Check], host: str, port: int) -> None:
     """Serve applications behind one port until SIGTERM or SIGINT; see `make_web`."""
     operations = Operations(checks)
     config = uvicorn.Config(
-        make_web(children, checks),
+        make_web(children, operations),
         loop="uvloop",
         http=GuardedProtocol,
         ws="none",
@@ -262,7 +253,7 @@ def serve(children: Mapping[str, FastAPI], checks: Mapping[str, Ready], host: st
 
 
 class _Server(uvicorn.Server):
-    """Says that it is unready before it drains."""
+    """Reports unready before it drains."""
 
     def __init__(self, config: uvicorn.Config, operations: Operations) -> None:
         super().__init__(config)
@@ -275,16 +266,6 @@ class _Server(uvicorn.Server):
 
 def _service_of(child: FastAPI) -> str:
     return child.title.removeprefix("Millrace ")
-
-
-def _problems(checks: Mapping[str, Ready]) -> dict[str, str]:
-    problems = {}
-    for name, check in checks.items():
-        try:
-            check()
-        except Unavailable as error:
-            problems[name] = error.message
-    return problems
 
 
 async def _beat() -> None:

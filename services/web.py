@@ -16,7 +16,7 @@ CHECKS = {"storage": storage_check, "engine": engine_check, "clock": clock_check
 
 
 def make(settings: Settings) -> dict[str, FastAPI]:
-    """All services of one home."""
+    """The applications of one home, by the prefix of their paths."""
     links = settings.replica_links()
     inference = create_inference(settings, links=links)
     return {

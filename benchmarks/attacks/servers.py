@@ -21,6 +21,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 
 from benchmarks.attacks.attack import Attack
+from runtime.operations import Operations
 from runtime.private_files import create_private_files, make_private, open_to_others
 from services import guarding
 from services.guarding import MAX_HEADER_BYTES, FailedKeys, GuardedProtocol
@@ -93,7 +94,7 @@ def guesses() -> str | None:
 def questions() -> str | None:
     """Returns how often the checks ran."""
     looks: list[float] = []
-    web = make_web({"/": FastAPI(title="Millrace sample")}, {"it": lambda: looks.append(time.monotonic())})
+    web = make_web({"/": FastAPI(title="Millrace sample")}, Operations({"it": lambda: looks.append(time.monotonic())}))
     started = time.monotonic()
     with serve(web) as url, httpx.Client(base_url=url) as client:
         for _ in range(_NUM_QUESTIONS):

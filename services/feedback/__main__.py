@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtime.settings import Settings
 from services.feedback.app import create_app
 from services.serving import clock_check, run_services, storage_check
 
@@ -12,8 +11,4 @@ from services.serving import clock_check, run_services, storage_check
 def main(home: Path) -> None:
     """Serve until SIGTERM or SIGINT."""
     checks = {"storage": storage_check, "clock": clock_check}
-    run_services("feedback", home, lambda settings: {"/": create_app(settings)}, checks, _url)
-
-
-def _url(settings: Settings) -> str:
-    return settings.feedback_url
+    run_services("feedback", home, lambda own: {"/": create_app(own)}, checks, lambda own: own.feedback_url)

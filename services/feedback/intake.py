@@ -1,6 +1,6 @@
-"""Takes signals in: durable before they are acknowledged.
+"""Takes signals in: each is durable before it is acknowledged.
 
-In: items of apps. Out: what was committed. Waits: for the writer's next commit.
+In: items from apps. Out: the result of each item. Waits for: the writer's next commit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Acknowledgement(msgspec.Struct, frozen=True):
 
 
 class SignalIntake:
-    """See the module."""
+    """Reads, stores, shows and retracts signals; see the module."""
 
     def __init__(self, database: Database, tasks: Mapping[str, Task], writer: Writer) -> None:
         self._database = database
@@ -44,13 +44,13 @@ class SignalIntake:
     async def submit(
         self, items: Sequence[Any], caller: Caller, num_bytes: int
     ) -> list[Acknowledgement | MillraceError]:
-        """Take items in, each on its own: what is refused does not hold up the others. `num_bytes`: of all of them.
+        """Take items in. A refused item does not affect the others. `num_bytes`: of all items together.
 
         Raises:
-            Unavailable: nothing was taken in.
+            Unavailable: no item was stored.
         """
         now = time.time()
-        if len(items) > _MANY_ITEMS:  # would hold up other requests
+        if len(items) > _MANY_ITEMS:  # reading them here would delay other requests
             read = await asyncio.to_thread(self._read, items, caller, now)
         else:
             read = self._read(items, caller, now)
@@ -60,11 +60,11 @@ class SignalIntake:
         return [item if isinstance(item, MillraceError) else _result(item, next(entries)) for item in read]
 
     async def reject(self, num: int) -> None:
-        """Count items that were refused unread."""
+        """Count items that were refused without being read."""
         await self._writer.submit(Submission((), num, 0, {InvalidRequest.code: num}))
 
     def show(self, signal_id: str, tenant: str) -> dict[str, Any]:
-        """A signal and what became of it.
+        """A signal and its state.
 
         Raises:
             NotFound: this tenant sent no such signal.
@@ -99,11 +99,11 @@ class SignalIntake:
         }
 
     async def retract(self, signal_id: str, tenant: str) -> dict[str, Any]:
-        """Take a signal back; its history stays. Doing it twice changes nothing.
+        """Retract a signal; its history stays. Idempotent.
 
         Raises:
             NotFound: this tenant sent no such signal.
-            Unavailable: it still stands.
+            Unavailable: the signal was not retracted.
         """
         if "\0" in signal_id:
             raise _unknown(signal_id)
@@ -126,16 +126,16 @@ def _result(received: ReceivedItem, entry: ItemResult) -> Acknowledgement | Mill
     signal_id = received.signal.id
     if entry.fate == "no_such_choice":
         about = received.signal
-        return NoSuchChoice(f"{about.completion_id} has no choice {about.choice}; they count from 0", param="choice")
+        return NoSuchChoice(f"{about.completion_id} has no choice {about.choice}; choices count from 0", param="choice")
     if entry.fate == "conflict":
         return Conflict(f"the id {signal_id!r} was used for other content; send a new one", param="id")
     return Acknowledgement(signal_id, entry.fate, entry.received_at)
 
 
 def _awaited(key: TargetKey | None) -> dict[str, str]:
-    """What the client sent instead of a completion id, until there is one."""
+    """The session id or join key that the client sent, while no completion is known for it."""
     return {} if key is None else {"session_id" if key.kind == "session" else "join_key": key.value}
 
 
 def _unknown(signal_id: str) -> NotFound:
-    return NotFound(f"no signal {signal_id!r} was received with this key's tenant", param="id")
+    return NotFound(f"this key's tenant sent no signal {signal_id!r}", param="id")

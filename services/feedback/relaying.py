@@ -1,7 +1,7 @@
 """The thread that moves signals from the outbox to the log.
 
-In: wake-ups after commits. Out: messages on the topic `signals`. Waits: for a wake-up; for its turn, if another replica
-relays; after a failure, a second.
+In: a wake-up after each commit. Out: messages on the topic `signals`. Waits for: a wake-up; the lock, while another replica
+relays; one second after a failure.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from runtime.log.outbox import Relay
 from services.feedback import repository
 
 _RETRY_SECONDS, _TURN_SECONDS = 1.0, 0.05
-_REST_SECONDS = 0.025  # lets commits gather: a flush costs the same for one message as for fifty
+_REST_SECONDS = 0.025  # lets commits accumulate: a flush of fifty messages costs as much as of one
 _log = structlog.get_logger(__name__)
 
 
 class RelayThread:
-    """Flushes at its start, which moves what a crash left behind, and then after every wake-up."""
+    """Flushes once at its start, for messages that a crash left in the outbox, and then after every wake-up."""
 
     def __init__(self, database: Database, relay: Relay, retry_seconds: float = _RETRY_SECONDS) -> None:
         self._database = database
@@ -32,16 +32,16 @@ class RelayThread:
         self._thread = threading.Thread(target=self._run, name="feedback-relay", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._wake.set()
         self._thread.start()
 
     def wake(self) -> None:
-        """Something was committed."""
+        """Something was committed. Callable from any thread."""
         self._wake.set()
 
     def stop(self) -> None:
-        """End after the flush that runs; what is not relayed waits in the outbox for the next start."""
+        """Finish the current flush and end. Messages that were not sent wait in the outbox for the next start."""
         self._stop.set()
         self._wake.set()
         self._thread.join()
@@ -55,7 +55,7 @@ class RelayThread:
             except Unavailable as error:
                 _log.warning("signals not relayed", reason=error.message)
                 self._rest_and_retry()
-            except Exception:  # noqa: BLE001 signals that were acknowledged must not lie here until the next start
+            except Exception:  # noqa: BLE001 acknowledged signals must not wait for the next start
                 _log.exception("signals not relayed")
                 self._rest_and_retry()
 
@@ -69,6 +69,6 @@ class RelayThread:
                 self._relay.flush()
                 self._stop.wait(_REST_SECONDS)
                 return
-        # Whoever has the turn takes along what it finds; what came later is for the next.
+        # Another replica relays now. It may have looked before our commit, so look again.
         self._stop.wait(_TURN_SECONDS)
         self._wake.set()

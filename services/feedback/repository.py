@@ -1,10 +1,10 @@
-"""The tables of feedback: what was received, under which id, how often it was refused or repeated, and what waits.
+"""The tables of feedback: received signals by id, counts of refused and repeated ones, and signals that wait for a completion.
 
-A signal about a key is sent under the answer that has it. If no answer has it yet, the signal waits, and episodes sends it
-when such an answer arrives: it completes the record here too.
+A signal with a join key is sent under the completion that has this key. While no completion has it, the signal waits in
+`waiting_signal`; episodes sends it when the completion arrives, and completes its row in `received_signal` too.
 
-Keys are locked in their order, and counts, which every replica changes, last: transactions of replicas wait for each
-other in one direction, and for a count no longer than one commit takes.
+Rows are locked in the order of their keys. The counts, which every replica changes, come last, so they are locked only for
+the time of a commit. Transactions of replicas therefore wait for each other in one direction and cannot deadlock.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from contracts.tables import (
     signal_count,
     waiting_signal,
 )
-from contracts.tables.statements import among, insert_all_new
+from contracts.tables.statements import add_all, among, insert_all_new
 from contracts.topics import SIGNALS
 from runtime.database import Database
 from runtime.log.outbox import message, put
 from services.feedback.requests import ReceivedItem, TargetKey
 
 PROCESS = "feedback"
-_RELAYING = 0x6D_69_6C_6C  # names PostgreSQL's advisory lock; it counts within one database
+_RELAYING = 0x6D_69_6C_6C  # the number of our advisory lock in PostgreSQL, where it is unique within a database
 
 Name = tuple[str, str]
 """Tenant and id of a signal."""
 
 
 class ItemResult(NamedTuple):
-    """What became of an item. `received_at`: when its id was first received, UTC epoch seconds."""
+    """The result of one item. `received_at`: when its id was first received, UTC epoch seconds."""
 
     fate: Literal["accepted", "duplicate", "conflict", "no_such_choice"]
     received_at: float
 
 
 class Retraction(NamedTuple):
-    """A wish to take a signal back. `at`: UTC epoch seconds."""
+    """A request to retract a signal. `at`: UTC epoch seconds."""
 
     tenant: str
     id: str
@@ -58,14 +58,14 @@ class Retraction(NamedTuple):
 
 
 class StoredSignal(NamedTuple):
-    """A signal as it was first received. `retracted_at`: UTC epoch seconds, None if it stands."""
+    """A signal as it was first received. `retracted_at`: UTC epoch seconds; None if it was not retracted."""
 
     signal: Signal
     retracted_at: float | None
 
 
 class JoinedSignal(NamedTuple):
-    """What became of a signal, as the join wrote it."""
+    """The state of a signal, as the join wrote it."""
 
     state: str
     reason: str
@@ -78,7 +78,7 @@ class _Holder(NamedTuple):
 
 
 class _Choices(msgspec.Struct):
-    """Of the head of a generation."""
+    """The part of a generation that says how many choices it has."""
 
     num_choices: int = 0
 
@@ -89,10 +89,10 @@ def add(
     num_rejected: int = 0,
     reasons: Mapping[str, int] | None = None,
 ) -> list[ItemResult]:
-    """Store signals and their messages; what became of each, as if they had come one after the other.
+    """Store signals and their messages. Returns the result of each, as if they had come one after the other.
 
-    An id is taken once and for all within a tenant; the same id with other content is a conflict. `reasons`: under which codes
-    how many of the `num_rejected` items were refused.
+    An id belongs to the first signal of a tenant that has it; the same id with other content is a conflict. `reasons`: the
+    `num_rejected` items counted by error code.
     """
     beyond = _beyond(connection, received)
     firsts: dict[Name, ReceivedItem] = {}
@@ -128,14 +128,14 @@ def add(
 
 
 def find(connection: Connection, tenant: str, signal_id: str) -> StoredSignal | None:
-    """A tenant's signal; other tenants' do not exist for it."""
+    """A signal of this tenant; None if it has no such signal."""
     statement = select(received_signal).where(*_is(tenant, signal_id))
     row = connection.execute(statement).one_or_none()
     return None if row is None else StoredSignal(decode_shape(Signal, row.record), row.retracted_at)
 
 
 def find_joined(connection: Connection, record: Signal) -> JoinedSignal | None:
-    """What the join made of it; None while it has not seen it."""
+    """The state that the join gave a signal; None until it has seen it."""
     statement = select(signal.c.state, signal.c.reason, signal.c.revision).where(
         signal.c.completion_id == record.completion_id, signal.c.tenant == record.tenant, signal.c.id == record.id
     )
@@ -144,7 +144,7 @@ def find_joined(connection: Connection, record: Signal) -> JoinedSignal | None:
 
 
 def find_key(connection: Connection, tenant: str, signal_id: str) -> TargetKey | None:
-    """The key whose answer a signal waits for; None if it does not wait."""
+    """The key whose completion a signal waits for; None if it does not wait."""
     columns = waiting_signal.c
     statement = select(columns.kind, columns.value).where(columns.tenant == tenant, columns.id == signal_id)
     row = connection.execute(statement).one_or_none()
@@ -152,45 +152,47 @@ def find_key(connection: Connection, tenant: str, signal_id: str) -> TargetKey |
 
 
 def retract(connection: Connection, retractions: Sequence[Retraction]) -> list[float | None]:
-    """Note that signals were taken back, and send them again as such: once, by the first of those who ask.
+    """Mark signals as retracted. The first retraction of a signal also sends it again, marked as retracted.
 
-    Returns when each was first taken back; None for what was never received.
+    Returns when each was first retracted; None if it was never received.
     """
-    firsts = {(wish.tenant, wish.id): wish for wish in reversed(retractions)}
-    times = {key: _retract(connection, wish) for key, wish in sorted(firsts.items())}
-    return [times[wish.tenant, wish.id] for wish in retractions]
+    firsts = {(retraction.tenant, retraction.id): retraction for retraction in reversed(retractions)}
+    times = {key: _retract(connection, retraction) for key, retraction in sorted(firsts.items())}
+    return [times[retraction.tenant, retraction.id] for retraction in retractions]
 
 
 @contextmanager
 def turn_to_relay(database: Database) -> Iterator[bool]:
-    """Whether this replica sends what waits, until the end of the block: two at once would send everything twice."""
+    """True if this replica may relay until the end of the block: two at once would send everything twice."""
     if database.url.startswith("sqlite"):
-        yield True  # one process; and the relay could not delete while we hold the lock
+        yield True  # one process only; and the relay could not delete rows while we hold a lock
         return
     # Read committed: a snapshot held as long as messages flow would keep deleted rows of the outbox from being cleaned up.
     with database.transaction() as connection:
         yield bool(connection.execute(select(func.pg_try_advisory_xact_lock(_RELAYING))).scalar_one())
 
 
-def _retract(connection: Connection, wish: Retraction) -> float | None:
-    stands = update(received_signal).where(*_is(wish.tenant, wish.id), received_signal.c.retracted_at.is_(None))
+def _retract(connection: Connection, retraction: Retraction) -> float | None:
+    stands = update(received_signal).where(
+        *_is(retraction.tenant, retraction.id), received_signal.c.retracted_at.is_(None)
+    )
     wire = connection.execute(
-        stands.values(retracted_at=wish.at).returning(received_signal.c.record)
+        stands.values(retracted_at=retraction.at).returning(received_signal.c.record)
     ).scalar_one_or_none()
     if wire is None:
-        stored = find(connection, wish.tenant, wish.id)
+        stored = find(connection, retraction.tenant, retraction.id)
         return stored.retracted_at if stored else None
     record = msgspec.structs.replace(decode_shape(Signal, wire), retracted=True)
-    if not record.completion_id:  # it waits: whoever ends that sees that it was taken back
-        return wish.at
+    if not record.completion_id:  # it waits; episodes sees the retraction when it sends the signal
+        return retraction.at
     put(connection, PROCESS, [message(SIGNALS, record.key, record)])
-    return wish.at
+    return retraction.at
 
 
 def _aimed(connection: Connection, received: Sequence[ReceivedItem]) -> list[ReceivedItem]:
-    """The same, where an answer has the join key of a signal: about that answer.
+    """The same items; those whose join key has a completion are about that completion.
 
-    A session moves on: which answer was its last at the time, only the join can tell, once it has read that far.
+    A session key is not resolved here: only the join knows which completion was the last of a session at that time.
     """
     wanted = {(item.signal.tenant, *item.key) for item in received if item.key is not None and item.key.kind == "key"}
     if not wanted:
@@ -209,7 +211,7 @@ def _aimed(connection: Connection, received: Sequence[ReceivedItem]) -> list[Rec
 
 
 def _beyond(connection: Connection, received: Sequence[ReceivedItem]) -> set[int]:
-    """By `id()`, those about a choice that their completion never had. Only the tenant's own answers are looked at."""
+    """The `id()` of each item about a choice that its completion never had. Only the tenant's own completions are read."""
     asked = [item for item in received if item.signal.completion_id and item.signal.choice > 0]
     if not asked:
         return set()
@@ -225,32 +227,22 @@ def _beyond(connection: Connection, received: Sequence[ReceivedItem]) -> set[int
 
 def _waiting_row(item: ReceivedItem) -> dict[str, Any]:
     kind, value = item.key or ("", "")
-    return {
-        "tenant": item.signal.tenant,
-        "id": item.signal.id,
-        "kind": kind,
-        "value": value,
-        "received_at": item.signal.received_at,
-        "record": encode(item.signal),
-    }
+    return _row(item) | {"kind": kind, "value": value}
+
+
+def _row(item: ReceivedItem) -> dict[str, Any]:
+    tenant, signal_id = _name(item)
+    received_at = item.signal.received_at
+    return {"tenant": tenant, "id": signal_id, "received_at": received_at, "record": encode(item.signal)}
 
 
 def _insert_new(connection: Connection, firsts: Mapping[Name, ReceivedItem]) -> set[Name]:
-    """Insert those whose ids are free; returns them. Waits for other replicas that are inserting the same ids."""
+    """Insert the signals whose ids are free; returns their names. Waits for replicas that are inserting the same ids."""
     if not firsts:
         return set()
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
     statement = dialect.insert(received_signal).on_conflict_do_nothing()
-    rows = [
-        {
-            "tenant": tenant,
-            "id": signal_id,
-            "body_hash": item.body_hash,
-            "received_at": item.signal.received_at,
-            "record": encode(item.signal),
-        }
-        for (tenant, signal_id), item in sorted(firsts.items())
-    ]
+    rows = [_row(firsts[name]) | {"body_hash": firsts[name].body_hash} for name in sorted(firsts)]
     returned = connection.execute(statement.returning(received_signal.c.tenant, received_signal.c.id), rows)
     return {(row.tenant, row.id) for row in returned}
 
@@ -268,13 +260,7 @@ def _find_holders(connection: Connection, keys: Collection[Name]) -> dict[Name, 
 
 def _count(connection: Connection, table: Table, counts: Mapping[str, int]) -> None:
     [name] = table.primary_key.columns.keys()
-    rows = [{name: key, "count": num} for key, num in sorted(counts.items()) if num]
-    if not rows:
-        return
-    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
-    statement = dialect.insert(table).values(rows)
-    added = table.c["count"] + statement.excluded["count"]
-    connection.execute(statement.on_conflict_do_update(index_elements=[name], set_={"count": added}))
+    add_all(connection, table, [{name: key, "count": num} for key, num in counts.items() if num])
 
 
 def _name(item: ReceivedItem) -> Name:

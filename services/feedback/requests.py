@@ -1,12 +1,13 @@
-"""One item of feedback, read and checked against what the tasks declare. Pure."""
+"""Reads one item of feedback and checks it against the signals that the tasks declare. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import msgspec
@@ -17,50 +18,47 @@ from contracts.keys import Role
 from contracts.records import Scalar, Signal, Submitter
 from contracts.tables import MAX_KEY
 from contracts.tasks import Task
-from services.fields import refuse_unknown
 from services.http import read_shape
 
 MAX_AHEAD_SECONDS = 60.0
 _MAX_CHOICE = 7
 _MAX_ID, _MAX_TEXT, _MAX_COMMENT = 128, 65_536, 16_384
 _MAX_PAIRS, _MAX_PAIR_KEY, _MAX_PAIR_VALUE = 16, 64, 512
+_MOST_SHOWN = 64
 _TARGETS = ("completion_id", "session_id", "join_key")
 
 
 class FeedbackItem(msgspec.Struct, frozen=True, kw_only=True):
-    """What an app may send. Other fields are refused by name."""
+    """The fields that an app may send; any other field is refused by name."""
 
     name: str
     value: Scalar
     submitter: Submitter = Submitter(id="anonymous")
     id: str | None = None
-    """The client's own; sending it again changes nothing."""
+    """The idempotency key of the client: sending the same item again changes nothing."""
     completion_id: str | None = None
     session_id: str | None = None
     join_key: str | None = None
     choice: int = 0
     correction: str | None = None
     at: str | float | None = None
-    """When it happened: ISO 8601 or epoch seconds; now, if absent."""
+    """When it happened: ISO 8601 or epoch seconds; the default is now."""
     comment: str | None = None
     metadata: dict[str, str] | None = None
-    """Both are kept and shown, and are part of no reward."""
-
-
-_FIELDS, _SUBMITTER_FIELDS = FeedbackItem.__struct_fields__, Submitter.__struct_fields__
+    """Comment and metadata are kept and shown; they are not part of a reward."""
 
 
 class TargetKey(NamedTuple):
-    """What a signal is about, where that is no completion id. `kind`: "key" for a join key, or "session"."""
+    """The target of a signal that has no completion id. `kind`: "key" for a join key, or "session"."""
 
     kind: str
     value: str
 
 
 class ReceivedItem(NamedTuple):
-    """A signal that may be stored, and the hash of what the client sent.
+    """A signal that may be stored, and the hash of the content that the client sent.
 
-    With a `key` the signal's completion id is empty until somebody looked up whose key it is.
+    With a `key`, the signal's completion id is empty until the key is resolved to a completion.
     """
 
     signal: Signal
@@ -69,17 +67,19 @@ class ReceivedItem(NamedTuple):
 
 
 def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float, role: Role = "app") -> ReceivedItem:
-    """Check one item. `role`: of the key that it came with.
+    """Check one item. `role`: the role of the caller's key.
 
     Raises:
-        NotStored: its answer may not be kept; before anything else is looked at.
-        Forbidden: the key's role may not speak as this submitter.
-        InvalidRequest: a missing, unknown or malformed field, or not exactly one target.
-        UnknownSignal, InvalidValue: not what any task declares.
+        NotStored: the completion may not be kept; this is checked before everything else.
+        Forbidden: this role may not speak as this kind of submitter.
+        InvalidRequest: a field is missing, unknown or malformed, or there is not exactly one target.
+        UnknownSignal, InvalidValue: no task declares this signal, or this value for it.
     """
     if isinstance(content, Mapping):
         _check_stored(content.get("completion_id"))
-        _check_known(content)
+        _refuse_unknown(content, FeedbackItem.__struct_fields__)
+        if isinstance(submitter := content.get("submitter"), Mapping):
+            _refuse_unknown(submitter, Submitter.__struct_fields__, "submitter.")
     item = read_shape(FeedbackItem, content)
     _check_speaker(item.submitter, role)
     key = _key_of(item)
@@ -106,11 +106,11 @@ def read_item(content: Any, tasks: Mapping[str, Task], tenant: str, now: float, 
 
 
 def _check_speaker(submitter: Submitter, role: Role) -> None:
-    """People have limits, the others have none: an app, whose key may leak, speaks for people only."""
+    """Only people's signals are limited in number. An app's key may leak, so it may speak for people only."""
     if submitter.kind != "user" and role != "operator":
         raise Forbidden(
-            f"submitter.kind {submitter.kind!r} needs an operator's key; this app's key says 'user' only. Make one that can "
-            "do nothing else with: millrace keys api new --role operator --scopes feedback",
+            f"submitter.kind {submitter.kind!r} needs an operator's key; an app's key allows only 'user'. Make a key for feedback "
+            "alone with: millrace keys api new --role operator --scopes feedback",
             param="submitter.kind",
         )
 
@@ -118,21 +118,23 @@ def _check_speaker(submitter: Submitter, role: Role) -> None:
 def _check_stored(completion_id: object) -> None:
     if isinstance(completion_id, str) and not is_stored(completion_id):
         raise NotStored(
-            f"the answer {completion_id} was asked for with store=false, or its task keeps nothing unless store=true: neither it "
-            "nor what is said about it is kept. To learn from feedback ask for answers with store=true",
+            f"the completion {completion_id} was requested with store=false, or its task keeps nothing without store=true: neither "
+            "it nor feedback about it is kept. To learn from feedback, request completions with store=true",
             param="completion_id",
         )
 
 
-def _check_known(content: Mapping[str, Any]) -> None:
-    refuse_unknown(content, _FIELDS)
-    submitter = content.get("submitter")
-    if isinstance(submitter, Mapping):
-        refuse_unknown(submitter, _SUBMITTER_FIELDS, "submitter.")
+def _refuse_unknown(given: Iterable[object], known: Collection[str], where: str = "") -> None:
+    for name in given:
+        if name not in known:
+            shown = str(name)[:_MOST_SHOWN]
+            near = get_close_matches(shown.lower(), known, 1)
+            hint = f"did you mean {where}{near[0]}?" if near else f"there are {', '.join(known)}"
+            raise InvalidRequest(f"there is no field {where}{shown}; {hint}", param=f"{where}{shown}")
 
 
 def _key_of(item: FeedbackItem) -> TargetKey | None:
-    """The key that stands for an answer; None if its completion id does."""
+    """The session or join key that an item is about; None if it names a completion."""
     given = [name for name in _TARGETS if getattr(item, name) is not None]
     if len(given) != 1:
         found = " and ".join(given) or "none"
@@ -143,7 +145,8 @@ def _key_of(item: FeedbackItem) -> TargetKey | None:
         return None
     if item.choice:
         raise InvalidTarget(
-            f"choice {item.choice} goes with a completion_id; a {given[0]} means one choice already", param="choice"
+            f"choice {item.choice} goes with a completion_id; a {given[0]} already stands for one choice",
+            param="choice",
         )
     return (
         TargetKey("session", item.session_id) if item.session_id is not None else TargetKey("key", item.join_key or "")
@@ -162,7 +165,7 @@ def _check_sizes(item: FeedbackItem) -> None:
         if text is not None and not 1 <= len(text) <= longest:
             raise InvalidRequest(f"{name} takes 1 to {longest} characters, not {len(text)}", param=name)
         if text is not None and "\0" in text:
-            raise InvalidRequest(f"{name} has a NUL character; PostgreSQL keeps none", param=name)
+            raise InvalidRequest(f"{name} has a NUL character, which PostgreSQL cannot store; leave it out", param=name)
     for name, value, longest in (
         ("value", item.value, _MAX_TEXT),
         ("correction", item.correction, _MAX_TEXT),
@@ -180,7 +183,7 @@ def _check_sizes(item: FeedbackItem) -> None:
 
 
 def _check_value(item: FeedbackItem, tasks: Mapping[str, Task]) -> None:
-    """The generation may not be here yet, so its task is unknown: one task that takes the value is enough."""
+    """The generation may not have arrived yet, so its task is unknown: it is enough that one task takes the value."""
     rules = [task.signals[item.name] for task in tasks.values() if item.name in task.signals]
     if not rules:
         declared = sorted({name for task in tasks.values() for name in task.signals})
@@ -188,10 +191,10 @@ def _check_value(item: FeedbackItem, tasks: Mapping[str, Task]) -> None:
     if not any(rule.takes(item.value) for rule in rules):
         rules[0].check(item.name, item.value)
     if isinstance(item.value, float) and not math.isfinite(item.value):
-        raise InvalidValue(f"value {item.value} is no finite number", param="value")
+        raise InvalidValue(f"value {item.value} is not a finite number", param="value")
     if isinstance(item.value, int) and not -(2**63) <= item.value < 2**63:
         raise InvalidValue(
-            f"value {str(item.value)[:20]}... is no number of 64 bits; send a smaller one", param="value"
+            f"value {str(item.value)[:20]}... does not fit into 64 bits; send a smaller number", param="value"
         )
 
 
@@ -204,7 +207,7 @@ def _time_of(at: str | float | None, now: float) -> float:
         raise InvalidRequest(f"at must be an ISO 8601 time or epoch seconds, not {at!r}", param="at") from error
     if not 0 <= seconds <= now + MAX_AHEAD_SECONDS:
         raise InvalidRequest(
-            f"at {at!r} lies more than {MAX_AHEAD_SECONDS:g} s ahead of this server's clock, or before 1970", param="at"
+            f"at {at!r} is more than {MAX_AHEAD_SECONDS:g} s ahead of this server's clock, or before 1970", param="at"
         )
     return seconds
 

@@ -1,7 +1,11 @@
-"""One transaction for all that wait: many requests pay for one fsync.
+"""Group commit: one transaction for all requests that wait, so that they share one fsync.
 
-Flows in: submissions and retractions, in the order of their requests. Flows out: the fate of each, once it is durable,
-and a wake-up of the relay. Waits for: work; then for the commit, and whoever comes meanwhile shares the next one.
+    submit(), retract() ─▶ _waiting ─▶ _take(): a group of one kind ─▶ writing thread: one transaction
+       ▲ wait for `done`                                                    │
+       └────────────── the result of each, once it is durable ──────────────┴─▶ `committed`: wakes the relay
+
+In: submissions and retractions, in the order of their requests. Out: the result of each. Waits for: the commit; requests that
+arrive meanwhile share the next one.
 """
 
 from __future__ import annotations
@@ -29,9 +33,9 @@ _log = structlog.get_logger(__name__)
 
 
 class Submission(NamedTuple):
-    """The items of one request: those that may be stored, and how many may not. `num_bytes`: of its body.
+    """The items of one request: those to store, and how many were rejected. `num_bytes`: of the request's body.
 
-    `reasons`: how many of those that may not were refused under which code.
+    `reasons`: the rejected items counted by error code.
     """
 
     received: Sequence[ReceivedItem]
@@ -42,7 +46,7 @@ class Submission(NamedTuple):
 
 Work = Submission | Retraction
 Fate = list[ItemResult] | float | None
-"""An entry for each item of a submission; when a signal was taken back, None if there is none."""
+"""The results of a submission, or when a signal was first retracted; None if there is no such signal."""
 
 
 class _Waiting(NamedTuple):
@@ -62,25 +66,25 @@ class Writer:
         self._writing: asyncio.Task[None] | None = None
 
     async def submit(self, submission: Submission) -> list[ItemResult]:
-        """What became of each item that may be stored.
+        """Store the items of a request. Returns the result of each.
 
         Raises:
-            Unavailable: none of them was.
+            Unavailable: no item was stored.
         """
         entries: list[ItemResult] = await self._do(submission)
         return entries
 
     async def retract(self, retraction: Retraction) -> float | None:
-        """When the signal was first taken back; None if there is no such signal.
+        """Retract a signal. Returns when it was first retracted; None if there is no such signal.
 
         Raises:
-            Unavailable: it still stands.
+            Unavailable: it was not retracted.
         """
         retracted_at: float | None = await self._do(retraction)
         return retracted_at
 
     async def close(self) -> None:
-        """Write what waits, then end the thread."""
+        """Write what is waiting, then end the thread."""
         if self._writing is not None:
             await self._writing
         self._thread.shutdown()
@@ -88,7 +92,7 @@ class Writer:
     async def _do(self, work: Work) -> Any:
         if self._num_items >= MAX_WAITING_ITEMS or self._num_bytes >= MAX_WAITING_BYTES:
             raise Unavailable(
-                f"the database does not keep up: {self._num_items} items wait for it; send this again later, or less"
+                f"the database does not keep up: {self._num_items} items are waiting; try again later, or send less"
             )
         done: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(work, done))
@@ -107,7 +111,7 @@ class Writer:
                 self._num_items -= _num_items(work)
                 self._num_bytes -= _num_bytes(work)
                 if done.done():
-                    continue  # its request was given up; the fate stands
+                    continue  # the request was cancelled; its result stands
                 if isinstance(fate, Exception):
                     done.set_exception(fate)
                 else:
@@ -115,9 +119,9 @@ class Writer:
         self._writing = None
 
     def _take(self) -> list[_Waiting]:
-        """The longest beginning of the queue that is of one kind: a retraction never overtakes, nor is overtaken.
+        """The first requests of the queue that are of one kind, so that no retraction overtakes a submission or the reverse.
 
-        One kind, because a transaction that locks in one order of keys cannot wait for another in a circle.
+        With one kind, every transaction locks its keys in one order: transactions cannot deadlock.
         """
         group = [self._waiting.popleft()]
         kind, num_items = type(group[0].work), _num_items(group[0].work)
@@ -144,10 +148,10 @@ class Writer:
                     fates = [[next(entries) for _ in work.received] for work in submissions]
         except Unavailable as error:
             return [error] * len(group)
-        except Exception as error:  # noqa: BLE001 belongs to the requests, not to this thread
+        except Exception as error:  # noqa: BLE001 each request gets the error; the thread goes on
             if len(group) == 1:
                 return [error]
-            # Something in one of them: the others must not fall with it.
+            # One request of the group is the cause: the others must not fail with it.
             _log.warning("a group is written one by one", num=len(group), reason=str(error))
             return [self._commit([work])[0] for work in group]
         self._committed()
@@ -161,7 +165,7 @@ def _count(group: Sequence[Work], fates: Sequence[Fate]) -> None:
             for entry in fate:
                 SIGNALS.labels("rejected" if entry.fate == "no_such_choice" else entry.fate).inc()
             SIGNALS.labels("rejected").inc(work.num_rejected)
-        elif isinstance(work, Retraction) and fate == work.at:  # not one that was taken back before, or never came
+        elif isinstance(work, Retraction) and fate == work.at:  # not a repeated retraction, nor of an unknown signal
             SIGNALS.labels("retracted").inc()
 
 

@@ -24,6 +24,7 @@ from schemathesis.core.result import Ok
 
 from contracts.ids import new_completion_id
 from contracts.keys import Role
+from runtime.operations import Operations
 from runtime.settings import Settings
 from services import guarding
 from services.serving import make_web
@@ -60,7 +61,7 @@ def settings(tmp_path: Path, stage: Stage) -> Settings:
 @pytest.fixture
 def url(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(guarding, "_LONGEST_WAIT", 0.0)  # refused keys come by the hundred here
-    with serve(make_web(make(settings), {})) as place:
+    with serve(make_web(make(settings), Operations())) as place:
         yield place
 
 

@@ -30,6 +30,7 @@ from runtime.database import Database
 from runtime.days import migrate
 from runtime.log.outbox import Relay
 from runtime.logs import LEVEL, set_up_logs
+from runtime.operations import Operations
 from runtime.settings import Settings
 from runtime.worker import Worker
 from services.serving import make_web
@@ -116,7 +117,7 @@ async def a_home(**changes: Any) -> AsyncIterator[World]:
             app_key, operator = _prepared(settings)
             with _logging(home / "logs" / "web.log"):
                 children = make(settings)
-                app = make_web(children, {})
+                app = make_web(children, Operations())
                 async with app.router.lifespan_context(app):
                     yield World(settings, app, children, engine, app_key, operator)
 

@@ -46,6 +46,7 @@ from pipelines.episodes.handler import EpisodesHandler
 from rewards.worker import RewardsHandler
 from runtime.database import Database
 from runtime.days import migrate
+from runtime.operations import Operations
 from runtime.settings import Settings
 from runtime.worker import Worker
 from services.serving import make_web
@@ -118,7 +119,7 @@ async def a_world() -> AsyncIterator[World]:
         )  # fmt: skip
         answers = _traffic(settings)
         children = make(settings)
-        app = make_web(children, {})
+        app = make_web(children, Operations())
         async with app.router.lifespan_context(app):
             yield World(settings, app, children, answers)
 

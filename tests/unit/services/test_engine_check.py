@@ -48,7 +48,7 @@ def test_an_engine_that_does_not_serve_is_not(tmp_path: Path, engine: tuple[Engi
 
 def test_an_engine_of_another_home_is_not(tmp_path: Path, engine: tuple[Engine, str]) -> None:
     (tmp_path / FILE_NAME).write_text("the-key-of-another-home\n")
-    with pytest.raises(Unavailable, match="says 401: its key is not ours"):
+    with pytest.raises(Unavailable, match="says 401: it refuses this process"):
         engine_check(make_home(tmp_path, engine[1]))()
 
 

@@ -137,7 +137,10 @@ def test_ready_looks_once_a_second_however_many_ask() -> None:
         raise Unavailable("away")
 
     started = time.monotonic()
-    with serve(make_web({"/": FastAPI(title="Millrace sample")}, {"it": check})) as url, httpx.Client() as client:
+    with (
+        serve(make_web({"/": FastAPI(title="Millrace sample")}, Operations({"it": check}))) as url,
+        httpx.Client() as client,
+    ):
         answers = [client.get(f"{url}/ready") for _ in range(50)]
     assert {answer.status_code for answer in answers} == {503}
     assert answers[-1].json()["problems"] == {"it": "away"}

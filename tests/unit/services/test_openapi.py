@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from runtime.database import Database
+from runtime.operations import Operations
 from services.openapi import routes_of
 from services.serving import make_web
 from services.web import make
@@ -25,7 +26,7 @@ _WITHOUT_BODY = {"/api/logout"}
 def document(tmp_path: Path, database: Database) -> Iterator[dict[str, Any]]:
     assert database
     make_base(tmp_path / "base")
-    with serve(make_web(make(make_home(tmp_path)), {})) as url:
+    with serve(make_web(make(make_home(tmp_path)), Operations())) as url:
         yield httpx.get(f"{url}/openapi.json").raise_for_status().json()
 
 

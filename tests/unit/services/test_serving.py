@@ -13,6 +13,7 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from runtime.database import Database
+from runtime.operations import Operations
 from services.serving import Measured, engine_check, make_web, storage_check
 from tests.unit.services.serving import make_home, serve
 
@@ -55,7 +56,7 @@ def test_requests_are_counted_and_named() -> None:
 def test_the_frame_answers_for_itself(tmp_path: Path, database: Database, path: str) -> None:
     del database
     checks = {"storage": storage_check(make_home(tmp_path))}
-    with serve(make_web({"/": served()}, checks)) as url:
+    with serve(make_web({"/": served()}, Operations(checks))) as url:
         answer = httpx.get(f"{url}{path}")
     assert answer.status_code == 200
     assert json.loads(answer.content) in ({"status": "alive"}, {"ready": True, "problems": {}})
@@ -63,7 +64,7 @@ def test_the_frame_answers_for_itself(tmp_path: Path, database: Database, path: 
 
 def test_a_service_without_its_engine_is_unready(tmp_path: Path, database: Database) -> None:
     del database
-    with serve(make_web({"/": served()}, {"engine": engine_check(make_home(tmp_path))})) as url:
+    with serve(make_web({"/": served()}, Operations({"engine": engine_check(make_home(tmp_path))}))) as url:
         answer = httpx.get(f"{url}/ready")
     assert answer.status_code == 503
     assert "no engine answers" in answer.json()["problems"]["engine"]

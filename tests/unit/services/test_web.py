@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from runtime.database import Database
+from runtime.operations import Operations
 from runtime.settings import Settings, write_settings
 from services.serving import make_web
 from services.web import CHECKS, make
@@ -28,7 +29,7 @@ def test_one_port_serves_everything(tmp_path: Path, database: Database, stage: S
     headers = {"authorization": f"Bearer {make_key(database)}"}
     settings = make_home(tmp_path, stage.url)
     with (
-        serve(make_web(make(settings), {name: check(settings) for name, check in CHECKS.items()})) as url,
+        serve(make_web(make(settings), Operations({name: check(settings) for name, check in CHECKS.items()}))) as url,
         httpx.Client(base_url=url, headers=headers) as client,
     ):
         answer = client.post(

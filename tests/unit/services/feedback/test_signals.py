@@ -113,8 +113,8 @@ def test_bad_items_are_refused_and_counted(feedback: Feedback) -> None:
 
 def test_the_example_of_the_readme_is_taken(feedback: Feedback) -> None:
     snippet = (ROOT / "README.md").read_text().split("```python")[1].split("```")[0]
-    example = next(line for line in snippet.splitlines() if line.strip().startswith("json="))
-    item = ast.literal_eval(example.strip().removeprefix("json=").rstrip(",").replace("answer.id", repr("ID")))
+    example = next(line for line in snippet.splitlines() if line.startswith("signal = "))
+    item = ast.literal_eval(example.removeprefix("signal = ").replace("answer.id", repr("ID")))
     answer = feedback.call("POST", "", json=item | {"completion_id": feedback.completion_id})
     assert answer.status_code == 202
     assert feedback.call("GET", f"/{answer.json()['id']}").json()["submitter"]["id"] == "anonymous"
