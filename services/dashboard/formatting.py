@@ -1,4 +1,4 @@
-"""Figures and times as the templates print them: the twin of static/format.js. Pure."""
+"""Numbers and times as people read them. `static/format.js` writes every number the same way: a browser test compares the two."""
 
 from __future__ import annotations
 
@@ -13,30 +13,25 @@ from runtime.metrics import DASHBOARD_FAULTS
 
 MISSING = "\N{EN DASH}"
 _STEP = 1000.0
-_NONE = Markup("\N{EN DASH}")
+_TINY, _LARGE, _FEW_TIMES = 0.001, 100, 10
 _TIME = Markup('<time datetime="{0}" title="{1} UTC">{1} UTC</time>')
 
 log = structlog.get_logger()
 
 
 def add_filters(environment: jinja2.Environment) -> None:
-    """Make these known to templates."""
-    for name, function in {
-        "clock": clock,
-        "count": count,
-        "percent": percent,
-        "seconds": seconds,
-        "data_size": data_size,
-        "version": version,
-        "words": words,
-    }.items():
-        environment.filters[name] = function
+    """Let templates use every function of this module as a filter of the same name."""
+    for function in (clock, count, data_size, figure, money, percent, points, seconds, times, version, words):
+        environment.filters[function.__name__] = function
 
 
-def clock(at: float | None) -> Markup:
-    """A time in UTC, which the page's script turns into the reader's own; what no calendar has is named as it is."""
+def clock(at: float | None) -> str:
+    """UTC epoch seconds as an element that the page's script rewrites in the reader's time zone.
+
+    A time outside of every calendar is shown as its number.
+    """
     if at is None:
-        return _NONE
+        return MISSING
     try:
         moment = dt.datetime.fromtimestamp(at, dt.UTC)
     except (ValueError, OverflowError, OSError):
@@ -47,17 +42,42 @@ def clock(at: float | None) -> Markup:
 
 
 def count(number: float | None) -> str:
-    """With thousands apart."""
+    """A whole number, with commas between thousands."""
     return MISSING if number is None else f"{number:,}"
 
 
+def figure(value: float | None, digits: int = 3) -> str:
+    """A number with `digits` decimals; without decimals from 100 on, with an exponent below 0.001."""
+    if value is None:
+        return MISSING
+    if 0 < abs(value) < _TINY:
+        mantissa, _, exponent = f"{value:.1e}".partition("e")
+        return f"{mantissa}e{int(exponent)}"
+    return f"{value:,.0f}" if abs(value) >= _LARGE else f"{value:.{digits}f}"
+
+
+def money(value: float) -> str:
+    """An amount of money, without its currency."""
+    return f"{value:,.2f}"
+
+
 def percent(share: float | None, digits: int = 1) -> str:
-    """A share in [0, 1]."""
+    """A share in [0, 1] as a percentage."""
     return MISSING if share is None else f"{share * 100:.{digits}f} %"
 
 
+def points(share: float | None) -> str:
+    """A difference of shares in percentage points."""
+    return MISSING if share is None else f"{share * 100:.1f} points"
+
+
+def times(ratio: float) -> str:
+    """A factor."""
+    return f"{ratio:.{1 if ratio < _FEW_TIMES else 0}f}\N{MULTIPLICATION SIGN}"
+
+
 def seconds(value: float | None) -> str:
-    """A duration in the unit that suits it."""
+    """A duration in the unit that suits its length."""
     if value is None:
         return MISSING
     for limit, divisor, form in (
@@ -70,7 +90,7 @@ def seconds(value: float | None) -> str:
 
 
 def data_size(value: float | None) -> str:
-    """Bytes."""
+    """A number of bytes, in decimal units."""
     if value is None:
         return MISSING
     for unit in ("B", "kB", "MB", "GB"):
@@ -81,12 +101,12 @@ def data_size(value: float | None) -> str:
 
 
 def version(number: int | None) -> str:
-    """`v7`; -1 stands for an answer that no token was sampled for."""
+    """A version as `v7`; -1 stands for an answer without any sampled token."""
     if number is None:
         return "none"
     return "no version" if number < 0 else f"v{number}"
 
 
 def words(name: Any) -> str:
-    """A name of ours as words."""
+    """The name of a state or a reason as words."""
     return str(name).replace("_", " ")

@@ -57,7 +57,7 @@ def test_keys_keep_their_rights_and_answers_find_their_tenant(empty_database: Da
     assert {record.completion_id: record.tenant for record in records}.items() <= told.items()
     assert scored == {record.key: record.tenant for record in records}
     assert sum(value is None for value in told.values()) == 1
-    assert {name: [row.number for row in rows] for name, rows in totals.standings.items()} == {
+    assert {name: [row.number for row in rows] for name, rows in totals.state_counts.items()} == {
         "acme": [NUM_ANSWERS // 2], "default": [NUM_ANSWERS // 2]
     }  # fmt: skip
     assert len(mine) == NUM_ANSWERS // 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from contracts.keys import create_key
 from contracts.tables import dead_letter
 from runtime.days import migrate
 from runtime.settings import Settings
+from services.dashboard import formatting
 from services.dashboard.app import create_app
 from services.dashboard.signin.sessions import TOKEN_FILE
 from tests.end_to_end.chromium import BROWSER, Chromium
@@ -61,6 +63,17 @@ FIGURES = {
         "#refused tbody tr": 2,
     },
     "/ledger": {"#generations li": 12, "#signals li": 7, "#by-version tbody tr": NUM_VERSIONS, "#dead tbody tr": 1},
+}
+
+NUMBERS: dict[str, list[float | None]] = {
+    "count": [None, 0, 999, 1_234_567],
+    "figure": [None, 0, 1.2e-7, 0.0412, 0.5, -3.25, 99.4, 12345.6],
+    "percent": [None, 0, 0.1234, 1],
+    "points": [None, 0.066],
+    "times": [1.26, 37.6],
+    "seconds": [None, 0.004, 3.21, 61, 600, 7300, 200_000],
+    "data_size": [None, 0, 999, 1000, 12_345_678, 5e12],
+    "version": [None, -1, 0, 7],
 }
 
 
@@ -145,6 +158,14 @@ def test_every_page_is_drawn_and_nothing_overflows(
         picture = tmp_path / f"{path.strip('/').replace('/', '-') or 'loop'}-{width}{'-dark' if dark else ''}.png"
         page.screenshot(picture)
         assert picture.stat().st_size > 10_000, path
+
+
+def test_python_and_scripts_write_numbers_alike(page: Chromium, site: Site, settings: Settings) -> None:
+    enter_by_link(page, site, settings)
+    for name, values in NUMBERS.items():
+        function = "dataSize" if name == "data_size" else name
+        call = f"import('/static/format.js').then((f) => {json.dumps(values)}.map((value) => f.{function}(value)))"
+        assert page.evaluate(call) == [getattr(formatting, name)(value) for value in values], name
 
 
 def test_hostile_text_is_shown_as_text(page: Chromium, site: Site, settings: Settings) -> None:
@@ -280,7 +301,7 @@ def test_a_tenant_sees_its_own_figures_and_no_button(
         assert page.evaluate(SCROLL) <= 0, path
         assert "undefined" not in page.evaluate("document.querySelector('main').innerText"), path
         assert page.errors == [], path
-        page.screenshot(tmp_path / f"own-{path.strip('/')}-{width}.png")
+        page.screenshot(tmp_path / f"tenant-{path.strip('/')}-{width}.png")
 
 
 def decide(page: Chromium, reason: str) -> None:

@@ -51,7 +51,7 @@ def identities(totals: Totals, traffic: Mapping[str, Traffic]) -> Identities:
 
     What the log got after the count is unread by the count's positions, so that nothing seems lost between the two.
     """
-    counts = counts_by_version(totals.standings)
+    counts = counts_by_version(totals.state_counts)
     handled = {topic: _handled(totals, topic) for topic in (GENERATIONS, SIGNALS)}
     unread = {topic: max(0, traffic[topic].num_appended - handled[topic]) for topic in handled}
     return Identities(
@@ -83,12 +83,12 @@ def _handled(totals: Totals, topic: str) -> int:
     return sum(offset for (group, name, _), offset in totals.positions.items() if (group, name) == ("episodes", topic))
 
 
-def counts_by_version(standings: Iterable[StateCount]) -> dict[int, dict[str, int]]:
+def counts_by_version(state_counts: Iterable[StateCount]) -> dict[int, dict[str, int]]:
     """Version to state to how many."""
     counts: dict[int, dict[str, int]] = {}
-    for standing in standings:
-        states = counts.setdefault(standing.version, {})
-        states[standing.state] = states.get(standing.state, 0) + standing.number
+    for row in state_counts:
+        states = counts.setdefault(row.version, {})
+        states[row.state] = states.get(row.state, 0) + row.number
     return counts
 
 

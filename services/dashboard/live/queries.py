@@ -1,6 +1,6 @@
 """What the pages that follow the loop ask of the database. Every list has a limit, every count an index.
 
-`read_snapshot` is cheap and read every second; `read_totals` counts whole tables, and is read as often as that costs.
+`read_loop` is cheap and read every second; `read_totals` counts whole tables, and is read as often as that costs.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ScoredAnswer(NamedTuple):
 class Totals(NamedTuple):
     """Whole tables, counted at one moment: the identities are made of these."""
 
-    standings: list[StateCount]
+    state_counts: list[StateCount]
     signals: ledger.LedgerCounts
     num_unjoined: int
     """Acknowledged signals that episodes has not seen, except those that wait for the answer of their key."""
@@ -95,8 +95,12 @@ class LoopRows(NamedTuple):
     swaps: Rows
     """arm, version, at, pause_seconds, gap_seconds; newest first."""
 
+    def version_of(self, arm: str) -> int | None:
+        """The version that an arm points at; None without an assignment."""
+        return self.arms[arm].version if arm in self.arms else None
 
-def read_snapshot(connection: Connection, policy: str) -> LoopRows:
+
+def read_loop(connection: Connection, policy: str) -> LoopRows:
     """What the pages show of a policy, except totals and what the log and the weight store know."""
     return LoopRows(
         arms=assignments.read(connection, policy),
@@ -117,7 +121,7 @@ def read_snapshot(connection: Connection, policy: str) -> LoopRows:
 def read_totals(connection: Connection) -> Totals:
     """Every count of the two identities."""
     return Totals(
-        standings=_standings(connection),
+        state_counts=_state_counts(connection),
         signals=ledger.signal_counts(connection),
         num_unjoined=_num_rows(connection, received_signal)
         - _num_rows(connection, signal)
@@ -138,7 +142,7 @@ def _num_rows(connection: Connection, table: Table) -> int:
     return connection.execute(select(func.count()).select_from(table)).scalar_one()
 
 
-def _standings(connection: Connection) -> list[StateCount]:
+def _state_counts(connection: Connection) -> list[StateCount]:
     # Of columns of ix_generation_state only, so that no row is touched.
     columns = (ledger.effective_state().label("state"), generation.c.version)
     return [StateCount(*row) for row in connection.execute(select(*columns, func.count()).group_by(*columns))]

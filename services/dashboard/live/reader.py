@@ -22,10 +22,10 @@ from services.dashboard.live.lags import CONSUMERS, UNTRACKED
 from services.dashboard.live.loop.freshness import legs, newest_live
 from services.dashboard.live.loop.queries import read_learned, read_rates
 from services.dashboard.live.loop.rates import rates, step_buckets, window_start
-from services.dashboard.live.queries import MAX_VERSIONS, LoopRows, Totals, read_snapshot, read_totals
+from services.dashboard.live.queries import MAX_VERSIONS, LoopRows, Totals, read_loop, read_totals
 from services.dashboard.live.state import Flow, State, build_state
 from services.dashboard.live.throttled import ThrottledValue
-from services.dashboard.live.timeline import Published, published
+from services.dashboard.live.timeline import Published
 from services.dashboard.live.traffic import Traffic, TrafficReader
 from weights.stores.store import WeightStore
 
@@ -53,19 +53,19 @@ class StateReader:
         """
         versions = self._listed.get(self._versions)
         with self._database.snapshot() as connection:
-            snapshot = read_snapshot(connection, self._policy)
+            rows = read_loop(connection, self._policy)
             totals = self._totals.get(lambda: read_totals(connection))
         # The log after the positions: what was appended between the two only counts as waiting.
         topics = {
-            topic: self._traffic.read(topic, group, snapshot.positions, now, tracked=topic not in UNTRACKED)
+            topic: self._traffic.read(topic, group, rows.positions, now, tracked=topic not in UNTRACKED)
             for topic, group in CONSUMERS.items()
         }
         both = identities(totals, topics)
         _tell(both, topics, totals)
         self._looked_at = time.monotonic()
-        flow = self._flow.get(lambda: self._read_flow(snapshot, versions, now))
+        flow = self._flow.get(lambda: self._read_flow(rows, versions, now))
         return build_state(
-            snapshot,
+            rows,
             topics,
             versions,
             identities=both,
@@ -74,14 +74,12 @@ class StateReader:
             now=now,
         )
 
-    def _read_flow(self, snapshot: LoopRows, versions: dict[int, Published], now: float) -> Flow:
-        start, live = window_start(now), newest_live(snapshot.changes)
+    def _read_flow(self, rows: LoopRows, versions: dict[int, Published], now: float) -> Flow:
+        start, live = window_start(now), newest_live(rows.changes)
         made = {number: kept.created_at for number, kept in versions.items()}
         try:
             with self._database.snapshot() as connection:
-                buckets = read_rates(connection, start) | {
-                    "steps": step_buckets((row.at for row in snapshot.steps), start)
-                }
+                buckets = read_rates(connection, start) | {"steps": step_buckets((row.at for row in rows.steps), start)}
                 return Flow(rates(buckets, start), legs(read_learned(connection, list(live)), made, live))
         except Unavailable:
             raise
@@ -97,7 +95,7 @@ class StateReader:
                 # Removed or damaged meanwhile: the timeline shows the version without its sizes.
                 with suppress(NotFound, WeightsRefused):
                     if version not in self._published:
-                        self._published[version] = published(self._store.manifest(policy, version))
+                        self._published[version] = Published.of(self._store.manifest(policy, version))
         return self._published
 
 

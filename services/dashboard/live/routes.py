@@ -28,7 +28,7 @@ def index(request: Request, session: Visitor, token: str | None = None) -> Respo
         return sign_in_form(request, None, 200) if token is None else enter_with_token(request, token)
     if token is not None:
         return RedirectResponse("/", SEE_OTHER)
-    return render(request, "loop.html" if session.tenant is None else "own.html", session)
+    return render(request, "loop.html" if session.tenant is None else "tenant.html", session)
 
 
 @pages.get("/ledger")

@@ -1,4 +1,4 @@
-"""The story of each version: published, judged, served, left behind. Pure."""
+"""The story of each version: published, judged, served, replaced. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import msgspec
 from contracts.assignments import CANDIDATE, LIVE
 from contracts.rollback import left_behind
 from contracts.version_parents import BASE
+from services.dashboard.live.answers import ACCEPTED_FROM
 from services.dashboard.live.queries import MAX_VERSIONS, LoopRows
 from weights.versions.manifest import Manifest
 
-ACCEPTED_FROM = 0.5
-"""An answer counts as accepted if its reward, which lies in [0, 1], is at least this."""
-
 
 class Published(NamedTuple):
-    """What the weight store knows of a version: sizes in bytes, density as a fraction of changed weights."""
+    """The fields of a version's manifest that the page shows: sizes in bytes, density as a fraction of changed weights."""
 
     parent: int | None
     kind: str
@@ -28,18 +26,10 @@ class Published(NamedTuple):
     num_samples: int
     created_at: float
 
-
-def published(manifest: Manifest) -> Published:
-    """The part of a manifest that the page shows."""
-    return Published(
-        manifest.parent,
-        manifest.kind,
-        manifest.payload_bytes,
-        manifest.full_bytes,
-        manifest.density,
-        manifest.num_samples,
-        manifest.created_at,
-    )
+    @classmethod
+    def of(cls, manifest: Manifest) -> Published:
+        """A manifest without its chunks, so that many can be kept in memory."""
+        return cls(*(getattr(manifest, name) for name in cls._fields))
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,24 +49,24 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     best_accuracy: float | None = None
     reason: str = ""
     revoked: str = ""
-    """Why it never serves again: the operator's words; empty if it may."""
+    """Why it never serves again, in the operator's words; empty if it is not revoked."""
     treatment: str = ""
-    """What became of what a revoked version learned and said: `poison` or `evidence`."""
+    """How samples of a revoked version are treated: `poison` or `evidence`."""
     pause_seconds: float | None = None
     gap_seconds: float | None = None
     num_labelled: int = 0
     num_accepted: int = 0
 
 
-def timeline(snapshot: LoopRows, store: Mapping[int, Published]) -> list[Version]:
+def timeline(rows: LoopRows, store: Mapping[int, Published]) -> list[Version]:
     """The newest versions, newest first, from the verdicts, assignments, swaps, scores and the weight store."""
-    verdicts = {row.version: row for row in snapshot.verdicts}
-    swaps = {row.version: row for row in reversed(snapshot.swaps) if row.arm == LIVE}
+    verdicts = {row.version: row for row in rows.verdicts}
+    swaps = {row.version: row for row in reversed(rows.swaps) if row.arm == LIVE}
     labelled: dict[int, list[bool]] = {}
-    for row in snapshot.scores:
+    for row in rows.scores:
         if row.reward is not None:
             labelled.setdefault(row.version, []).append(row.reward >= ACCEPTED_FROM)
-    statuses = _statuses(snapshot)
+    statuses = _statuses(rows)
     numbers = sorted({*store, *verdicts, *statuses}, reverse=True)[:MAX_VERSIONS]
     result = []
     for number in numbers:
@@ -87,7 +77,7 @@ def timeline(snapshot: LoopRows, store: Mapping[int, Published]) -> list[Version
             facts |= {"reason": judged.reason}
         if swapped:
             facts |= {"pause_seconds": swapped.pause_seconds, "gap_seconds": swapped.gap_seconds}
-        if gone := snapshot.revoked.get(number):
+        if gone := rows.revoked.get(number):
             facts |= {"revoked": f"{gone.writer}: {gone.reason}", "treatment": gone.treatment}
         answers = labelled.get(number, [])
         fallback = "base" if number == BASE else "published"
@@ -103,14 +93,14 @@ def timeline(snapshot: LoopRows, store: Mapping[int, Published]) -> list[Version
     return result
 
 
-def _statuses(snapshot: LoopRows) -> dict[int, str]:
-    """What is said of a version; the later of these rules wins."""
-    statuses = {row.version: "accepted" if row.accepted else "refused" for row in snapshot.verdicts}
+def _statuses(rows: LoopRows) -> dict[int, str]:
+    """Version to status. If several rules apply, the last one wins."""
+    statuses = {row.version: "accepted" if row.accepted else "refused" for row in rows.verdicts}
     if BASE in statuses and statuses[BASE] == "accepted":
         statuses[BASE] = "base"
-    statuses |= {number: "rolled back" for number in left_behind(snapshot.live_history) if number in statuses}
-    statuses |= dict.fromkeys(snapshot.revoked, "revoked")
+    statuses |= {number: "rolled back" for number in left_behind(rows.live_history) if number in statuses}
+    statuses |= dict.fromkeys(rows.revoked, "revoked")
     for arm in (CANDIDATE, LIVE):
-        if arm in snapshot.arms and (version := snapshot.arms[arm].version) is not None:
+        if arm in rows.arms and (version := rows.arms[arm].version) is not None:
             statuses[version] = arm
     return statuses

@@ -43,4 +43,4 @@ def _sees(task: str, newest: Mapping[str, Any] | None) -> float | None:
     """The largest over what it was compared with: the weaker of the two looks."""
     comparisons = ((newest or {}).get("tasks", {}).get(task) or {}).get("comparisons", [])
     least = [item["least_difference"] for item in comparisons]
-    return max((100 * value for value in least if value is not None), default=None)
+    return max((value for value in least if value is not None), default=None)

@@ -1,4 +1,4 @@
-"""Sums become what the Rewards page shows: figures by version, parts at fault, alarms in words. Pure."""
+"""The figures of the Rewards page, made from sums: by version, by judge, by part of a reward; and alarms as sentences. Pure."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from services.dashboard.rewards.queries import PREFIXES, REWARD, SHARES, JudgeSpending, Versions
+from services.dashboard.formatting import count, figure, version
 
+SHARES = ("null", "model_fault", "unlabelled")
+"""Metrics over all samples of a version; the other metrics are means over the samples that have a value (`rewards/monitors/`)."""
+REWARD, PREFIXES = "reward", ("score:", "signal:")
 MAX_PARTS = 12
-"""Parts of a reward that have a column; a chart draws the first few of these."""
+"""Parts of a reward that get a column; the chart draws the first few of them."""
 MAX_FAULTY = 30
 
 Columns = dict[str, list[float | None]]
+Versions = dict[int, dict[str, tuple[int, float]]]
+"""Version to metric to (number, sum) of its values."""
 
 
 class RewardPart(NamedTuple):
-    """One column: the metric, and what people call it."""
+    """One column: its metric, and the title that people read."""
 
     metric: str
     title: str
 
 
 class VersionRow(NamedTuple):
-    """One version. `parts` in the order of the columns; None: nothing was measured."""
+    """One version. `parts` are in the order of the columns; None: nothing was measured."""
 
     version: int
     num: int
@@ -33,12 +38,22 @@ class VersionRow(NamedTuple):
 
 
 class PartFault(NamedTuple):
-    """A part of the reward that was at fault, in how many scores, and the reason it gave most often."""
+    """A part of the reward that was at fault, in how many scores, and its most frequent reason."""
 
     name: str
     fault: str
     num: int
     reason: str
+
+
+class JudgeSpending(NamedTuple):
+    """What a judge cost on one day (YYYY-MM-DD, UTC)."""
+
+    judge: str
+    day: str
+    num_calls: int
+    num_tokens: int
+    money: float
 
 
 class JudgeCost(NamedTuple):
@@ -68,55 +83,55 @@ def version_rows(versions: Versions, parts: Sequence[RewardPart]) -> list[Versio
     """Newest first."""
     return [
         VersionRow(
-            version,
+            number,
             max((sums[name][0] for name in (*SHARES, REWARD) if name in sums), default=0),
             _mean(sums, REWARD),
             [_mean(sums, part.metric) for part in parts],
             [_mean(sums, name) for name in SHARES],
         )
-        for version, sums in sorted(versions.items(), reverse=True)
+        for number, sums in sorted(versions.items(), reverse=True)
     ]
 
 
 def columns_of(rows: Sequence[VersionRow], parts: Sequence[RewardPart]) -> Columns:
-    """The same for charts: `at` are versions, oldest first."""
+    """The same rows as columns for charts, oldest first; `at` are versions."""
     ordered = rows[::-1]
     columns: Columns = {"at": [row.version for row in ordered], REWARD: [row.reward for row in ordered]}
     columns |= {part.metric: [row.parts[place] for row in ordered] for place, part in enumerate(parts)}
     return columns | {name: [row.shares[place] for row in ordered] for place, name in enumerate(SHARES)}
 
 
-def faulty_parts(scores: Iterable[Any]) -> list[PartFault]:
-    """Which parts bear the fault of their score; most first. `scores` have `fault` and `components`."""
+def part_faults(scores: Iterable[Any]) -> list[PartFault]:
+    """The parts that bear the fault of their score, most frequent first. `scores` have `fault` and `components`."""
     reasons: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for score in scores:
         for part in score.components:
             if part.get("fault") == score.fault:
                 reasons[str(part.get("name")), score.fault][str(part.get("reason") or "")] += 1
     found = [
-        PartFault(name, fault, said.total(), min(said, key=lambda reason: (-said[reason], reason)))
-        for (name, fault), said in reasons.items()
+        PartFault(name, fault, given.total(), min(given, key=lambda reason: (-given[reason], reason)))
+        for (name, fault), given in reasons.items()
     ]
-    return sorted(found, key=lambda faulty: (-faulty.num, faulty.name, faulty.fault))[:MAX_FAULTY]
+    return sorted(found, key=lambda part: (-part.num, part.name, part.fault))[:MAX_FAULTY]
 
 
-def alarm_words(details: Mapping[str, Any]) -> str:
-    """What an alarm says, as a sentence without its name."""
-    mean, num = details["mean"], f"{details['num']:,} answers"
+def alarm_sentence(details: Mapping[str, Any]) -> str:
+    """An alarm as a sentence without its name."""
+    mean, num = figure(details["mean"]), f"{count(details['num'])} answers"
     if details.get("versions") is None:
-        return f"{details['words']}: {mean:.3g} over {num}, above the line of {details['line']:g}"
+        return f"{details['words']}: {mean} over {num}, above the line of {figure(details['line'])}"
     first, last = details["versions"]
-    before = f"v{first}" if first == last else f"v{first} to v{last}"
-    moved = "rose" if mean > details["reference"] else "fell"
+    before = version(first) if first == last else f"{version(first)} to {version(last)}"
+    moved = "rose" if details["mean"] > details["reference"] else "fell"
     slowly = " little by little" if str(details["test"]).startswith("creep") else ""
     return (
-        f"{details['words']}: {moved}{slowly} from {details['reference']:.3g} over {details['reference_num']:,} answers "
-        f"of {before} to {mean:.3g} over {num}"
+        f"{details['words']}: {moved}{slowly} from {figure(details['reference'])} over {count(details['reference_num'])} "
+        f"answers of {before} to {mean} over {num}"
     )
 
 
-def judges_of(spent: Iterable[JudgeSpending], cached: Mapping[str, int], today: str) -> list[JudgeCost]:
-    """One row for each judge that was asked in these days, by name."""
+def judge_costs(spent: Iterable[JudgeSpending], cached: Mapping[str, int], today: str) -> list[JudgeCost]:
+    """One row for each judge with spending in these days, by name."""
     days: dict[str, list[JudgeSpending]] = defaultdict(list)
     for row in spent:
         days[row.judge].append(row)
@@ -127,13 +142,8 @@ def judges_of(spent: Iterable[JudgeSpending], cached: Mapping[str, int], today: 
 
 
 def _sum(judge: str, rows: Sequence[JudgeSpending]) -> JudgeSpending:
-    return JudgeSpending(
-        judge,
-        "",
-        sum(row.num_calls for row in rows),
-        sum(row.num_tokens for row in rows),
-        sum(row.money for row in rows),
-    )
+    calls, tokens = (sum(getattr(row, name) for row in rows) for name in ("num_calls", "num_tokens"))
+    return JudgeSpending(judge, "", calls, tokens, sum(row.money for row in rows))
 
 
 def _mean(sums: Mapping[str, tuple[int, float]], metric: str) -> float | None:

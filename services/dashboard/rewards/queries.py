@@ -1,11 +1,13 @@
-"""What the Rewards page asks. Long tables are walked from their newest rows, at most `MAX_LOOKED`, and counted among these.
+"""What the Rewards page asks the database. A new figure is an entry of `read_figures` and a place in `templates/rewards.html`.
 
-Nobody's words or names leave here: people are counted only.
+Long tables are walked from their newest row, at most `MAX_LOOKED` rows, and only these are counted. People are counted: no name and no text
+of a person is read.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,6 +16,19 @@ from sqlalchemy import Column, ColumnElement, Connection, Row, Subquery, case, f
 
 from contracts.tables import alarm, behaviour, generation, judge_spend, judge_verdict, score, submitter, vote
 from contracts.tables.statements import among
+from services.dashboard.rewards.figures import (
+    PREFIXES,
+    REWARD,
+    SHARES,
+    JudgeSpending,
+    Versions,
+    alarm_sentence,
+    columns_of,
+    judge_costs,
+    part_faults,
+    parts_of,
+    version_rows,
+)
 
 MAX_LOOKED = 20_000
 MAX_VERSIONS = 60
@@ -23,27 +38,29 @@ MAX_FAULTS = 500
 """Scores with a fault whose parts are looked at one by one."""
 MAX_REFUSED = 2_000
 MAX_PEOPLE = 100_000
-SHARES = ("null", "model_fault", "unlabelled")
-"""Metrics of all samples of a version; the others are means of those that have a value (`rewards/monitors/`)."""
-REWARD, PREFIXES = "reward", ("score:", "signal:")
 _BUSIEST = 100
 
-Versions = dict[int, dict[str, tuple[int, float]]]
-"""Version to metric to (number, sum) of its values."""
+NUM_DAYS = 7
+"""Days of spending that are summed, today included."""
+NO_REWARD = ("unlabelled", "unscored")
+HOUR_SECONDS, DAY_SECONDS = 3600.0, 86_400.0
 
 
 class TimeWindow(NamedTuple):
-    """The last day and hour begin there, UTC epoch seconds; `most` rows are looked at, and a tenant's own counted among them."""
+    """What counts of the last hour and day cover. Times are UTC epoch seconds."""
 
     since: float
+    """Where the day begins."""
     hour: float
+    """Where the hour begins."""
     most: int = MAX_LOOKED
+    """Newest rows that are looked at, of all tenants."""
     tenant: str | None = None
-    """None: everybody's."""
+    """Whose rows among these are counted; None: all tenants'."""
 
 
 class TaskCount(NamedTuple):
-    """How many of a task's answers to users, by two names: (status, fault) of scores, (state, reason) of generations."""
+    """A number of answers to users of one task. (name, detail) is (status, fault) of scores, or (state, reason) of generations."""
 
     task: str
     name: str
@@ -53,24 +70,18 @@ class TaskCount(NamedTuple):
 
 
 class TaskCounts(NamedTuple):
-    """`is_cut`: only the newest were counted, as many as were asked for."""
+    """`is_cut`: there were more rows than were looked at."""
 
     rows: list[TaskCount]
     is_cut: bool
 
-
-class JudgeSpending(NamedTuple):
-    """What a judge cost on one day (YYYY-MM-DD, UTC)."""
-
-    judge: str
-    day: str
-    num_calls: int
-    num_tokens: int
-    money: float
+    def of(self, task: str) -> list[TaskCount]:
+        """The counts of one task."""
+        return [row for row in self.rows if row.task == task]
 
 
 class Voters(NamedTuple):
-    """Who votes. `busiest_share`: of all votes, those of the busiest hundredth of people; None without a vote."""
+    """People who vote. `busiest_share`: the share of votes by the busiest hundredth of people; None without a vote."""
 
     num_people: int
     num_votes: int
@@ -81,15 +92,54 @@ class Voters(NamedTuple):
 
 
 class DiscountedVotes(NamedTuple):
-    """Votes that counted less than others, by why."""
+    """Votes that counted less than others, for one reason."""
 
     reason: str
     num: int
     num_people: int
 
 
+def read_figures(
+    connection: Connection, task: str, window: TimeWindow, states: TaskCounts, now: float
+) -> dict[str, Any]:
+    """Every figure of one task, by the name under which the template prints it. `states`: see `count_states`."""
+    scores, answers = count_scores(connection, window), states.of(task)
+    figures = {
+        "scores": scores.of(task),
+        "is_cut": scores.is_cut or states.is_cut,
+        "max_looked": MAX_LOOKED,
+        "num_answers": sum(row.num for row in answers),
+        "without": [row for row in answers if row.name in NO_REWARD],
+        "filtered": [row for row in answers if row.name == "filtered"],
+        "faulty": part_faults(list_faults(connection, task, window)),
+        "max_faults": MAX_FAULTS,
+        "voices": read_voters(connection, task, tenant=window.tenant),
+        "max_people": MAX_PEOPLE,
+        "refused": count_discounted(connection, task, window.since, window.tenant),
+        "max_refused": MAX_REFUSED,
+    }
+    return figures | (_read_shared(connection, task, now) if window.tenant is None else {})
+
+
+def _read_shared(connection: Connection, task: str, now: float) -> dict[str, Any]:
+    """Sums over all tenants, for operators only: these tables do not tell tenants apart."""
+    versions = read_versions(connection, task)
+    parts = parts_of(versions)
+    rows = version_rows(versions, parts)
+    today, first = (_day(now - days * DAY_SECONDS) for days in (0, NUM_DAYS - 1))
+    spent = read_spending(connection, task, first)
+    return {
+        "parts": parts,
+        "versions": rows,
+        "columns": columns_of(rows, parts),
+        "alarms": [(row, alarm_sentence(row.details)) for row in list_alarms(connection, task)],
+        "judges": judge_costs(spent, count_verdicts(connection) if spent else {}, today),
+        "num_days": NUM_DAYS,
+    }
+
+
 def list_tasks(connection: Connection) -> list[str]:
-    """Every task of which anything is known, one step of the index each."""
+    """All known tasks; each costs one step in the index."""
     tasks: list[str] = []
     while len(tasks) < MAX_TASKS:
         following = select(func.min(behaviour.c.task)).where(behaviour.c.task > (tasks[-1] if tasks else ""))
@@ -123,13 +173,13 @@ def count_scores(connection: Connection, window: TimeWindow) -> TaskCounts:
 
 
 def count_states(connection: Connection, window: TimeWindow) -> TaskCounts:
-    """Answers by what became of them and why."""
+    """Answers by state and reason."""
     names = (generation.c.state, generation.c.state_reason)
     return _counts(connection, generation.c.created_at, names, window)
 
 
 def list_faults(connection: Connection, task: str, window: TimeWindow) -> list[Any]:
-    """fault, components; of the newest scores that have a fault."""
+    """Fault and components of the newest scores with a fault."""
     looked = _newest(score.c.at, window, score.c.key, score.c.revision, score.c.task, score.c.fault)
     wanted = (looked.c.task == task, looked.c.fault != "none", looked.c.purpose == "user", *_mine(looked, window))
     newest = select(looked.c.key, looked.c.revision).where(*wanted).order_by(looked.c.at.desc()).limit(MAX_FAULTS)
@@ -142,14 +192,14 @@ def list_faults(connection: Connection, task: str, window: TimeWindow) -> list[A
 
 
 def list_alarms(connection: Connection, task: str) -> list[Row[Any]]:
-    """name, version, cluster, at, details; newest first. A version raises few: the table stays short."""
+    """name, version, cluster, at, details; newest first. The table stays short, because a version raises few alarms."""
     columns = (alarm.c.name, alarm.c.version, alarm.c.cluster, alarm.c.at, alarm.c.details)
     newest = (alarm.c.at.desc(), alarm.c.version.desc(), alarm.c.name, alarm.c.cluster)
     return list(connection.execute(select(*columns).where(alarm.c.task == task).order_by(*newest).limit(MAX_ALARMS)))
 
 
 def read_spending(connection: Connection, task: str, since_day: str) -> list[JudgeSpending]:
-    """What judges of a task cost, day by day."""
+    """Spending on the judges of a task, day by day."""
     columns = judge_spend.c
     statement = select(columns.judge, columns.day, columns.num_calls, columns.num_tokens, columns.money)
     rows = connection.execute(statement.where(columns.task == task, columns.day >= since_day).order_by(columns.judge))
@@ -163,8 +213,11 @@ def count_verdicts(connection: Connection) -> dict[str, int]:
     return {row.judge: row.num for row in rows}
 
 
-def read_voices(connection: Connection, task: str, most: int = MAX_PEOPLE, tenant: str | None = None) -> Voters:
-    """Who votes, among the first of the table, or of a tenant: no index has its tasks. The row without a name is everybody's."""
+def read_voters(connection: Connection, task: str, most: int = MAX_PEOPLE, tenant: str | None = None) -> Voters:
+    """The voters of a task, among the first `most` rows of the table or of a tenant: no index contains the task.
+
+    The row without a name sums all people and is left out.
+    """
     columns = submitter.c
     walk = select(columns.task, columns.id, columns.num, columns.num_checked)
     if tenant is not None:
@@ -192,8 +245,10 @@ def read_voices(connection: Connection, task: str, most: int = MAX_PEOPLE, tenan
     )
 
 
-def count_refused(connection: Connection, task: str, since: float, tenant: str | None = None) -> list[DiscountedVotes]:
-    """Why the newest `MAX_REFUSED` such votes counted less than others, of these a tenant's own; most first."""
+def count_discounted(
+    connection: Connection, task: str, since: float, tenant: str | None = None
+) -> list[DiscountedVotes]:
+    """Reasons why votes counted less, most frequent first: of the newest `MAX_REFUSED` such votes, or of a tenant's among them."""
     columns = vote.c
     walk = select(columns.key, columns.submitter, columns.reason, columns.at).where(columns.at >= since)
     looked = walk.order_by(columns.at.desc()).limit(MAX_LOOKED).subquery()
@@ -228,7 +283,7 @@ def _counts(connection: Connection, at: Column[float], names: Sequence[Column[st
 
 
 def _newest(at: Column[float], window: TimeWindow, *columns: ColumnElement[Any]) -> Subquery:
-    """The newest rows, whatever they are: the index on time is walked no further, however rare the wanted ones are."""
+    """The newest rows of all kinds: however rare the wanted rows are, the index on time is walked no further."""
     tenant = [] if window.tenant is None else [at.table.c.tenant]
     walk = select(*columns, *tenant, at.table.c.purpose, at.label("at")).where(at >= window.since)
     return walk.order_by(at.desc()).limit(window.most).subquery()
@@ -236,3 +291,7 @@ def _newest(at: Column[float], window: TimeWindow, *columns: ColumnElement[Any])
 
 def _mine(looked: Subquery, window: TimeWindow) -> list[ColumnElement[bool]]:
     return [] if window.tenant is None else [looked.c.tenant == window.tenant]
+
+
+def _day(at: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(at))

@@ -1,26 +1,32 @@
-// Numbers as people read them. Every figure that has a unit shows it.
+// Numbers and times as people read them. formatting.py writes every number the same way: a browser test compares the two.
 
-const whole = new Intl.NumberFormat("en-GB");
+const MISSING = "–";
+const whole = new Intl.NumberFormat("en-GB", { maximumFractionDigits: 0 });
 
-export const count = (value) => (value == null ? "–" : whole.format(value));
+export const count = (value) => (value == null ? MISSING : whole.format(value));
 
-export const percent = (share, digits = 1) => (share == null ? "–" : `${(share * 100).toFixed(digits)} %`);
+export const percent = (share, digits = 1) => (share == null ? MISSING : `${(share * 100).toFixed(digits)} %`);
+
+export const points = (share) => (share == null ? MISSING : `${(share * 100).toFixed(1)} points`);
+
+export const times = (ratio) => `${ratio.toFixed(ratio < 10 ? 1 : 0)}×`;
 
 export function figure(value, digits = 3) {
-  if (value == null) return "–";
+  if (value == null) return MISSING;
   const size = Math.abs(value);
-  return size !== 0 && (size < 0.001 || size >= 10000) ? value.toExponential(1) : value.toFixed(size >= 100 ? 0 : digits);
+  if (size > 0 && size < 0.001) return value.toExponential(1);
+  return size >= 100 ? whole.format(value) : value.toFixed(digits);
 }
 
-export function bytes(value) {
-  if (value == null) return "–";
+export function dataSize(value) {
+  if (value == null) return MISSING;
   const units = ["B", "kB", "MB", "GB", "TB"];
   const power = Math.min(units.length - 1, Math.max(0, Math.floor(Math.log10(Math.max(value, 1)) / 3)));
   return `${(value / 1000 ** power).toFixed(power ? 1 : 0)} ${units[power]}`;
 }
 
 export function seconds(value) {
-  if (value == null) return "–";
+  if (value == null) return MISSING;
   if (value < 0.1) return `${(value * 1000).toFixed(0)} ms`;
   if (value < 10) return `${value.toFixed(1)} s`;
   if (value < 120) return `${value.toFixed(0)} s`;
@@ -29,7 +35,7 @@ export function seconds(value) {
   return `${(value / 86400).toFixed(0)} d`;
 }
 
-export const clock = (at) => (at == null ? "–" : new Date(at * 1000).toLocaleTimeString("en-GB"));
+export const clock = (at) => (at == null ? MISSING : new Date(at * 1000).toLocaleTimeString("en-GB"));
 
 export const version = (number) => (number == null ? "none" : number < 0 ? "no version" : `v${number}`);
 

@@ -1,14 +1,8 @@
 // The Ledger page: both identities, term by term, and what could not be read.
 
 import { element, fillTable } from "./elements.js";
-import { clock, count, version, words, bytes } from "./format.js";
-import { find, followLoop, makeRefresh } from "./page.js";
-
-function drawProblems(problems) {
-  find("alarm").hidden = !problems.length;
-  find("balanced").hidden = problems.length > 0;
-  find("alarm").querySelector("ul").replaceChildren(...problems.map((problem) => element("li", {}, problem)));
-}
+import { clock, count, dataSize, version, words } from "./format.js";
+import { drawAlarm, find, followLoop, makeRefresh } from "./page.js";
 
 function drawIdentity(id, left, identity) {
   const bar = element("div", { className: "bar" });
@@ -44,7 +38,7 @@ function drawByVersion(identity) {
 const DEAD = [
   { name: "read by", cell: (row) => row.consumer_group },
   { name: "place", cell: (row) => `${row.topic}/${row.partition} at ${count(row.offset)}` },
-  { name: "size", number: true, cell: (row) => bytes(row.num_bytes) },
+  { name: "size", number: true, cell: (row) => dataSize(row.num_bytes) },
   { name: "when", number: true, cell: (row) => clock(row.at) },
   { name: "reason", className: "reason", cell: (row) => row.reason },
 ];
@@ -57,9 +51,9 @@ function drawDead(letters) {
 
 const refresh = makeRefresh();
 followLoop((state) => {
-  refresh("problems", [...state.generations.problems, ...state.signals.problems], drawProblems);
+  drawAlarm(state, refresh);
   refresh("generations", state.generations, (identity) => drawIdentity("generations", "answers logged", identity));
   refresh("signals", state.signals, (identity) => drawIdentity("signals", "signals received", identity));
   refresh("by-version", state.generations, drawByVersion);
-  if (state.dead_letters) refresh("dead", state.dead_letters, drawDead); // a tenant is shown none
+  if (state.dead_letters) refresh("dead", state.dead_letters, drawDead); // tenants have none
 });

@@ -1,5 +1,6 @@
-// What every page does alike: follows the stream, shows its state, prints the server's times in the reader's own.
+// What all pages share: they follow the stream, draw its states, and show times in the reader's time zone.
 
+import { element } from "./elements.js";
 import { follow } from "./stream.js";
 
 export const find = (id) => document.getElementById(id);
@@ -7,7 +8,7 @@ export const find = (id) => document.getElementById(id);
 let clockOffset = 0;
 export const now = () => Date.now() / 1000 + clockOffset;
 
-// Draws a section again only if what it shows has changed: a selection in it survives the rest of the page.
+// Draws a section again only if its content has changed, so that a selection in it survives.
 export function makeRefresh() {
   const drawn = {};
   return (name, content, draw) => {
@@ -32,13 +33,22 @@ export function followLoop(draw, tick = () => {}) {
   });
 }
 
+// Both identities' problems, in the alarm at the top of the page.
+export function drawAlarm(state, refresh) {
+  refresh("alarm", [...state.generations.problems, ...state.signals.problems], (problems) => {
+    find("alarm").hidden = !problems.length;
+    if (find("balanced")) find("balanced").hidden = problems.length > 0;
+    find("alarm").querySelector("ul").replaceChildren(...problems.map((problem) => element("li", {}, problem)));
+  });
+}
+
 export function localTimes() {
   for (const time of document.querySelectorAll("time[datetime]")) {
     time.textContent = new Date(time.dateTime).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" });
   }
 }
 
-// Where apps point their client: here, or beside it where inference has a port of its own.
+// The address for apps' clients: this one, or the port of inference if that is a process of its own.
 export function fillEndpoints() {
   for (const place of document.querySelectorAll(".endpoint")) {
     const { port } = place.dataset;

@@ -2,12 +2,12 @@
 
 import { decisionButton, mayDecide } from "./decision.js";
 import { element, fillTable } from "./elements.js";
-import { bytes, clock, count, percent, seconds, version } from "./format.js";
+import { clock, count, dataSize, percent, points, seconds, times, version } from "./format.js";
 import { find, followLoop, makeRefresh } from "./page.js";
 import { drawTree } from "./tree.js";
 
 const NUM_VERSIONS = matchMedia("(max-width: 900px)").matches ? 5 : 12;
-const ROLE = { live: "what users get", candidate: "what the gate judges", training: "what the trainer goes on from" };
+const ROLE = { live: "what users get", candidate: "what the gate judges", training: "where the trainer continues" };
 let current = null;
 let showAll = false;
 
@@ -37,20 +37,19 @@ function accuracy(row) {
   if (row.accuracy == null) return "–";
   const cell = element("span", {}, percent(row.accuracy));
   if (row.best_accuracy != null) {
-    const points = (row.accuracy - row.best_accuracy) * 100;
-    cell.append(element("small", { className: points < 0 ? "down" : "up" }, ` ${points < 0 ? "−" : "+"}${Math.abs(points).toFixed(1)} pts`));
+    const gain = row.accuracy - row.best_accuracy;
+    cell.append(element("small", { className: gain < 0 ? "down" : "up" }, ` ${gain < 0 ? "−" : "+"}${points(Math.abs(gain))}`));
   }
   return cell;
 }
 
 function size(row) {
   if (row.payload_bytes == null) return "–";
-  const times = row.full_bytes / Math.max(row.payload_bytes, 1);
-  const ratio = row.kind !== "full" ? `${times.toFixed(times < 10 ? 1 : 0)}× less` : "full";
-  return element("span", {}, bytes(row.payload_bytes), element("small", {}, ` ${ratio}`));
+  const ratio = row.kind !== "full" ? `${times(row.full_bytes / Math.max(row.payload_bytes, 1))} less` : "full";
+  return element("span", {}, dataSize(row.payload_bytes), element("small", {}, ` ${ratio}`));
 }
 
-// The gap between tokens that held the swap, less a usual gap: noise can make it negative.
+// The gap between tokens during the swap, minus a usual gap: noise can make it negative.
 function swapPause(row) {
   const pause = row.gap_seconds ?? row.pause_seconds;
   return pause == null ? "–" : seconds(Math.max(0, pause));
@@ -64,7 +63,7 @@ function decision(row) {
   return "";
 }
 
-// What was revoked says why, and what became of what it learned and said, before what the gate had said.
+// A revoked version shows why it was revoked and how its samples are treated, then the gate's reason.
 function verdict(row) {
   if (!row.revoked) return row.reason || "–";
   return element("span", {}, element("b", {}, `Revoked as ${row.treatment} by ${row.revoked}. `), row.reason);
@@ -93,7 +92,7 @@ function drawVersions({ versions }) {
   find("all-versions").textContent = `Show all ${count(versions.length)} versions`;
   const held = document.activeElement?.getAttribute("aria-label");
   fillTable(find("versions"), COLUMNS, rows);
-  // What had the keyboard's focus has it again, after the table was drawn anew.
+  // The new table has new buttons: give the keyboard's focus back.
   if (held && document.activeElement === document.body) [...find("versions").querySelectorAll("button")].find((button) => button.getAttribute("aria-label") === held)?.focus();
 }
 

@@ -1,47 +1,30 @@
-"""Rows of one tenant become what its page draws. Pure.
+"""Rows of one tenant become the state that its pages draw. Pure.
 
-Left out is what no tenant can be told apart in: positions and lags of the log, dead letters, steps of the trainer, verdicts of
-the gate, and what operators decided and wrote.
+Some rows cannot be told apart by tenant, so their figures are left out: positions and lags of the log, dead letters, steps of the trainer,
+verdicts of the gate, and decisions of operators.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import msgspec
+from collections.abc import Sequence
 
 from contracts.ledger import PENDING
+from services.dashboard.live.answers import Columns, answers_over_time
 from services.dashboard.live.identities import GENERATION_STATES, Identity, VersionCounts, counts_by_version
 from services.dashboard.live.queries import ScoredAnswer
-from services.dashboard.live.state import NUM_LATEST, accept_rate, bucketed, mean
+from services.dashboard.live.state import Overview
+from services.dashboard.live.tiles import tenant_tiles
 from services.dashboard.tenant.queries import TenantTotals
 
 STATES = tuple(name for name in GENERATION_STATES if name != "dead_letter")
 SIGNAL_STATES = ("joined", PENDING, "late", "retracted", "rejected")
-"""What was refused at the door, or came twice, has no row and is counted for all tenants together."""
+"""Duplicates and conflicts are counted for all tenants together: they have no rows."""
 
 
-class TenantHeadline(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures at the top; shares lie in [0, 1], None means no data."""
+class TenantState(Overview, frozen=True, kw_only=True):
+    """Everything that a tenant sees: its own overview and its name."""
 
-    accept_rate: float | None
-    reward: float | None
-    num_latest: int
-    num_pending: int
-    num_trained: int
-
-
-class TenantState(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a tenant sees."""
-
-    policy: str
     tenant: str
-    live: int | None
-    headline: TenantHeadline
-    rewards: dict[str, list[float | None]]
-    generations: Identity
-    signals: Identity
-    rates: dict[str, list[float | None]]
 
 
 def build_tenant_state(
@@ -51,32 +34,24 @@ def build_tenant_state(
     live: int | None,
     totals: TenantTotals,
     scores: Sequence[ScoredAnswer],
-    rates: dict[str, list[float | None]],
+    rates: Columns,
 ) -> TenantState:
-    """From one look. `scores`: newest first."""
-    generations = _generations(totals, tenant)
-    labelled = [row.reward for row in scores if row.reward is not None][:NUM_LATEST]
-    states = dict(zip(generations.names, generations.counts, strict=True))
+    """The state from one look at the database. `scores`: newest first."""
+    generations, signals = _generations(totals, tenant), _signals(totals, tenant)
     return TenantState(
         policy=policy,
         tenant=tenant,
         live=live,
-        headline=TenantHeadline(
-            accept_rate=accept_rate(labelled),
-            reward=mean(labelled),
-            num_latest=len(labelled),
-            num_pending=states[PENDING],
-            num_trained=states["trained"],
-        ),
-        rewards=bucketed(scores),
+        tiles=tenant_tiles(live, scores, generations, signals),
+        rewards=answers_over_time(scores),
         generations=generations,
-        signals=_signals(totals, tenant),
+        signals=signals,
         rates=rates,
     )
 
 
 def _generations(totals: TenantTotals, tenant: str) -> Identity:
-    counts = counts_by_version(totals.standings.get(tenant, []))
+    counts = counts_by_version(totals.state_counts.get(tenant, []))
     versions = [
         VersionCounts(version, sum(states.values()), [states.get(name, 0) for name in STATES])
         for version, states in sorted(counts.items(), reverse=True)
@@ -86,8 +61,7 @@ def _generations(totals: TenantTotals, tenant: str) -> Identity:
 
 
 def _signals(totals: TenantTotals, tenant: str) -> Identity:
-    states: Mapping[str, int] = totals.signals.get(tenant, {})
-    num_received = totals.num_received.get(tenant, 0)
-    unseen = max(0, num_received - sum(states.values()))
+    states = totals.signals.get(tenant, {})
+    unseen = max(0, totals.num_received.get(tenant, 0) - sum(states.values()))
     counts = [states.get(name, 0) + (unseen if name == PENDING else 0) for name in SIGNAL_STATES]
     return Identity(names=list(SIGNAL_STATES), total=sum(counts), counts=counts, problems=[])

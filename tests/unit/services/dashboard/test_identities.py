@@ -67,7 +67,7 @@ def test_a_dead_letter_and_an_unknown_state_raise_the_alarm() -> None:
 def test_what_was_skipped_is_counted_and_what_was_redriven_is_counted_once() -> None:
     letters = {("episodes", GENERATIONS, "skipped"): 2, ("episodes", GENERATIONS, "redriven"): 1}
     totals = Totals(
-        standings=[StateCount("pending", 1, 7)],
+        state_counts=[StateCount("pending", 1, 7)],
         signals=LedgerCounts(0, {}),
         num_unjoined=0,
         positions={("episodes", GENERATIONS, 0): 10},  # seven joined, of which one was redriven; two skipped

@@ -50,7 +50,7 @@ def test_a_tenants_own_state_is_that_of_the_embedded_home(settings: Settings, se
     assert states[0].generations == states[1].generations
     assert states[0].generations.total == 600
     assert states[0].signals == states[1].signals
-    assert states[0].headline == states[1].headline
+    assert states[0].tiles == states[1].tiles
     assert states[0].rewards == states[1].rewards
 
 

@@ -90,9 +90,9 @@ def test_alarms_are_words_newest_first_with_links(page: str) -> None:
     part = section(page, "alarms-title")
     lines = [html.unescape(re.sub(r"<[^>]+>", "", line)) for line in re.findall(r"<li>(.*?)</li>", part)]
     assert [line.split()[0] for line in lines] == ["v8", "v7", "v7"]
-    assert "no reward by a fault that is not the model's: 0.034 over 900 answers, above the line of 0.01" in lines[0]
-    assert "value of a component: fell little by little from 0.93 over 400 answers of v1 to 0.81" in lines[1]
-    assert "openings that flatter: rose from 0.0412 over 2,100 answers of v5 to v6 to 0.21 over 400 answers" in lines[2]
+    assert "no reward by a fault that is not the model's: 0.034 over 900 answers, above the line of 0.010" in lines[0]
+    assert "value of a component: fell little by little from 0.930 over 400 answers of v1 to 0.810" in lines[1]
+    assert "openings that flatter: rose from 0.041 over 2,100 answers of v5 to v6 to 0.210 over 400 answers" in lines[2]
     assert re.findall(r'href="([^"]+)"', part) == ["/policies/8", "/policies/7", "/policies/7"]
     assert "asks" not in part
 
@@ -159,7 +159,7 @@ def test_one_task_of_several_is_chosen_by_its_name(open_client: Any, settings: S
     assert rows(section(page, "judges-title"))[0][0] == "strict"
     unknown = client.get("/rewards?task=nonsense")
     assert unknown.status_code == 404
-    assert f"there is {POLICY}, {OTHER}" in unknown.text
+    assert f"choose one of: {POLICY}, {OTHER}" in unknown.text
 
 
 def test_hostile_words_are_text(page: str) -> None:
@@ -204,7 +204,7 @@ def test_another_tenant_sees_none_of_it(open_client: Any, settings: Settings) ->
     assert OTHER not in page
     answer = client.get(f"/rewards?task={OTHER}")
     assert answer.status_code == 404
-    assert f"there is {POLICY}<" in answer.text.replace("\n", "")
+    assert f"choose one of: {POLICY}<" in answer.text.replace("\n", "")
 
 
 def test_who_is_not_signed_in_meets_the_form(open_client: Any, settings: Settings) -> None:

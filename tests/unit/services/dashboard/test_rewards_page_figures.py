@@ -14,15 +14,16 @@ from runtime.settings import Settings
 from services.dashboard.rewards import queries
 from services.dashboard.rewards.figures import (
     MAX_PARTS,
+    JudgeSpending,
     RewardPart,
-    alarm_words,
+    alarm_sentence,
     columns_of,
-    faulty_parts,
-    judges_of,
+    judge_costs,
+    part_faults,
     parts_of,
     version_rows,
 )
-from services.dashboard.rewards.queries import JudgeSpending, TimeWindow
+from services.dashboard.rewards.queries import TimeWindow
 from tests.unit.services.dashboard.seed import POLICY
 from tests.unit.services.dashboard.seed_rewards import STEP, seed_rewards, sums
 
@@ -52,14 +53,14 @@ def scored(fault: str, *parts: dict[str, Any]) -> SimpleNamespace:
 def test_a_part_bears_a_fault_only_where_it_is_the_scores_own() -> None:
     slow, down = ({"name": "judge", "fault": "infra", "reason": reason} for reason in ("slow", "down"))
     gate = {"name": "gate", "fault": "model", "reason": "no JSON"}
-    found = faulty_parts([scored("infra", slow, gate), scored("infra", down), scored("infra", down),
+    found = part_faults([scored("infra", slow, gate), scored("infra", down), scored("infra", down),
                           scored("model", gate), scored("model", {"name": "gate"})])  # fmt: skip
     assert found == [("judge", "infra", 3, "down"), ("gate", "model", 1, "no JSON")]
 
 
 def test_an_alarm_that_compares_with_one_version_names_it_once() -> None:
-    words = alarm_words({**STEP, "versions": [3, 3]})
-    assert words == "openings that flatter: rose from 0.0412 over 2,100 answers of v3 to 0.21 over 400 answers"
+    words = alarm_sentence({**STEP, "versions": [3, 3]})
+    assert words == "openings that flatter: rose from 0.041 over 2,100 answers of v3 to 0.210 over 400 answers"
 
 
 def test_days_of_spending_add_up_to_judges() -> None:
@@ -68,7 +69,7 @@ def test_days_of_spending_add_up_to_judges() -> None:
         JudgeSpending("a", "2026-01-03", 2, 20, 1.0),
         JudgeSpending("a", "2026-01-01", 4, 40, 2.0),
     ]
-    found = judges_of(days, {"a": 7}, "2026-01-03")
+    found = judge_costs(days, {"a": 7}, "2026-01-03")
     assert [(judge.name, judge.today[2:], judge.week[2:], judge.num_cached) for judge in found] == [
         ("a", (2, 20, 1.0), (6, 60, 3.0), 7), ("b", (0, 0, 0), (1, 10, 0.5), 0),
     ]  # fmt: skip
@@ -86,7 +87,7 @@ def test_counts_stop_where_they_were_told_to_and_say_so(home: Settings) -> None:
         ever, little, future = TimeWindow(0.0, 0.0), TimeWindow(0.0, 0.0, 10), TimeWindow(1e12, 1e12)
         whole, cut = queries.count_states(connection, ever), queries.count_states(connection, little)
         scores = queries.count_scores(connection, little)
-        people, few = queries.read_voices(connection, POLICY), queries.read_voices(connection, POLICY, 20)
+        people, few = queries.read_voters(connection, POLICY), queries.read_voters(connection, POLICY, 20)
         none = queries.count_states(connection, future)
     database.close()
     assert not whole.is_cut

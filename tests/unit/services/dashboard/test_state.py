@@ -7,8 +7,10 @@ from sqlalchemy import delete, func, insert, select, update
 from contracts import ledger, tables
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from runtime.settings import Settings
+from services.dashboard.formatting import percent, version
+from services.dashboard.live.answers import MAX_BUCKETS, MIN_IN_BUCKET, MIN_LABELS, answers_over_time
 from services.dashboard.live.queries import ScoredAnswer
-from services.dashboard.live.state import MAX_BUCKETS, MIN_IN_BUCKET, MIN_LABELS, State, bucketed
+from services.dashboard.live.state import State
 from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.unit.services.dashboard.seed import HOSTILE, NUM_VERSIONS, POLICY, REFUSED, STARTED, WAITING
 
@@ -90,7 +92,9 @@ def test_the_timeline_tells_each_version_apart(state: State) -> None:
 
 def test_accuracy_is_compared_with_the_best_before(state: State) -> None:
     live = next(row for row in state.versions if row.status == "live")
-    assert state.headline.accuracy == live.accuracy
+    tiles = {tile.name: tile.value for tile in state.tiles}
+    assert tiles["Sentinel accuracy"] == percent(live.accuracy)
+    assert tiles["Live"] == version(live.version)
     assert (live.accuracy or 0) > (live.best_accuracy or 1)
     refused = state.gate["refused"]
     assert [accuracy for accuracy in refused if accuracy is not None] == [0.861]
@@ -203,7 +207,7 @@ def test_a_run_of_answers_keeps_silence_apart_from_refusal() -> None:
         ScoredAnswer(200.0 + number, 1, 1.0 if 1 <= number < MIN_LABELS else None)
         for number in range(MIN_IN_BUCKET + 1)
     ]
-    columns = bucketed([*reversed(silence), *reversed(answers)])
+    columns = answers_over_time([*reversed(silence), *reversed(answers)])
     assert columns["labelled"] == [pytest.approx(18 / 25), pytest.approx(4 / 25)]
     assert columns["accept_rate"] == [pytest.approx(12 / 18), None]
     assert columns["reward"] == columns["accept_rate"]
@@ -212,5 +216,5 @@ def test_a_run_of_answers_keeps_silence_apart_from_refusal() -> None:
 
 @pytest.mark.parametrize("number", [0, 1, 13, 30, 400, 5000])
 def test_a_chart_has_a_bounded_number_of_points(number: int) -> None:
-    columns = bucketed([ScoredAnswer(float(-place), 1, 1.0) for place in range(number)])
+    columns = answers_over_time([ScoredAnswer(float(-place), 1, 1.0) for place in range(number)])
     assert bool(number) <= len(columns["at"]) <= MAX_BUCKETS

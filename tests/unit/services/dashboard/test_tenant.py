@@ -14,6 +14,7 @@ from contracts.keys import create_key
 from contracts.tables import generation, received_signal, score, signal
 from runtime.settings import Settings
 from services.dashboard.app import create_app
+from services.dashboard.formatting import MISSING
 from services.dashboard.live.queries import ScoredAnswer
 from services.dashboard.live.throttled import MOST_SECONDS
 from services.dashboard.live.watcher import Watcher
@@ -61,9 +62,7 @@ def test_tenants_numbers_add_up_to_everybodys(shared: Settings, reader_of: Reade
         assert counts["acme"][name] + counts["rest"][name] == all_counts[name]
     assert sum(counts["acme"].values()) == ACME
     assert stranger["generations"]["total"] == stranger["signals"]["total"] == 0  # type: ignore[index]
-    assert stranger["headline"] == {
-        "accept_rate": None, "reward": None, "num_latest": 0, "num_pending": 0, "num_trained": 0
-    }  # fmt: skip
+    assert [tile["value"] for tile in stranger["tiles"]] == ["v9", MISSING, MISSING, "0", "0", "0"]  # type: ignore[attr-defined]
     database = shared.database()
     with database.snapshot() as connection:
         num = len(list(connection.execute(select(signal.c.id).where(signal.c.tenant == "acme"))))
@@ -101,7 +100,7 @@ def test_an_answer_of_no_known_tenant_is_nobodys(shared: Settings) -> None:
 
 def test_a_tenants_state_has_no_figure_that_all_tenants_share(shared: Settings) -> None:
     assert set(read(shared, "acme")) == {
-        "policy", "tenant", "live", "headline", "rewards", "generations", "signals", "rates",
+        "policy", "tenant", "live", "tiles", "rewards", "generations", "signals", "rates",
     }  # fmt: skip
 
 
@@ -113,7 +112,7 @@ def test_a_tenants_pages_and_stream_are_its_own(shared: Settings) -> None:
     with TestClient(create_app(shared), follow_redirects=False) as client:
         assert client.post("/api/login", data={"key": key}, headers={"origin": "http://testserver"}).status_code == 303
         page = client.get("/").text
-        assert "own_page.js" in page
+        assert "tenant_page.js" in page
         assert 'href="/policies"' not in page
         assert "data-decides" not in page
         assert client.get("/api/state").json()["generations"]["total"] == ACME

@@ -11,7 +11,7 @@ from services.dashboard.app import create_app
 from tests.unit.services.dashboard.test_pages import signed_in
 
 STEP = {
-    "words": "questions instead of an action", "test": "step", "mean": 0.21, "num": 400, "reference": 0.0412,
+    "words": "questions instead of an action", "test": "step", "mean": 0.21, "num": 400, "reference": 0.041,
     "reference_num": 2100, "versions": [1, 2], "line": None, "evidence": 14.2,
 }  # fmt: skip
 LINE = {"words": "no reward", "test": "line", "mean": 0.034, "num": 900, "line": 0.01, "evidence": 20.1}
@@ -31,7 +31,7 @@ def test_alarms_of_a_version_are_on_its_page_and_on_no_other(small: Settings) ->
     assert "What its answers do" not in other
     shown = page[page.index("What its answers do") : page.index("What it was the first to learn")]
     assert "<b>asks</b>" in shown
-    assert "0.0412 <small>of 2,100, v1 to v2" in shown
+    assert "0.041 <small>of 2,100, v1 to v2" in shown
     assert "above the line of 0.01" in shown
     assert "&lt;b&gt;edits" in shown
     assert shown.index("asks") < shown.index("no reward")

@@ -146,7 +146,7 @@ def test_one_record_of_no_time_hides_nothing(small: Settings, reader_of: ReaderO
         connection.execute(update(generation).where(generation.c.completion_id == newest).values(created_at=1e300))
     database.close()
     after = reader_of(small).read(time.time())
-    assert (after.generations, after.headline, after.versions) == (before.generations, before.headline, before.versions)
+    assert (after.generations, after.tiles, after.versions) == (before.generations, before.tiles, before.versions)
 
 
 def test_a_chart_that_cannot_be_drawn_is_counted_and_the_ledger_is_told(small: Settings, reader_of: ReaderOf) -> None:
