@@ -17,13 +17,15 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 import httpx
-import structlog
 
 from contracts.tasks.judges import JudgeEndpoint, JudgeRule
-from rewards.judges.breaker import Breaker
 from rewards.judges.parse import Alternative, ReplyToken
 from rewards.judges.prompt import Messages, schema_of
+from runtime.circuit import CircuitBreaker
 
+MAX_FAILURES = 3
+FIRST_AWAY_SECONDS = 15.0
+"""Before a judge that failed so often in a row is tried again; see `CircuitBreaker`."""
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 20.0
 _MAX_BYTES = 4_000_000
@@ -32,7 +34,16 @@ _BAD_REQUEST = {400, 422}
 _WRONG_SETTINGS = {401, 403, 404}
 _NUM_ALTERNATIVES = 10
 
-log = structlog.get_logger()
+
+def new_breaker(endpoint: JudgeEndpoint, clock: Callable[[], float] = time.monotonic) -> CircuitBreaker:
+    """A judge that is away is tried again now and then, not for every sample."""
+    return CircuitBreaker(
+        f"judge {endpoint.model} at {endpoint.url}",
+        max_failures=MAX_FAILURES,
+        first_pause_seconds=FIRST_AWAY_SECONDS,
+        longest_pause_seconds=240.0,
+        clock=clock,
+    )
 
 
 class Reply(NamedTuple):
@@ -76,14 +87,14 @@ class JudgeClient:
         http: httpx.Client,
         *,
         key: str | None = None,
-        breaker: Breaker | None = None,
+        breaker: CircuitBreaker | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.endpoint = endpoint
         self._rule = rule
         self._http = http
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        self._breaker = breaker or Breaker()
+        self._breaker = breaker or new_breaker(endpoint)
         self._sleep = sleep
         self._jitter = random.Random()  # noqa: S311 spreads retries
         self._rung = 0
@@ -114,23 +125,19 @@ class JudgeClient:
         except (httpx.TimeoutException, httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError) as error:
             outcome = _Again(f"{type(error).__name__}: {error}")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            self._failed(str(error))
+            self._breaker.failed(str(error))
             return NoReply(f"{self.endpoint.model}: {type(error).__name__}: {error}")
         except BaseException:
-            self._failed("interrupted")
+            self._breaker.failed("interrupted")
             raise
         if isinstance(outcome, _Again) and not outcome.alive:
-            self._failed(outcome.reason)
+            self._breaker.failed(outcome.reason)
         elif isinstance(outcome, _Refused):
-            self._failed(outcome.reason)
+            self._breaker.failed(outcome.reason)
             return NoReply(f"{self.endpoint.model}: {outcome.reason}")
         else:
             self._breaker.succeeded()
         return outcome
-
-    def _failed(self, reason: str) -> None:
-        if self._breaker.failed():
-            log.warning("judge does not answer", url=self.endpoint.url, model=self.endpoint.model, reason=reason)
 
     def _climb_down(self, messages: Messages, brief: bool) -> Reply | NoReply | _Again:
         rungs = self._rungs(brief)

@@ -11,9 +11,10 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 import msgspec
+import redis
 
 from contracts.errors import InvalidSettings, Unavailable
-from runtime.replicas.circuit import Circuit
+from runtime.circuit import CircuitBreaker
 from runtime.replicas.in_process import LocalLimiter
 from runtime.replicas.ports import ANSWER_SECONDS, LEASE_SECONDS, Allowance, ReplicaLinks, RequestClaim, allowance_of
 from runtime.replicas.redis_bell import RedisBell
@@ -103,8 +104,8 @@ def connect(url: str, prefix: str, timeout_seconds: float = TIMEOUT_SECONDS) -> 
         InvalidSettings: the URL is not a Redis URL.
     """
     try:
-        connection = RedisConnection(url, Circuit(_server_of(url)), timeout_seconds)
-        bell = RedisBell(url, Circuit(_server_of(url)), prefix, timeout_seconds)
+        connection = RedisConnection(url, _circuit(url), timeout_seconds)
+        bell = RedisBell(url, _circuit(url), prefix, timeout_seconds)
     except ValueError as error:
         raise InvalidSettings(f"[millrace] redis: {error}; write redis://host:port/0") from error
 
@@ -117,8 +118,9 @@ def connect(url: str, prefix: str, timeout_seconds: float = TIMEOUT_SECONDS) -> 
     )
 
 
-def _server_of(url: str) -> str:
-    return urlsplit(url).netloc.rpartition("@")[2]  # without the password
+def _circuit(url: str) -> CircuitBreaker:
+    server = urlsplit(url).netloc.rpartition("@")[2]  # without the password
+    return CircuitBreaker(f"redis at {server}", errors=(redis.RedisError, OSError))
 
 
 def _packed(claim: RequestClaim) -> bytes:

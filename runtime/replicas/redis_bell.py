@@ -18,7 +18,7 @@ from redis.client import PubSub
 from redis.retry import Retry
 
 from contracts.errors import Unavailable
-from runtime.replicas.circuit import Circuit
+from runtime.circuit import CircuitBreaker
 from runtime.replicas.in_process import LocalBell
 
 _LISTEN_SECONDS = 0.2
@@ -28,7 +28,7 @@ _RECONNECT_SECONDS = 1.0
 class RedisBell:
     """See the module."""
 
-    def __init__(self, url: str, circuit: Circuit, prefix: str, timeout_seconds: float) -> None:
+    def __init__(self, url: str, circuit: CircuitBreaker, prefix: str, timeout_seconds: float) -> None:
         self._client = redis.Redis.from_url(
             url,
             socket_timeout=timeout_seconds,
@@ -46,7 +46,7 @@ class RedisBell:
         """See the port. Listeners of this process are woken directly, and once more through Redis."""
         self._own.ring(name)
         try:
-            with self._circuit.trying():
+            with self._circuit.calling():
                 self._client.publish(self._channel, name)
         except Unavailable:
             return  # listeners elsewhere find the change at their next poll

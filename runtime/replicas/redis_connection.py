@@ -16,7 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from contracts.errors import Unavailable
-from runtime.replicas.circuit import Circuit
+from runtime.circuit import CircuitBreaker
 
 Command = tuple[str | bytes | int, ...]
 
@@ -28,7 +28,7 @@ class RedisConnection:
         ValueError: the URL is not a Redis URL.
     """
 
-    def __init__(self, url: str, circuit: Circuit, timeout_seconds: float) -> None:
+    def __init__(self, url: str, circuit: CircuitBreaker, timeout_seconds: float) -> None:
         self._client = redis.asyncio.Redis.from_url(url, retry=Retry(NoBackoff(), 0), socket_timeout=None)
         self._client.response_callbacks.clear()  # callers get replies as Redis sent them
         self._circuit = circuit
@@ -66,7 +66,7 @@ class RedisConnection:
         for command, _ in batch:
             pipeline.execute_command(*command)
         try:
-            with self._circuit.trying():
+            with self._circuit.calling():
                 async with asyncio.timeout(self._timeout):
                     replies = await pipeline.execute()
         except Unavailable as error:

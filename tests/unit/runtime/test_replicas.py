@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.errors import InvalidSettings, Unavailable
+from runtime.circuit import RETRY_SECONDS, CircuitBreaker
 from runtime.replicas import RequestClaim
-from runtime.replicas.circuit import RETRY_SECONDS, Circuit
 from runtime.replicas.in_process import LocalIdempotencyStore, LocalLimiter
 from runtime.replicas.on_redis import connect
 from runtime.replicas.ports import ANSWER_SECONDS, LEASE_SECONDS, MINUTE
@@ -112,13 +112,13 @@ async def test_a_store_is_bounded_in_bytes(clock: Clock) -> None:
 
 
 def test_an_open_circuit_lets_one_try_through(clock: Clock) -> None:
-    circuit = Circuit("redis:1", clock)
+    circuit = CircuitBreaker("redis:1", errors=(redis.RedisError, OSError), clock=clock)
     num_calls = 0
 
     def call(*, works: bool) -> bool:
         nonlocal num_calls
         try:
-            with circuit.trying():
+            with circuit.calling():
                 num_calls += 1
                 if not works:
                     raise redis.ConnectionError("refused")
@@ -138,26 +138,26 @@ def test_an_open_circuit_lets_one_try_through(clock: Clock) -> None:
 
 
 def test_while_one_tries_the_others_do_not_wait_and_older_calls_prove_nothing(clock: Clock) -> None:
-    circuit = Circuit("redis:1", clock)
-    older = circuit.trying()
+    circuit = CircuitBreaker("redis:1", errors=(redis.RedisError, OSError), clock=clock)
+    older = circuit.calling()
     older.__enter__()
-    with pytest.raises(Unavailable), circuit.trying():
+    with pytest.raises(Unavailable), circuit.calling():
         raise TimeoutError
     older.__exit__(None, None, None)
-    with pytest.raises(Unavailable), circuit.trying():
+    with pytest.raises(Unavailable), circuit.calling():
         pytest.fail("an older success closed the circuit")
     clock.now += RETRY_SECONDS
-    with circuit.trying(), pytest.raises(Unavailable), circuit.trying():
+    with circuit.calling(), pytest.raises(Unavailable), circuit.calling():
         pytest.fail("two tried at once")
-    with circuit.trying():
+    with circuit.calling():
         pass
 
 
 def test_a_mistake_is_not_an_outage(clock: Clock) -> None:
-    circuit = Circuit("redis:1", clock)
-    with pytest.raises(KeyError), circuit.trying():
+    circuit = CircuitBreaker("redis:1", errors=(redis.RedisError, OSError), clock=clock)
+    with pytest.raises(KeyError), circuit.calling():
         raise KeyError
-    with circuit.trying():
+    with circuit.calling():
         pass
 
 

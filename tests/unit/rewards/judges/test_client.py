@@ -6,11 +6,12 @@ from typing import Any
 import httpx
 import pytest
 
-from contracts.tasks.judges import JudgeRule
-from rewards.judges.breaker import FIRST_PAUSE_SECONDS, NUM_FAILURES, Breaker
-from rewards.judges.client import JudgeClient, NoReply, Reply
+from contracts.tasks.judges import JudgeEndpoint, JudgeRule
+from rewards.judges.client import FIRST_AWAY_SECONDS, MAX_FAILURES, JudgeClient, NoReply, Reply, new_breaker
+from runtime.circuit import CircuitBreaker
 from tests.judge_server import JudgeServer, verdict
 
+ENDPOINT = JudgeEndpoint(url="http://127.0.0.1:9/v1", model="m")
 MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
 
 
@@ -25,7 +26,7 @@ class Clock:
 
 
 def client(
-    server: JudgeServer, http: httpx.Client, slept: list[float], breaker: Breaker | None = None, **changes: Any
+    server: JudgeServer, http: httpx.Client, slept: list[float], breaker: CircuitBreaker | None = None, **changes: Any
 ) -> JudgeClient:
     rule = JudgeRule.model_validate({"name": "j", "url": server.url, "model": "m", "criteria": "c", **changes})
     return JudgeClient(rule, rule.endpoints[0], http, key="secret", breaker=breaker, sleep=slept.append)
@@ -145,31 +146,31 @@ def test_log_probs_come_with_their_alternatives(server: JudgeServer, http: httpx
 
 def test_a_dead_judge_is_left_alone_until_a_probe_finds_it_alive(server: JudgeServer, http: httpx.Client) -> None:
     clock = Clock()
-    asking = client(server, http, [], Breaker(clock), retries=2)
-    server.fails = [(500, {})] * NUM_FAILURES
+    asking = client(server, http, [], new_breaker(ENDPOINT, clock), retries=2)
+    server.fails = [(500, {})] * MAX_FAILURES
     assert isinstance(asking.ask(MESSAGES), NoReply)
     for _ in range(50):
         assert isinstance(asking.ask(MESSAGES), NoReply)
-    assert len(server.asked) == NUM_FAILURES
-    clock.now += FIRST_PAUSE_SECONDS
+    assert len(server.asked) == MAX_FAILURES
+    clock.now += FIRST_AWAY_SECONDS
     server.fails = [(500, {})]
     assert isinstance(asking.ask(MESSAGES), NoReply)
-    assert len(server.asked) == NUM_FAILURES + 1
-    clock.now += FIRST_PAUSE_SECONDS
+    assert len(server.asked) == MAX_FAILURES + 1
+    clock.now += FIRST_AWAY_SECONDS
     assert isinstance(asking.ask(MESSAGES), NoReply)  # the pause has doubled
-    clock.now += FIRST_PAUSE_SECONDS
+    clock.now += FIRST_AWAY_SECONDS
     assert isinstance(asking.ask(MESSAGES), Reply)
     assert isinstance(asking.ask(MESSAGES), Reply)
 
 
 def test_only_one_probe_at_a_time() -> None:
     clock = Clock()
-    breaker = Breaker(clock)
-    for _ in range(NUM_FAILURES):
+    breaker = new_breaker(ENDPOINT, clock)
+    for _ in range(MAX_FAILURES):
         assert breaker.allows()
         breaker.failed()
     assert not breaker.allows()
-    clock.now += FIRST_PAUSE_SECONDS
+    clock.now += FIRST_AWAY_SECONDS
     assert breaker.allows()
     assert not breaker.allows()
     breaker.succeeded()
@@ -179,15 +180,16 @@ def test_only_one_probe_at_a_time() -> None:
 
 def test_failures_of_calls_that_were_under_way_do_not_lengthen_the_pause() -> None:
     clock = Clock()
-    breaker = Breaker(clock)
-    opened = [breaker.failed() for _ in range(16)]
-    assert opened == [False, False, True] + [False] * 13
-    clock.now += FIRST_PAUSE_SECONDS
+    breaker = new_breaker(ENDPOINT, clock)
+    for number in range(1, 17):
+        breaker.failed()
+        assert breaker.is_open == (number >= MAX_FAILURES)
+    clock.now += FIRST_AWAY_SECONDS
     assert breaker.allows()
 
 
 def test_too_many_requests_is_no_sign_of_death(server: JudgeServer, http: httpx.Client) -> None:
-    breaker = Breaker()
+    breaker = new_breaker(ENDPOINT)
     server.fails = [(429, {})] * 9
     asking = client(server, http, [], breaker)
     for _ in range(3):
