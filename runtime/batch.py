@@ -1,6 +1,6 @@
-"""A batch as a worker holds it: each record with what it says, or with why it is buried.
+"""A batch as a worker holds it: each record with its decoded item, or with the reason why it will be buried.
 
-In: polled records. Out: the same in their order, read and prepared. Waits for: whatever `prepare` of the handler waits for.
+In: polled records. Out: the same in their order, read and prepared. Waits for: the handler's `prepare`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Item = TypeVar("Item")
 
 
 class BatchRecord(NamedTuple, Generic[Item]):
-    """A record, and either what it says or why it cannot be processed."""
+    """A record, and either its item or the reason why it cannot be processed."""
 
     record: LogRecord
     item: Item | None = None
@@ -24,17 +24,17 @@ class BatchRecord(NamedTuple, Generic[Item]):
 
 
 class Preparer(Protocol[Item]):
-    """The part of a handler that needs no transaction; see `runtime.worker.Handler`."""
+    """The methods of a handler that need no transaction; see `runtime.worker.Handler`."""
 
     def read(self, record: LogRecord) -> Item:
-        """What a record says."""
+        """Decode a record."""
 
     def prepare(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Whatever takes long."""
+        """Do slow work."""
 
 
 def prepare_batch(handler: Preparer[Item], records: Sequence[LogRecord]) -> list[BatchRecord[Item]]:
-    """Read and prepare what can be; the rest has its culprit."""
+    """Read and prepare every record that allows it; the others get a culprit."""
     parts = [_read(handler, record) for record in records]
 
     def prepare(places: Sequence[int]) -> None:
@@ -57,12 +57,12 @@ def prepare_batch(handler: Preparer[Item], records: Sequence[LogRecord]) -> list
 
 
 def items_of(parts: Sequence[BatchRecord[Item]]) -> list[Item]:
-    """What the sound ones say."""
+    """Items of the records that can be processed."""
     return [part.item for part in parts if part.item is not None]
 
 
 def culprits_of(parts: Sequence[BatchRecord[Item]]) -> list[Culprit]:
-    """Who is to be buried."""
+    """Records to bury."""
     return [part.culprit for part in parts if part.culprit is not None]
 
 

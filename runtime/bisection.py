@@ -1,11 +1,11 @@
-"""Which record of a batch is to blame for an exception: found by splitting, and whose fault an exception is at all.
+"""Find the record that makes a batch fail, by splitting the batch; and tell faults of a record from faults of the environment.
 
-In: the parts of a batch in the order in which they were read, and what is to be done with them. Out: each was done with
-the others that are sound, or was given up alone. Waits for: nothing.
+In: the parts of a batch in the order in which they were read, and a function that handles them. Out: each part was handled with its
+good neighbours, or was given up alone. Waits for: nothing.
 
-Pieces are done one after the other, so that what comes later in a partition is never done before what comes earlier. Where the
-traceback says which part was in hand, three pieces do: those before it, it, and those after. Else halves; where the first of them is
-sound the culprit is in the second, which is not tried as a whole.
+Pieces are handled in order, so a later record of a partition is never handled before an earlier one. If the traceback shows which part
+was being handled, three pieces are enough: the parts before it, the part itself, and the parts after it. Otherwise the batch is halved;
+if the first half succeeds, the bad record is in the second half, which is split without another attempt.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ Part = TypeVar("Part")
 _CONDITIONS = (
     StaleWrite, Unavailable, NewerSchema, TooManyDeadLetters, PositionLost, InvalidSettings, InvalidTask,
 )  # fmt: skip
-"""Of a process or of what it stands on: no other record would fare better."""
-_SHORT_OF = frozenset((
+"""Faults of the process or its environment: every record would fail."""
+_EXHAUSTED = frozenset((
     errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EIO, errno.EROFS,
 ))  # fmt: skip
-"""What a machine runs out of."""
+"""The machine ran out of a resource."""
 _DATA_CLASSES = ("22", "23", "54")
-"""Of SQLSTATE: data exception, constraint, a value larger than the server can take."""
+"""SQLSTATE classes: data exception, constraint violation, program limit exceeded."""
 
 
 class Blamed(Exception):
-    """The records in hand are the reason of `__cause__`; caught by whoever splits them."""
+    """The records being handled caused `__cause__`. The caller that splits the batch catches this."""
 
 
 @contextmanager
 def blaming_records() -> Iterator[None]:
-    """What is raised inside becomes `Blamed` if a record can be its reason."""
+    """Turn exceptions that a record can cause into `Blamed`."""
     try:
         yield
     except Exception as error:
@@ -59,13 +59,13 @@ def blaming_records() -> Iterator[None]:
 
 
 def is_of_a_record(error: Exception) -> bool:
-    """True if an exception is the fault of a record, or of the code that handles it; false for what others would meet too."""
+    """True if a record, or the code that handles it, caused an exception; false if any other record would meet it too."""
     if isinstance(error, MillraceError):
         return not isinstance(error, _CONDITIONS)
     if isinstance(error, SQLAlchemyError):
         return _is_of_data(error)
     if isinstance(error, OSError):
-        return not isinstance(error, ConnectionError | TimeoutError) and error.errno not in _SHORT_OF
+        return not isinstance(error, ConnectionError | TimeoutError) and error.errno not in _EXHAUSTED
     return not isinstance(error, MemoryError)
 
 
@@ -76,14 +76,14 @@ def bisect(
     reason: BaseException,
     in_hand: Callable[[BaseException, Sequence[Part]], int | None] = lambda _reason, _parts: None,
 ) -> None:
-    """Do `act` with pieces of what failed as a whole, where that fails with pieces of those, and give up what fails alone.
+    """Call `act` with pieces of a batch that failed as a whole, split pieces that fail, and give up parts that fail alone.
 
     Args:
-        parts: in their order. One alone is tried once more.
-        act: does all that it is given or nothing; raises `Blamed`.
-        give_up: what is done with a part that fails alone.
+        parts: in their order. A single part is tried once more.
+        act: handles all parts that it gets or none; raises `Blamed`.
+        give_up: called with a part that fails alone.
         reason: why they failed.
-        in_hand: the place of the part that seems to be the reason, if it can be told. It may err: that costs time.
+        in_hand: the index of the part that seems to be the reason, or None. A wrong guess only costs time.
     """
     place = in_hand(reason, parts) if len(parts) > 1 else 0
     cuts = (len(parts) // 2,) if place is None else (place, place + 1)
@@ -102,7 +102,7 @@ def bisect(
 
 
 def in_hand_of(reason: BaseException, items: Sequence[object]) -> int | None:
-    """Which of these objects the innermost frame of a traceback holds that holds one of them; None if none does."""
+    """Index of the object that was being handled: the one in the innermost frame that holds exactly one of them. Else None."""
     places = {id(item): place for place, item in enumerate(items)}
     found = None
     step = reason.__traceback__

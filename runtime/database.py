@@ -1,8 +1,8 @@
-"""The database: one unit of work per message or request, real migrations, and the two statements SQLAlchemy lacks.
+"""The database: one transaction per message or request, real migrations, and consistent snapshots for reading.
 
-SQLite: WAL, fsync on commit, every write transaction takes the lock at its start (BEGIN IMMEDIATE), so that it waits
-instead of failing half-way. PostgreSQL: read committed for writing (positions and pointers move by compare-and-set),
-repeatable read for looking, so that figures of one snapshot agree.
+SQLite: WAL, fsync on commit. Every write transaction takes the lock at its start (BEGIN IMMEDIATE), so it waits instead of failing
+half-way. PostgreSQL: read committed for writing (positions and pointers move by compare-and-set), repeatable read for reading, so that
+the figures of one snapshot agree.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from sqlalchemy.exc import DatabaseError, InternalError, OperationalError, SQLAl
 from contracts.errors import Damaged, InvalidSettings, Unavailable
 
 LONGEST_PAUSE_SECONDS = 20.0
-"""Between two statements of a transaction, on PostgreSQL; a relay waits that long for Kafka while it holds its turn."""
-_AWAY = (OperationalError, InternalError)  # the second is what PostgreSQL says of a transaction that it ended
+"""Longest pause between two statements of a transaction, on PostgreSQL: a relay that holds a lock may wait this long for Kafka."""
+_AWAY = (OperationalError, InternalError)  # PostgreSQL raises the second after it ended a transaction
 _BUSY_SECONDS, _BUSY_PAUSE_SECONDS = 30.0, 0.005
 _MIGRATIONS = Path(__file__).parent.parent / "migrations"
 
@@ -34,7 +34,7 @@ class Database:
 
     Args:
         url: SQLAlchemy URL: `sqlite:////home/app/millrace.db` or `postgresql+psycopg://user@host/name`.
-        longest_pause_seconds: PostgreSQL ends a transaction that waits longer for its next statement.
+        longest_pause_seconds: PostgreSQL rolls back a transaction that waits longer for its next statement.
     """
 
     def __init__(self, url: str, *, longest_pause_seconds: float = LONGEST_PAUSE_SECONDS) -> None:
@@ -44,7 +44,7 @@ class Database:
             event.listen(self._engine, "connect", prepare_sqlite)
             event.listen(self._engine, "begin", _begin_sqlite)
         else:
-            # A frozen process would keep its row locks for ever; what it holds is undone, and it starts over.
+            # A frozen process would never release its row locks. Its transaction is rolled back, and it starts over.
             options = f"-c idle_in_transaction_session_timeout={round(longest_pause_seconds * 1000)} -c tcp_keepalives_idle=10"
             arguments = {"connect_timeout": 10, "options": options}
             self._engine = sqlalchemy.create_engine(url, pool_pre_ping=True, connect_args=arguments)
@@ -54,11 +54,11 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """All or nothing; the only way to write.
+        """A transaction, all or nothing: the only way to write.
 
         Raises:
-            Unavailable: the database cannot be written (full disk, server gone); nothing was changed.
-            Damaged: its file is not what was written.
+            Unavailable: the database cannot be written (full disk, server down); nothing was changed.
+            Damaged: SQLite found its file corrupt.
         """
         try:
             with self._engine.begin() as connection:
@@ -72,34 +72,35 @@ class Database:
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
-        """A consistent view for reading; never waits for a writer."""
+        """A consistent view for reading; never waits for a writer. Raises as `transaction`."""
         try:
             with self._looking.connect() as connection:
                 yield connection
         except _AWAY as error:
-            raise Unavailable(f"the database cannot be read ({error.orig})") from error
+            raise Unavailable(
+                f"the database cannot be read ({error.orig}); start it, or wait until it is back"
+            ) from error
         except (DatabaseError, sqlite3.DatabaseError) as error:
             if (damaged := self._damaged(error)) is None:
                 raise
             raise damaged from error
 
     def _damaged(self, error: DatabaseError | sqlite3.DatabaseError) -> Damaged | None:
-        """As an expected failure, if SQLite says that the file is not what it wrote."""
-        told = error.orig if isinstance(error, DatabaseError) else error
-        if getattr(told, "sqlite_errorcode", 0) & 0xFF not in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
+        """The expected failure for a corrupt SQLite file; None for other errors."""
+        cause = error.orig if isinstance(error, DatabaseError) else error
+        if getattr(cause, "sqlite_errorcode", 0) & 0xFF not in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}:
             return None
         path = sqlalchemy.make_url(self.url).database
         return Damaged(
-            f"{path} is damaged ({told}): end Millrace and restore it from a copy; `millrace doctor` says which files are "
-            "damaged",
+            f"{path} is damaged ({cause}): stop Millrace and restore the file from a backup; `millrace doctor` lists damaged files",
             path=path,
         )
 
     def upgrade_schema(self) -> None:
-        """Bring the schema to the newest migration; `runtime.days.migrate` makes the days to come as well.
+        """Apply all migrations. `runtime.days.migrate` also makes the partitions of the coming days.
 
         Raises:
-            InvalidSettings: the database was made by a Millrace that knows migrations which this one lacks.
+            InvalidSettings: a newer Millrace made the database, with migrations that this one lacks.
             Unavailable: it cannot be written.
         """
         config = Config()
@@ -120,10 +121,10 @@ class Database:
 
 
 def create_database(server_url: str, name: str) -> str:
-    """A new, empty PostgreSQL database beside the one that `server_url` names; returns its URL.
+    """Make an empty PostgreSQL database on the server of `server_url`; returns its URL.
 
     Raises:
-        Unavailable: the server cannot be reached, or does not allow it.
+        Unavailable: the server cannot be reached, or refuses.
     """
     url = sqlalchemy.make_url(server_url)
     engine = sqlalchemy.create_engine(url, isolation_level="AUTOCOMMIT")
@@ -132,16 +133,18 @@ def create_database(server_url: str, name: str) -> str:
             quoted = connection.dialect.identifier_preparer.quote(name)
             connection.exec_driver_sql(f"CREATE DATABASE {quoted}")
     except SQLAlchemyError as error:
-        raise Unavailable(f"no database can be made on {url.host}:{url.port} ({error})") from error
+        raise Unavailable(
+            f"cannot make a database on {url.host}:{url.port} ({error}); start the server, or grant its user CREATEDB"
+        ) from error
     finally:
         engine.dispose()
     return url.set(database=name).render_as_string(hide_password=False)
 
 
 def prepare_sqlite(connection: sqlite3.Connection, _record: object = None) -> None:
-    """WAL, fsync on commit, transactions begun by hand."""
+    """Set WAL and fsync on commit; transactions begin explicitly."""
     connection.isolation_level = None
-    # SQLite does not wait here, whatever the connection's timeout, while somebody else writes to a new file.
+    # While another process writes to a new file, this statement fails at once and ignores the connection's timeout.
     deadline = time.monotonic() + _BUSY_SECONDS
     while True:
         try:

@@ -1,11 +1,20 @@
-"""A worker: poll, handle, commit, a batch at a time.
+"""A worker: poll, handle, commit, one batch at a time.
 
-In: records of its topics, from the positions stored in the database. Out: its state, its outgoing messages and its new
-positions, in one transaction; then the outbox is relayed. Waits: for records, at most one tick.
+    log ──poll──▶ batch ──read, prepare──▶ ┌───────── one transaction ─────────┐
+     ▲                                     │ handle: state, and messages       │
+     │                                     │ tick: effects of the passing time │
+    stored positions ◀─────────────────────│ positions, by compare-and-set     │
+                                           │ dead letters                      │
+                                           │ outbox: the messages              │──relay──▶ log
+                                           └───────────────────────────────────┘
 
-A worker that lost its partition fails its compare-and-set, changes nothing, and reads the stored positions again. While the
-log or the database is away, it waits. A record that cannot be processed is found (`bisection.py`), buried (`dead_letters.py`)
-and passed; past a limit of those the worker halts, says so, and looks again now and then whether somebody dealt with them.
+In: records of its topics, from the positions stored in the database. Out: rows and messages. Waits for: records, at most one tick.
+No other process waits for a worker.
+
+- It lost a partition: the compare-and-set fails, nothing changes, it reads the stored positions again.
+- Log or database are away: it waits and tries again.
+- A record cannot be processed: it finds that record (`bisection.py`), buries it (`log/dead_letters.py`) and goes on.
+- Too many such records: it halts, reports it, and tries again from time to time, in case somebody dealt with them.
 """
 
 from __future__ import annotations
@@ -45,51 +54,52 @@ BATCH = 500
 TICK_SECONDS = 0.25
 RETRY_SECONDS = 1.0
 HALT_SECONDS = 10.0
-"""Between two looks of a worker that halted."""
+"""Between two attempts of a worker that halted."""
 CAUTIOUS_BATCH = 64
-"""After a batch with a culprit, and twice as many after each without: where 1% fail, most of such batches have none."""
+"""Size after a batch with a bad record; it doubles after each batch without. At 1% bad records, about half of such small batches
+have none."""
 
 log = structlog.get_logger()
 
 
 class Handler(Protocol[Item]):
-    """What a worker does, given a transaction. It never touches the log."""
+    """The work of one process, inside a transaction. It never touches the log."""
 
     @property
     def name(self) -> str:
-        """The process, and so the consumer group."""
+        """Name of the process, which is also its consumer group."""
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """What it reads."""
+        """Topics that it reads."""
 
     @property
     def batch_size(self) -> int:
-        """How many records it takes at a time, at most."""
+        """Most records in one batch."""
 
     def read(self, record: LogRecord) -> Item:
-        """What a record says. Raises InvalidRecord for one that cannot be read, now or later."""
+        """Decode a record. Raises InvalidRecord for a record that can never be read."""
 
     def prepare(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Whatever takes long and needs no transaction, for items that may be delivered again: it holds up nobody else.
+        """Do slow work that needs no transaction, so that no lock is held meanwhile. The items may be delivered again.
 
-        One for each, in their order.
+        Returns one item for each, in the same order.
         """
 
     def handle(self, connection: Connection, items: Sequence[Item]) -> list[Message]:
-        """Apply each item once, in this order, with as few statements as if it were one; return what to send."""
+        """Apply each item once, in this order, in a few statements for the whole batch; returns the messages to send."""
 
     def tick(
         self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
     ) -> list[Message]:
-        """Apply the passing of time to what lies in these partitions; the others are another replica's.
+        """Apply the passing of time to these partitions; other replicas do the same for theirs.
 
-        `is_at_end`: the last poll brought all that there was.
+        `is_at_end`: the last poll returned every record that the log has.
         """
 
 
 Handling = Callable[[Connection, Sequence[BatchRecord[Item]]], list[Culprit]]
-"""Handles what can be handled, and returns the rest."""
+"""Handles the records that it can, and returns the others."""
 
 
 class Worker(Generic[Item]):
@@ -125,7 +135,7 @@ class Worker(Generic[Item]):
                 log.warning("partition lost", process=self._handler.name, reason=error.message)
                 self._start_over()
             except Unavailable as error:
-                # It gets round its loop: what is missing is somebody else's, and starting again would not bring it.
+                # The loop works. Restarting this process would not bring back the log or the database.
                 step_done()
                 WAITS.labels(self._handler.name).inc()
                 log.warning("waiting", process=self._handler.name, reason=error.message)
@@ -134,16 +144,16 @@ class Worker(Generic[Item]):
             except TooManyDeadLetters as error:
                 step_done()
                 HALTED.labels(self._handler.name).set(1)
-                log.error("halted", process=self._handler.name, reason=error.message)  # noqa: TRY400 no fault of ours
+                log.error("halted", process=self._handler.name, reason=error.message)  # noqa: TRY400 the records are at fault, not this code
                 self._start_over()
                 stop.wait(HALT_SECONDS)
         self._consumer.close()
 
     def step(self, timeout: float = 0.0) -> int:
-        """One poll, one transaction, one relay; returns how many records were passed.
+        """One poll, one transaction, one relay; returns how many records were handled or buried.
 
         Raises:
-            TooManyDeadLetters: they passed a limit; nothing of this step was done.
+            TooManyDeadLetters: a limit was passed; nothing of this step was committed.
         """
         limit = min(self._limit, self._handler.batch_size)
         records = self._consumer.poll(timeout, limit)
@@ -167,7 +177,7 @@ class Worker(Generic[Item]):
         return len(records)
 
     def _apply(self, parts: Sequence[BatchRecord[Item]], handle: Handling[Item], *, is_at_end: bool) -> None:
-        """A batch, what it sends, its dead letters and its positions, in one transaction."""
+        """Commit a batch: state, messages, dead letters and positions, in one transaction."""
         records = [part.record for part in parts]
         with self._database.transaction() as connection:
             self._hold(connection, {record.partition for record in records})
@@ -186,7 +196,7 @@ class Worker(Generic[Item]):
     def _handle_apart(
         self, connection: Connection, parts: Sequence[BatchRecord[Item]], reason: BaseException
     ) -> list[Culprit]:
-        """What can be handled; each piece is undone alone, so that a batch costs one commit, whoever is in it."""
+        """Handle the good records of a batch that failed. Each piece has a savepoint, so the batch still costs one commit."""
         culprits = []
 
         def handle(some: Sequence[BatchRecord[Item]]) -> None:
@@ -203,7 +213,7 @@ class Worker(Generic[Item]):
         return culprits
 
     def _tick(self, connection: Connection, *, is_at_end: bool) -> None:
-        """It is no record's fault if this fails: records go on, an alarm rings, and it is tried again at each step."""
+        """No record causes a failure here, so records go on: an alarm rings, and each step tries again."""
         try:
             with blaming_records(), connection.begin_nested():
                 partitions = self._consumer.partitions()
@@ -211,8 +221,8 @@ class Worker(Generic[Item]):
                 put(connection, self._handler.name, messages)
         except Blamed as blamed:
             TICK_FAILURES.labels(self._handler.name).inc()
-            told = traceback_of(blamed.__cause__ or blamed)
-            log.error("tick failed", process=self._handler.name, traceback=told)  # noqa: TRY400 of the cause alone
+            reason = traceback_of(blamed.__cause__ or blamed)
+            log.error("tick failed", process=self._handler.name, traceback=reason)  # noqa: TRY400 the traceback is in the field
 
     def _note(self, records: Sequence[LogRecord], seconds: float) -> None:
         group = self._handler.name
@@ -224,7 +234,7 @@ class Worker(Generic[Item]):
             RECORDS.labels(group, topic).inc(num)
 
     def _start_over(self) -> None:
-        """Nothing of the last step is known to have happened: read the stored positions again."""
+        """Assume that the last step did not happen: read the stored positions again."""
         self._positions.clear()
         self._consumer.seek_to_stored()
 
@@ -241,10 +251,10 @@ class Worker(Generic[Item]):
         return stored
 
     def _hold(self, connection: Connection, partitions: set[int]) -> None:
-        """Keep other workers off these partitions, on every topic, until the transaction ends.
+        """Lock these partitions of every topic until the transaction ends.
 
-        Positions move one by one: without this, somebody who was frozen could store a signal while its heir, further on in
-        another topic, stores the generation, and neither would see what the other wrote.
+        Positions move one by one. Without this lock, a worker that was frozen could store a signal while its successor, which is
+        further on in another topic, stores the generation, and neither would see what the other wrote.
         """
         if not partitions:
             return
