@@ -151,7 +151,7 @@ def engine_of(settings: Settings) -> Finding:
 def _files(settings: Settings) -> Finding:
     found = list(damaged_files(settings.home, everything=True))
     if found:
-        says = "; ".join(f"{item.path} is damaged ({item.says})" for item in found)
+        says = "; ".join(f"{item.path} is damaged ({item.problem})" for item in found)
         return Finding("files", False, True, f"{says}: see docs/operating.md, When bits flip")
     return Finding("files", True, True, "millrace.db and log/ are what was written, as far as their pages say")
 

@@ -1,10 +1,10 @@
-"""Is this machine's clock right? The database's is the one that all replicas share.
+"""Compares this machine's clock with the database's, which all replicas share.
 
-In: the database's time, every half a minute. Out: how far ours is from it, for /ready, the log and Prometheus. Waits for: the
-database; while it is away, what was measured last holds.
+In: the database's time, every half minute. Out: the offset, for /ready, the log and Prometheus. Waits for: the database; while it is
+away, the last offset stays valid.
 
-Ids of completions begin with their time, and windows end by the clock: a replica that lives in another day would fill days
-that are not there, and close windows that are open. On SQLite database and replica are one machine.
+Completion ids begin with their time, and windows close by the clock: a replica with a wrong clock would write to days without a
+partition, and close windows too early. With SQLite, database and replica are one machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from runtime.database import Database
 from runtime.metrics import CLOCK_OFFSET_SECONDS
 
 MOST_SECONDS = 60.0
-"""A replica whose clock is further off is not ready, and makes no partition."""
+"""A replica whose clock is off by more is not ready, and makes no partitions."""
 _PERIOD_SECONDS, _FIRST_SECONDS = 30.0, 1.0
 _TRIES = 3
 _NOW = text("SELECT extract(epoch FROM clock_timestamp())::double precision")
@@ -30,29 +30,29 @@ log = structlog.get_logger()
 
 
 def offset_seconds(database: Database, wall: Callable[[], float] = time.time) -> float:
-    """Seconds by which this machine's clock is ahead of the database's, to half of the quickest of three round trips.
+    """Seconds by which this machine's clock is ahead of the database's; exact to half of the fastest of three round trips.
 
     Raises:
-        Unavailable: the database cannot be asked.
+        Unavailable: the database does not answer.
     """
     if database.url.startswith("sqlite"):
         return 0.0
-    looks = []
+    samples = []
     with database.snapshot() as connection:
         for _ in range(_TRIES):
             began = wall()
             theirs = float(connection.execute(_NOW).scalar_one())
             ended = wall()
-            looks.append((abs(ended - began), (began + ended) / 2 - theirs))
-    return min(looks)[1]
+            samples.append((abs(ended - began), (began + ended) / 2 - theirs))
+    return min(samples)[1]
 
 
 def database_time(database: Database, wall: Callable[[], float] = time.time) -> float:
     """UTC epoch seconds by the database's clock.
 
     Raises:
-        ClockOff: this machine's is more than `MOST_SECONDS` off.
-        Unavailable: the database cannot be asked.
+        ClockOff: this machine's clock is off by more than `MOST_SECONDS`.
+        Unavailable: the database does not answer.
     """
     offset = offset_seconds(database, wall)
     _refuse(offset)
@@ -60,7 +60,7 @@ def database_time(database: Database, wall: Callable[[], float] = time.time) -> 
 
 
 class ClockWatch:
-    """Measures on a thread of its own until it is closed."""
+    """Measures on its own thread until it is closed."""
 
     def __init__(self, database: Database, wall: Callable[[], float] = time.time) -> None:
         self._database, self._wall = database, wall
@@ -73,27 +73,27 @@ class ClockWatch:
             threading.Thread(target=self._run, name="clock", daemon=True).start()
 
     def check(self) -> None:
-        """Raises ClockOff if the clock was off when it was measured last; says nothing before."""
+        """Raise ClockOff if the last measurement was off. Passes while there is no measurement."""
         self._measured.wait(_FIRST_SECONDS)
         _refuse(self._offset)
 
     def now(self) -> float:
-        """UTC epoch seconds: this machine's or, if that is off, the database's."""
+        """UTC epoch seconds by this machine's clock or, if that is off, by the database's."""
         return self._wall() - (self._offset if abs(self._offset) > MOST_SECONDS else 0.0)
 
     def close(self) -> None:
-        """Measure no more."""
+        """Stop measuring."""
         self._stop.set()
 
     def measure(self) -> None:
-        """Look now. Raises Unavailable."""
+        """Measure now. Raises Unavailable."""
         was_off = abs(self._offset) > MOST_SECONDS
         self._offset = offset_seconds(self._database, self._wall)
         CLOCK_OFFSET_SECONDS.set(self._offset)
         self._measured.set()
         is_off = abs(self._offset) > MOST_SECONDS
         if is_off:
-            log.error("clock off", reason=_words(self._offset), seconds=round(self._offset, 1))
+            log.error("clock off", reason=_describe(self._offset), seconds=round(self._offset, 1))
         elif was_off:
             log.info("clock right again", seconds=round(self._offset, 3))
 
@@ -109,10 +109,10 @@ class ClockWatch:
 
 def _refuse(offset: float) -> None:
     if abs(offset) > MOST_SECONDS:
-        raise ClockOff(_words(offset), seconds=offset)
+        raise ClockOff(_describe(offset), seconds=offset)
 
 
-def _words(offset: float) -> str:
+def _describe(offset: float) -> str:
     side = "ahead of" if offset > 0 else "behind"
     return (
         f"this machine's clock is {abs(offset):.0f} s {side} the database's, more than {MOST_SECONDS:.0f}: set it (chronyc "

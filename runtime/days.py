@@ -1,9 +1,9 @@
-"""Days of the large tables on PostgreSQL: a partition each, made ahead and dropped whole.
+"""Days of the large tables on PostgreSQL: each day is a partition, made ahead of time and dropped as a whole.
 
 In: the database's clock, or an operator's date. Out: partitions. Waits for: locks, two seconds at most.
 
-Completion ids begin with their time, so a day is a range of their text (collation C). What belongs to no day that was
-made, such as the id of a clock that runs wrong, lands in the default partition. SQLite has none of this.
+Completion ids begin with their time, so a day is a range of their text (collation C). Rows of days without a partition land in the
+default partition, for example ids made by a wrong clock. SQLite has no partitions.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from runtime.clocks import database_time
 from runtime.database import Database
 
 PARTITIONED = (generation, signal, outcome, score)
-"""In the order in which they are locked."""
+"""In the order in which they are locked, so that transactions cannot deadlock."""
 AHEAD = 7
 
 _CHILD = re.compile(rf"({'|'.join(table.name for table in PARTITIONED)})_(default|p(\d{{8}}))")
 _LOCK_SECONDS = 2
 _HOUR_SECONDS = 3600.0
-_TURN = 0x6D696C6C  # an advisory lock: replicas take turns
+_TURN = 0x6D696C6C  # key of an advisory lock: one replica at a time
 _CHECK_VIOLATION = "23514"
 _CHILDREN = text(
     "SELECT child.relname FROM pg_inherits JOIN pg_class child ON child.oid = inhrelid "
@@ -45,30 +45,30 @@ log = structlog.get_logger()
 
 
 class DroppedDay(NamedTuple):
-    """What went with a day."""
+    """A day that was dropped, and how many generations it had."""
 
     day: date
     num_generations: int
 
 
 def is_partition(name: str) -> bool:
-    """True for the name of a partition."""
+    """True if this is the name of a partition."""
     return _CHILD.fullmatch(name) is not None
 
 
 def first_id(day: date) -> str:
-    """The text before all completion ids, and sample keys, of a day and of those after it."""
+    """The lower bound of a day: no completion id or sample key of this day or a later one sorts before it."""
     milliseconds = int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) * 1000
     digits = f"{milliseconds:012x}"
     return f"chatcmpl-{digits[:8]}-{digits[8:]}"
 
 
 def migrate(database: Database, wall: Callable[[], float] = time.time) -> None:
-    """Bring the schema to the newest migration, and make the days to come.
+    """Apply all migrations, and make the partitions of the coming days.
 
     Raises:
         InvalidSettings: see `Database.upgrade_schema`.
-        ClockOff: this machine's clock is not the database's, so that nobody knows which days come.
+        ClockOff: this machine's clock differs from the database's, so it is unclear which day it is.
         Unavailable: the database cannot be written.
     """
     database.upgrade_schema()
@@ -76,10 +76,10 @@ def migrate(database: Database, wall: Callable[[], float] = time.time) -> None:
 
 
 def make_days(database: Database, now: float, ahead: int = AHEAD) -> list[str]:
-    """Make the partitions of today and of `ahead` days more; returns the names of new ones.
+    """Make the partitions of today and of the next `ahead` days; returns the names of new ones.
 
-    A day that cannot be made (somebody holds a lock, the default partition has rows of it) is logged and left for the next
-    time: its rows land in the default partition.
+    A day that cannot be made now (a lock is held, or the default partition has rows of it) is logged and tried again at the next
+    call. Meanwhile its rows land in the default partition.
 
     Raises:
         Unavailable: the database cannot be used.
@@ -95,17 +95,17 @@ def make_days(database: Database, now: float, ahead: int = AHEAD) -> list[str]:
 
 
 def make_days_now(database: Database, wall: Callable[[], float] = time.time) -> list[str]:
-    """As `make_days`, today being what the database's clock says.
+    """Call `make_days` with the time of the database's clock.
 
     Raises:
-        ClockOff: this machine's clock says something else; nothing was made.
+        ClockOff: this machine's clock differs; nothing was made.
         Unavailable: the database cannot be used.
     """
     return make_days(database, database_time(database, wall))
 
 
 def keep_days_ahead(database: Database, stop: threading.Event) -> None:
-    """Make days once an hour until `stop` is set; a database that is away is asked again then."""
+    """Make days once an hour until `stop` is set. If the database is away, the next hour tries again."""
     while not stop.is_set():
         try:
             make_days_now(database)
@@ -116,16 +116,16 @@ def keep_days_ahead(database: Database, stop: threading.Event) -> None:
 
 
 def drop_days(database: Database, before: date) -> list[DroppedDay]:
-    """Drop whole days, the oldest first, with what recognised their signals when they were sent again, and whose votes decided.
+    """Drop whole days, the oldest first, with the rows that detect repeated signals of these days, and with their votes.
 
-    The default partition stays as it is. Keys of apps and signals that wait for one go by themselves, sooner than any day.
+    The default partition stays. Join keys, and signals that wait for one, expire by themselves earlier.
 
     Raises:
-        Conflict: something in a day is pending, or it is not over; that day and later ones are untouched.
-        Unavailable: somebody holds a lock; what was dropped before stays so.
+        Conflict: a day has pending rows, or is not over; that day and later ones were not touched.
+        Unavailable: a lock is held; days that were dropped before stay dropped.
     """
     if database.url.startswith("sqlite"):
-        raise Conflict("SQLite has no days to drop; they are of PostgreSQL")
+        raise Conflict("SQLite has no days to drop: only PostgreSQL partitions tables by day")
     with database.snapshot() as connection:
         days = sorted({day for name in _children(connection) if (day := _day(name)) is not None and day < before})
     return [_drop(database, day) for day in days]
@@ -145,7 +145,7 @@ def _make_logged(database: Database, table: Table, day: date) -> bool:
 
 
 def _make(connection: Connection, table: Table, day: date) -> bool:
-    """Made apart and then attached: only the default partition is locked, and only while that takes."""
+    """Make the table alone and attach it then: this locks only the default partition, and only briefly."""
     _take_turn(connection)
     name = _name(table, day)
     if name in set(_children(connection)):
@@ -169,9 +169,9 @@ def _drop(database: Database, day: date) -> DroppedDay:
         num_generations = connection.execute(
             select(func.count()).select_from(generation).where(_within(generation, day))
         ).scalar_one()
-        told = select(signal.c.tenant, signal.c.id).where(_within(signal, day)).subquery()
+        gone = select(signal.c.tenant, signal.c.id).where(_within(signal, day)).subquery()
         connection.execute(
-            received_signal.delete().where(received_signal.c.tenant == told.c.tenant, received_signal.c.id == told.c.id)
+            received_signal.delete().where(received_signal.c.tenant == gone.c.tenant, received_signal.c.id == gone.c.id)
         )
         connection.execute(vote.delete().where(_within(vote, day)))
         for table in tables:
@@ -186,7 +186,7 @@ def _drop(database: Database, day: date) -> DroppedDay:
 
 def _refuse_pending(connection: Connection, day: date) -> None:
     if day >= datetime.now(UTC).date():
-        raise Conflict(f"{day} is not over")
+        raise Conflict(f"{day} is not over: choose an earlier date")
     waiting = {
         "generations": select(func.count())
         .select_from(generation)

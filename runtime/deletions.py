@@ -1,14 +1,13 @@
-"""Deletion in two phases: what nobody needs is noted, and deleted later, if still nobody needs it.
+"""Two-phase deletion: unreferenced names are noted first, and deleted later if they are still unreferenced.
 
-In: names that nothing refers to, as the database says in that very transaction. Out: names that may be deleted now.
-Waits for: the next time.
+In: names without references, read in the transaction that decides. Out: names that may be deleted now. Waits for: the next call.
 
-    noted   nothing referred to it; whoever refers to it now takes it off the list
-    going   it counts as gone: nobody may refer to it any more, and the holder of the lease deletes it
+    noted   nothing referred to the name; a new reference takes it off the list
+    going   the name counts as deleted: no new reference is allowed, and the holder of the lease deletes it
 
-Both steps are taken under the lease. A trainer that was stopped before a step cannot take it when it wakes; one that was
-stopped after it deletes what counts as gone for everybody. So a successor may delete what is going too, and forgets what
-is only noted.
+Both steps need the lease. A trainer that was stopped before a step cannot take it later. One that was stopped after a step deletes
+only names that count as deleted for every process. So a successor may delete names that are going, and forgets names that are only
+noted.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from runtime.lease import Lease
 
 
 class Deletions:
-    """The list of one kind of thing of one policy, for the trainer that holds the lease."""
+    """The list for one kind of name and one policy. Only the trainer that holds the lease uses it."""
 
     def __init__(self, lease: Lease, policy: str, kind: Kind) -> None:
         self._lease = lease
@@ -33,7 +32,7 @@ class Deletions:
         self._done: set[str] = set()
 
     def advance(self, unreferenced: Callable[[Connection], Collection[str]]) -> list[str]:
-        """Note what is unreferenced, and name what may be deleted: noted before, unreferenced still, or going already.
+        """Note unreferenced names; return those that may be deleted: noted earlier and still unreferenced, or already going.
 
         Args:
             unreferenced: reads the references inside the transaction that decides.
@@ -44,12 +43,12 @@ class Deletions:
         """
         ours = and_(doomed.c.policy == self._policy, doomed.c.kind == self._kind)
         with self._lease.transaction() as connection:
-            # Locked before the references are read: who moves an arm meanwhile is waited for, or waits.
+            # Locked before the references are read: a concurrent move of an arm finishes first, or waits.
             rows = connection.execute(select(doomed).where(ours).with_for_update()).all()
             wanted, epoch = set(unreferenced(connection)), self._lease.epoch
             mine = {row.name for row in rows if row.epoch == epoch}
             going = {row.name for row in rows if row.going}
-            # What this trainer found again, or has deleted, or what an earlier one only noted.
+            # Names that are referenced again, were deleted, or were only noted by an earlier trainer.
             off = {row.name for row in rows if not row.going and (row.epoch != epoch or row.name not in wanted)}
             off |= (going & mine) - wanted if self._kind == "chunk" else set()
             off |= self._done & going
@@ -64,7 +63,7 @@ class Deletions:
         return sorted(ready | (going - off))
 
     def done(self, names: Collection[str]) -> None:
-        """These were deleted, and nothing of their name is ever made again: the next `advance` forgets them."""
+        """Report deleted names, which are never used again: the next `advance` forgets them."""
         self._done |= set(names)
 
     def _remove(self, connection: Connection, ours: ColumnElement[bool], names: Collection[str]) -> None:

@@ -1,7 +1,7 @@
-"""The secret between a home's processes and its engine: whoever has it may ask, pause and change the engine.
+"""The secret between a home's processes and its engine: a caller that has it may query, pause and change the engine.
 
-<home>/engine.key          one line, 0600, made by whoever needs it first
-MILLRACE_ENGINE_KEY        stands before the file, for an engine that does not see the home
+<home>/engine.key          one line, mode 0600, made by the first process that needs it
+MILLRACE_ENGINE_KEY        used instead of the file, for an engine that cannot read the home
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _USABLE = re.compile(r"[!-~]{16,256}")
 
 
 def engine_key(home: Path) -> str:
-    """The secret of this home; made if there is none. Of several that make it at once, one wins, and all return that.
+    """The secret of this home; made if it does not exist. If several processes make it at once, all return the same one.
 
     Raises:
-        InvalidSettings: the variable or the file holds no usable secret, or the file can be neither read nor made.
+        InvalidSettings: the variable or the file has no usable secret, or the file cannot be read or made.
     """
-    if told := os.environ.get(ENGINE_KEY, "").strip():
-        return _usable(told, ENGINE_KEY)
+    if given := os.environ.get(ENGINE_KEY, "").strip():
+        return _usable(given, ENGINE_KEY)
     path = home / FILE_NAME
     try:
         if not path.exists():
@@ -38,12 +38,12 @@ def engine_key(home: Path) -> str:
 
 
 def authorization(key: str) -> dict[str, str]:
-    """The header that an engine wants to see."""
+    """The header that the engine requires."""
     return {"authorization": f"Bearer {key}"}
 
 
 def is_authorized(header: bytes, key: str) -> bool:
-    """True if an `Authorization` header carries the key. Takes as long for a wrong key as for the right one."""
+    """True if an `Authorization` header has the key. Takes the same time for wrong keys."""
     given = header[len(_SCHEME) :].strip()
     return hmac.compare_digest(given, key.encode()) and header[: len(_SCHEME)].lower() == _SCHEME
 
@@ -51,8 +51,8 @@ def is_authorized(header: bytes, key: str) -> bool:
 def _usable(key: str, where: str) -> str:
     if not _USABLE.fullmatch(key):
         raise InvalidSettings(
-            f"{where} holds no engine key: 16 to 256 printable characters without spaces. `openssl rand -hex 32` makes one; "
-            "all processes of a home and its engine need the same"
+            f"{where} has no valid engine key (16 to 256 printable characters without spaces). Make one with `openssl rand -hex 32`; "
+            "all processes of a home and its engine need the same key"
         )
     return key
 
@@ -65,7 +65,7 @@ def _make(path: Path) -> None:
             file.write(f"mre-{secrets.token_hex(32)}\n")
             file.flush()
             os.fsync(file.fileno())
-        os.link(temporary, path)  # whole or not at all, and only the first
+        os.link(temporary, path)  # atomic, and fails if another process was first
     except FileExistsError:
         pass
     finally:

@@ -1,9 +1,9 @@
-"""Are the files of a home what was written? SQLite's own check of its pages, and the checksums of the log's records.
+"""Are the files of a home intact? Uses SQLite's own check of its pages, and the checksums of the log's records.
 
-In: paths. Out: what is damaged, by name. Waits for: the disk; what a start may take is bounded by size.
+In: paths. Out: damaged files and records, by name. Waits for: the disk; the check at a start is bounded by file size.
 
-SQLite notices broken pages, not bits that change inside of a value. Records of the log carry a checksum; bodies of answers
-one of their own, wherever they are stored. Other values of millrace.db have none (docs/operating.md, "When bits flip").
+SQLite notices broken pages, but not changed bits inside a value. Records of the log carry a checksum, and so do bodies of answers,
+wherever they are stored. Other values of millrace.db have no checksum (docs/operating.md, "When bits flip").
 """
 
 from __future__ import annotations
@@ -19,48 +19,48 @@ from runtime.log.loss_detection import PositionKey
 from runtime.settings import Settings
 
 WHOLE_BYTES = 2**30
-"""Up to here every page and every index is checked at a start: .7 GB/s from memory, see docs/operating.md."""
+"""Up to this size a start checks every page and every index: 0.7 GB/s from memory, see docs/operating.md."""
 QUICK_BYTES = 8 * 2**30
-"""Up to here every page; beyond only `millrace doctor` looks at the whole file."""
+"""Up to this size a start checks every page; only `millrace doctor` checks larger files."""
 NEWEST_RECORDS = 1000
-"""So many of each partition are checked at a start, and what nobody has read yet."""
+"""A start checks this many of the newest records of each partition, and all unread ones."""
 _PAGE = 500
 
 
 class DamagedFile(NamedTuple):
-    """A file and what SQLite says of it."""
+    """A file and the problem that SQLite found."""
 
     path: Path
-    says: str
+    problem: str
 
 
 def check_files(settings: Settings) -> None:
-    """Look at the databases of a home as long as a start may.
+    """Check the database files of a home, within the bounds for a start.
 
     Raises:
-        Damaged: names every file that is damaged, and what to do.
+        Damaged: names every damaged file, and what to do.
     """
     if found := list(damaged_files(settings.home)):
-        files = "; ".join(f"{item.path} ({item.says})" for item in found)
+        files = "; ".join(f"{item.path} ({item.problem})" for item in found)
         raise Damaged(
-            f"damaged: {files}. Nothing was started. Restore the file from a copy. A file of log/ can also be moved away: then "
-            f"`millrace log accept-loss --home {settings.home}` says what is lost with it, and with --yes goes on without. "
-            "millrace.db without a copy: `sqlite3 millrace.db .recover | sqlite3 new.db` saves what can be read",
+            f"damaged: {files}. Nothing was started. Restore the file from a backup. You can also move a file of log/ away: then "
+            f"`millrace log accept-loss --home {settings.home}` shows what is lost with it, and --yes accepts that. "
+            "For millrace.db without a backup, `sqlite3 millrace.db .recover | sqlite3 new.db` saves the readable rows",
             files=[str(item.path) for item in found],
         )
 
 
 def damaged_files(home: Path, *, everything: bool = False) -> Iterator[DamagedFile]:
-    """The SQLite files of a home that fail their check. `everything`: however large they are."""
+    """The SQLite files of a home that fail their check. `everything`: of any size."""
     for path in [home / "millrace.db", *sorted((home / "log").glob("*.db"))]:
-        if path.is_file() and (says := _what_is_wrong(path, everything=everything)) is not None:
-            yield DamagedFile(path, says)
+        if path.is_file() and (problem := _problem_of(path, everything=everything)) is not None:
+            yield DamagedFile(path, problem)
 
 
 def damaged_records(
     event_log: EventLog, positions: Mapping[PositionKey, int], newest: int = NEWEST_RECORDS
 ) -> Iterator[LogRecord]:
-    """Records that are not what was appended, among the `newest` of each partition and those that a worker has not read."""
+    """Corrupt records among the `newest` of each partition and those that a worker has not read."""
     unread: dict[tuple[str, int], int] = {}
     for (_, topic, partition), offset in positions.items():
         unread[topic, partition] = min(offset, unread.get((topic, partition), offset))
@@ -72,7 +72,7 @@ def damaged_records(
                 offset = records[-1].offset + 1
 
 
-def _what_is_wrong(path: Path, *, everything: bool) -> str | None:
+def _problem_of(path: Path, *, everything: bool) -> str | None:
     size = path.stat().st_size
     if size > QUICK_BYTES and not everything:
         return None
@@ -85,7 +85,7 @@ def _what_is_wrong(path: Path, *, everything: bool) -> str | None:
         finally:
             connection.close()
     except sqlite3.OperationalError:
-        return None  # it cannot be opened, or somebody writes: whoever uses it says so
+        return None  # it cannot be opened, or is being written: the process that uses it reports that
     except sqlite3.DatabaseError as error:
         return str(error)
     return None if said == "ok" else " ".join(str(said).split())

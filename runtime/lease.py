@@ -1,15 +1,16 @@
 """One writer per policy: a lease whose epochs the database issues.
 
-In: a process that wants to train. Out: the right to write, which every transaction of the writer checks inside itself, so
-that a process that was stopped and wakes can change nothing. Waits for: nothing; a living holder is named at once.
+In: a process that wants to train. Out: the right to write. Every transaction of the writer checks that right inside itself, so a
+process that was stopped and continues later can change nothing. Waits for: nothing; if a living process holds the lease, the caller
+learns at once which.
 
-    free      no row, or its holder released it: the next one takes it
+    free      no row, or its holder released it: the next process takes it
     held      renewed less than a lifetime ago, by the database's clock: refused
     orphaned  its holder died on this machine: taken at once
-    expired   not renewed for a lifetime (stopped, cut off, gone with its machine): taken
+    expired   not renewed for a lifetime (stopped, cut off, machine lost): taken
 
-Each time it is taken, and at each rollback, an epoch is issued that is higher than all before: a row in `training_epoch`.
-The epoch, not the clock, is what protects the data: whoever holds an older one fails its next check.
+Taking the lease issues an epoch, and so does each rollback: a row in `training_epoch` with a number above all earlier ones. The epoch
+protects the data, not the clock: a process with an older epoch fails its next check.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ if TYPE_CHECKING:
 
 LIFETIME_SECONDS = 20.0
 _BEATS = 6
-"""Renewals in a lifetime: several may fail before the lease is lost."""
+"""Renewals per lifetime: several may fail before the lease is lost."""
 _LONGEST_WAIT_SECONDS = 4
-"""For a lock on the lease, so that whoever is refused hears it within five seconds."""
+"""Longest wait for a lock on the lease: a process that is refused learns it within five seconds."""
 
 log = structlog.get_logger()
 
 
 class IssuedEpoch(NamedTuple):
-    """One that was issued. `start`: what its holder went on from, in the holder's words; None if it never said."""
+    """An epoch that was issued. `start`: what its holder continued from, in the holder's words; None if it did not note it."""
 
     epoch: int
     holder: LeaseHolder
@@ -71,18 +72,18 @@ class Lease:
         lifetime: float = LIFETIME_SECONDS,
         holder: LeaseHolder | None = None,
     ) -> Lease:
-        """Take the lease under a new epoch, above all that were issued and above `floor`.
+        """Take the lease under a new epoch, above all issued epochs and above `floor`.
 
         Args:
-            database: which issues the epoch, and whose clock counts.
-            policy: one lease each.
-            floor: the highest epoch that this trainer has seen elsewhere: in checkpoints, in the ledger.
-            lifetime: seconds after which a holder that does not renew is gone.
-            holder: who takes it; None: this process.
+            database: issues the epoch; its clock decides.
+            policy: each policy has one lease.
+            floor: the highest epoch that this trainer found elsewhere: in checkpoints, in the ledger.
+            lifetime: seconds without a renewal after which another process may take the lease.
+            holder: the process that takes it; None: this process.
 
         Raises:
-            LeaseHeld: a living process has it; nothing was changed.
-            Unavailable: the database is away, or a lock on the lease was not to be had in time.
+            LeaseHeld: a living process holds it; nothing was changed.
+            Unavailable: the database is away, or the lock on the lease was not free in time.
         """
         holder = msgspec.structs.replace(holder or this_process(), lifetime=lifetime)
         with database.snapshot() as connection:  # waits for no lock: a stopped holder may have one
@@ -98,18 +99,18 @@ class Lease:
         return cls(database, policy, holder, epoch)
 
     def check(self, connection: Connection) -> None:
-        """Make sure, inside the transaction that writes, that no other epoch was issued; none can be until it ends.
+        """Check inside a writing transaction that no other epoch was issued. None can be issued until the transaction ends.
 
         Raises:
-            LeaseLost: one was, or the lease was released; roll the transaction back and end the process.
+            LeaseLost: another was issued, or the lease was released; roll back and end the process.
         """
-        # The weakest lock that keeps a successor out: renewals by the heartbeat need not wait for it.
+        # The weakest lock that excludes a successor: renewals by the heartbeat do not wait for it.
         statement = _select(self._policy).with_for_update(read=True, key_share=True)
         self._insist(connection.execute(statement).one_or_none(), self.epoch)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """A transaction that begins with `check`: the only way for the holder to write.
+        """A transaction that begins with `check`. The holder writes only in these.
 
         Raises:
             LeaseLost: as `check`.
@@ -120,7 +121,7 @@ class Lease:
             yield connection
 
     def check_now(self) -> None:
-        """The same in a transaction of its own, before and after writes that the database cannot hold.
+        """`check` in its own transaction, before and after writes to other stores.
 
         Raises:
             LeaseLost: as `check`.
@@ -130,16 +131,16 @@ class Lease:
             self._insist(_row(connection, self._policy), self.epoch)
 
     def assert_held(self) -> None:
-        """Raise LeaseLost if a renewal or a check found that it is lost. Asks nobody."""
+        """Raise LeaseLost if an earlier renewal or check found the lease lost. Does not ask the database."""
         if self._lost is not None:
             raise self._lost
 
     def next_epoch(self, floor: int = 0) -> int:
-        """Issue one more under the same holder: a rollback begins a new story.
+        """Issue another epoch to the same holder, for a rollback.
 
         Raises:
             LeaseLost: as `check`.
-            Unavailable: the database is away; the epoch is as before.
+            Unavailable: the database is away; the epoch did not change.
         """
         with self._database.transaction() as connection:
             self._insist(_locked(connection, self._policy), self.epoch)
@@ -148,27 +149,27 @@ class Lease:
         return epoch
 
     def note_start(self, start: str) -> None:
-        """Keep what this epoch goes on from; a successor ignores what a predecessor wrote after it.
+        """Store what this epoch continues from; a successor ignores what a predecessor wrote later.
 
         Raises:
             LeaseLost: as `check`.
             Unavailable: the database is away.
         """
         with self.transaction() as connection:
-            told = {**msgspec.to_builtins(self._holder), "start": start}
+            started = {**msgspec.to_builtins(self._holder), "start": start}
             mine = (training_epoch.c.policy == self._policy) & (training_epoch.c.epoch == self.epoch)
-            connection.execute(update(training_epoch).where(mine).values(holder=told))
+            connection.execute(update(training_epoch).where(mine).values(holder=started))
 
     def renew(self) -> None:
-        """Say that the holder lives.
+        """Extend the lease.
 
         Raises:
-            LeaseLost: somebody else holds it, or it was released.
+            LeaseLost: another process holds it, or it was released.
             Unavailable: the database is away.
         """
         with self._database.transaction() as connection:
-            # By instance, not by epoch: the holder's other thread may be about to issue one.
-            # Does not wait for `check`: a transaction of the holder may be long.
+            # By instance, not by epoch: another thread of the holder may be issuing one.
+            # This lock does not wait for `check`: a transaction of the holder may be long.
             row = connection.execute(_select(self._policy).with_for_update(key_share=True)).one_or_none()
             self._insist(row, None)
             held = training_lease.c.policy == self._policy
@@ -176,7 +177,7 @@ class Lease:
 
     @contextmanager
     def kept_alive(self) -> Iterator[None]:
-        """Renew in a thread, on a connection of its own, while the body runs; release at its end."""
+        """Renew in a thread, on its own connection, while the body runs; release at the end."""
         stop = threading.Event()
         beating = threading.Thread(target=self._beat, args=(stop,), name="lease", daemon=True)
         beating.start()
@@ -188,7 +189,7 @@ class Lease:
             self.release()
 
     def release(self) -> None:
-        """Leave it to whoever comes next; nothing happens if somebody else holds it, or nobody can be told."""
+        """Free the lease for the next process. Never fails: if the lease is lost or the database away, it only logs."""
         try:
             with self._database.transaction() as connection:
                 self._insist(_locked(connection, self._policy), None)
@@ -206,7 +207,7 @@ class Lease:
                 renewing.renew()
             except LeaseLost as lost:
                 self._lost = lost
-                log.error("lease lost", policy=self._policy, epoch=self.epoch, reason=lost.message)  # noqa: TRY400 no fault of ours
+                log.error("lease lost", policy=self._policy, epoch=self.epoch, reason=lost.message)  # noqa: TRY400 not an error of this code
                 break
             except Unavailable as error:
                 log.warning("lease not renewed", policy=self._policy, epoch=self.epoch, reason=error.message)
@@ -218,8 +219,8 @@ class Lease:
         if row is None or not mine or epoch not in {None, row.epoch}:
             now = f"epoch {row.epoch} is held by {holder.name}" if row and holder else "its row is gone"
             self._lost = LeaseLost(
-                f"epoch {self.epoch} of {self._policy} is over: {now}. This process writes nothing any more; "
-                "start it again if that one should not train",
+                f"epoch {self.epoch} of {self._policy} is over: {now}. This process stops writing; start it again if the other "
+                "process should not train",
                 policy=self._policy,
                 epoch=self.epoch,
             )
@@ -227,7 +228,7 @@ class Lease:
 
 
 def read_epochs(connection: Connection, policy: str) -> dict[int, IssuedEpoch]:
-    """Every epoch that was ever issued for a policy."""
+    """Every epoch that was issued for a policy."""
     rows = connection.execute(select(training_epoch).where(training_epoch.c.policy == policy))
     return {
         row.epoch: IssuedEpoch(
@@ -244,12 +245,11 @@ def _refuse_if_held(connection: Connection, policy: str, row: Row[Any] | None) -
     holder = _holder(row)
     if row is None or holder is None or holder.released or is_dead(holder):
         return
-    # A clock that was set back makes renewals lie in the future; the holder would renew them within seconds.
+    # After the clock was set back, the last renewal lies in the future; a living holder renews within seconds.
     age = abs(_now(connection) - row.renewed_at)
     if age < holder.lifetime:
         raise LeaseHeld(
-            f"{policy} is being trained by {holder.name}; stop that one first, or wait {holder.lifetime:.0f} s "
-            "if it is gone",
+            f"{policy} is being trained by {holder.name}; stop that process first, or wait {holder.lifetime:.0f} s if it is gone",
             host=holder.host,
             pid=holder.pid,
             since=holder.since,
@@ -258,15 +258,15 @@ def _refuse_if_held(connection: Connection, policy: str, row: Row[Any] | None) -
 
 
 def _issue(connection: Connection, policy: str, holder: LeaseHolder, floor: int) -> int:
-    """The row of the lease is locked."""
+    """Issue the next epoch. The caller has locked the row of the lease."""
     issued = select(func.max(training_epoch.c.epoch)).where(training_epoch.c.policy == policy)
     last = connection.execute(issued).scalar_one() or 0
     row = _row(connection, policy)
     epoch = max(last, floor, row.epoch if row else 0) + 1
-    told, now = msgspec.to_builtins(holder), _now(connection)
-    values = {"epoch": epoch, "holder": told, "renewed_at": now}
+    held_by, now = msgspec.to_builtins(holder), _now(connection)
+    values = {"epoch": epoch, "holder": held_by, "renewed_at": now}
     connection.execute(update(training_lease).where(training_lease.c.policy == policy).values(**values))
-    connection.execute(insert(training_epoch).values(policy=policy, epoch=epoch, holder=told, issued_at=now))
+    connection.execute(insert(training_epoch).values(policy=policy, epoch=epoch, holder=held_by, issued_at=now))
     return epoch
 
 
@@ -293,7 +293,7 @@ def _now(connection: Connection) -> float:
 
 
 def _clock(connection: Connection) -> ColumnElement[float]:
-    """The database's, UTC epoch seconds: processes on several machines agree on no other."""
+    """The database's clock, UTC epoch seconds: the only one that processes on several machines share."""
     if connection.dialect.name == "sqlite":
         return literal_column("(julianday('now') - 2440587.5) * 86400.0")
     return literal_column("extract(epoch from clock_timestamp())::float8")

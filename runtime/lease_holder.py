@@ -1,7 +1,7 @@
-"""Who holds something: one process, told apart from every other that ever ran, and whether it has died.
+"""The process that holds a lease: distinguished from every other process that ever ran, and whether it has died.
 
-A process id alone is used again; with the process's start and the machine's boot it is not. What runs in another
-container or on another machine cannot be looked at from here: whoever waits for it waits until its lease is over.
+The system reuses process ids, so a holder also names the process's start time and the machine's boot. A process in another container or
+on another machine cannot be observed from here: its lease ends only by expiring.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ import psutil
 
 _PROC = Path("/proc")
 _DEAD = frozenset({"Z", "X", "x"})
-"""States in `/proc/<pid>/stat` of a process that runs no more and whose parent has not asked after it."""
+"""States in `/proc/<pid>/stat` of a process that ended and that its parent has not reaped."""
 
 
 class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that holds something, as JSON in the database. Unknown fields of later versions are ignored."""
+    """A process that holds a lease, stored as JSON. Unknown fields of later releases are ignored."""
 
     host: str
     machine: str = ""
-    """What tells apart machines of the same name; empty where nothing does."""
+    """Machine id: tells machines of the same name apart. Empty if the system has none."""
     boot: str = ""
-    """Of the machine: changes with every start of it."""
+    """Boot id: changes with every start of the machine."""
     namespace: str = ""
-    """In which the process id counts: containers on one machine each have their own."""
+    """Namespace of the process id: each container on a machine has its own."""
     pid: int
     started: float = 0.0
-    """Of the process: ticks since the boot, or UTC epoch seconds where there is no /proc."""
+    """Start time of the process: ticks since the boot, or UTC epoch seconds where there is no /proc."""
     instance: str
-    """Tells apart two holders in one process."""
+    """Tells two holders in one process apart."""
     since: float = 0.0
     """UTC epoch seconds by the database's clock."""
     lifetime: float = 0.0
-    """Seconds without a renewal after which it counts as gone."""
+    """Seconds without a renewal after which the lease expires."""
     released: bool = False
 
     @property
     def name(self) -> str:
-        """For people: where it runs and since when it holds."""
+        """For messages: where the process runs and since when it holds the lease."""
         since = datetime.fromtimestamp(self.since, UTC).strftime("%Y-%m-%d %H:%M:%S")
         return f"process {self.pid} on {self.host}, since {since} UTC"
 
@@ -63,7 +63,7 @@ def this_process() -> LeaseHolder:
 
 
 def is_dead(holder: LeaseHolder) -> bool:
-    """True only if it is certain: it ran on this machine, and is there no more or was before the last boot."""
+    """True only if it is certain: the holder ran on this machine, and ended or started before the last boot."""
     here = this_process()
     if (holder.host, holder.machine) != (here.host, here.machine):
         return False
@@ -73,11 +73,11 @@ def is_dead(holder: LeaseHolder) -> bool:
 
 
 def _started(pid: int) -> float | None:
-    """When a process began; None if none with this id runs."""
+    """Start time of a process; None if no process with this id runs."""
     if not (_PROC / "self" / "stat").exists():
         return _started_without_proc(pid)
     try:
-        # The second field is the name in brackets, which may hold blanks and brackets itself.
+        # The second field is the name in brackets, which may itself contain spaces and brackets.
         fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None

@@ -1,7 +1,7 @@
-"""The socket a server listens on: handed down by the supervisor, or its own.
+"""The socket that a server listens on: inherited from the supervisor, or its own.
 
-A socket that outlives the process keeps the connections that arrive while a killed server starts again: they wait
-instead of being refused. Replicas share one socket: whoever is free takes the next connection.
+An inherited socket outlives the process: connections that arrive while a killed server restarts wait instead of being refused. Replicas
+share one socket, and the first free one accepts the next connection.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import socket
 
 LISTEN_FD = "MILLRACE_LISTEN_FD"
 BIND = "MILLRACE_BIND"
-"""The address to bind where it is not the one that others connect to: in a container, `0.0.0.0`."""
+"""Address to listen at, if it differs from the one that clients connect to: `0.0.0.0` in a container."""
 _BACKLOG = 1024
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """The inherited socket if there is one, else a new one on host and port."""
+    """The inherited socket if there is one, otherwise a new one at host and port."""
     inherited = os.environ.get(LISTEN_FD)
     if inherited is not None:
         return socket.socket(fileno=int(inherited))

@@ -1,6 +1,6 @@
-"""Structured logs: one JSON object a line on standard output, except where a person watches.
+"""Structured logs: one JSON object per line on standard output; readable text in a terminal.
 
-What a line is about is bound by whoever knows it: process, request, key, version. Prompts and answers never stand there.
+The code that knows a fact binds it to the line: process, request, key, version. Logs never contain prompts or answers.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ LEVEL = "MILLRACE_LOG"
 
 
 class LossyFile:
-    """A text file that drops what a full disk cannot take: a line of a log must not end what it tells of."""
+    """A text file that drops lines when the disk is full: logging must never stop the process."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
 
     def write(self, text: str) -> None:
-        """As of a file."""
+        """See `TextIO`."""
         with suppress(OSError):
             self._file.write(text)
 
     def flush(self) -> None:
-        """As of a file."""
+        """See `TextIO`."""
         with suppress(OSError):
             self._file.flush()
 
 
 def set_up_logs(process: str) -> None:
-    """Call once, first thing in a process."""
+    """Configure logging. Call it once, before anything else in a process."""
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer() if sys.stdout.isatty() else structlog.processors.JSONRenderer()
     )
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
-            lambda _logger, _method, line: {"process": process, **line},  # other threads have no bound context
+            lambda _logger, _method, line: {"process": process, **line},  # threads do not inherit the bound context
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,

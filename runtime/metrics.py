@@ -1,7 +1,7 @@
-"""Every metric of every process: names, units and labels in one place, in Prometheus's conventions.
+"""Every metric of every process: names, units and labels in one place, following Prometheus' conventions.
 
-A process only touches its own; `runtime/operations.py` serves them. Labels have few values: never a key, a person or a
-completion. Versions appear as gauges' values, so that they make no new series.
+A process sets only its own metrics; `runtime/operations.py` serves them. Labels have few values: never a key, a person or a
+completion. Versions are values of gauges, so that they create no new time series.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
 
 # Every process.
 LAST_STEP_NAME = "millrace_last_step_timestamp_seconds"
-LAST_STEP = Gauge(LAST_STEP_NAME, "When this process last got round its loop.")
+LAST_STEP = Gauge(LAST_STEP_NAME, "When the main loop of this process last finished a step.")
 
 # Every HTTP service.
 REQUESTS = Counter("millrace_requests_total", "Requests answered.", ["service", "status"])
@@ -27,51 +27,55 @@ REQUESTS_IN_FLIGHT = Gauge("millrace_requests_in_flight", "Requests being answer
 # Inference.
 GENERATIONS = Counter("millrace_generations_total", "Choices that ended.", ["arm", "purpose", "finish_reason"])
 TOKENS = Counter("millrace_tokens_total", "Tokens of prompts and completions.", ["kind"])
-NOT_LOGGED = Counter("millrace_generations_not_logged_total", "Answered, and lost for learning: log and spool failed.")
-SPOOL_RECORDS = Gauge("millrace_spool_records", "Generations that wait on disk for the log.")
-SPOOL_BYTES = Gauge("millrace_spool_bytes", "Their size.")
-SPOOL_OLDEST_SECONDS = Gauge("millrace_spool_oldest_seconds", "Age of the oldest of them.")
+NOT_LOGGED = Counter("millrace_generations_not_logged_total", "Answered, but lost for training: log and spool failed.")
+SPOOL_RECORDS = Gauge("millrace_spool_records", "Generations that wait on disk until the log is back.")
+SPOOL_BYTES = Gauge("millrace_spool_bytes", "Size of the spooled generations.")
+SPOOL_OLDEST_SECONDS = Gauge("millrace_spool_oldest_seconds", "Age of the oldest spooled generation.")
 
 # Feedback.
-SIGNALS = Counter("millrace_signals_total", "Items of feedback by what became of them on arrival.", ["fate"])
+SIGNALS = Counter("millrace_signals_total", "Items of feedback by result on arrival.", ["fate"])
 
 # Workers on the log: episodes, rewards, training.
 RECORDS = Counter("millrace_records_total", "Records handled.", ["group", "topic"])
 BEHIND_SECONDS = Gauge(
-    "millrace_behind_seconds", "Age of the record handled last; 0 once there is none left.", ["group"]
+    "millrace_behind_seconds", "Age of the record handled last; 0 when no record is left.", ["group"]
 )
 STEP_SECONDS = Histogram("millrace_step_seconds", "One batch: handle, commit, relay.", ["group"], buckets=_FAST)
-LOST_PARTITIONS = Counter("millrace_lost_partitions_total", "Batches undone: another replica moved on.", ["group"])
-WAITS = Counter("millrace_waits_total", "Times the log or the database was away.", ["group"])
+LOST_PARTITIONS = Counter(
+    "millrace_lost_partitions_total", "Batches rolled back because another replica took the partition.", ["group"]
+)
+WAITS = Counter("millrace_waits_total", "Times that the log or the database was away.", ["group"])
 DEAD_LETTERS = Counter("millrace_dead_letters_total", "Records that could not be processed.", ["group"])
-HALTED = Gauge("millrace_halted", "1: so many records cannot be processed that the worker stopped.", ["group"])
-TICK_FAILURES = Counter("millrace_tick_failures_total", "Times the passing of time could not be applied.", ["group"])
+HALTED = Gauge("millrace_halted", "1 if the worker halted because too many records could not be processed.", ["group"])
+TICK_FAILURES = Counter(
+    "millrace_tick_failures_total", "Times that the passing of time could not be applied.", ["group"]
+)
 
 # Every process that reads the weight store.
 WEIGHT_JUNK = Counter(
-    "millrace_weight_junk_total", "Times an object in the weight store could not be read or believed.", ["code"]
+    "millrace_weight_junk_total", "Times that an object in the weight store could not be read or verified.", ["code"]
 )
 WEIGHT_SNAPSHOT_EXPIRES = Gauge(
     "millrace_weight_snapshot_expires_timestamp_seconds", "When the newest snapshot of the versions expires."
 )
 
-# Every process that may mint ids, or relies on a log.
+# Every process that makes ids, or relies on a log.
 CLOCK_OFFSET_SECONDS = Gauge(
-    "millrace_clock_offset_seconds", "This machine's clock less the database's; 0 where they are one machine."
+    "millrace_clock_offset_seconds", "This machine's clock minus the database's; 0 if they are one machine."
 )
 LOG_LOST_RECORDS = Gauge("millrace_log_lost_records", "Records that the database relies on and the log lacks.")
 
 # Episodes.
 LEDGER_IGNORED = Counter(
-    "millrace_ledger_ignored_total", "Outcomes of a trainer's epoch that the database never issued.", ["state"]
+    "millrace_ledger_ignored_total", "Outcomes of a trainer's epoch that the database did not issue.", ["state"]
 )
-CURATED = Counter("millrace_curated_total", "Prompts by what curation decided.", ["task", "decision"])
+CURATED = Counter("millrace_curated_total", "Prompts by decision of the curation rules.", ["task", "decision"])
 
 # Rewards.
-SCORES = Counter("millrace_scores_total", "Experiences by status and whose fault it was.", ["status", "fault"])
+SCORES = Counter("millrace_scores_total", "Experiences by status and owner of the fault.", ["status", "fault"])
 REWARD = Histogram("millrace_reward", "Rewards given.", buckets=(0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0))
-JUDGE_CALLS = Counter("millrace_judge_calls_total", "Questions to a judge by what became of them.", ["judge", "fate"])
-JUDGE_TOKENS = Counter("millrace_judge_tokens_total", "Tokens of prompts and verdicts.", ["judge", "kind"])
+JUDGE_CALLS = Counter("millrace_judge_calls_total", "Calls to a judge by result.", ["judge", "fate"])
+JUDGE_TOKENS = Counter("millrace_judge_tokens_total", "Tokens of judges' prompts and verdicts.", ["judge", "kind"])
 JUDGE_MONEY = Counter("millrace_judge_money_total", "Money spent, in the currency of the task file.", ["judge"])
 JUDGE_SHARE = Gauge("millrace_judge_share", "Share of the answers that a judge sees.", ["judge"])
 JUDGE_ORDER_FLIPS = Counter("millrace_judge_order_flips_total", "Comparisons that changed with their order.", ["judge"])
@@ -86,48 +90,54 @@ BEHAVIOUR_ALARMS = Gauge(
 )
 NULL_SHARE = Gauge(
     "millrace_null_share",
-    "Share of the newest version's samples without a reward by a fault that is not the model's: of all, of a cluster.",
+    "Share of the newest version's samples that have no reward because of a fault that is not the model's: of all samples, or of a "
+    "cluster.",
     ["task", "among"],
 )
 
 # Training.
 TRAINING_STEPS = Counter("millrace_training_steps_total", "Optimizer steps.")
-TRAINING_SAMPLES = Counter("millrace_training_samples_total", "Samples by their fate.", ["state"])
+TRAINING_SAMPLES = Counter("millrace_training_samples_total", "Samples by final state.", ["state"])
 TRAINING_CORRECTIONS = Counter(
-    "millrace_training_corrections_total", "Later revisions of trained samples, by what became of them.", ["reason"]
+    "millrace_training_corrections_total", "Later revisions of trained samples, by result.", ["reason"]
 )
 TRAINING_STEP_ERRORS = Counter(
     "millrace_training_step_errors_total",
-    "Samples that broke their step, by the error's class or the guard's reason.",
+    "Samples that made their step fail, by class of the error or reason of the guard.",
     ["error"],
 )
 TRAINING_FIGURE = Gauge("millrace_training_figure", "Figures of the last step, as the dashboard shows them.", ["name"])
 PUBLISHED_VERSION = Gauge("millrace_published_version", "The newest version cut.")
 
 # Engine.
-ENGINE_VERSION = Gauge("millrace_engine_version", "The version that an arm holds.", ["arm"])
+ENGINE_VERSION = Gauge("millrace_engine_version", "The version that an arm serves.", ["arm"])
 ENGINE_IN_FLIGHT = Gauge("millrace_engine_requests_in_flight", "Requests in an arm's batch.", ["arm"])
 SWAP_PAUSE_SECONDS = Histogram("millrace_swap_pause_seconds", "Generation paused for new weights.", buckets=_FAST)
 
 # Release.
 VERDICTS = Counter("millrace_verdicts_total", "Candidates judged.", ["accepted"])
 NO_VERDICTS = Counter(
-    "millrace_no_verdicts_total", "Looks of the gate that a fault of ours ended: nothing was decided, it looks again."
+    "millrace_no_verdicts_total",
+    "Attempts of the gate that an infrastructure fault ended without a verdict; the gate tries again.",
 )
 CANDIDATE_AGE_SECONDS = Gauge(
-    "millrace_candidate_age_seconds", "For how long the candidate has waited for its verdict; 0 while there is none."
+    "millrace_candidate_age_seconds", "How long the candidate has waited for its verdict; 0 if there is no candidate."
 )
-LIVE_VERSION = Gauge("millrace_live_version", "The version that users meet.")
+LIVE_VERSION = Gauge("millrace_live_version", "The version that serves users.")
 
 # Dashboard.
-LEDGER_UNEXPLAINED = Gauge("millrace_ledger_unexplained", "Must be 0: kinds of trouble in an identity.", ["kind"])
+LEDGER_UNEXPLAINED = Gauge(
+    "millrace_ledger_unexplained", "Must be 0: unexplained differences in the ledger, by kind.", ["kind"]
+)
 LEDGER_LOOK_AGE = Gauge(
     "millrace_ledger_look_age_seconds",
-    "Since the ledger was last looked at with success; only of who looks.",
+    "Seconds since the ledger was last checked successfully; only the process that checks it reports this.",
     ["policy"],
 )
 DASHBOARD_FAULTS = Counter(
-    "millrace_dashboard_faults_total", "What could not be shown: a record, or a whole look.", ["what"]
+    "millrace_dashboard_faults_total",
+    "Things that the dashboard could not show: a record, or a whole refresh.",
+    ["what"],
 )
 DEAD_LETTERS_OPEN = Gauge("millrace_dead_letters_open", "Dead letters that nobody has dealt with.", ["group"])
-LAG_RECORDS = Gauge("millrace_lag_records", "Records appended and not handled.", ["group", "topic", "partition"])
+LAG_RECORDS = Gauge("millrace_lag_records", "Records appended but not handled yet.", ["group", "topic", "partition"])

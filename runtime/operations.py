@@ -1,8 +1,7 @@
-"""What operators and orchestrators ask a process, on a port of its own: /metrics, /health, /ready.
+"""The HTTP port for operators and orchestrators: /metrics, /health, /ready.
 
-Health: the process gets round its loop; if not, start it again. Ready: it can do its work now; if not, send it none.
-Flows in: GET requests. Flows out: Prometheus's text, or JSON. Waits for: nothing; it answers from a thread of its own,
-also while the process itself hangs.
+Health: the main loop makes progress; otherwise restart the process. Ready: the process can do its work now; otherwise send it none.
+In: GET requests. Out: Prometheus' text, or JSON. Waits for: nothing; it answers from its own threads, even while the process hangs.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from runtime.metrics import LAST_STEP, LAST_STEP_NAME
 
 OPERATIONS_FD = "MILLRACE_OPERATIONS_FD"
 OPERATIONS_ADDRESS = "MILLRACE_OPERATIONS"
-"""`host:port` where no supervisor hands down a socket: in a container, `0.0.0.0:9464`."""
+"""`host:port` to listen at without a supervisor that passes a socket: `0.0.0.0:9464` in a container."""
 
 LONGEST_STEP_SECONDS = 120.0
-"""A loop that took longer than this hangs."""
+"""A loop whose step takes longer counts as hung."""
 LONGEST_WORK_SECONDS = 1800.0
-"""The same where one turn may fetch all weights of a large policy, take a training step or judge a candidate."""
+"""The same for loops whose step may fetch all weights of a large policy, train, or gate a candidate."""
 
 Check = Callable[[], None]
-"""Raises a `MillraceError` if what it looks at is not usable."""
+"""Raises a `MillraceError` if the thing that it checks is not usable."""
 
 _PATIENCE_SECONDS = 10.0
 _READY_SECONDS = 1.0
@@ -39,7 +38,7 @@ _OK, _NOT_FOUND, _UNAVAILABLE = 200, 404, 503
 
 
 class OperationsResponse(NamedTuple):
-    """Status and body."""
+    """Status, content type and body."""
 
     status: int
     content_type: str
@@ -47,7 +46,7 @@ class OperationsResponse(NamedTuple):
 
 
 class Operations:
-    """See the module. `close` to end; `checks` are what readiness means for this process."""
+    """See the module. This process is ready if all `checks` pass."""
 
     def __init__(
         self, checks: Mapping[str, Check] | None = None, *, longest_step_seconds: float = LONGEST_STEP_SECONDS
@@ -64,11 +63,11 @@ class Operations:
             self._serve(listening)
 
     def drain(self) -> None:
-        """Not ready from now on."""
+        """Report not ready from now on."""
         self._draining.set()
 
     def answer(self, path: str) -> OperationsResponse:
-        """What a path says now."""
+        """The response for a path."""
         if path == "/metrics":
             return OperationsResponse(_OK, CONTENT_TYPE_LATEST, generate_latest())
         if path == "/health":
@@ -77,7 +76,7 @@ class Operations:
         if path == "/ready":
             problems = self.problems()
             return _json(_UNAVAILABLE if problems else _OK, {"ready": not problems, "problems": problems})
-        return _json(_NOT_FOUND, {"error": "there are /metrics, /health and /ready"})
+        return _json(_NOT_FOUND, {"error": "not found; there are /metrics, /health and /ready"})
 
     def close(self) -> None:
         """Stop answering."""
@@ -91,7 +90,7 @@ class Operations:
         return problems | _troubles | self._checked()
 
     def _checked(self) -> dict[str, str]:
-        """What the checks say; they run at most once a second, and not twice at a time."""
+        """Problems that the checks found; they run at most once per second, and never concurrently."""
         with self._checking:
             if time.monotonic() - self._checked_at >= _READY_SECONDS:
                 self._found = {}
@@ -118,7 +117,7 @@ class Operations:
                 self.wfile.write(answer.body)
 
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002 the library's name
-                """Scrapes are no news."""
+                """Do not log scrapes."""
 
         self._server = server = ThreadingHTTPServer(("", 0), Handler, bind_and_activate=False)
         server.socket.close()
@@ -128,12 +127,12 @@ class Operations:
 
 
 def step_done() -> None:
-    """The process got round its loop."""
+    """Report that the main loop finished a step."""
     LAST_STEP.set(time.time())
 
 
 def trouble(name: str, reason: str | None) -> None:
-    """This process is not ready from now on, and why; None: that is over."""
+    """Report a reason why this process is not ready; None takes it back."""
     if reason is None:
         _troubles.pop(name, None)
     else:
@@ -141,7 +140,7 @@ def trouble(name: str, reason: str | None) -> None:
 
 
 _troubles: dict[str, str] = {}
-"""What keeps this process from its work, by name; `/ready` says it."""
+"""Reasons why this process is not ready, by name; `/ready` reports them."""
 
 
 def _json(status: int, content: object) -> OperationsResponse:

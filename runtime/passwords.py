@@ -1,4 +1,4 @@
-"""Passwords that everybody knows: fine on this machine, refused anywhere else. Pure."""
+"""Default passwords: allowed for servers on this machine, refused for all others. Pure."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ WELL_KNOWN = frozenset(
 
 
 def check_passwords(settings: Settings, environment: Mapping[str, str]) -> None:
-    """Refuse to talk to a server elsewhere with a password that everybody knows.
+    """Refuse to use a well-known password for a server on another machine.
 
     Raises:
-        InvalidSettings: which server, and what to do.
+        InvalidSettings: names the server, and what to do.
     """
     for server, host, password in _logins(settings, environment):
         if password in WELL_KNOWN and not is_loopback(host):
             raise InvalidSettings(
-                f"the password of {server} at {host} is a default that everybody knows: give it one of its own "
-                "(`deploy/env` writes an .env with random ones for docker compose)"
+                f"the password of {server} at {host} is a well-known default: set a password of your own "
+                "(`deploy/env` writes an .env file with random ones for docker compose)"
             )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address cannot be reached from another machine; empty and paths are Unix sockets."""
+    """Whether only this machine can reach an address; an empty one or a path is a Unix socket."""
     if not host or host == "localhost" or host.startswith("/"):
         return True
     try:
@@ -39,7 +39,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _logins(settings: Settings, environment: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Server, host and password of each that has one."""
+    """Server, host and password of each server in the settings."""
     for server, url, default in (
         ("the database", settings.database_url, environment.get("PGPASSWORD", "")),
         ("Redis", settings.redis, ""),

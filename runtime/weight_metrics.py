@@ -1,4 +1,4 @@
-"""What a process counts of its weight store; `weights` itself knows no metrics."""
+"""Metrics of a weight store; the package `weights` itself imports no metrics."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from runtime.metrics import WEIGHT_JUNK, WEIGHT_SNAPSHOT_EXPIRES
 
 
 class WeightStoreMetrics:
-    """What a process sees of its weight store."""
+    """Counts what a process meets in its weight store."""
 
     def count_junk(self, code: str) -> None:
-        """An object could not be used; `code` of what is wrong with it."""
+        """Count an object that could not be used; `code` names the reason."""
         WEIGHT_JUNK.labels(code).inc()
 
     def note_snapshot(self, expires_at: float) -> None:
-        """The list of versions at hand is good until then, UTC epoch seconds."""
+        """Note until when the current list of versions is valid, UTC epoch seconds."""
         WEIGHT_SNAPSHOT_EXPIRES.set(expires_at)

@@ -47,7 +47,7 @@ def test_a_second_is_refused_at_once_and_told_who_holds_it(any_database: Databas
     Lease.acquire(any_database, "p", holder=elsewhere())
     began = time.monotonic()
     with pytest.raises(
-        LeaseHeld, match=r"process 7 on another, since 20.*stop that one first, or wait 20 s"
+        LeaseHeld, match=r"process 7 on another, since 20.*stop that process first, or wait 20 s"
     ) as refused:
         Lease.acquire(any_database, "p")
     assert time.monotonic() - began < SOON_SECONDS
