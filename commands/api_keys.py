@@ -1,4 +1,4 @@
-"""`millrace keys api list | new | revoke`: who may call, as whom, for what and until when. A secret is shown once, when it is made."""
+"""`millrace keys api list|new|revoke`: who may call, as which tenant, for what and until when. A secret is shown only once."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import re
 import sys
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
+import typer
+
+from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidSettings, NotFound
 from contracts.keys import SCOPES, NewKey, Role, Scope, list_keys, make_key, revoke_keys
 from runtime.database import Database
@@ -17,10 +20,23 @@ from runtime.settings import load_settings
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _COLUMNS = ("id", "role", "tenant", "scopes", "state", "expires", "made", "name")
 _NEVER = "-"
+app = typer.Typer(help="Keys of apps and operators: who may call, for what and until when.", no_args_is_help=True)
 
 
-def new(home: Path, *, role: str, tenant: str, scopes: str, expires: str, name: str) -> None:
-    """Make a key and print it, alone on standard output."""
+@app.command()
+def new(
+    *,
+    home: HomeOption = DEFAULT_HOME,
+    role: Annotated[str, typer.Option(help="app or operator.")] = "app",
+    tenant: Annotated[str, typer.Option(help="Tenant whose traffic this key carries.")] = "default",
+    scopes: Annotated[
+        str,
+        typer.Option(help="Some of inference,feedback,operator:read,operator:write. Default: all scopes of the role."),
+    ] = "",
+    expires: Annotated[str, typer.Option(help="30d, 12h, or a date. Default: never.")] = "",
+    name: Annotated[str, typer.Option(help="A note on what the key is for.")] = "",
+) -> None:
+    """Make a key and print it once, alone on standard output."""
     wanted = NewKey(
         role=cast("Role", role),
         tenant=tenant,
@@ -33,8 +49,9 @@ def new(home: Path, *, role: str, tenant: str, scopes: str, expires: str, name: 
         print(make_key(connection, wanted))
 
 
-def print_keys(home: Path) -> None:
-    """A line for each key, without its secret."""
+@app.command("list")
+def print_keys(home: HomeOption = DEFAULT_HOME) -> None:
+    """List every key: id, role, tenant, scopes, state and expiry. Secrets are never shown."""
     with _database(home).snapshot() as connection:
         rows = list_keys(connection)
     lines = [_COLUMNS, *(_line(row, time.time()) for row in rows)]
@@ -43,11 +60,14 @@ def print_keys(home: Path) -> None:
         print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
 
 
-def revoke(home: Path, keys: list[str]) -> None:
-    """Refuse keys from now on. `keys`: ids, or whole keys.
+@app.command()
+def revoke(
+    keys: Annotated[list[str], typer.Argument(help="Ids, as `millrace keys api list` prints them, or whole keys.")],
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Refuse keys from now on, within two seconds, and end the dashboard sessions that were opened with them.
 
-    Raises:
-        NotFound: one of them is not known; none was revoked.
+    If one of the keys is unknown, none is revoked.
     """
     ids = [_id_of(text) for text in keys]
     with _database(home).transaction() as connection:
@@ -59,14 +79,14 @@ def revoke(home: Path, keys: list[str]) -> None:
         print(f"{key_id} is revoked{'' if key_id in revoked else ' already'}: refused everywhere within 2 s")
     if any(f"-{key_id}-" in _operator_key(home) for key_id in revoked):
         print(
-            f"It was the key of this home: `millrace up` needs another, made with: millrace keys --role operator --home {home} "
+            f"It was the key of this home, so `millrace up` needs a new one. Make it with: millrace keys --role operator --home {home} "
             f"> {home / 'operator.key'}",
             file=sys.stderr,
         )
 
 
 def read_scopes(text: str) -> frozenset[Scope] | None:
-    """Names apart by commas or spaces; None: all of the role."""
+    """Scopes from names separated by commas or spaces. None: all scopes of the role."""
     if not text:
         return None
     names = [name for name in re.split("[, ]+", text) if name]
@@ -76,7 +96,7 @@ def read_scopes(text: str) -> frozenset[Scope] | None:
 
 
 def read_expiry(text: str, now: float) -> float | None:
-    """`30d` from now, a date or a time (UTC unless it says otherwise), as UTC epoch seconds; empty: None, never."""
+    """UTC epoch seconds of `30d` from now, or of a date or time (UTC unless it has a time zone). Empty: None, never."""
     if not text:
         return None
     if found := re.fullmatch(r"([0-9]{1,6})([smhdw])", text):
@@ -86,7 +106,7 @@ def read_expiry(text: str, now: float) -> float | None:
         return (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp()
     except (ValueError, OverflowError) as error:
         raise InvalidSettings(
-            f"--expires takes a time from now such as 12h, 30d or 8w, or a date such as 2027-01-31, not {text!r}"
+            f"--expires takes a duration such as 12h, 30d or 8w, or a date such as 2027-01-31, not {text!r}"
         ) from error
 
 
@@ -103,7 +123,7 @@ def _moment(at: float | None) -> str:
 
 
 def _id_of(text: str) -> str:
-    """The third part of a key, or the text."""
+    """The id inside a whole key; an id stays as it is."""
     parts = text.strip().split("-")
     return parts[2] if parts[0] == "mr" and len(parts) > 2 else text.strip()  # noqa: PLR2004 mr-role-id-secret
 

@@ -1,6 +1,6 @@
-"""`millrace audit`: prints the two identities, and holds them against the clients' own list.
+"""`millrace audit`: every generation and every signal has exactly one state; compares them with the clients' own list.
 
-A clients' list is JSON lines: {"kind": "generation", "key": "..."} for every answer a client saw,
+A clients' list has JSON lines: {"kind": "generation", "key": "..."} for every answer that a client saw, and
 {"kind": "signal", "id": "..."} for every signal that was acknowledged.
 """
 
@@ -11,8 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
+import typer
+
+from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidSettings
 from contracts.event_log import EventLog, LogRecord, is_damaged
 from contracts.ledger import (
@@ -29,43 +32,63 @@ from runtime.database import Database
 from runtime.log.dead_letters import OPEN, SKIPPED
 from runtime.log.loss_acceptance import keys_before_loss, num_written_off
 from runtime.log.redrive import DEAD_LETTER, DeadLetter, find
+from runtime.settings import load_settings
 
 _PAGE = 1000
 
 
 class Audit(NamedTuple):
-    """The result: `problems` is empty if everything is explained.
-
-    `in_doubt` are logged answers that no client saw and that are not cancelled: they ended without being read.
-    """
+    """The result. `problems` is empty if everything is explained."""
 
     generations: LedgerCounts
     signals: LedgerCounts
     problems: tuple[str, ...]
     in_doubt: tuple[str, ...] = ()
+    """Logged answers that no client saw and that are not cancelled: nobody read them to the end."""
     rejected: Mapping[str, int] = MappingProxyType({})
-    """Why signals were refused or rejected: reason to how many."""
+    """How many signals were refused or rejected, by reason."""
 
     @property
     def balanced(self) -> bool:
-        """Nothing is unexplained."""
+        """True if nothing is unexplained."""
         return not self.problems
+
+
+def run_audit(
+    home: HomeOption = DEFAULT_HOME,
+    clients: Annotated[Path | None, typer.Option(help="The clients' own list, JSON lines.")] = None,
+    *,
+    settled: Annotated[bool, typer.Option("--settled", help="Nothing may be pending any more.")] = False,
+) -> int:
+    """Account for every generation and signal. Exit status 1 if anything is unexplained."""
+    settings = load_settings(home)
+    listed = read_clients(clients) if clients else None
+    result = audit(settings.database(), settings.event_log(), listed, settled=settled)
+    print_audit(result)
+    return 0 if result.balanced else 1
 
 
 def audit(
     database: Database, log: EventLog, clients: list[dict[str, Any]] | None = None, *, settled: bool = False
 ) -> Audit:
-    """Check the ledger against the log; `settled`: the loop was drained, so that nothing may be pending any more."""
+    """Check the ledger against the log.
+
+    Args:
+        database: of the home.
+        log: of the home.
+        clients: the clients' own list; see `read_clients`.
+        settled: the loop was drained, so nothing may be pending.
+    """
     with database.snapshot() as connection:
         joined, signals = generation_counts(connection), signal_counts(connection)
         rejected = rejection_counts(connection)
         states, signal_by_id = generation_states(connection), signal_states(connection)
         before_loss, num_lost = keys_before_loss(connection), num_written_off(connection)
         letters = find(connection, states=(OPEN, SKIPPED))
-    # After the snapshot: while Millrace runs, whatever the join held then is in the log by now.
+    # The log is read after the snapshot: while Millrace runs, everything that the join held then is in the log by now.
     damaged: list[LogRecord] = []
     logged = logged_generations(log, damaged) | before_loss | {item.key for item in damaged if item.key in states}
-    # What the join has not read yet is pending; what it holds without a record in the log nobody can explain.
+    # A record that the join has not read yet is pending. A row of the join without a record in the log is unexplained.
     unjoined = logged - states.keys()
     dead = unjoined & _dead_generations(log, letters)
     unread = len(unjoined - dead)
@@ -89,17 +112,17 @@ def audit(
         return Audit(generations, signals, tuple(problems), rejected=rejected)
     seen = {item["key"] for item in clients if item["kind"] == "generation"}
     said = {item["id"] for item in clients if item["kind"] == "signal"}
-    problems += [f"generation {key}: a client saw it, the log does not have it" for key in sorted(seen - logged)]
-    problems += [f"signal {id_}: it was acknowledged, and is lost" for id_ in sorted(said - signal_by_id.keys())]
+    problems += [f"generation {key}: a client saw it, and the log does not have it" for key in sorted(seen - logged)]
+    problems += [f"signal {id_}: it was acknowledged, and it is lost" for id_ in sorted(said - signal_by_id.keys())]
     unseen = {key: state for key, (purpose, state) in states.items() if purpose == "user" and key not in seen}
     in_doubt = tuple(sorted(key for key, state in unseen.items() if state != "cancelled"))
     return Audit(generations, signals, tuple(problems), in_doubt, rejected)
 
 
 def logged_generations(log: EventLog, damaged: list[LogRecord] | None = None) -> set[str]:
-    """The sample keys of every generation in the log; the client may have seen any of them.
+    """The sample keys of every generation in the log. A client may have seen any of them.
 
-    Records that are not what was appended are left out, and named in `damaged`.
+    Damaged records are left out and appended to `damaged`.
     """
     keys: set[str] = set()
     for partition, end in log.ends(GENERATIONS).items():
@@ -113,16 +136,16 @@ def logged_generations(log: EventLog, damaged: list[LogRecord] | None = None) ->
 
 
 def _dead_generations(log: EventLog, letters: Iterable[DeadLetter]) -> set[str]:
-    """The keys of those that the join could not process."""
+    """The keys of the generations that the join could not process."""
     buried = [letter for letter in letters if (letter.process, letter.place.topic) == ("episodes", GENERATIONS)]
     keys = {letter.key for letter in buried if letter.key is not None}
-    # Those of before dead letters kept their keys.
+    # Older dead letters have no key: it is read from the log.
     places = [letter.place for letter in buried if letter.key is None]
     return keys | {record.key for place in places for record in log.read(*place, 1) if record.offset == place.offset}
 
 
 def _open_letters(letters: Iterable[DeadLetter]) -> list[str]:
-    """Each of them is a hole that somebody has to decide about."""
+    """A problem for each process and topic with open dead letters. An operator has to decide about them."""
     counts = Counter((letter.process, letter.place.topic) for letter in letters if letter.state == OPEN)
     return [
         f"{topic}: {num} could not be processed by {process} (millrace dead-letters list --process {process})"
@@ -131,11 +154,7 @@ def _open_letters(letters: Iterable[DeadLetter]) -> list[str]:
 
 
 def read_clients(path: Path) -> list[dict[str, Any]]:
-    """Read a clients' list.
-
-    Raises:
-        InvalidSettings: it cannot be read.
-    """
+    """Read a clients' list. Raises InvalidSettings if that fails."""
     try:
         return [json.loads(line) for line in path.read_text().splitlines() if line]
     except (OSError, ValueError) as error:
@@ -143,7 +162,7 @@ def read_clients(path: Path) -> list[dict[str, Any]]:
 
 
 def print_audit(result: Audit) -> None:
-    """For a person."""
+    """Print the result for a person."""
     for name, left, counts in (
         ("generations", "logged", result.generations),
         ("signals", "received", result.signals),
@@ -153,7 +172,7 @@ def print_audit(result: Audit) -> None:
     if result.rejected:
         print("rejected: " + ", ".join(f"{count} {reason}" for reason, count in sorted(result.rejected.items())))
     for key in result.in_doubt:
-        print(f"in doubt: {key} was logged, no client saw it")
+        print(f"in doubt: {key} was logged, and no client saw it")
     for problem in result.problems:
         print(f"UNEXPLAINED {problem}")
     print("balanced" if result.balanced else "NOT balanced")

@@ -1,39 +1,56 @@
-"""`millrace dead-letters list|show|redrive|skip`: what no worker could process."""
+"""`millrace dead-letters list|show|redrive|skip`: records that no worker could process."""
 
 from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from commands.log import plain
+from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidRecord, InvalidRequest, NotFound
 from contracts.topics import TOPICS
+from runtime.log import redrive as letters_of
 from runtime.log.dead_letters import OPEN, REDRIVEN, SKIPPED
 from runtime.log.outbox import Relay
-from runtime.log.redrive import SENDER, DeadLetter, decoded, find, get, parse_place, redrive, skip
+from runtime.log.redrive import SENDER, DeadLetter, decoded, parse_place
 from runtime.settings import Settings, load_settings
 
 _MAX_SHOWN_BYTES = 400
+_ProcessArgument = Annotated[
+    str, typer.Argument(help="episodes, rewards or training; or the process that could not send the record.")
+]
+_PlaceArgument = Annotated[str | None, typer.Argument(help="TOPIC/PARTITION@OFFSET, as `list` prints it.")]
+_AllOption = Annotated[bool, typer.Option("--all", help="All open dead letters of the process.")]
+_TopicOption = Annotated[str | None, typer.Option(help="Only this topic.")]
+app = typer.Typer(help="List, retry or skip records that no worker could process.", no_args_is_help=True)
 
 
-def print_letters(home: Path, *, process: str | None, topic: str | None, settled: bool, as_json: bool) -> None:
-    """One line each, the oldest first."""
+@app.command("list")
+def print_letters(
+    *,
+    process: Annotated[str | None, typer.Option(help="Only this process.")] = None,
+    topic: _TopicOption = None,
+    settled: Annotated[bool, typer.Option("--all", help="Include those that were redriven or skipped.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Print the open dead letters, oldest first."""
     _check_topic(topic)
     states = (OPEN, SKIPPED, REDRIVEN) if settled else (OPEN,)
     with load_settings(home).database().snapshot() as connection:
-        letters = find(connection, process=process, topic=topic, states=states)
+        letters = letters_of.find(connection, process=process, topic=topic, states=states)
     if as_json:
         for letter in letters:
             print(json.dumps(_head(letter)))
         return
     if not letters:
-        print("no dead letters" if settled else "no dead letters that nobody has dealt with; --all shows the others")
+        print("no dead letters" if settled else "no open dead letters; --all shows those that were redriven or skipped")
         return
     table = Table("process", "place", "state", "at", "reason")
     for letter in letters:
@@ -41,47 +58,77 @@ def print_letters(home: Path, *, process: str | None, topic: str | None, settled
     Console().print(table)
 
 
-def print_letter(home: Path, process: str, place: str) -> None:
-    """Everything about one, its record as far as it can be read."""
+@app.command("show")
+def print_letter(
+    process: _ProcessArgument,
+    place: Annotated[str, typer.Argument(help="TOPIC/PARTITION@OFFSET, as `list` prints it.")],
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Print one dead letter: its record as far as it can be decoded, why it failed, and the traceback."""
     with load_settings(home).database().snapshot() as connection:
-        letter = get(connection, process, parse_place(place))
+        letter = letters_of.get(connection, process, parse_place(place))
     print(json.dumps(_head(letter) | {"record": _content(letter)}, indent=2, ensure_ascii=False))
     if letter.traceback:
         print(letter.traceback)
 
 
-def run_redrive(home: Path, process: str, place: str | None, topic: str | None, *, everything: bool) -> None:
-    """Put records through their handler again."""
-    settings = load_settings(home)
-    letters = _chosen(settings, process, place, topic, everything=everything)
-    database = settings.database()
-    with database.transaction() as connection:
-        redrive(connection, letters, time.time())
-    _send(settings)
-    print(f"redriven: {_named(letters)}; what fails again will be listed again, at its new place")
+@app.command()
+def redrive(
+    process: _ProcessArgument,
+    place: _PlaceArgument = None,
+    *,
+    everything: _AllOption = False,
+    topic: _TopicOption = None,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Append the original bytes to their topic again, after the cause of the failure is fixed.
 
-
-def run_skip(home: Path, process: str, place: str | None, topic: str | None, *, everything: bool) -> None:
-    """Accept a loss."""
+    Consumers recognise records by their keys, so nothing is applied twice. The bytes stay as they are, and the order changes:
+    the record now comes after those that followed it. A record that fails again becomes a dead letter again, at its new place.
+    """
     settings = load_settings(home)
     letters = _chosen(settings, process, place, topic, everything=everything)
     with settings.database().transaction() as connection:
-        skip(connection, letters, time.time())
+        letters_of.redrive(connection, letters, time.time())
     _send(settings)
-    print(f"skipped: {_named(letters)}; kept for looking (--all), and what waited for them is named `dead_letter`")
+    print(f"redriven: {_named(letters)}; a record that fails again will be listed again, at its new place")
+
+
+@app.command()
+def skip(
+    process: _ProcessArgument,
+    place: _PlaceArgument = None,
+    *,
+    everything: _AllOption = False,
+    topic: _TopicOption = None,
+    home: HomeOption = DEFAULT_HOME,
+) -> None:
+    """Accept the loss. The record no longer counts against the limits; it is kept for inspection.
+
+    A sample that waits for the record becomes `unscored(dead_letter)`, a signal `rejected(dead_letter)`. A generation is
+    counted as `dead_letter`.
+    """
+    settings = load_settings(home)
+    letters = _chosen(settings, process, place, topic, everything=everything)
+    with settings.database().transaction() as connection:
+        letters_of.skip(connection, letters, time.time())
+    _send(settings)
+    print(
+        f"skipped: {_named(letters)}; kept for inspection (list --all), and samples that waited are named `dead_letter`"
+    )
 
 
 def _chosen(
     settings: Settings, process: str, place: str | None, topic: str | None, *, everything: bool
 ) -> list[DeadLetter]:
-    """One that is named, or all that are open."""
+    """The dead letter at `place`, or all open ones."""
     if (place is None) == (not everything):
         raise InvalidRequest("name one place, TOPIC/PARTITION@OFFSET, or say --all; not both")
     _check_topic(topic)
     with settings.database().snapshot() as connection:
         if place is not None:
-            return [get(connection, process, parse_place(place))]
-        letters = find(connection, process=process, topic=topic)
+            return [letters_of.get(connection, process, parse_place(place))]
+        letters = letters_of.find(connection, process=process, topic=topic)
     if not letters:
         of_topic = f" of {topic}" if topic else ""
         raise NotFound(f"{process} has no open dead letters{of_topic}; see millrace dead-letters list")
@@ -89,7 +136,7 @@ def _chosen(
 
 
 def _send(settings: Settings) -> None:
-    """What this command, or one that was interrupted before, has to say. Appended twice, it counts once."""
+    """Relay the outbox of this command, and of an earlier one that was interrupted. A record appended twice counts once."""
     event_log = settings.event_log()
     Relay(SENDER, settings.database(), event_log).flush()
     event_log.close()
@@ -114,28 +161,28 @@ def _head(letter: DeadLetter) -> dict[str, Any]:
 
 
 def _content(letter: DeadLetter) -> Any:
-    """As its record; else as whatever msgpack it is; else as bytes."""
+    """The record; if it cannot be decoded, its msgpack; else its bytes."""
     record = decoded(letter)
     if record is not None:
         try:
             return plain(record)
-        except (InvalidRecord, ValueError):  # its body, or a packed array
-            return {name: _shown(value) for name, value in msgspec.structs.asdict(record).items()}
+        except (InvalidRecord, ValueError):  # the body or a packed array is damaged
+            return {name: _printable(value) for name, value in msgspec.structs.asdict(record).items()}
     try:
-        return _shown(msgspec.msgpack.decode(letter.value))
+        return _printable(msgspec.msgpack.decode(letter.value))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _shown(letter.value)
+        return _printable(letter.value)
 
 
-def _shown(value: Any) -> Any:
+def _printable(value: Any) -> Any:
     if isinstance(value, bytes):
         more = f" and {len(value) - _MAX_SHOWN_BYTES} bytes more" if len(value) > _MAX_SHOWN_BYTES else ""
         return value[:_MAX_SHOWN_BYTES].hex() + more
     if isinstance(value, msgspec.Struct):
-        return _shown(msgspec.structs.asdict(value))
+        return _printable(msgspec.structs.asdict(value))
     if isinstance(value, dict):
-        return {str(name): _shown(item) for name, item in value.items()}
-    return [_shown(item) for item in value] if isinstance(value, list | tuple) else value
+        return {str(name): _printable(item) for name, item in value.items()}
+    return [_printable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _named(letters: list[DeadLetter]) -> str:

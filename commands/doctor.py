@@ -1,4 +1,4 @@
-"""`millrace doctor`: what this machine lacks, and how to get it."""
+"""`millrace doctor`: checks this machine and a home, and says how to fix what is missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import httpx
 
-from commands.gate_home import gates_of_home
+from commands.home_gates import gates_of_home
+from commands.options import DEFAULT_HOME, HomeOption
 from contracts.assignments import LIVE
 from contracts.errors import ClockOff, InvalidSettings, MillraceError, Unavailable, WeightsRefused
 from contracts.event_log import EventLog
@@ -39,17 +40,18 @@ _PACKAGES = (
     "cryptography",
     "tokenizers",
 )
+_INSTALL = "run `make setup`, or install the wheel with its dependencies"
 _PYTHON = (3, 11)
 _SQLITE = (3, 35)
 _FREE_GIB = 2
 _ENGINE_SECONDS = 2.0
 _GIB = 2**30
-_EVERY_RECORD, _MOST_NAMED = 2**62, 10
-_A_SANDBOX = "get Linux 6.12 or newer, or `apt install bubblewrap` where user namespaces are allowed"
+_EVERY_RECORD, _MAX_NAMED = 2**62, 10
+_SANDBOX_REMEDY = "get Linux 6.12 or newer, or `apt install bubblewrap` where user namespaces are allowed"
 
 
 class Finding(NamedTuple):
-    """One thing looked at. `needed`: Millrace cannot run without it."""
+    """The result of one check. `needed`: Millrace cannot run without it."""
 
     name: str
     good: bool
@@ -58,12 +60,12 @@ class Finding(NamedTuple):
 
 
 def examine(home: Path) -> Iterator[Finding]:
-    """Look at everything, without importing torch."""
+    """Run every check, without importing torch."""
     version = sys.version_info[:3]
     yield Finding("python", version[:2] >= _PYTHON, True, f"{'.'.join(map(str, version))}; 3.11 or newer is needed")
     for package in _PACKAGES:
         there = importlib.util.find_spec(package) is not None
-        yield Finding(package, there, True, "installed" if there else "missing: run `make setup`")
+        yield Finding(package, there, True, "installed" if there else f"missing: {_INSTALL}")
     yield Finding(
         "sqlite", sqlite3.sqlite_version_info >= _SQLITE, True, f"{sqlite3.sqlite_version}; 3.35 or newer is needed"
     )
@@ -72,7 +74,7 @@ def examine(home: Path) -> Iterator[Finding]:
     free_port = _can_bind(8400)
     yield Finding("port 8400", free_port, False, "free" if free_port else "taken: start with --port")
     openai = importlib.util.find_spec("openai") is not None
-    yield Finding("openai", openai, False, "installed" if openai else "the demo's users need it: run `make setup`")
+    yield Finding("openai", openai, False, "installed" if openai else f"the demo needs it: {_INSTALL}")
     yield sandbox_of(MAKERS)
     if (home / "millrace.toml").exists():
         settings = load_settings(home)
@@ -87,25 +89,25 @@ def examine(home: Path) -> Iterator[Finding]:
             yield _bucket(settings.weights_url)
         yield versions_of(settings)
     gpu = shutil.which("nvidia-smi") is not None
-    yield Finding("gpu", gpu, False, "there: try --device cuda" if gpu else "none: everything runs on the CPU")
+    yield Finding("gpu", gpu, False, "found: try --device cuda" if gpu else "none: everything runs on the CPU")
     browser = shutil.which("chromium") is not None
     yield Finding("chromium", browser, False, "installed" if browser else "the page test is skipped without it")
 
 
 def sandbox_of(makers: Mapping[str, Maker]) -> Finding:
-    """Which sandboxes hold here, each tried by a program that wants out. Only tasks that run code need one."""
+    """Which sandboxes work here. A program tries to escape from each. Only tasks that run code need one."""
     found = {name: tried(make) for name, make in makers.items()}
-    holding = [described(result) for result in found.values() if not isinstance(result, str)]
+    working = [described(result) for result in found.values() if not isinstance(result, str)]
     refused = "; ".join(f"{name}: {result}" for name, result in found.items() if isinstance(result, str))
-    if not holding:
+    if not working:
         return Finding(
-            "sandbox", False, False, f"none holds, so tasks that run code are refused; {_A_SANDBOX} ({refused})"
+            "sandbox", False, False, f"none works, so tasks that run code are refused; {_SANDBOX_REMEDY} ({refused})"
         )
-    return Finding("sandbox", True, False, f"{', '.join(holding)}" + (f"; not {refused}" if refused else ""))
+    return Finding("sandbox", True, False, f"{', '.join(working)}" + (f"; not {refused}" if refused else ""))
 
 
-def run_doctor(home: Path) -> int:
-    """Print the findings; 1 if something needed is missing."""
+def doctor(home: HomeOption = DEFAULT_HOME) -> int:
+    """Check this machine and a home, and say how to fix what is missing. Exit status 1 if something needed is missing."""
     findings = list(examine(home))
     for finding in findings:
         mark = "ok     " if finding.good else "MISSING" if finding.needed else "note   "
@@ -127,24 +129,24 @@ def _keys(settings: Settings) -> Finding:
         signer = None if signing_key(settings.home) is None else signer_of(settings)
     except InvalidSettings as error:
         return Finding("keys", False, True, error.message)
-    signs = "none signs: versions are only read here" if signer is None else f"{signer.key_id} signs"
+    signs = "no private key: versions are only read here" if signer is None else f"{signer.key_id} signs"
     return Finding("keys", True, True, f"{', '.join(keyring.key_ids)} trusted; {signs}")
 
 
 def engine_of(settings: Settings) -> Finding:
-    """Whether the engine, if one runs, takes the key that this home's processes send."""
+    """Whether the engine, if one runs, accepts the key that this home's processes send."""
     try:
         headers = authorization(engine_key(settings.home))
         answer = httpx.get(f"{settings.engine_url}/state", headers=headers, timeout=_ENGINE_SECONDS)
     except InvalidSettings as error:
         return Finding("engine", False, True, error.message)
     except httpx.TransportError:
-        return Finding("engine", True, False, f"none runs at {settings.engine_url}")
+        return Finding("engine", True, False, f"no engine runs at {settings.engine_url}")
     if answer.status_code == httpx.codes.UNAUTHORIZED:
         says = f"{settings.engine_url} refuses this home's key: restart it, or give both the same {ENGINE_KEY}"
         return Finding("engine", False, True, says)
     return Finding(
-        "engine", answer.is_success, False, f"{settings.engine_url} takes this home's key ({answer.status_code})"
+        "engine", answer.is_success, False, f"{settings.engine_url} accepts this home's key ({answer.status_code})"
     )
 
 
@@ -153,7 +155,7 @@ def _files(settings: Settings) -> Finding:
     if found:
         says = "; ".join(f"{item.path} is damaged ({item.problem})" for item in found)
         return Finding("files", False, True, f"{says}: see docs/operating.md, When bits flip")
-    return Finding("files", True, True, "millrace.db and log/ are what was written, as far as their pages say")
+    return Finding("files", True, True, "no damaged page in millrace.db and log/")
 
 
 def _private(home: Path) -> Finding:
@@ -161,7 +163,7 @@ def _private(home: Path) -> Finding:
     if found:
         says = f"{len(found)} files or folders can be read by other users, first {found[0]}: `chmod -R go= {home}` as their owner"
         return Finding("private", False, False, says)
-    return Finding("private", True, False, "nobody else on this machine can read the home")
+    return Finding("private", True, False, "no other user of this machine can read the home")
 
 
 def _log_and_clock(settings: Settings) -> Iterator[Finding]:
@@ -184,11 +186,9 @@ def _log(settings: Settings, database: Database, event_log: EventLog) -> Finding
     except MillraceError as error:
         return Finding("log", False, True, error.message)
     if damaged:
-        places = ", ".join(f"{item.topic}/{item.partition} {item.offset}" for item in damaged[:_MOST_NAMED])
-        return Finding(
-            "log", False, False, f"{len(damaged)} records are not what was appended: {places}; check the disk"
-        )
-    return Finding("log", True, True, "it is the one that the database was written with")
+        places = ", ".join(f"{item.topic}/{item.partition} {item.offset}" for item in damaged[:_MAX_NAMED])
+        return Finding("log", False, False, f"{len(damaged)} records are damaged: {places}; check the disk")
+    return Finding("log", True, True, "the log is the one that the database was written with")
 
 
 def _clock(database: Database) -> Finding:
@@ -209,11 +209,11 @@ def _bucket(url: str) -> Finding:
         open_objects(url).check()
     except (InvalidSettings, Unavailable) as error:
         return Finding("weights", False, True, error.message)
-    return Finding("weights", True, True, f"{url} takes versions, each once")
+    return Finding("weights", True, True, f"{url} accepts writes, and refuses to overwrite")
 
 
 def versions_of(settings: Settings) -> Finding:
-    """Whether everything in the weight store can be read and believed, and the list of versions is fresh."""
+    """Whether everything in the weight store can be read and verified, and the signed list of versions is fresh."""
     from weights.stores.opening import inspect  # noqa: PLC0415 only homes have a store
 
     try:
@@ -221,7 +221,7 @@ def versions_of(settings: Settings) -> Finding:
     except (InvalidSettings, Unavailable, WeightsRefused) as error:
         return Finding("versions", False, False, error.message)
     if found.junk:
-        named = "; ".join(f"{place}: {code}" for place, code in found.junk[:_MOST_NAMED])
+        named = "; ".join(f"{place}: {code}" for place, code in found.junk[:_MAX_NAMED])
         says = f"{len(found.junk)} objects in the weight store cannot be used: {named}; see docs/operating.md, When weights are refused"
         return Finding("versions", False, False, says)
     if found.expires_in is None:

@@ -1,6 +1,7 @@
-"""`millrace gate`: the gate's rule by hand, on answers from files. Status 0 accepted, 1 refused, 2 no verdict.
+"""`millrace gate`: apply the gate's rule to answers from files.
 
-In: a task, sentinels, and the answers of two versions, one {"completion": ...} a line in the sentinels' order. Out: one JSON object.
+In: a task, sentinels, and the answers of two versions, one {"completion": ...} per line in the order of the sentinels.
+Out: one JSON object.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import random
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from contracts.errors import InvalidSettings, InvalidTask, MillraceError
 from contracts.gating import SentinelFile
@@ -26,45 +29,58 @@ _ACCEPTED, _REFUSED, _NO_VERDICT = 0, 1, 2
 _NEW, _OLD = 1, 0
 
 
-def run_gate(task: Path, sentinels: Path, answers: Path, against: Path) -> int:
-    """Print the verdict; the exit status. What keeps it from one is said on standard error."""
+def gate(
+    task: Annotated[Path, typer.Option(help="The task file.")],
+    sentinels: Annotated[Path, typer.Option(help="JSON lines with messages and reference, all of this task.")],
+    answers: Annotated[
+        Path,
+        typer.Option(help='Answers of the new version: {"completion": ...} per line, in the order of the sentinels.'),
+    ],
+    against: Annotated[Path, typer.Option(help="Answers of the old version, in the same form.")],
+) -> int:
+    """Compare the answers of two versions as the gate does, and print why.
+
+    Exit status 0: accepted. 1: refused. 2: no verdict, because of a fault or a mistake; standard error says which.
+    """
     try:
-        with redirect_stdout(sys.stderr):  # what graders log is not for whoever reads the verdict
-            found = judge_files(task, sentinels, answers, against)
+        with redirect_stdout(sys.stderr):  # graders may print; standard output is for the verdict alone
+            verdict = judge_files(task, sentinels, answers, against)
     except MillraceError as error:
         print(f"millrace: no verdict: {error.message}", file=sys.stderr)
         return _NO_VERDICT
-    print(json.dumps(found, ensure_ascii=False))
-    return _ACCEPTED if found["accepted"] else _REFUSED
+    print(json.dumps(verdict, ensure_ascii=False))
+    return _ACCEPTED if verdict["accepted"] else _REFUSED
 
 
-def judge_files(task: Path, sentinels: Path, answers: Path, against: Path) -> dict[str, Any]:
-    """What the gate says of `answers`.
+def judge_files(task_file: Path, sentinels: Path, answers: Path, against: Path) -> dict[str, Any]:
+    """The gate's verdict on `answers`, as JSON types.
 
     Raises:
-        MillraceError: something is missing or wrong, or a grader could not do its work: no verdict.
+        MillraceError: a file is missing or wrong, or a grader failed: there is no verdict.
     """
-    (only,) = load_tasks((task,)).values()
-    if not only.gate_graders:
-        raise InvalidTask(f"{task}: task {only.name!r} is ungated: none of its graders says whether an answer is right")
-    asked = read_sentinels(sentinels, {only.name: only})
-    if not asked.items:
+    (task,) = load_tasks((task_file,)).values()
+    if not task.gate_graders:
+        raise InvalidTask(
+            f"{task_file}: task {task.name!r} is ungated: none of its graders says whether an answer is right"
+        )
+    cases = read_sentinels(sentinels, {task.name: task})
+    if not cases.items:
         raise InvalidSettings(f"{sentinels}: it has no sentinels")
-    said = {_NEW: _read_answers(answers, asked), _OLD: _read_answers(against, asked)}
-    graders = GateGraders({only.name: only})
+    given = {_NEW: _read_answers(answers, cases), _OLD: _read_answers(against, cases)}
+    graders = GateGraders({task.name: task})
     try:
-        graders.check(asked)
+        graders.check(cases)
         shuffler = random.Random()  # noqa: S311 an order that graders cannot know, not a secret
-        values = grade_together(graders, asked, only.name, said, shuffler)
+        values = grade_together(graders, cases, task.name, given, shuffler)
     finally:
         graders.close()
-    question = Question(only.name, only.gate_graders, only.gate.margin, {LIVE: _OLD}, values)
+    question = Question(task.name, task.gate_graders, task.gate.margin, {LIVE: _OLD}, values)
     decision = decide([question], _NEW, {})
     (comparison,) = decision.comparisons
-    return _told(only, comparison, accepted=decision.accepted)
+    return _as_json(task, comparison, accepted=decision.accepted)
 
 
-def _told(task: Task, found: Comparison, *, accepted: bool) -> dict[str, Any]:
+def _as_json(task: Task, found: Comparison, *, accepted: bool) -> dict[str, Any]:
     facts = found.facts
     names = ("value", "against", "num", "discordant", "wins", "losses", "p", "alpha", "least_difference", "test")
     losses, wins, limit = facts["losses"], facts["wins"], facts["alpha"]
@@ -90,7 +106,7 @@ def _read_answers(path: Path, sentinels: SentinelFile) -> tuple[Answer, ...]:
     answers = [_answer(f"{path}:{number}", line) for number, line in enumerate(lines, 1)]
     if len(answers) != len(sentinels.items):
         raise InvalidSettings(
-            f"{path}:{len(answers)}: it has {len(answers)} answers, and there are {len(sentinels.items)} sentinels; it takes one "
+            f"{path}:{len(answers)}: it has {len(answers)} answers, and there are {len(sentinels.items)} sentinels; it needs one "
             "line for each, in their order"
         )
     return tuple(answers)

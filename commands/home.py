@@ -1,6 +1,6 @@
-"""Makes a home ready: settings, tables, keys, the base policy as version 0, and `live` pointing at it.
+"""Prepares a home: settings, tables, keys, the base policy as version 0, and `live` pointing at it.
 
-Run again, it writes the settings of that start and makes only what is missing: the run goes on, with the same policy.
+At a later start it writes the settings of that start and makes only what is missing: the run goes on, with the same policy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from weights.versions.keys import signer_of
 
 
 class Home(NamedTuple):
-    """A home that is ready. `app_key` is None if it was printed at an earlier start."""
+    """A prepared home. `app_key` is None if an earlier start printed it."""
 
     settings: Settings
     operator_key: str
@@ -52,12 +52,12 @@ class Home(NamedTuple):
 
 @contextmanager
 def claimed(home: Path) -> Iterator[None]:
-    """One supervisor a home: a second would start every process twice. Ends with this process, however it ends.
+    """Lock a home for one supervisor: a second would start every process twice. The lock ends with this process.
 
-    A start that was refused before it made anything leaves no folder behind.
+    A start that is refused before it made anything leaves no folder behind.
 
     Raises:
-        InvalidSettings: another one runs in this home, or the folder cannot be made.
+        InvalidSettings: Millrace already runs in this home, or the folder cannot be made.
     """
     path = home / "up.lock"
     made = [place for place in (path, home) if not place.exists()]
@@ -71,19 +71,19 @@ def claimed(home: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InvalidSettings(f"Millrace runs in {home} already; end it first, or choose another --home") from None
+            raise InvalidSettings(f"Millrace runs in {home} already; stop it first, or choose another --home") from None
         if not (path.exists() and os.path.samestat(path.stat(), os.fstat(lock.fileno()))):
-            raise InvalidSettings(f"another start in {home} was refused at this moment; try again")
+            raise InvalidSettings(f"another start in {home} is just ending; try again")
         try:
             make_private(home)
             yield
         finally:
-            _unmake(made, path)
+            _remove_unused(made, path)
 
 
-def _unmake(made: list[Path], lock: Path) -> None:
-    """Take away what `claimed` made, if nothing came to it since. The lock is still held."""
-    with suppress(OSError):  # a home that is gone, or a folder that something is mounted on
+def _remove_unused(made: list[Path], lock: Path) -> None:
+    """Remove the files that `claimed` made, if nothing was added since. The lock is still held."""
+    with suppress(OSError):  # the home is gone already, or it is a mount point
         if made and list(lock.parent.iterdir()) == [lock]:
             for place in made:
                 if place == lock:
@@ -93,12 +93,12 @@ def _unmake(made: list[Path], lock: Path) -> None:
 
 
 def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
-    """See the module docstring.
+    """See the module docstring. `sections`: the settings of the processes.
 
     Raises:
         InvalidTask, InvalidSettings: before anything is written.
-        LogLost, PositionLost: the log is not the one of the database, or less of it; nothing was written.
-        Damaged: a file of the home is not what was written.
+        LogLost, PositionLost: the log is not the database's own log, or a part of it is missing. Nothing was written.
+        Damaged: a file of the home is damaged.
         Unavailable: the log or the database cannot be used.
     """
     check_passwords(settings, os.environ)
@@ -106,81 +106,97 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
     is_started = (settings.home / "millrace.toml").exists()
     if is_started:
         settings = _continued(settings, load_settings(settings.home))
-    base = Path(settings.base)
-    if not base.is_dir():
-        raise InvalidSettings(f"policy folder {base} does not exist")
-    load_template(settings.base)
-    target = to_bf16(read_safetensors(base))
-    if not is_started:  # where keys went missing later, or were taken away, only a person may put others in their place
+    policy, base = settings.policy, _load_base(settings)
+    if not is_started:  # if keys are missing later, only a person may replace them
         make_first_keys(settings.home)
     store = open_weight_store(settings, publishes=True)
-    begun_with = _base_root(store, settings.policy)
-    is_new = begun_with is None
-    signer = signer_of(settings) if is_new else None
-    if begun_with not in {None, root_of(target)}:
+    stored_root = _base_root(store, policy)
+    signer = signer_of(settings) if stored_root is None else None
+    if stored_root not in {None, root_of(base)}:
         raise InvalidSettings(
-            f"the weights in {base} are not those that {settings.home} began with; restore them, or choose another --home"
+            f"the weights in {settings.base} differ from those that {settings.home} started with; restore them, or choose "
+            "another --home"
         )
     check_files(settings)
     database = settings.database()
     migrate(database)
-    log = settings.event_log()
-    require_same_log(database, log, settings.home)
-    log.create_topics()
-    note(database, log.describe(), time.time())
-    if settings.kafka is None:
-        _name_damaged(database, log)
-    log.close()
+    _check_log(database, settings)
     operator_file = settings.home / "operator.key"
-    _check_database(database, settings, store.versions(settings.policy), operator_file)
+    _check_database(database, settings, store.versions(policy), operator_file)
     propose_expected(tasks, database, print)
     write_settings(settings, sections)
-    if is_new:
+    if stored_root is None:
         publish_version(
             store,
-            policy=settings.policy,
+            policy=policy,
             run=settings.run,
             version=0,
             parent=None,
             base=None,
-            target=target,
+            target=base,
             step=0,
             epoch=0,
             num_samples=0,
             created_at=time.time(),
             signer=signer,
         )
-    # After everything that may fail: they are printed once.
-    app_key = None
+    # After everything that may fail, because the app key is printed only once.
+    app_key = _make_secrets(database, settings.home, operator_file)
     with database.transaction() as connection:
-        if not has_keys(connection):
-            app_key = create_key(connection, "app")
-            _write_secret(operator_file, create_key(connection, "operator"))
-    engine_key(settings.home)
-    token_file = settings.home / "dashboard.token"
-    if not token_file.exists():
-        _write_secret(token_file, secrets.token_urlsafe(24))
-    with database.transaction() as connection:
-        assignments.note_run(connection, settings.policy, settings.run)
-        if LIVE not in assignments.read(connection, settings.policy):
+        assignments.note_run(connection, policy, settings.run)
+        if LIVE not in assignments.read(connection, policy):
             assignments.move(
                 connection,
-                policy=settings.policy,
+                policy=policy,
                 arm=LIVE,
                 version=0,
                 expected_epoch=0,
                 writer="up",
                 reason="base policy",
                 share=1.0,
-                root=store.manifest(settings.policy, 0).target_root,
+                root=store.manifest(policy, 0).target_root,
                 run=settings.run,
             )
     database.close()
     return Home(settings, operator_file.read_text().strip(), app_key)
 
 
+def _load_base(settings: Settings) -> Tensors:
+    """The base policy in its published form. Raises InvalidSettings."""
+    base = Path(settings.base)
+    if not base.is_dir():
+        raise InvalidSettings(f"policy folder {base} does not exist")
+    load_template(settings.base)
+    return to_bf16(read_safetensors(base))
+
+
+def _check_log(database: Database, settings: Settings) -> None:
+    """Check that the log is the database's own, create its topics, and report damaged records."""
+    log = settings.event_log()
+    require_same_log(database, log, settings.home)
+    log.create_topics()
+    note(database, log.describe(), time.time())
+    if settings.kafka is None:
+        _report_damaged(database, log)
+    log.close()
+
+
+def _make_secrets(database: Database, home: Path, operator_file: Path) -> str | None:
+    """Make the keys and the dashboard token that are missing. Returns the app key if it is new."""
+    app_key = None
+    with database.transaction() as connection:
+        if not has_keys(connection):
+            app_key = create_key(connection, "app")
+            _write_secret(operator_file, create_key(connection, "operator"))
+    engine_key(home)
+    token_file = home / "dashboard.token"
+    if not token_file.exists():
+        _write_secret(token_file, secrets.token_urlsafe(24))
+    return app_key
+
+
 def _base_root(store: WeightStore, policy: str) -> str | None:
-    """What version 0 adds up to; None: it was never published. Raises WeightsRefused: something else has its place."""
+    """The root hash of version 0. None: it was never published. Raises WeightsRefused if its manifest is wrong."""
     try:
         return store.manifest(policy, 0).target_root
     except NotFound:
@@ -188,9 +204,10 @@ def _base_root(store: WeightStore, policy: str) -> str | None:
 
 
 def _check_database(database: Database, settings: Settings, versions: list[int], operator_file: Path) -> None:
-    """Raises InvalidSettings if database, home and weight store are not of one run."""
+    """Raises InvalidSettings if database, home and weight store belong to different runs."""
+    policy = settings.policy
     with database.snapshot() as connection:
-        known, arms = has_keys(connection), assignments.read(connection, settings.policy)
+        known, arms = has_keys(connection), assignments.read(connection, policy)
         if known and operator_file.exists():
             _check_operator(connection, operator_file)
     if known and not operator_file.exists():
@@ -201,19 +218,19 @@ def _check_database(database: Database, settings: Settings, versions: list[int],
     live = arms[LIVE].version if LIVE in arms else None
     if live is not None and live not in versions:
         raise InvalidSettings(
-            f"{settings.policy} serves version {live}, and the weight store ({settings.weights_url or settings.weights}) has "
-            f"{versions or 'none'}: restore it, or begin anew with another database and --home"
+            f"{policy} serves version {live}, and the weight store ({settings.weights_url or settings.weights}) has "
+            f"{versions or 'none'}: restore it, or start over with another database and --home"
         )
 
 
-def _name_damaged(database: Database, log: EventLog) -> None:
-    """One bad record costs one record: it is said at the start, and buried when its turn comes."""
+def _report_damaged(database: Database, log: EventLog) -> None:
+    """Report damaged records at the start. Their readers turn each into a dead letter later; nothing else is lost."""
     with database.snapshot() as connection:
         positions = read_positions(connection)
     for record in damaged_records(log, positions):
         print(
-            f"{record.topic}/{record.partition} {record.offset} is not what was appended: the disk changed its bits. Who reads "
-            "it buries it (dead_letter); check the disk",
+            f"{record.topic}/{record.partition} {record.offset} is damaged: the disk changed its bits. It will become a dead letter; "
+            "check the disk",
             flush=True,
         )
 
@@ -221,15 +238,15 @@ def _name_damaged(database: Database, log: EventLog) -> None:
 def _check_operator(connection: Connection, file: Path) -> None:
     try:
         check_key(connection, f"Bearer {file.read_text().strip()}").require_operator()
-    except (Forbidden, Unauthorized, ValueError) as error:  # ValueError: it is no text
+    except (Forbidden, Unauthorized, ValueError) as error:  # ValueError: it is not text
         raise InvalidSettings(
-            f"{file} does not hold an operator key that this database knows: it was changed, or is of another home. Restore it, "
-            f"or make one: millrace keys --role operator --home {file.parent} > {file}"
+            f"{file} does not hold an operator key that this database knows: it was changed, or belongs to another home. Restore it, "
+            f"or make a new one: millrace keys --role operator --home {file.parent} > {file}"
         ) from error
 
 
 def _continued(settings: Settings, held: Settings) -> Settings:
-    """Settings for a home that was started before: checkpoints and log there belong to one run of one policy."""
+    """Settings for a home that was started before. Its checkpoints and log belong to one run of one policy."""
     if settings.policy != held.policy:
         raise InvalidSettings(
             f"{held.home} holds the policy {held.policy!r}, not {settings.policy!r}; choose another --home"

@@ -1,74 +1,68 @@
-"""`millrace init`: a home for processes that containers or another supervisor start.
+"""`millrace init`: prepare a home whose processes are started by containers or by another supervisor.
 
-In: a policy, tasks, and where everything is. Out: settings, tables, topics, keys, the base policy as version 0. Run again, it
-makes only what is missing, so that it can stand before every start.
+In: a policy, tasks, and the addresses of everything. Out: settings, tables, topics, keys, and the base policy as version 0.
+A second run makes only what is missing, so it is safe to run before every start.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from typing import Annotated
 
-from rich.console import Console
+import typer
 
-from commands.gate_home import check_gate, print_gates
+from commands import options
 from commands.home import claimed, prepare_home
+from commands.home_gates import check_gate, print_gates
 from commands.servers import Servers
-from commands.up import name_of, new_run, resolve_policy
+from commands.up import console, make_settings, name_of, print_keys_of, resolve_policy
 from contracts.errors import InvalidSettings
 from pipelines.training.settings import TrainingSettings
-from runtime.settings import Settings, make_section
 
-console = Console(highlight=False, soft_wrap=True)
+_AS_INFERENCE = typer.Option(help="As --inference.")
 
 
-def run_init(
+def init(
     *,
-    policy: str,
-    tasks: list[Path],
-    home: Path,
-    name: str,
-    device: str,
-    sentinels: Path | None,
-    servers: Servers,
-    addresses: Mapping[str, str],
+    policy: options.PolicyOption,
+    tasks: options.TaskFilesOption,
+    home: options.HomeOption = options.DEFAULT_HOME,
+    name: options.NameOption = "",
+    device: options.DeviceOption = "cpu",
+    sentinels: options.SentinelsOption = None,
+    kafka: options.KafkaOption = None,
+    database: options.DatabaseOption = None,
+    redis: options.RedisOption = None,
+    weights: options.WeightsOption = None,
+    inference: Annotated[str, typer.Option(help="Where others reach this process: host:port.")] = "127.0.0.1:8400",
+    engine: Annotated[str, _AS_INFERENCE] = "127.0.0.1:8401",
+    feedback: Annotated[str, _AS_INFERENCE] = "127.0.0.1:8402",
+    dashboard: Annotated[str, _AS_INFERENCE] = "127.0.0.1:8403",
 ) -> None:
-    """Make the home ready and say which keys were made."""
+    """Prepare a home for processes that something else starts: settings, tables, topics, keys, version 0."""
+    addresses = {"web": inference, "engine": engine, "feedback": feedback, "dashboard": dashboard}
     with claimed(home):
-        places = {process: _address(process, text) for process, text in addresses.items()}
-        settings = make_section(
-            "[millrace]",
-            Settings,
-            home=home.resolve(),
-            run=new_run(),
-            policy=name or name_of(policy),
-            base=str(resolve_policy(policy)),
-            tasks=tuple(task.resolve() for task in tasks),
+        places: dict[str, str | int] = {}
+        for process, address in addresses.items():
+            option = "inference" if process == "web" else process
+            places[f"{process}_host"], places[f"{process}_port"] = _host_and_port(option, address)
+        settings = make_settings(
+            home,
+            name=name or name_of(policy),
+            base=resolve_policy(policy),
+            tasks=tasks,
             device=device,
-            kafka=servers.kafka,
-            database_url=servers.database_url,
-            redis=servers.redis,
-            weights_url=servers.weights_url,
-            web_host=places["inference"][0],
-            web_port=places["inference"][1],
-            feedback_host=places["feedback"][0],
-            feedback_port=places["feedback"][1],
-            dashboard_host=places["dashboard"][0],
-            dashboard_port=places["dashboard"][1],
-            engine_host=places["engine"][0],
-            engine_port=places["engine"][1],
+            servers=Servers(kafka, database, redis, weights),
+            **places,
         )
         release = check_gate(tasks, home, sentinels)
         ready = prepare_home(settings, {"training": TrainingSettings(), "release": release})
     console.print(f"{ready.settings.home} is ready: policy {settings.policy}, run {ready.settings.run}")
-    if ready.app_key:
-        console.print(f"  app key       {ready.app_key}   (printed once; `millrace keys` makes more)")
-    console.print(f"  operator key  in {ready.settings.home / 'operator.key'}")
+    print_keys_of(ready)
     print_gates(console, ready.settings)
 
 
-def _address(process: str, text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
+def _host_and_port(process: str, address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise InvalidSettings(f"--{process} takes host:port, not {text!r}")
+        raise InvalidSettings(f"--{process} takes host:port, not {address!r}")
     return host, int(port)

@@ -1,14 +1,16 @@
-"""`millrace log tail`: records as JSON lines, bodies opened, packed arrays as lists."""
+"""`millrace log tail`: print records as JSON lines, with bodies decoded and packed arrays as lists."""
 
 from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+import typer
 
+from commands.accept_loss import accept_loss
+from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidRecord, InvalidSettings
 from contracts.event_log import LogRecord
 from contracts.records import (
@@ -33,11 +35,20 @@ _KINDS: dict[str, type[Record]] = {
     OUTCOMES: Outcome,
 }
 _PACKED_IDS = {"prompt_ids", "completion_ids", "token_ids"}
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
+app = typer.Typer(help="Print records of the log; go on after a lost log.", no_args_is_help=True)
+app.command("accept-loss")(accept_loss)
 
 
-def tail(home: Path, topic: str, count: int, *, follow: bool) -> None:
-    """Print the newest `count` records of every partition, in the order of their appending."""
+@app.command()
+def tail(
+    topic: Annotated[str, typer.Argument(help="generations, signals, episodes, experiences or outcomes.")],
+    home: HomeOption = DEFAULT_HOME,
+    count: Annotated[int, typer.Option("-n", help="How many of the newest records to print.")] = 10,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new records.")] = False,
+) -> None:
+    """Print the newest records of a topic as JSON lines, in the order in which they were appended."""
     if topic not in TOPICS:
         raise InvalidSettings(f"no topic {topic!r}; there are {', '.join(TOPICS)}")
     log = load_settings(home).event_log()
@@ -51,12 +62,12 @@ def tail(home: Path, topic: str, count: int, *, follow: bool) -> None:
         places |= {record.partition: record.offset + 1 for record in records}
         first = False
         if follow:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
     log.close()
 
 
 def as_json(record: LogRecord) -> dict[str, Any]:
-    """A record for people; one that cannot be read says why."""
+    """A record for people. One that cannot be decoded has `unreadable` instead of `record`."""
     head = {"topic": record.topic, "partition": record.partition, "offset": record.offset, "key": record.key}
     try:
         return head | {"record": plain(decode_shape(_KINDS[record.topic], record.value))}
@@ -65,7 +76,7 @@ def as_json(record: LogRecord) -> dict[str, Any]:
 
 
 def plain(value: Any, name: str = "") -> Any:
-    """As JSON; bodies opened, packed arrays as lists."""
+    """A value as JSON types: bodies decoded, packed arrays as lists."""
     if isinstance(value, Generation):
         return {**_fields(value), "body": plain(value.open())}
     if isinstance(value, msgspec.Struct):

@@ -1,4 +1,4 @@
-"""Options that many commands share."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -7,5 +7,25 @@ from typing import Annotated
 
 import typer
 
-HomeOption = Annotated[Path, typer.Option("--home", help="The folder that holds settings, log, database and weights.")]
 DEFAULT_HOME = Path("runs/home")
+HomeOption = Annotated[Path, typer.Option("--home", help="Folder with the settings, log, database and weights.")]
+PolicyOption = Annotated[str, typer.Option("--policy", help="Folder or hub id of the base policy.")]
+TaskFilesOption = Annotated[
+    list[Path], typer.Option("--task", help="Task file. Repeat it for more tasks; the first is the default.")
+]
+NameOption = Annotated[
+    str, typer.Option("--name", help="The `model` that apps ask for. Default: the name of the policy's folder.")
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="cpu, cuda or cuda:N.")]
+SentinelsOption = Annotated[
+    Path | None, typer.Option("--sentinels", help="Test cases of the gate: JSON lines with messages and reference.")
+]
+KafkaOption = Annotated[str | None, typer.Option("--kafka", help="Brokers, host:port. Default: the embedded log.")]
+DatabaseOption = Annotated[str | None, typer.Option("--database", help="postgresql+psycopg://... Default: SQLite.")]
+RedisOption = Annotated[
+    str | None, typer.Option("--redis", help="redis://host:port/0. Optional, even with several replicas.")
+]
+WeightsOption = Annotated[
+    str | None, typer.Option("--weights", help="Weight store, s3://bucket/prefix. Default: a folder in the home.")
+]
+LearningRateOption = Annotated[float | None, typer.Option("--learning-rate", help="Learning rate of the trainer.")]

@@ -1,17 +1,20 @@
-"""`millrace policy list|promote|rollback`."""
+"""`millrace policy list|promote|rollback`: the versions of a policy."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, get_args
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from commands import queries
-from commands.gate_home import gates_of_home
+from commands.home_gates import gates_of_home
+from commands.options import DEFAULT_HOME, HomeOption
 from contracts import assignments, revocations
 from contracts import rollback as rollback_plan
 from contracts.assignments import MOVED
@@ -24,22 +27,24 @@ from weights.stores.opening import open_weight_store
 
 EVIDENCE: Treatment = "evidence"
 _WRITER = "operator"
+app = typer.Typer(help="List versions, promote one, roll back.", no_args_is_help=True)
 
 
-def print_versions(home: Path) -> None:
-    """One line a version, newest first."""
+@app.command("list")
+def print_versions(home: HomeOption = DEFAULT_HOME) -> None:
+    """List the versions, newest first: parent, size, verdict of the gate, and the arm that serves them."""
     settings = load_settings(home)
-    store = open_weight_store(settings)
+    policy, store = settings.policy, open_weight_store(settings)
     with settings.database().snapshot() as connection:
-        arms = assignments.read(connection, settings.policy)
-        verdicts = queries.verdicts(connection, settings.policy)
-        anchors = queries.anchors(connection, settings.policy)
-        revoked = revocations.read(connection, settings.policy)
+        arms = assignments.read(connection, policy)
+        verdicts = queries.verdicts(connection, policy)
+        anchors = queries.anchors(connection, policy)
+        revoked = revocations.read(connection, policy)
     serving = {arm.version: name for name, arm in arms.items() if arm.version is not None and name != "training"}
     table = Table("version", "parent", "made", "samples", "density", "delta", "verdict", "serves")
-    for version in reversed(store.versions(settings.policy)):
+    for version in reversed(store.versions(policy)):
         try:
-            manifest = store.manifest(settings.policy, version)
+            manifest = store.manifest(policy, version)
         except (NotFound, WeightsRefused) as error:
             table.add_row(f"v{version}", "", "", "", "", error.code, "", "")
             continue
@@ -60,17 +65,52 @@ def print_versions(home: Path) -> None:
         print(f"task {gate.task}: {gate.says}")
 
 
-def promote(home: Path, version: int, reason: str) -> None:
-    """Point `live` at a version that the store holds."""
+@app.command()
+def promote(
+    version: Annotated[int, typer.Argument(help="Version to make live.")],
+    home: HomeOption = DEFAULT_HOME,
+    reason: Annotated[str, typer.Option(help="Kept in the history.")] = "promoted by an operator",
+) -> None:
+    """Make a newer version live, whatever the gate's verdict. A revoked version is refused."""
     settings = load_settings(home)
-    open_weight_store(settings).manifest(settings.policy, version)
+    policy = settings.policy
+    open_weight_store(settings).manifest(policy, version)
     with settings.database().transaction() as connection:
-        rollback_plan.promote(connection, policy=settings.policy, to=version, writer=_WRITER, reason=reason)
-    _tell(settings)
-    print(f"v{version} is assigned to live")
+        rollback_plan.promote(connection, policy=policy, to=version, writer=_WRITER, reason=reason)
+    _wake_followers(settings)
+    print(f"v{version} is live now")
 
 
+@app.command()
 def rollback(
+    home: HomeOption = DEFAULT_HOME,
+    to: Annotated[
+        int | None, typer.Option(help="Version to go back to. Default: the accepted one before the live one.")
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Kept in the history.")] = "rolled back by an operator",
+    *,
+    treatment: Annotated[
+        str,
+        typer.Option(
+            help="What happens to samples of the revoked versions. evidence: they were merely worse, so learn from them "
+            "again, as off-policy. poison: never learn from them again."
+        ),
+    ] = EVIDENCE,
+    revoke: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="Revoke only this version and its descendants, not all above the target. Repeat it for more."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen, and change nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask. Without a terminal, it never asks.")] = False,
+) -> None:
+    """Go back to an older live version and revoke the versions above it. The trainer goes on from the older one."""
+    ask = None if yes or not sys.stdin.isatty() else typer.confirm
+    roll_back(home, to, reason, treatment=treatment, revoke=set(revoke or ()) or None, dry_run=dry_run, ask=ask)
+
+
+def roll_back(
     home: Path,
     to: int | None,
     reason: str,
@@ -80,18 +120,17 @@ def rollback(
     dry_run: bool = False,
     ask: Callable[[str], bool] | None = None,
 ) -> None:
-    """Take the live version back, once it was shown what that does, and `ask`, if there is anybody, says yes.
+    """Show what a rollback does; then do it if `ask`, where given, agrees.
 
     Raises:
-        InvalidValue: no such treatment, or `roll_back` says so.
-        StaleWrite: another version went live while the operator was thinking.
+        InvalidValue: no such treatment, or the plan is impossible.
+        StaleWrite: another version went live in the meantime.
     """
     chosen = _treatment(treatment)
     settings = load_settings(home)
-    store = open_weight_store(settings)
+    store, policy, database = open_weight_store(settings), settings.policy, settings.database()
     if to is not None:
-        store.manifest(settings.policy, to)
-    database, policy = settings.database(), settings.policy
+        store.manifest(policy, to)
     with database.snapshot() as connection:
         parents = stored_parents(store, policy, BASE, claimed_parents(connection, policy))
         plan = rollback_plan.read_plan(connection, policy, to=to, revoke=revoke, parents=parents)
@@ -102,10 +141,10 @@ def rollback(
         mark = "*" if offered == chosen else " "
         print(f"{mark} --treatment {offered}: {describe_treatment(offered, effects)}")
     if dry_run:
-        print("This was a dry run: nothing is changed.")
+        print("This was a dry run: nothing was changed.")
         return
     if ask is not None and not ask(f"Roll back to v{plan.target}?"):
-        print("Nothing is changed.")
+        print("Nothing was changed.")
         return
     with database.transaction() as connection:
         done = rollback_plan.roll_back(
@@ -119,8 +158,8 @@ def rollback(
             parents=parents,
             seen_live=plan.live,
         )
-    _tell(settings)
-    print(f"v{done.target} is assigned to live, and the trainer goes on from it")
+    _wake_followers(settings)
+    print(f"v{done.target} is live now, and the trainer goes on from it")
 
 
 def _treatment(text: str) -> Treatment:
@@ -130,20 +169,21 @@ def _treatment(text: str) -> Treatment:
     raise InvalidValue(f"--treatment is {' or '.join(get_args(Treatment))}, not {text!r}", param="treatment")
 
 
-def _tell(settings: Settings) -> None:
+def _wake_followers(settings: Settings) -> None:
+    """Tell replicas and gateways that the assignments moved."""
     bell = settings.replica_links().bell
     bell.ring(MOVED)
     bell.close()
 
 
-def _verdict_text(verdict: queries.Verdict | None) -> str:
+def _verdict_text(verdict: queries.GateVerdict | None) -> str:
     if verdict is None:
         return "not judged"
     return f"{'accepted' if verdict.accepted else 'refused'}: {verdict.reason}"
 
 
 def _serves(version: int, serving: Mapping[int, str], anchors: Mapping[int, list[str]], *, is_revoked: bool) -> str:
-    """Which arm a version serves, and the tasks on which candidates are compared with it."""
+    """The arm that serves a version, and the tasks on which candidates are compared with it."""
     if is_revoked:
         return "revoked"
     return ", ".join(
@@ -152,7 +192,7 @@ def _serves(version: int, serving: Mapping[int, str], anchors: Mapping[int, list
 
 
 def _revoked_lines(found: Iterable[Revocation]) -> list[str]:
-    """One line for each decision: what it revoked, as what, why and by whom."""
+    """One line for each decision: the versions, the treatment, who revoked them and why."""
     decisions: dict[tuple[str, str, str], list[int]] = {}
     for item in found:
         decisions.setdefault((item.treatment, item.reason, item.writer), []).append(item.version)

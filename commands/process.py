@@ -1,7 +1,7 @@
-"""Runs one process in this interpreter: the other end of the supervisor.
+"""Runs one process of a home in this interpreter. The supervisor starts it as a child; containers run it directly.
 
-Status 0: told to stop. Status 2: settings or a task file are wrong, or files and log are not what they were: a person has to
-look. Anything else: a fault, worth another start.
+Exit status 0: it was told to stop. 2: settings or a task file are wrong, or files or log changed, so a person has to look.
+Anything else: a fault, worth another start.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Annotated
 
 import structlog
+import typer
 
+from commands.options import DEFAULT_HOME, HomeOption
 from commands.supervisor import WRONG_SETTINGS
 from contracts.errors import Damaged, InvalidSettings, InvalidTask, LogLost, PositionLost, Unavailable
 from runtime.clocks import ClockWatch
@@ -23,14 +26,13 @@ from runtime.log.loss_detection import require_same_log
 from runtime.logs import set_up_logs
 from runtime.operations import LONGEST_STEP_SECONDS, LONGEST_WORK_SECONDS, Check, Operations
 from runtime.passwords import check_passwords
-from runtime.private_files import create_private_files
 from runtime.settings import load_settings
 
 _SERVERS = {"engine", "web", "inference", "feedback", "dashboard"}  # uvicorn handles the signals of these itself
-# One turn takes a training step, puts all sentinels to a candidate, or waits for judges and sandboxes.
+# One turn of these takes a training step, gives a candidate all sentinels, or waits for judges and sandboxes.
 _LONG_WORKERS = {"training", "release", "rewards"}
 _LONGEST_END_SECONDS = 30.0
-# Nobody adds to a log, or reads on in one, that is not the log of the database. The engine knows neither; the dashboard shows it.
+# These append to the log or read on in it, so it must be the database's own log. The engine does neither; the dashboard shows it.
 _ON_THE_LOG = {"web", "inference", "feedback", "episodes", "rewards", "training"}
 log = structlog.get_logger()
 PROCESSES = {
@@ -44,20 +46,46 @@ PROCESSES = {
     "training": "pipelines.training.__main__",
     "release": "commands.release",
 }
+_SupervisedOption = Annotated[bool, typer.Option("--supervised", help="End when standard input closes.")]
 
 
-def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> None:
-    """Import one process, and only that one, and run it until SIGTERM, SIGINT or the end of its supervisor.
+def process(context: typer.Context, home: HomeOption = DEFAULT_HOME, *, supervised: _SupervisedOption = False) -> None:
+    """Run this process in the foreground."""
+    _run(str(context.info_name), home, supervised=supervised)
 
-    `options`: what else its `main` takes.
+
+def training(
+    home: HomeOption = DEFAULT_HOME,
+    *,
+    supervised: _SupervisedOption = False,
+    start_from: Annotated[
+        str,
+        typer.Option("--from", help="earliest or now: choose where to read on after positions were lost, then exit."),
+    ] = "",
+) -> None:
+    """Run the process training in the foreground."""
+    if start_from not in {"", "earliest", "now"}:
+        raise InvalidSettings(
+            f"--from {start_from}: it is earliest (the oldest record in the log) or now (the end of the log)"
+        )
+    _run("training", home, supervised=supervised, **({"start_from": start_from} if start_from else {}))
+
+
+def _run(name: str, home: Path, *, supervised: bool, **options: str) -> None:
+    """Import only this process, and run it until SIGTERM, SIGINT or the end of its supervisor.
+
+    Args:
+        name: a key of `PROCESSES`.
+        home: the home folder.
+        supervised: end when standard input closes.
+        options: further arguments of its `main`.
     """
-    create_private_files()
     set_up_logs(name)
     stop = threading.Event()
     if supervised:
         threading.Thread(target=_follow_supervisor, daemon=True).start()
     try:
-        # A process that is still importing has nothing to finish: a signal ends it at once.
+        # During the import there is nothing to finish: a signal ends the process at once.
         module = importlib.import_module(PROCESSES[name])
         check_passwords(load_settings(home), os.environ)
         if name in _ON_THE_LOG:
@@ -79,7 +107,7 @@ def run_process(name: str, home: Path, *, supervised: bool, **options: str) -> N
 
 
 def _check_log(home: Path) -> None:
-    """Raises LogLost, PositionLost or Damaged. What is away now is no worker's fault, and cannot be compared."""
+    """Raises LogLost, PositionLost or Damaged. A log that cannot be reached now is not a reason to refuse the start."""
     settings = load_settings(home)
     database, event_log = settings.database(), settings.event_log()
     try:
@@ -108,4 +136,4 @@ def _follow_supervisor() -> None:
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_LONGEST_END_SECONDS)
-    os._exit(1)  # nobody is left to kill what hangs
+    os._exit(1)  # the supervisor is gone, so nothing else can kill a process that hangs

@@ -10,8 +10,8 @@ from contracts import revocations
 from contracts.tables import api_key, gate_anchor, swap, verdict
 
 
-class Verdict(NamedTuple):
-    """What release said of a version."""
+class GateVerdict(NamedTuple):
+    """The verdict of `release` on a version."""
 
     version: int
     accepted: bool
@@ -24,14 +24,14 @@ def has_keys(connection: Connection) -> bool:
     return connection.execute(select(api_key.c.id)).first() is not None
 
 
-def verdicts(connection: Connection, policy: str) -> dict[int, Verdict]:
+def verdicts(connection: Connection, policy: str) -> dict[int, GateVerdict]:
     """Every verdict, by version."""
     rows = connection.execute(select(verdict).where(verdict.c.policy == policy))
-    return {row.version: Verdict(row.version, row.accepted, row.accuracy, row.reason) for row in rows}
+    return {row.version: GateVerdict(row.version, row.accepted, row.accuracy, row.reason) for row in rows}
 
 
 def anchors(connection: Connection, policy: str) -> dict[int, list[str]]:
-    """By version: the tasks whose newest anchor it is, with which the gate compares candidates."""
+    """By version: the tasks whose newest anchor it is. The gate compares candidates with the anchor of each task."""
     revoked = revocations.read(connection, policy)
     columns = gate_anchor.c
     rows = connection.execute(
@@ -53,6 +53,6 @@ def swap_gaps(connection: Connection, policy: str, arm: str) -> list[float]:
 
 
 def swap_pauses(connection: Connection, policy: str, arm: str) -> dict[int, float]:
-    """Seconds that the newest swap to each version stopped the arm."""
+    """By version: seconds for which the newest swap to it paused the arm."""
     statement = select(swap.c.version, swap.c.pause_seconds).where(swap.c.policy == policy, swap.c.arm == arm)
     return {row.version: row.pause_seconds for row in connection.execute(statement.order_by(swap.c.id))}

@@ -1,4 +1,4 @@
-"""Puts the process `release` together: the gate, and the graders of rewards that it asks."""
+"""Puts the process `release` together: the gate, with the graders of `rewards`. Siblings do not import each other."""
 
 from __future__ import annotations
 

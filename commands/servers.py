@@ -1,4 +1,4 @@
-"""Where log and tables live, if not in the home."""
+"""Outside servers: where the log, the tables and the weights live if they are not in the home."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.database import create_database
 
 
 class Servers(NamedTuple):
-    """Kafka, PostgreSQL, Redis, an object store; None: embedded, in the home."""
+    """Kafka, PostgreSQL, Redis and an object store. None means: embedded, in the home. The names are those of `Settings`."""
 
     kafka: str | None = None
     database_url: str | None = None
@@ -20,12 +20,12 @@ class Servers(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Log and database take many readers and writers, so that every service is a process and can have replicas."""
+        """True if log and database take many readers and writers: every service is a process and can have replicas."""
         return self.kafka is not None and self.database_url is not None
 
     @property
     def replicas(self) -> dict[str, int]:
-        """What runs twice where it can; an embedded log or database has one reader."""
+        """How many of each process to start, if not one. An embedded log or database has one reader."""
         return dict.fromkeys(("inference", "feedback", "episodes", "rewards"), 2) if self.is_shared else {}
 
 
@@ -34,10 +34,10 @@ _VARIABLES = ("MILLRACE_KAFKA", "MILLRACE_DATABASE", "MILLRACE_REDIS", "MILLRACE
 
 
 def servers_of(profile: str) -> Servers:
-    """What a profile of the demo means: `embedded`, or `services` with a database of its own on the running servers.
+    """The servers of a demo profile: `embedded`, or `services` with a new database on the running servers.
 
     Raises:
-        InvalidSettings: no such profile, or the servers are not in the environment.
+        InvalidSettings: the profile does not exist, or the environment does not name the servers.
     """
     if profile == "embedded":
         return EMBEDDED
@@ -46,7 +46,7 @@ def servers_of(profile: str) -> Servers:
     found = {name: os.environ.get(name) for name in _VARIABLES}
     if missing := [name for name, value in found.items() if not value]:
         raise InvalidSettings(
-            f"--profile services needs {', '.join(missing)}; `make services` starts servers and writes where they are to "
+            f"--profile services needs {', '.join(missing)}; `make services` starts the servers and writes their addresses to "
             "runs/services/env"
         )
     now = time.strftime("%Y%m%d_%H%M%S", time.gmtime())

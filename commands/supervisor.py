@@ -1,10 +1,9 @@
 """Starts the processes of one home and keeps them alive.
 
-In: a home folder. Out: one child per process, its output in <home>/logs/<name>.log; a child that dies is started again,
-with growing pauses. The sockets of servers belong to the supervisor, so that connections wait while a server starts again;
-replicas of a server share one. Where each child answers /metrics stands in <home>/targets.json, as Prometheus reads it.
-Waits: for children to end. A child that says the settings are wrong (exit status 2) ends everything,
-because starting it again cannot help.
+In: a home folder. Out: one child per process, with its output in <home>/logs/<name>.log. A child that dies is started again,
+with growing pauses. The supervisor owns the sockets of the servers, so connections wait while a server restarts; replicas of
+a server share a socket. <home>/targets.json lists the address of each child's /metrics, in the form that Prometheus reads.
+Waits for: children to end. Exit status 2 of a child means wrong settings: everything ends, because a restart cannot help.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from runtime.operations import OPERATIONS_FD
 
 SERVERS = ("engine", "web", "inference", "feedback", "dashboard")
 WORKERS = ("episodes", "rewards", "training", "release")
-# Who asks ends before who answers: a web that outlived its engine would wait for it with every open request.
+# Clients end before their servers: if the engine ended first, `web` would wait for it with every open request.
 _ENDS = ("training", "release", "rewards", "episodes", "dashboard", "feedback", "web", "inference", "engine")
-_ASKED_BY = {"web": ("release",), "inference": ("release",), "engine": ("web", "inference")}
+_CLIENTS_OF = {"web": ("release",), "inference": ("release",), "engine": ("web", "inference")}
 WRONG_SETTINGS = 2
 _MILLRACE = Path(__file__).parent.parent / "millrace.py"
 _FIRST_PAUSE, _LONGEST_PAUSE, _HEALTHY_AFTER = 0.2, 10.0, 30.0
@@ -40,7 +39,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass
 class Child:
-    """One process and how often it had to be started again."""
+    """One process, and how often it was restarted."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -57,8 +56,8 @@ class Supervisor:
 
     Args:
         home: the folder.
-        sockets: by name, those of the servers that run here; every worker runs.
-        report: called with a line that a person may want to see.
+        sockets: by name, of the servers that run here. Every worker runs.
+        report: called with each line for the operator.
         replicas: by name, how many of a process, if not one.
     """
 
@@ -78,7 +77,7 @@ class Supervisor:
         (home / "logs").mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
-        """Start every process, and every replica of it: `episodes`, `episodes-2`."""
+        """Start every process and its replicas: `episodes`, `episodes-2`."""
         names = [name for name in SERVERS if name in self._sockets] + list(WORKERS)
         children = [
             name if number == 1 else f"{name}-{number}"
@@ -92,23 +91,23 @@ class Supervisor:
             self.children[child] = Child(child, process, output, time.monotonic())
 
     def watch(self, stop: threading.Event) -> None:
-        """Start again what dies, until `stop` is set.
+        """Restart children that die, until `stop` is set.
 
         Raises:
-            InvalidSettings: a child refused its settings; the message holds its last words.
+            InvalidSettings: a child refused its settings; the message holds its last line.
         """
         while not stop.wait(_LOOK_SECONDS):
             for child in self.children.values():
                 self._look_after(child)
 
     def stop(self) -> None:
-        """Ask every process to end, wait, and kill what does not."""
+        """Ask every process to end, wait, and kill those that do not."""
         deadline = time.monotonic() + _GRACE_SECONDS
         children = [child for name in _ENDS for child in self.children.values() if _process_of(child.name) == name]
         for child in children:
-            for asker in self.children.values():
-                if _process_of(asker.name) in _ASKED_BY.get(_process_of(child.name), ()):
-                    _has_ended(asker, _HEAD_START_SECONDS)
+            for client in self.children.values():
+                if _process_of(client.name) in _CLIENTS_OF.get(_process_of(child.name), ()):
+                    _has_ended(client, _HEAD_START_SECONDS)
             child.process.terminate()
         for child in children:
             if not _has_ended(child, deadline - time.monotonic()):
@@ -120,7 +119,7 @@ class Supervisor:
             listening.close()
 
     def log_path(self, name: str) -> Path:
-        """Where a process's output goes."""
+        """The file with the output of a process."""
         return self._home / "logs" / f"{name}.log"
 
     def _look_after(self, child: Child) -> None:
@@ -142,7 +141,7 @@ class Supervisor:
         child.start_again_at = now + child.pause
         child.ends.append(status)
         how = f"signal {-status}" if status < 0 else f"status {status}"
-        self._report(f"{child.name} ended with {how}; starting it again ({self.log_path(child.name)} says more)")
+        self._report(f"{child.name} ended with {how}; restarting it (see {self.log_path(child.name)})")
 
     def _spawn(self, name: str) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
         output = self.log_path(name).open("ab")
@@ -156,7 +155,7 @@ class Supervisor:
             stdout=output,
             stderr=subprocess.STDOUT,
             env=os.environ | {variable: str(handed.fileno()) for variable, handed in inherited.items()},
-            process_group=0,  # a Ctrl-C is the supervisor's alone: it ends the children in their order
+            process_group=0,  # Ctrl-C reaches only the supervisor, which ends the children in order
             pass_fds=[handed.fileno() for handed in inherited.values()],
         )
         return process, output

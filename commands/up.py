@@ -1,4 +1,4 @@
-"""`millrace up`: a home, its processes, and what a person needs to point an app at it."""
+"""`millrace up`: prepare a home, start its processes, and print what a person needs to connect an app."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated, Any
 
 import httpx
+import typer
 from rich.console import Console
 
-from commands.gate_home import check_gate, print_gates
+from commands import options
 from commands.home import Home, claimed, prepare_home
+from commands.home_gates import check_gate, print_gates
 from commands.servers import EMBEDDED, Servers
 from commands.supervisor import Supervisor
 from contracts.errors import InvalidSettings, Unavailable
@@ -28,24 +31,29 @@ _BACKLOG = 1024
 console = Console(highlight=False, soft_wrap=True)
 
 
-def run_up(
+def up(
     *,
-    policy: str,
-    tasks: list[Path],
-    home: Path,
-    name: str,
-    port: int,
-    device: str,
-    learning_rate: float | None,
-    sentinels: Path | None,
-    servers: Servers,
+    policy: options.PolicyOption,
+    tasks: options.TaskFilesOption,
+    home: options.HomeOption = options.DEFAULT_HOME,
+    name: options.NameOption = "",
+    port: Annotated[int, typer.Option(help="Port of the HTTP endpoint.")] = 8400,
+    device: options.DeviceOption = "cpu",
+    learning_rate: options.LearningRateOption = None,
+    sentinels: options.SentinelsOption = None,
+    kafka: options.KafkaOption = None,
+    database: options.DatabaseOption = None,
+    redis: options.RedisOption = None,
+    weights: options.WeightsOption = None,
 ) -> None:
-    """Start, say where everything is, and stay until Ctrl-C or SIGTERM."""
+    """Start Millrace with your own policy and tasks. Ctrl-C ends it; the home folder keeps everything."""
+    servers = Servers(kafka, database, redis, weights)
     with until_interrupted(), claimed(home):
         folder = resolve_policy(policy)
-        chosen = name or name_of(policy)
         sockets = listen(port, split=servers.is_shared)
-        settings = new_settings(home, sockets, name=chosen, base=folder, tasks=tasks, device=device, servers=servers)
+        settings = new_settings(
+            home, sockets, name=name or name_of(policy), base=folder, tasks=tasks, device=device, servers=servers
+        )
         training = training_settings(learning_rate)
         release = check_gate(tasks, home, sentinels)
         ready = prepare_home(settings, {"training": training, "release": release})
@@ -56,7 +64,7 @@ def run_up(
 
 @contextmanager
 def until_interrupted() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end what is inside, at any moment; a second one does not wait for the processes."""
+    """Ctrl-C or SIGTERM ends the block at any moment. A second one does not wait for the processes."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:
@@ -66,12 +74,16 @@ def until_interrupted() -> Iterator[None]:
 
 
 def name_of(policy: str) -> str:
-    """What apps ask for if nobody said: the last part of a folder or hub id."""
+    """The default `model` name: the last part of a folder or hub id, in lower case."""
     return re.sub(r"[^a-z0-9._-]+", "-", Path(policy).name.lower()).strip("-._")
 
 
 def resolve_policy(policy: str) -> Path:
-    """A folder as it is; anything else is taken for a hub id and downloaded."""
+    """The folder of a policy. Anything that is not a folder is downloaded as a hub id.
+
+    Raises:
+        InvalidSettings: it is neither.
+    """
     if Path(policy).is_dir():
         return Path(policy).resolve()
     from huggingface_hub import snapshot_download  # noqa: PLC0415 only a hub id needs the hub
@@ -81,20 +93,23 @@ def resolve_policy(policy: str) -> Path:
         return Path(snapshot_download(policy, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise InvalidSettings(
-            f"--policy {policy!r} is neither a folder nor a hub id that can be had: {error}"
+            f"--policy {policy!r} is not a folder, and it cannot be downloaded as a hub id: {error}"
         ) from error
 
 
 def listen(port: int, *, split: bool = False) -> dict[str, socket.socket]:
-    """The listening sockets of the servers; a port of 0 means any free one.
+    """Open the listening sockets of the servers. Port 0 means any free port.
 
-    `split`: inference on that port, feedback two and dashboard three above; else one process, `web`, has all three.
+    Args:
+        port: of the HTTP endpoint.
+        split: give inference `port`, feedback `port` + 2 and dashboard `port` + 3. Otherwise one process, `web`, serves
+            all three on `port`.
 
     Raises:
-        InvalidSettings: the port is taken, or no port.
+        InvalidSettings: the port is taken or not a port.
     """
     try:
-        # The same at every start, as `millrace init` has them by default: apps keep their addresses.
+        # The same ports as the defaults of `millrace init`, at every start, so that apps keep their addresses.
         beside = {"feedback": port and port + 2, "dashboard": port and port + 3}
         ports = {"inference": port, **beside} if split else {"web": port}
         return {
@@ -106,54 +121,65 @@ def listen(port: int, *, split: bool = False) -> dict[str, socket.socket]:
         raise InvalidSettings(f"port {port} cannot be used ({reason}); choose another with --port") from error
 
 
-def new_settings(
+def new_settings(home: Path, sockets: Mapping[str, socket.socket], **chosen: Any) -> Settings:
+    """Settings of a home whose servers listen on these sockets. `chosen`: see `make_settings`."""
+    ports = {name: listening.getsockname()[1] for name, listening in sockets.items()}
+    return make_settings(
+        home,
+        web_port=ports.get("web") or ports["inference"],
+        feedback_port=ports.get("feedback"),
+        dashboard_port=ports.get("dashboard"),
+        engine_port=ports["engine"],
+        **chosen,
+    )
+
+
+def make_settings(
     home: Path,
-    sockets: Mapping[str, socket.socket],
     *,
     name: str,
     base: Path,
     tasks: list[Path],
     device: str,
     servers: Servers = EMBEDDED,
+    **addresses: Any,
 ) -> Settings:
-    """Settings of a home whose servers listen on these sockets."""
-    ports = {name: listening.getsockname()[1] for name, listening in sockets.items()}
+    """Settings of a new run.
+
+    Args:
+        home: the home folder.
+        name: of the policy, that is, the `model` that apps ask for.
+        base: folder of the base policy.
+        tasks: task files.
+        device: cpu, cuda or cuda:N.
+        servers: outside servers.
+        addresses: hosts and ports, named as in `Settings`.
+    """
     return make_section(
         "[millrace]",
         Settings,
         home=home.resolve(),
-        run=new_run(),
+        run=f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}",
         policy=name,
-        kafka=servers.kafka,
-        database_url=servers.database_url,
-        redis=servers.redis,
-        weights_url=servers.weights_url,
         base=str(base),
         tasks=tuple(task.resolve() for task in tasks),
-        web_port=ports.get("web") or ports["inference"],
-        feedback_port=ports.get("feedback"),
-        dashboard_port=ports.get("dashboard"),
-        engine_port=ports["engine"],
         device=device,
+        **servers._asdict(),
+        **addresses,
     )
 
 
-def new_run() -> str:
-    """A name that no other run has."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
-
-
 def training_settings(learning_rate: float | None) -> TrainingSettings:
-    """The trainer's, with what the command line says. Raises InvalidSettings."""
-    told = {} if learning_rate is None else {"learning_rate": learning_rate}
-    return make_section("[training]", TrainingSettings, **told)
+    """The trainer's settings, with the learning rate from the command line. Raises InvalidSettings."""
+    chosen = {} if learning_rate is None else {"learning_rate": learning_rate}
+    return make_section("[training]", TrainingSettings, **chosen)
 
 
 @contextmanager
 def running(
     home: Home, sockets: Mapping[str, socket.socket], replicas: Mapping[str, int] | None = None
 ) -> Iterator[Supervisor]:
-    """The processes of a home, up and ready; ended on the way out."""
+    """Start the processes of a home, wait until they are ready, and stop them at the end of the block."""
     supervisor = Supervisor(home.settings.home, sockets, lambda line: console.print(f"[yellow]{line}"), replicas)
     supervisor.start()
     try:
@@ -166,22 +192,27 @@ def running(
 
 
 def greet(home: Home) -> None:
-    """What a person needs."""
+    """Print the addresses and keys that a person needs, and what gates each task."""
     settings = home.settings
     token = (settings.home / "dashboard.token").read_text().strip()
     console.print(f"Millrace serves [bold]{settings.policy}[/] at {settings.web_url}/v1")
     if settings.is_split:
         console.print(f"  feedback      {settings.feedback_url}/v1/feedback")
     console.print(f"  dashboard     {settings.dashboard_url}/?token={token}")
-    if home.app_key:
-        console.print(f"  app key       {home.app_key}   (printed once; `millrace keys` makes more)")
-    console.print(f"  operator key  in {settings.home / 'operator.key'}")
+    print_keys_of(home)
     console.print(f"  home          {settings.home}")
     print_gates(console, settings)
 
 
+def print_keys_of(home: Home) -> None:
+    """Print the app key of a new home, and where the operator key is."""
+    if home.app_key:
+        console.print(f"  app key       {home.app_key}   (shown only once; `millrace keys` makes more)")
+    console.print(f"  operator key  in {home.settings.home / 'operator.key'}")
+
+
 def _wait_ready(settings: Settings, supervisor: Supervisor) -> None:
-    """Until everything that answers apps does, looking after the processes meanwhile."""
+    """Wait until every server answers apps. Dead processes are started again meanwhile."""
     deadline, reason = time.monotonic() + _START_SECONDS, ""
     while time.monotonic() < deadline:
         done = threading.Event()

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 
 from commands import process, supervisor
 from commands.servers import Servers
-from millrace import app
+from millrace import load
 from runtime import settings as settings_module
 from runtime.engine_key import ENGINE_KEY
 from runtime.listening import BIND
@@ -192,9 +191,8 @@ def test_variables_of_the_environment_are_read_by_the_code() -> None:
 
 
 def test_init_is_called_as_the_command_line_has_it() -> None:
-    told, command = init_options(), typer.main.get_command(app)
-    known = command.commands["init"].params  # type: ignore[attr-defined] # a group has commands
-    names = {option for parameter in known for option in parameter.opts}
+    told = init_options()
+    names = {option for parameter in load("init").params for option in parameter.opts}
     assert told.keys() <= names
     assert told["--home"] == HOME
     assert told["--kafka"] == SERVICES["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"].partition("://")[2]

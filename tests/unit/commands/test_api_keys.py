@@ -93,7 +93,7 @@ def test_whoever_revokes_the_key_of_the_home_is_told_how_to_replace_it(home: Set
         (["--role", "root"], "--role is app or operator"),
         (["--scopes", "operator:read"], "role app cannot have operator:read"),
         (["--scopes", "inference,all"], "--scopes all: there are inference, feedback"),
-        (["--expires", "soon"], "--expires takes a time from now"),
+        (["--expires", "soon"], "--expires takes a duration"),
         (["--expires", "2001-01-01"], "--expires lies in the past"),
         (["--tenant", ""], "--tenant takes 1 to 64"),
     ],

@@ -154,7 +154,10 @@ def test_the_command_line_works_on_a_home(settings: Settings) -> None:
     ("arguments", "says"),
     [
         (["audit", "--home", "/nonexistent"], "millrace up --home"),
-        (["up", "--policy", "/nonexistent/policy", "--task", "x.toml"], "neither a folder nor a hub id"),
+        (
+            ["up", "--policy", "/nonexistent/policy", "--task", "x.toml"],
+            "is not a folder, and it cannot be downloaded as a hub id",
+        ),
         (["up", "--policy", str(PRODUCT / "base"), "--task", "/nonexistent.toml"], "nonexistent.toml"),
         ([*UP, "--device", "gpu"], "[millrace] device"),
         ([*UP, "--learning-rate", "-1"], "[training] learning_rate"),

@@ -268,7 +268,7 @@ def test_a_mistake_is_named(world: World, words: tuple[str, ...], message: str) 
 
 
 def test_an_empty_list_says_so(world: World) -> None:
-    assert "no dead letters" in world.run("list")
+    assert "no open dead letters" in world.run("list")
 
 
 def test_what_the_log_never_took_can_only_be_skipped(world: World) -> None:

@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy import insert
 
 from commands.audit import Audit
-from commands.demo import Run, all_judged, missed_goals, summarise
+from commands.demo import all_judged
+from commands.demo_summary import DemoRun, missed_goals, summarise
 from commands.home import Home
 from contracts.event_log import LogRecord
 from contracts.ledger import LedgerCounts
@@ -97,7 +98,7 @@ def test_the_summary_keeps_to_its_definitions(home: Home) -> None:
     ]
     counts = LedgerCounts(1, {"trained": 1})
     audited = Audit(counts, counts, ())
-    summary = summarise(home, Run(Evaluation(0, 0.5, 5.0), Evaluation(2, 0.9, 41.0), audited, clients))
+    summary = summarise(home.settings, DemoRun(Evaluation(0, 0.5, 5.0), Evaluation(2, 0.9, 41.0), audited, clients))
     assert (summary["held_out_base"], summary["held_out_live"], summary["live_version"]) == (0.5, 0.9, 2)
     assert (summary["versions_shipped"], summary["failed_requests"], summary["ledger_balanced"]) == (2, 1, True)
     assert (summary["freshness_p50_s"], summary["signals_served"]) == (30.0, 1)

@@ -34,7 +34,7 @@ def test_each_task_is_gated_or_said_not_to_be(tmp_path: Path) -> None:
     gated, ungated = [found for found in examine(tmp_path) if found.name == "gate"]
     assert (gated.good, gated.needed) == (True, False)
     assert gated.says == (
-        "reservations: gated by exact on 200 sentinels; sees losses of 7.0 / 9.9 / 14.2 points where versions differ on "
+        "reservations: gated by exact on 200 sentinels; detects losses of 7.0 / 9.9 / 14.2 points where versions differ on "
         "8% / 15% / 30% of them"
     )
     assert (ungated.good, ungated.needed) == (False, False)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from commands.gate import run_gate
-from commands.gate_home import check_gate, gates_of
+from commands.gate import gate
+from commands.home_gates import check_gate, gates_of
 from contracts.errors import InvalidSettings
 from contracts.tasks.loading import load_tasks
 from rewards.judges.identity import identity_of
@@ -56,7 +56,7 @@ class Desk:
         return path
 
     def judge(self, new: Sequence[str], old: Sequence[str]) -> int:
-        return run_gate(self.task, self.sentinels, self.answers("new.jsonl", new), self.answers("old.jsonl", old))
+        return gate(self.task, self.sentinels, self.answers("new.jsonl", new), self.answers("old.jsonl", old))
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_a_line_that_is_no_answer_is_named(desk: Desk, line: str, capsys: pytest
     desk.ask("a", "b")
     new, old = desk.folder / "new.jsonl", desk.answers("old.jsonl", ["a", "b"])
     new.write_text(f'{{"completion": "a"}}\n{line}\n')
-    assert run_gate(desk.task, desk.sentinels, new, old) == 2
+    assert gate(desk.task, desk.sentinels, new, old) == 2
     assert f"no verdict: {new}:2: " in capsys.readouterr().err
 
 
@@ -212,10 +212,10 @@ def test_what_a_set_can_see_is_said_before_there_are_data(desk: Desk) -> None:
     desk.declare(verifier("exact"))
     desk.ask(*["a"] * 200)
     tasks = load_tasks((desk.task,))
-    (gate,) = gates_of(tasks, read_sentinels(desk.sentinels, tasks))
-    assert gate.is_gated
-    assert gate.says == (
-        "gated by v on 200 sentinels; sees losses of 7.0 / 9.9 / 14.2 points where versions differ on 8% / 15% / 30% of them"
+    (found,) = gates_of(tasks, read_sentinels(desk.sentinels, tasks))
+    assert found.is_gated
+    assert found.says == (
+        "gated by v on 200 sentinels; detects losses of 7.0 / 9.9 / 14.2 points where versions differ on 8% / 15% / 30% of them"
     )
     (without,) = gates_of(tasks, read_sentinels(None, tasks))
     assert (without.is_gated, without.says[:8]) == (False, "UNGATED:")

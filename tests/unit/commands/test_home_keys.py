@@ -44,11 +44,11 @@ def test_version_0_is_signed_and_refused_once_its_key_is_retired(settings: Setti
     store = open_weight_store(settings)
     [old] = [path.stem for path in trusted_folder(settings.home).iterdir()]
     assert store.manifest("reservations", 0).key == old
-    rotate(settings.home, only_prepare=False)
+    rotate(settings.home, prepare=False)
     with pytest.raises(InvalidSettings, match=rf"{old} alone vouches for 1 of the versions in the store, 0 to 0"):
-        retire(settings.home, old, force=False)
+        retire(old, settings.home, force=False)
     assert store.load("reservations", 0)
-    retire(settings.home, old, force=True)
+    retire(old, settings.home, force=True)
     with pytest.raises(WeightsRefused) as refused:
         store.load("reservations", 0)
     assert refused.value.code == "unknown_key"
@@ -78,12 +78,12 @@ def test_once_the_new_key_lists_what_the_old_one_signed_it_can_retire(
     prepare_home(settings, {})
     [old] = [path.stem for path in trusted_folder(settings.home).iterdir()]
     renew(settings.home)
-    rotate(settings.home, only_prepare=False)
+    rotate(settings.home, prepare=False)
     with pytest.raises(InvalidSettings, match="millrace keys renew"):
-        retire(settings.home, old, force=False)
+        retire(old, settings.home, force=False)
     renew(settings.home)
     assert "snapshot 2 of 1 versions is good until" in capsys.readouterr().out
-    retire(settings.home, old, force=False)
+    retire(old, settings.home, force=False)
     for publishes in (False, True):
         assert open_weight_store(settings, publishes=publishes).load("reservations", 0)
     prepare_home(settings, {})
@@ -93,9 +93,9 @@ def test_once_the_new_key_lists_what_the_old_one_signed_it_can_retire(
 def test_a_reader_that_starts_elsewhere_after_that_needs_the_list_alone(settings: Settings, tmp_path: Path) -> None:
     prepare_home(settings, {})
     [old] = [path.stem for path in trusted_folder(settings.home).iterdir()]
-    rotate(settings.home, only_prepare=False)
+    rotate(settings.home, prepare=False)
     renew(settings.home)
-    retire(settings.home, old, force=False)
+    retire(old, settings.home, force=False)
     trusted = keyring_of(settings)
     assert isinstance(trusted, Keyring)
     store = FolderWeightStore(settings.weights, Snapshots(trusted, tmp_path / "elsewhere"))

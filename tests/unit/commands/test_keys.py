@@ -147,8 +147,8 @@ def test_a_replica_lists_what_it_trusts_and_can_make_nothing_of_a_rotation(tmp_p
     replica.mkdir()
     assert "is trusted:" in keys(replica, "trust", str(public))
     assert "is trusted already:" in keys(replica, "trust", str(public))
-    assert "none can be published" in keys(replica, "list")
-    assert "there is nothing to rotate" in refused(replica, "rotate")
+    assert "cannot publish any" in keys(replica, "list")
+    assert "so there is nothing to rotate" in refused(replica, "rotate")
 
 
 def test_what_must_stay_cannot_be_retired(home: Path, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_what_must_stay_cannot_be_retired(home: Path, tmp_path: Path) -> None:
     old = signing_id(home)
     assert f"trusted: {old}" in refused(home, "retire", "0" * 16)
     assert "is not trusted" in refused(home, "retire", "../../x")
-    assert f"{old} signs what this home publishes" in refused(home, "retire", old)
+    assert f"{old} signs the versions of this home" in refused(home, "retire", old)
     keys(home, "rotate", "--prepare")
     coming = read_private_key(next_file(home))
     assert coming is not None

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from commands.accept_loss import accept_loss
 from commands.doctor import examine
 from commands.home import prepare_home
-from commands.log_loss import run_accept_loss
 from contracts.errors import Damaged, LogLost
 from contracts.ids import new_completion_id
 from contracts.ledger import generation_counts
@@ -69,15 +69,15 @@ def test_a_start_without_its_log_is_refused_until_the_loss_is_accepted(
             LogLost, match=r"generations is missing: 26 records are gone, all of them read .*accept-loss"
         ):
             prepare_home(settings, {})
-    run_accept_loss(settings.home, yes=False)
-    assert "nothing was changed; with --yes it is" in capsys.readouterr().out
+    accept_loss(settings.home, yes=False)
+    assert "nothing was changed; run it again with --yes" in capsys.readouterr().out
     with pytest.raises(LogLost):
         prepare_home(settings, {})
-    run_accept_loss(settings.home, yes=True)
+    accept_loss(settings.home, yes=True)
     prepare_home(settings, {})
     serve(settings, 26)
     assert num_joined(settings) == 52
-    run_accept_loss(settings.home, yes=True)
+    accept_loss(settings.home, yes=True)
     assert "nothing is missing" in capsys.readouterr().out
 
 
@@ -121,7 +121,7 @@ def test_a_broken_page_is_named_and_nothing_starts(settings: Settings) -> None:
     assert not good
     assert "generations.db is damaged" in says
     path.unlink()
-    run_accept_loss(settings.home, yes=True)
+    accept_loss(settings.home, yes=True)
     prepare_home(settings, {})
 
 
@@ -144,10 +144,10 @@ def test_a_flipped_bit_in_a_record_costs_that_record_and_is_named(
     at = content.index(b"flipped")
     path.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
     prepare_home(settings, {})
-    assert "is not what was appended" in capsys.readouterr().out
+    assert "is damaged" in capsys.readouterr().out
     good, says = findings(settings)["log"]
     assert not good
-    assert "1 records are not what was appended: generations/" in says
+    assert "1 records are damaged: generations/" in says
     log = settings.event_log()
     worker = Worker(EpisodesHandler({"booking": BOOKING_TASK}), database, log)
     while worker.step():

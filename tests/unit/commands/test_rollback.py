@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from commands.policy import print_versions, promote, rollback
+from commands.policy import print_versions, promote, roll_back
 from contracts import assignments, revocations
 from contracts.assignments import LIVE
 from contracts.errors import InvalidValue, NotFound, StaleWrite, VersionRevoked
@@ -52,7 +52,7 @@ def revoked(home: Path) -> dict[int, Treatment]:
 
 
 def test_a_dry_run_shows_everything_and_changes_nothing(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rollback(home, 5, "complaints", dry_run=True)
+    roll_back(home, 5, "complaints", dry_run=True)
     text = capsys.readouterr().out
     assert f"Users get v5 instead of v{NEWEST}" in text
     assert "Revoked for good: v6, v7, v8, v9, v10" in text
@@ -60,7 +60,7 @@ def test_a_dry_run_shows_everything_and_changes_nothing(home: Path, capsys: pyte
     assert re.search(r"that the revoked versions answered: [1-9]\d*, of which \d+ wait", text)
     assert "* --treatment evidence: " in text
     assert "  --treatment poison: " in text
-    assert "nothing is changed" in text
+    assert "nothing was changed" in text
     assert (live(home), revoked(home)) == (NEWEST, {})
 
 
@@ -68,7 +68,7 @@ def test_a_script_is_not_asked_and_goes_on_as_before(home: Path) -> None:
     ran = millrace("policy", "rollback", "--home", str(home), "--to", "7", "--treatment", "poison")
     assert ran.returncode == 0, ran.stderr
     assert "learned samples are undone" in ran.stdout
-    assert ran.stdout.splitlines()[-1] == "v7 is assigned to live, and the trainer goes on from it"
+    assert ran.stdout.splitlines()[-1] == "v7 is live now, and the trainer goes on from it"
     assert live(home) == 7
     assert revoked(home) == dict.fromkeys((8, 9, 10), "poison")
 
@@ -98,24 +98,24 @@ def test_mistakes_are_named_and_nothing_is_changed(home: Path, arguments: list[s
 
 
 def test_what_was_revoked_comes_back_by_no_command(home: Path) -> None:
-    rollback(home, 5, "bought votes")
+    roll_back(home, 5, "bought votes")
     with pytest.raises(VersionRevoked, match=r"v9 .*bought votes"):
-        promote(home, 9, "it had more")
+        promote(9, home, "it had more")
     with pytest.raises(VersionRevoked, match=r"v8 .*bought votes"):
-        rollback(home, 8, "it had more")
+        roll_back(home, 8, "it had more")
     with pytest.raises(NotFound, match="has no version 99"):
-        promote(home, 99, "typing error")
+        promote(99, home, "typing error")
     assert live(home) == 5
 
 
 def test_promoting_does_not_go_back(home: Path) -> None:
     with pytest.raises(InvalidValue, match="roll back instead, with `millrace policy rollback --to 3`"):
-        promote(home, 3, "better then")
+        promote(3, home, "better then")
     assert live(home) == NEWEST
 
 
 def test_the_list_says_what_was_revoked_and_why(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rollback(home, 7, "bought votes", treatment="poison")
+    roll_back(home, 7, "bought votes", treatment="poison")
     capsys.readouterr()
     print_versions(home)
     text = capsys.readouterr().out
@@ -126,15 +126,15 @@ def test_the_list_says_what_was_revoked_and_why(home: Path, capsys: pytest.Captu
 def test_a_version_that_went_live_meanwhile_stops_the_rollback(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def while_she_thinks(question: str) -> bool:
         assert question == "Roll back to v5?"
-        promote(home, NUM_VERSIONS, "another operator")
+        promote(NUM_VERSIONS, home, "another operator")
         return True
 
     with pytest.raises(StaleWrite, match="look again"):
-        rollback(home, 5, "complaints", ask=while_she_thinks)
+        roll_back(home, 5, "complaints", ask=while_she_thinks)
     assert (live(home), revoked(home)) == (NUM_VERSIONS, {})
     assert "learned samples are undone" in capsys.readouterr().out
 
 
 def test_who_says_no_changes_nothing(home: Path) -> None:
-    rollback(home, 5, "complaints", ask=lambda _: False)
+    roll_back(home, 5, "complaints", ask=lambda _: False)
     assert (live(home), revoked(home)) == (NEWEST, {})

@@ -67,4 +67,4 @@ def test_doctor_says_whether_the_engine_takes_the_key(tmp_path: Path, engine: tu
     settings = make_home(tmp_path, "http://127.0.0.1:1")
     (tmp_path / FILE_NAME).unlink()
     assert (found().good, found().needed) == (True, False)
-    assert "none runs at http://127.0.0.1:1" in found().says
+    assert "no engine runs at http://127.0.0.1:1" in found().says

@@ -1,4 +1,4 @@
-"""What gates the tasks of a home: checked before a start, and said in one line a task wherever a person looks."""
+"""The gate of each task of a home: checked before a start, and described in one line per task."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from runtime.sentinels import read_sentinels
 from runtime.settings import Settings, load_section
 
 DISCORDANCES = (0.08, 0.15, 0.30)
-"""Shares of the sentinels on which two versions may differ: what a set can see is said for these before there are data."""
+"""Shares of the sentinels on which two versions may differ. There are no data yet, so the power is given for each."""
 _REFERENCES = 2
 
 
-class Gate(NamedTuple):
-    """What gates one task, in words."""
+class TaskGate(NamedTuple):
+    """The gate of one task, in words."""
 
     task: str
     is_gated: bool
@@ -34,10 +34,15 @@ class Gate(NamedTuple):
 
 
 def check_gate(task_files: Sequence[Path], home: Path, sentinels: Path | None) -> ReleaseSettings:
-    """The section [release] of a start, once its sentinels can be graded. `sentinels`: by default those that the home has.
+    """The section [release] for a start, after a check that its sentinels can be graded.
+
+    Args:
+        task_files: of all tasks.
+        home: the home folder.
+        sentinels: by default the file that the home already has.
 
     Raises:
-        InvalidTask, InvalidSettings: a mistake in a task or a sentinel, by file and line.
+        InvalidTask, InvalidSettings: a mistake in a task or a sentinel, with file and line.
     """
     release = ReleaseSettings() if sentinels is None else ReleaseSettings(sentinels=sentinels.resolve())
     held = load_section(home, "release", ReleaseSettings) if (home / "millrace.toml").exists() else release
@@ -51,40 +56,40 @@ def check_gate(task_files: Sequence[Path], home: Path, sentinels: Path | None) -
     return release
 
 
-def gates_of(tasks: Mapping[str, Task], sentinels: SentinelFile) -> list[Gate]:
-    """A line for each task."""
+def gates_of(tasks: Mapping[str, Task], sentinels: SentinelFile) -> list[TaskGate]:
+    """One entry per task."""
     return [_gate(task, sentinels) for task in tasks.values()]
 
 
-def gates_of_home(settings: Settings) -> list[Gate]:
-    """The same for a home; one line that says what is wrong with it, if something is."""
+def gates_of_home(settings: Settings) -> list[TaskGate]:
+    """One entry per task of a home. If its tasks or sentinels are wrong, one entry that says what is wrong."""
     try:
         tasks = load_tasks(settings.tasks)
         own = load_section(settings.home, "release", ReleaseSettings)
         return gates_of(tasks, read_sentinels(own.sentinels, tasks))
     except (InvalidTask, InvalidSettings) as error:
-        return [Gate("gate", False, error.message)]
+        return [TaskGate("gate", False, error.message)]
 
 
 def print_gates(console: Console, settings: Settings) -> None:
-    """A line for each task; what is ungated stands out."""
+    """Print one line per task. Ungated tasks are yellow."""
     for gate in gates_of_home(settings):
         line = escape(f"task {gate.task}: {gate.says}")
         console.print(f"  {line}" if gate.is_gated else f"  [yellow]{line}[/]")
 
 
-def _gate(task: Task, sentinels: SentinelFile) -> Gate:
+def _gate(task: Task, sentinels: SentinelFile) -> TaskGate:
     if task.name in sentinels.ungated:
         why = sentinels.ungated[task.name]
-        return Gate(task.name, False, f"UNGATED: {why}; every candidate ships, however bad it is at {task.name}")
+        return TaskGate(task.name, False, f"UNGATED: {why}; every candidate ships, however bad it is at {task.name}")
     num = len(sentinels.places_of(task.name))
     alpha = FALSE_REFUSALS / (len(sentinels.tasks) * _REFERENCES)
-    seen = [least_seen(num, discordance, alpha) for discordance in DISCORDANCES]
-    points = " / ".join("nothing" if least is None else f"{100 * least:.1f}" for least in seen)
+    detectable = [least_seen(num, discordance, alpha) for discordance in DISCORDANCES]
+    points = " / ".join("nothing" if least is None else f"{100 * least:.1f}" for least in detectable)
     shares = " / ".join(f"{discordance:.0%}" for discordance in DISCORDANCES)
-    return Gate(
+    return TaskGate(
         task.name,
         True,
-        f"gated by {', '.join(task.gate_graders)} on {num} sentinels; sees losses of {points} points where versions differ on "
-        f"{shares} of them",
+        f"gated by {', '.join(task.gate_graders)} on {num} sentinels; detects losses of {points} points where versions differ "
+        f"on {shares} of them",
     )
