@@ -160,7 +160,7 @@ def test_what_must_stay_cannot_be_retired(home: Path, tmp_path: Path) -> None:
     keys(home, "rotate", "--prepare")
     coming = read_private_key(next_file(home))
     assert coming is not None
-    assert "will switch to" in refused(home, "retire", coming.key_id)
+    assert "switches to" in refused(home, "retire", coming.key_id)
     assert code(home, signed(home)) == "taken"
 
     replica = tmp_path / "replica"
