@@ -25,7 +25,7 @@ DISCORDANCES = (0.08, 0.15, 0.30)
 _REFERENCES = 2
 
 
-class TaskGate(NamedTuple):
+class GateSummary(NamedTuple):
     """The gate of one task, in words."""
 
     task: str
@@ -56,19 +56,19 @@ def check_gate(task_files: Sequence[Path], home: Path, sentinels: Path | None) -
     return release
 
 
-def gates_of(tasks: Mapping[str, Task], sentinels: SentinelFile) -> list[TaskGate]:
+def gates_of(tasks: Mapping[str, Task], sentinels: SentinelFile) -> list[GateSummary]:
     """One entry per task."""
     return [_gate(task, sentinels) for task in tasks.values()]
 
 
-def gates_of_home(settings: Settings) -> list[TaskGate]:
+def gates_of_home(settings: Settings) -> list[GateSummary]:
     """One entry per task of a home. If its tasks or sentinels are wrong, one entry that says what is wrong."""
     try:
         tasks = load_tasks(settings.tasks)
         own = load_section(settings.home, "release", ReleaseSettings)
         return gates_of(tasks, read_sentinels(own.sentinels, tasks))
     except (InvalidTask, InvalidSettings) as error:
-        return [TaskGate("gate", False, error.message)]
+        return [GateSummary("gate", False, error.message)]
 
 
 def print_gates(console: Console, settings: Settings) -> None:
@@ -78,16 +78,16 @@ def print_gates(console: Console, settings: Settings) -> None:
         console.print(f"  {line}" if gate.is_gated else f"  [yellow]{line}[/]")
 
 
-def _gate(task: Task, sentinels: SentinelFile) -> TaskGate:
+def _gate(task: Task, sentinels: SentinelFile) -> GateSummary:
     if task.name in sentinels.ungated:
         why = sentinels.ungated[task.name]
-        return TaskGate(task.name, False, f"UNGATED: {why}; every candidate ships, however bad it is at {task.name}")
+        return GateSummary(task.name, False, f"UNGATED: {why}; every candidate ships, however bad it is at {task.name}")
     num = len(sentinels.places_of(task.name))
     alpha = FALSE_REFUSALS / (len(sentinels.tasks) * _REFERENCES)
     detectable = [least_seen(num, discordance, alpha) for discordance in DISCORDANCES]
     points = " / ".join("nothing" if least is None else f"{100 * least:.1f}" for least in detectable)
     shares = " / ".join(f"{discordance:.0%}" for discordance in DISCORDANCES)
-    return TaskGate(
+    return GateSummary(
         task.name,
         True,
         f"gated by {', '.join(task.gate_graders)} on {num} sentinels; detects losses of {points} points where versions differ "

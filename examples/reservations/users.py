@@ -36,7 +36,7 @@ _RETRY_SECONDS = 0.5
 _LAST_TRY_SECONDS = 60.0
 
 
-class Seen(NamedTuple):
+class SeenAnswer(NamedTuple):
     """An answer as the user saw it."""
 
     completion_id: str
@@ -117,11 +117,11 @@ class Crowd:
         ]
         return self._random.choices(reactions, weights=[4, 2, 1.5, 2.5])[0]
 
-    async def _ask(self, person: str, request: Request) -> Seen | None:
+    async def _ask(self, person: str, request: Request) -> SeenAnswer | None:
         answer = await self._client.chat.completions.create(**self._body(person, request))
-        return Seen(answer.id, answer.choices[0].message.content or "", int(answer.policy_version))
+        return SeenAnswer(answer.id, answer.choices[0].message.content or "", int(answer.policy_version))
 
-    async def _stream(self, person: str, request: Request) -> Seen | None:
+    async def _stream(self, person: str, request: Request) -> SeenAnswer | None:
         leaves = self._random.random() < LEAVES
         text, completion_id, version = "", "", -1
         stream = await self._client.chat.completions.create(stream=True, **self._body(person, request))
@@ -135,13 +135,13 @@ class Crowd:
             if text.endswith("}"):
                 # The user sees the whole answer now. What is said from here on may overtake its own generation.
                 break
-        seen = Seen(completion_id, text, version)
+        seen = SeenAnswer(completion_id, text, version)
         task = asyncio.create_task(self._drain(stream, seen, request, time.time()))
         self._later.add(task)
         task.add_done_callback(self._later.discard)
         return seen
 
-    async def _drain(self, stream: openai.AsyncStream[Any], seen: Seen, request: Request, at: float) -> None:
+    async def _drain(self, stream: openai.AsyncStream[Any], seen: SeenAnswer, request: Request, at: float) -> None:
         """Read a stream to its end: only then was the answer promised to be in the log."""
         try:
             async for _ in stream:
@@ -151,7 +151,7 @@ class Crowd:
             return
         self._note_answer(seen, request, at)
 
-    def _note_answer(self, seen: Seen, request: Request, at: float) -> None:
+    def _note_answer(self, seen: SeenAnswer, request: Request, at: float) -> None:
         right = seen.text == request.booking.json()
         self._note(kind="generation", key=f"{seen.completion_id}:0", version=seen.version, at=at, right=right)
 
@@ -162,7 +162,7 @@ class Crowd:
             "user": person,
         }
 
-    async def _say_sometime(self, person: str, seen: Seen, said: dict[str, Any]) -> None:
+    async def _say_sometime(self, person: str, seen: SeenAnswer, said: dict[str, Any]) -> None:
         if self._random.random() < LATE:
             task = asyncio.create_task(self._say(person, seen, said, LATE_SECONDS))
             self._later.add(task)
@@ -170,7 +170,7 @@ class Crowd:
         else:
             await self._say(person, seen, said, 0.0)
 
-    async def _say(self, person: str, seen: Seen, said: dict[str, Any], wait: float) -> None:
+    async def _say(self, person: str, seen: SeenAnswer, said: dict[str, Any], wait: float) -> None:
         """Send a signal until it is acknowledged; the id makes a second try harmless."""
         await asyncio.sleep(wait)
         body = {
