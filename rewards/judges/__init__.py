@@ -1,1 +1,1 @@
-"""Judges: models that are asked about an answer, what they may cost, and whether their word counts."""
+"""Judges: models that score answers, what they may cost, and whether their scores may decide."""

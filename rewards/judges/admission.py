@@ -1,7 +1,7 @@
 """Measures a judge against labels.
 
-In: labels. Out: figures. Waits: for the models. It is measured without what stands before it in production: no pre-gate,
-no cache, no budget, no fallback (which is measured by itself).
+In: labels. Out: figures. Waits for: the models. In production a pre-gate, a cache, a budget and a fallback surround the judge.
+Here it is measured without them, and the fallback by itself.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from rewards.judges.store import JudgeCosts
 from rewards.verifiers.check import Answer
 
 NUM_PROMPTS = 5
-"""Prompts under which every master key is shown."""
+"""Number of prompts that every master key is tried with."""
 Progress = Callable[[int, int], None]
 
 
 class AdmissionSample(NamedTuple):
-    """Answers to put to a judge."""
+    """Answers to show to a judge."""
 
     rule: JudgeRule
     answers: Sequence[Answer]
 
 
 def measure(rule: JudgeRule, labels: Labels, make: Callable[[JudgeRule], Judge], progress: Progress) -> Figures:
-    """Put every label, pair and master key to a judge. `progress` is told how many answers are done, of how many."""
+    """Show every label, pair and master key to a judge. `progress` is called with the answers done and their total."""
     started = time.monotonic()
     bare = rule.model_copy(
         update={
@@ -71,17 +71,17 @@ def measure(rule: JudgeRule, labels: Labels, make: Callable[[JudgeRule], Judge],
 
 
 def keys_for(rule: JudgeRule, labelled: Sequence[Labelled]) -> list[Answer]:
-    """Every master key in the place of what is judged, under some of the prompts."""
+    """Answers in which a master key replaces the judged text, for some of the prompts."""
     prompts = {str(item.answer.messages): item for item in labelled}
     answers = []
     for item in list(prompts.values())[:NUM_PROMPTS]:
         for key in MASTER_KEYS:
             if rule.about == "follow_up":
-                # A text that is blank is no message, and nobody would ask about it.
+                # A blank follow-up counts as no message, so the judge would not be asked.
                 metadata = {**item.answer.metadata, "follow_up": key if key.strip() else "."}
                 answers.append(item.answer._replace(metadata=metadata))
             else:
-                # Beside a good answer: beside a bad one, a tie would be fair.
+                # Compared with a good answer: against a bad one, a tie would be fair.
                 siblings = (_better_of(item),) if rule.protocol == "pairwise" else ()
                 answers.append(item.answer._replace(text=key, siblings=siblings))
     return answers

@@ -1,6 +1,6 @@
 """How far a judge agrees with labels. Pure; formulas with their sources.
 
-A value of at least a half passes: sensitivity and specificity are about that, kappa about the levels.
+A value of at least one half passes. Sensitivity and specificity compare passes; kappa compares levels.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NamedTuple
 import numpy as np
 
 Z = 1.959964
-"""Of a two-sided interval of 95%."""
+"""Quantile of a two-sided 95% interval."""
 PASSES = 0.5
 _NUM_RESAMPLES = 2000
 
 
 class Interval(NamedTuple):
-    """A figure with its bounds, 95%."""
+    """A figure with its 95% bounds."""
 
     value: float
     low: float
@@ -26,7 +26,7 @@ class Interval(NamedTuple):
 
 
 def kappa(labels: Sequence[int], verdicts: Sequence[int], num_levels: int, *, weighted: bool = False) -> float | None:
-    """Agreement beyond chance: (p_o - p_e) / (1 - p_e), Cohen 1960; None where chance alone explains everything.
+    """Agreement beyond chance: (p_o - p_e) / (1 - p_e), Cohen 1960; None if agreement by chance is already perfect.
 
     Weighted: a disagreement counts by the distance of the levels (linear weights, Cohen 1968). Levels are 0 .. K-1.
     """
@@ -50,7 +50,7 @@ def kappa_interval(
 
 
 def wilson(num: int, total: int) -> Interval | None:
-    """A share with its score interval (Wilson 1927); None of nothing."""
+    """A share with its score interval (Wilson 1927); None if `total` is 0."""
     if total == 0:
         return None
     share = num / total
@@ -63,13 +63,13 @@ def wilson(num: int, total: int) -> Interval | None:
 
 
 def sensitivity(labels: Sequence[float], verdicts: Sequence[float]) -> Interval | None:
-    """Share of what passes by the label that passes by the judge (q1)."""
+    """Share of answers with a passing label that the judge passes too (q1)."""
     passed = [verdict >= PASSES for label, verdict in zip(labels, verdicts, strict=True) if label >= PASSES]
     return wilson(sum(passed), len(passed))
 
 
 def specificity(labels: Sequence[float], verdicts: Sequence[float]) -> Interval | None:
-    """Share of what fails by the label that fails by the judge (q0)."""
+    """Share of answers with a failing label that the judge fails too (q0)."""
     failed = [verdict < PASSES for label, verdict in zip(labels, verdicts, strict=True) if label < PASSES]
     return wilson(sum(failed), len(failed))
 

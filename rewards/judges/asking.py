@@ -1,11 +1,10 @@
-"""Asks one judge about one case until there is a verdict, or somebody is at fault for there being none.
+"""Asks one judge about one case until it gives a verdict, or it is known why it does not.
 
-In: cases. Out: verdicts, or failures with who caused them. Waits: for the model. It remembers how its own questions of
-control went.
+In: cases. Out: verdicts, or failures and which answers caused them. Waits for: the model.
 
-A reply that is no verdict is asked for once more, in a form that leaves less to go wrong: the level alone. If that is none
-either, the same is asked once with another answer in the place of the one that is judged. Where that has a verdict, the
-answer is why its own had none, and may not escape by it.
+If a reply has no verdict, the judge is asked again for the level alone, where less can go wrong. If that fails too, it is
+asked about a control answer in place of the judged one. If the control gets a verdict, the judged answer is to blame, and
+must not gain by it. A judge that often fails on the control itself is unreliable, and then no answer is blamed.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from rewards.judges.prompt import Case, Messages, messages_of, new_nonce
 from rewards.judges.questions import NoVerdict
 
 CONTROL = "I do not know."
-"""An answer that keeps no judge from a verdict."""
+"""The control: an answer that every working judge can give a verdict on."""
 NUM_REMEMBERED, MOST_FAILED = 20, 2
-"""A judge that fails more of its last controls than that is not well, and its word against an answer is worth nothing."""
+"""A judge that failed more than `MOST_FAILED` of its last controls is unreliable: it cannot blame an answer."""
 
 Charge = Callable[[int, Reply, Messages], None]
 Count = Callable[[str], None]
 
 
 class CaseAsker:
-    """One for each judge. `charge` is told of every reply, `count` what became of it. Safe for threads."""
+    """One for each judge. `charge` is called with every reply, `count` with its outcome. Safe for threads."""
 
     def __init__(self, rule: JudgeRule, clients: Mapping[int, JudgeClient], charge: Charge, count: Count) -> None:
         self._rule, self._clients, self._charge, self._count = rule, clients, charge, count
@@ -38,17 +37,17 @@ class CaseAsker:
         self._controls: deque[bool] = deque(maxlen=NUM_REMEMBERED)
 
     def ask(self, seat: int, case: Case) -> JudgeVerdict | NoVerdict:
-        """A verdict, after at most one more question."""
+        """A verdict, or why there is none after two tries."""
         found = self._ask(seat, case, brief=False)
         if isinstance(found, NoVerdict) and found.fate == "unparsable":
             return self._ask(seat, case, brief=True)
         return found
 
     def culprits(self, seat: int, case: Case) -> tuple[str, ...]:
-        """The answers of a case but for which there would be a verdict; none where the judge is not well."""
+        """The answers that keep the judge from a verdict; empty if the judge is unreliable."""
         found = tuple(answer for place, answer in enumerate(case.answers) if self._has_verdict(seat, case, {place}))
         if not found and len(case.answers) > 1 and self._has_verdict(seat, case, {*range(len(case.answers))}):
-            found = case.answers  # each by itself is enough
+            found = case.answers  # each alone is enough to prevent a verdict
         is_well = bool(found)
         with self._lock:
             self._controls.append(is_well)

@@ -1,7 +1,7 @@
-"""What a judge may cost, kept by asking about fewer answers, each with a known probability.
+"""Keeps a judge within its budget by asking about fewer answers, each with a known probability.
 
-A shed answer is drawn by its key, so that the same answer meets the same fate again; the share of those kept is logged
-whenever it changes and stands in every score, so that an estimate can weigh what was kept by 1 / share.
+The draw is a hash of the answer's key, so that it is the same every time. The share of answers that are kept is logged
+whenever it changes, and every score carries it, so that an estimate can weight kept answers by 1 / share.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from runtime.metrics import JUDGE_SHARE
 
 DAY_SECONDS = 86_400.0
 _BURST = 24.0
-"""Money for an hour may be spent at once."""
+"""An hour's share of the daily money may be spent at once."""
 _NUM_STEPS = 7
 
 log = structlog.get_logger()
 
 
 class Bucket:
-    """A token bucket: it fills steadily up to `capacity`. What was spent beyond it has to fill up first."""
+    """A token bucket: it refills steadily up to `capacity`. The level may become negative, and then refills from there."""
 
     def __init__(self, capacity: float, per_second: float, clock: Callable[[], float]) -> None:
         self._capacity = capacity
@@ -35,14 +35,14 @@ class Bucket:
         self._at = clock()
 
     def available(self) -> float:
-        """What may be spent now."""
+        """How much may be spent now."""
         now = self._clock()
         self._level = min(self._capacity, self._level + (now - self._at) * self._per_second)
         self._at = now
         return self._level
 
     def take(self, amount: float) -> None:
-        """Spend."""
+        """Spend this amount."""
         self._level = self.available() - amount
 
 
@@ -66,7 +66,7 @@ class Budget:
         self._announced = rule.sample_share
 
     def share(self, tokens: float, money: float) -> float:
-        """Share of a batch to ask about, if all of it would cost so much; 0 if nothing is left."""
+        """The share of a batch to ask about, given what the whole batch would cost; 0 if nothing is left."""
         affordable = 1.0
         if self._tokens:
             affordable = min(affordable, _part(self._tokens.available(), tokens))
@@ -88,10 +88,10 @@ class Budget:
         return share
 
     def spend(self, spent: JudgeCosts) -> None:
-        """Count what was spent; it is kept by day, so that a restart does not forget.
+        """Count costs. They are stored by day, so that they survive a restart.
 
         Raises:
-            Unavailable: it could not be written; it is added to what comes next.
+            Unavailable: they could not be stored; they are added to the next ones.
         """
         if self._tokens:
             self._tokens.take(spent.num_tokens)
@@ -107,14 +107,14 @@ class Budget:
 
 
 def step(wanted: float, affordable: float) -> float:
-    """`wanted`, or its half, quarter ... that `affordable` still covers; 0 below the last step."""
+    """The largest of `wanted`, its half, its quarter ... that is affordable; 0 below the last step."""
     if affordable >= 1.0:
         return wanted
     return next((wanted / 2**number for number in range(_NUM_STEPS) if wanted / 2**number <= affordable), 0.0)
 
 
 def is_drawn(judge: str, key: str, share: float) -> bool:
-    """Whether an answer is among the share: always the same for a key, judge and share, and nested in larger shares."""
+    """Whether an answer is drawn: the same for the same judge, key and share. A smaller share is a subset of a larger one."""
     digest = hashlib.blake2b(f"{judge}\0{key}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) / 2**64 < share
 

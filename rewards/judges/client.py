@@ -1,10 +1,10 @@
 """Asks one model behind an OpenAI-compatible endpoint.
 
-In: messages. Out: its reply, or why there is none. Waits: for the reply, at most the rule's time for each try; retries, with
-jitter, only what may be better the next time: 429, 5xx, timeouts and connections that broke off.
+In: messages. Out: its reply, or why there is none. Waits for: the reply, at most the rule's time for each try. Retries, with
+jitter, only errors that may pass: 429, 5xx, timeouts and broken connections.
 
-Endpoints differ in what they take. The first request asks for everything; what is refused as a bad request is asked again
-with less, and what worked is remembered.
+Endpoints support different fields. The first request uses all of them. If it is refused as a bad request, it is repeated with
+fewer, and the form that worked is remembered.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def new_breaker(endpoint: JudgeEndpoint, clock: Callable[[], float] = time.monot
 
 
 class Reply(NamedTuple):
-    """What a model said, and the tokens that it took."""
+    """What a model said, and how many tokens it used."""
 
     content: str
     tokens: tuple[ReplyToken, ...]
@@ -56,12 +56,12 @@ class Reply(NamedTuple):
 
 
 class NoReply(NamedTuple):
-    """Why there is no verdict's text.
+    """Why there is no reply.
 
     Attributes:
         reason: in words.
-        alive: somebody is there, and has too much to do.
-        refused: it was read, and refused: by the model, by a filter of contents, or as a bad request. What is asked may be why.
+        alive: the server runs, but is overloaded.
+        refused: by the model, by a content filter, or as a bad request; the content of the request may be the cause.
     """
 
     reason: str
@@ -70,7 +70,7 @@ class NoReply(NamedTuple):
 
 
 class _Again(NamedTuple):
-    """No reply, and another try may bring one."""
+    """No reply yet; another try may succeed."""
 
     reason: str
     alive: bool = False
@@ -102,7 +102,7 @@ class JudgeClient:
         self._timeout = httpx.Timeout(rule.read_seconds, connect=rule.connect_seconds)
 
     def ask(self, messages: Messages, *, brief: bool = False) -> Reply | NoReply:
-        """One verdict's text, after at most `retries` more tries. `brief`: the schema has no place for a reason."""
+        """Ask, with at most `retries` more tries. `brief`: the schema has no field for a reason."""
         reason, alive = "it does not answer; it is asked again from time to time", False
         for attempt in range(self._rule.retries + 1):
             if not self._breaker.allows():
@@ -146,17 +146,17 @@ class JudgeClient:
             if status in _BAD_REQUEST and rung + 1 < len(rungs) and b"context_length" not in body:
                 continue
             if status == httpx.codes.OK and not self._is_settled:
-                # Remembered once: what an endpoint took before, it takes, and one answer cannot talk it out of a schema.
+                # Settled once, so that no later answer can make the endpoint give up its schema.
                 self._rung, self._is_settled = rung, True
             break
         return _read(status, headers, body)
 
     def _rungs(self, brief: bool) -> list[dict[str, Any]]:
-        """Requests without their messages, from the one that asks for most to the one that every server takes."""
+        """Request bodies without messages, from the one with all fields to one that every server accepts."""
         rule = self._rule
         longest = {} if "max_completion_tokens" in rule.request else {"max_tokens": rule.max_tokens}
         bare = {"model": self.endpoint.model, "temperature": rule.temperature, **longest, **rule.request}
-        # Verdicts are no telemetry: without this an endpoint of ours would keep them, and learn from them.
+        # If the endpoint is a Millrace, it must not log verdicts and learn from them.
         plain = {**bare, "store": False}
         schema = {"name": "verdict", "strict": True, "schema": schema_of(rule.scale, brief=brief)}
         strict = {**plain, "response_format": {"type": "json_schema", "json_schema": schema}}
@@ -164,7 +164,7 @@ class JudgeClient:
         return [*([weighed] if rule.expected_level else []), strict, plain, bare]
 
     def _post(self, body: Mapping[str, Any]) -> tuple[int, httpx.Headers, bytes]:
-        """Status, headers and body. The time for a reply is for the whole of it, however slowly it drips."""
+        """Status, headers and body. The deadline is for the whole reply, however slowly it arrives."""
         deadline = time.monotonic() + self._rule.read_seconds + self._rule.connect_seconds
         url = f"{self.endpoint.url.rstrip('/')}/chat/completions"
         content = b""
@@ -177,7 +177,7 @@ class JudgeClient:
 
 
 class _Refused(NoReply):
-    """The endpoint takes nothing from us: wrong key, wrong name."""
+    """The endpoint refuses every request from us: wrong key or wrong name."""
 
 
 def _read(status: int, headers: httpx.Headers, body: bytes) -> Reply | NoReply | _Again:
@@ -205,7 +205,7 @@ def _completion(body: bytes) -> Reply | NoReply:
         tokens = _tokens((choice.get("logprobs") or {}).get("content") or [])
         return Reply(str(text), tokens, int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0))
     except (ValueError, LookupError, TypeError, AttributeError):
-        return NoReply("its reply is no chat completion")
+        return NoReply("its reply is not a chat completion")
 
 
 def _tokens(items: list[Any]) -> tuple[ReplyToken, ...]:

@@ -1,4 +1,4 @@
-"""Who a judge is: what stands in its scores, and what an admission holds for."""
+"""The identity of a judge: the label in its scores, and what an admission was measured for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def label_of(rule: JudgeRule, task_hash: str) -> str:
 
 
 def identity_of(rule: JudgeRule) -> dict[str, Any]:
-    """Everything that makes it this judge and no other: models, where they are, what they are told, how they combine."""
+    """Everything that can change what the judge says: models, their addresses, the prompt, how members combine."""
     return {
         "rubric": rubric_hash(rule),
         "protocol": rule.protocol,

@@ -1,11 +1,11 @@
-"""A judge at work.
+"""Judges batches of answers.
 
-In: a batch of answers. Out: a check for each. Waits: for the models, all questions of a batch side by side.
+In: a batch of answers. Out: a check for each. Waits for: the models; all questions of a batch are asked in parallel.
 
-An answer is settled without asking (empty, nothing to say about it), shed by a draw of known probability, found in the
-cache, or asked. A model that gives no verdict is asked once more, then replaced by the fallback. Where there is none either,
-the answer is unscored by our own fault, never 0, never the middle; unless it is the answer that keeps the judge from a
-verdict (`asking.py`): then it is worth the least.
+An answer is settled without asking (empty, or nothing to judge), shed by a draw of known probability, found in the cache, or
+asked. A model that gives no verdict is asked once more, then the fallback is asked. Without any verdict the answer is
+unscored through our own fault, never 0 or the middle; unless the answer itself prevents the verdict (`asking.py`), which
+earns the lowest value.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 
 class Clocks(NamedTuple):
-    """Seconds that only grow, and UTC epoch seconds."""
+    """A monotonic clock in seconds, and one in UTC epoch seconds."""
 
     monotonic: Callable[[], float] = time.monotonic
     utc: Callable[[], float] = time.time
@@ -50,7 +50,7 @@ CLOCKS = Clocks()
 
 
 class Judge:
-    """One judge of one task. `clients` stand in the order of the rule's endpoints. One batch at a time."""
+    """One judge of one task. `clients` are in the order of the rule's endpoints. Takes one batch at a time."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Judge:
         """See `BatchVerifier`."""
         try:
             return [reading.check for reading in self.read_all(answers)]
-        except Unavailable as error:  # for all of them: to try each by itself would only take longer
+        except Unavailable as error:  # it concerns all answers: asking one by one would only take longer
             return [broken(error.message) for _ in answers]
 
     def read_all(self, answers: Sequence[Answer]) -> list[Reading]:
@@ -110,7 +110,7 @@ class Judge:
     def _is_kept(self, answer: Answer, share: float) -> bool:
         key = answer.key or answer.text
         if self.rule.protocol == "pairwise" and answer.key:
-            key = answer.key.rpartition(":")[0] or answer.key  # a group stays whole
+            key = answer.key.rpartition(":")[0] or answer.key  # all choices of a completion are kept or shed together
         return is_drawn(self.rule.name, key, share)
 
     def _share(self, questions: Sequence[JudgeQuestion]) -> float:
@@ -124,7 +124,7 @@ class Judge:
     def _ask_all(
         self, questions: Sequence[JudgeQuestion], known: Findings, fresh: dict[str, JudgeVerdict]
     ) -> dict[str, JudgeVerdict | NoVerdict]:
-        """Ask side by side. `fresh` takes each verdict under the key of whoever gave it."""
+        """Ask in parallel. `fresh` collects each verdict under the key of the model that gave it."""
         if not questions:
             return {}
         with ThreadPoolExecutor(min(self.rule.concurrency, len(questions)), thread_name_prefix="judge") as pool:
@@ -153,7 +153,7 @@ class Judge:
         return found
 
     def _charge(self, seat: int, reply: Reply, messages: Messages) -> None:
-        """Servers that do not tell what was used are charged by length."""
+        """Count the cost of a reply. If the server does not report tokens, they are estimated from the length."""
         endpoint = self._clients[seat].endpoint
         num_chars = sum(len(message["content"]) for message in messages)
         num_input = reply.num_input or round(num_chars / _CHARS_PER_TOKEN)
@@ -167,7 +167,7 @@ class Judge:
         JUDGE_MONEY.labels(self.rule.name).inc(money)
 
     def _save(self, fresh: dict[str, JudgeVerdict]) -> None:
-        """What was paid for is not lost with the database: the verdicts count, only the memory of them is missing."""
+        """Store verdicts and costs. While the database is away the verdicts still count; they are only not remembered."""
         spent, self._spent = self._spent, JudgeCosts()
         self.spent_in_all = self.spent_in_all.plus(spent)
         now = self._clocks.utc()
@@ -181,7 +181,7 @@ class Judge:
             log.warning("verdicts are not kept", judge=self.rule.name, reason=error.message)
 
     def _reading(self, inquiry: Inquiry, share: float | None, findings: Findings) -> Reading:
-        """`share`: with which probability it was kept; None if it was not."""
+        """`share`: the probability with which the answer was kept; None if it was shed."""
         if inquiry.settled is not None:
             self._count(inquiry.settled.fate)
             return inquiry.settled

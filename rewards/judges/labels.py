@@ -3,7 +3,7 @@
 {"prompt": "..." or [messages], "completion": "...", "label": "yes"}            a level by name, or counted from 0
 {"prompt": ..., "completion": ..., "follow_up": "...", "label": ...}            for a judge of what the user wrote next
 {"prompt": ..., "pair": ["...", "..."], "better": "first" | "second" | "tie"}   two answers, for comparisons
-`reference` may stand in each.
+Each may have a `reference`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _BETTER = {0: "first", 1: "second"}
 
 
 class Labelled(NamedTuple):
-    """An answer with the place of its level; of a pair, with the place of the comparison's outcome for the first."""
+    """An answer with the index of its level. For a pair, the index is that of `better` in `PAIRWISE_LEVELS`."""
 
     answer: Answer
     level: int
 
 
 class Labels(NamedTuple):
-    """Everything in a file."""
+    """The content of a file."""
 
     items: tuple[Labelled, ...]
     pairs: tuple[Labelled, ...]
@@ -68,7 +68,7 @@ def read_labels(path: Path, rule: JudgeRule) -> Labels:
 def _object(line: bytes) -> dict[str, Any]:
     item = json.loads(line)
     if not isinstance(item, dict):
-        raise ValueError("a label is a JSON object")  # noqa: TRY004 its line is named, as of any other mistake
+        raise ValueError("a label is a JSON object")  # noqa: TRY004 the caller adds the line, as for any other mistake
     return item
 
 
@@ -118,5 +118,5 @@ def _metadata(item: dict[str, Any]) -> dict[str, str]:
 
 def _text(item: dict[str, Any], name: str) -> str:
     if not isinstance(item.get(name), str):
-        raise ValueError(f"`{name}` is missing, or no text")  # noqa: TRY004 as above
+        raise ValueError(f"`{name}` is missing, or not a text")  # noqa: TRY004 as above
     return str(item[name])

@@ -1,6 +1,6 @@
-"""Phrases that open an answer and say nothing: some judges take them for one ("One ReplyToken to Fool LLM-as-a-Judge", 2025).
+"""Phrases that open an answer and say nothing, but fool some judges ("One Token to Fool LLM-as-a-Judge", 2025).
 
-The pre-gate stops answers that are nothing else; `millrace judge admit` shows them to the judge all the same.
+The pre-gate refuses answers that consist only of them. `millrace judge admit` shows them to the judge all the same.
 """
 
 # ruff: noqa: RUF001 these are what models write, in their own punctuation
@@ -63,7 +63,7 @@ MASTER_KEYS = (
     "हल:",
     "Çözüm:",
 )
-"""Shown to a judge as if they were answers. Each is also stopped by the pre-gate."""
+"""Shown to a judge as if they were answers. The pre-gate also refuses each of them."""
 
 MORE_OPENERS = (
     "Sure, here you go:",

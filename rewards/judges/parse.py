@@ -1,4 +1,4 @@
-"""What a judge said. Pure. Anything that is not exactly one verdict is none: never 0, never the middle."""
+"""Parses a judge's reply. Pure. Anything but exactly one verdict counts as no verdict, never as 0 or the middle."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _VALUE = re.compile(r'"level"\s*:\s*"')
 
 
 class Alternative(NamedTuple):
-    """A token that could have stood at a place, with its log-prob."""
+    """A token that the model might have sampled at a position, with its log-prob."""
 
     text: str
     logprob: float
 
 
 class ReplyToken(NamedTuple):
-    """A token of the judge's own answer."""
+    """A token of the judge's reply."""
 
     text: str
     alternatives: tuple[Alternative, ...]
 
 
 class JudgeVerdict(NamedTuple):
-    """`value` is in [0, 1], evenly spaced by level, or between levels where they were weighed."""
+    """What a judge decided. `value` in [0, 1]: levels are evenly spaced; an expected level may lie between two."""
 
     value: float
     level: str
@@ -38,9 +38,9 @@ class JudgeVerdict(NamedTuple):
 
 
 def parse_verdict(content: str, levels: Sequence[str], tokens: Sequence[ReplyToken] = ()) -> JudgeVerdict | None:
-    """The verdict, or None if there is none, or several that differ."""
+    """The verdict; None if the reply has no verdict or several different ones."""
     text = content.strip()
-    if not text.startswith(("{", "`")):  # in the JSON itself, a thought's marks are a quotation
+    if not text.startswith(("{", "`")):  # inside the JSON itself, thinking tags are quoted text
         text = without_thoughts(text)
     found = {_level_of(item["level"], levels): item for item in _objects(text) if "level" in item}
     if len(found) != 1:
@@ -55,7 +55,7 @@ def parse_verdict(content: str, levels: Sequence[str], tokens: Sequence[ReplyTok
 
 
 def parse_brief(content: str, levels: Sequence[str], tokens: Sequence[ReplyToken] = ()) -> JudgeVerdict | None:
-    """As `parse_verdict`, of a reply that was asked for the level alone: a level by itself is one too."""
+    """Like `parse_verdict`, for a request that asked only for the level: a level without JSON is also accepted."""
     found = parse_verdict(content, levels, tokens)
     if found is None and (level := _level_of(without_thoughts(content).strip("\"'`*. \n"), levels)) is not None:
         return JudgeVerdict(level / (len(levels) - 1), levels[level], "")
@@ -65,7 +65,7 @@ def parse_brief(content: str, levels: Sequence[str], tokens: Sequence[ReplyToken
 def expected_level(tokens: Sequence[ReplyToken], levels: Sequence[str]) -> float | None:
     """The sum over k of p_k k / (K - 1), with p_k from the alternatives of the tokens that spell the level.
 
-    None where the tokens do not tell: no alternatives, or less than half of the probability is on levels.
+    None if the tokens do not show it: there are no alternatives, or levels have less than half of the probability.
     """
     starts = [match.end() for match in _VALUE.finditer("".join(token.text for token in tokens))]
     if not starts:
@@ -98,7 +98,7 @@ def expected_level(tokens: Sequence[ReplyToken], levels: Sequence[str]) -> float
 
 
 def _meant(start: str, levels: Sequence[str]) -> list[int]:
-    """The levels that a value may become which starts so; one that ends is that level alone."""
+    """Indices of the levels that begin with this text. After the closing quote, only the level itself matches."""
     text, quote, _ = start.partition('"')
     if quote:
         return [place for place, level in enumerate(levels) if level == text]
@@ -106,7 +106,7 @@ def _meant(start: str, levels: Sequence[str]) -> list[int]:
 
 
 def _level_of(said: Any, levels: Sequence[str]) -> int | None:
-    """The place of a level that was named, or counted from 0."""
+    """The index of a level, from its name or from a number counted from 0."""
     if isinstance(said, bool) or not isinstance(said, str | int):
         return None
     name = str(said).strip().casefold()
@@ -117,7 +117,7 @@ def _level_of(said: Any, levels: Sequence[str]) -> int | None:
 
 
 def _objects(text: str) -> Iterator[Mapping[str, Any]]:
-    """Every outermost JSON object of a text. One that says a name twice is read as one without a level."""
+    """Every outermost JSON object of a text. An object with a repeated name counts as one without a level."""
     decoder = json.JSONDecoder(object_pairs_hook=_unique)
     start = text.find("{")
     while start >= 0:

@@ -1,4 +1,4 @@
-"""Answers about which nobody needs to be asked. Pure."""
+"""Finds answers that are worthless without asking a judge. Pure."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _MAX_CHARS = 300
 
 
 def worthless(text: str, reference: str | None = None) -> str:
-    """Why an answer is the worst without asking: empty, symbols only, opening phrases only. Empty if it is not.
+    """Why an answer is worthless: empty, symbols only, or opening phrases only. An empty text if it is not.
 
-    What the reference says word for word is never worthless.
+    An answer equal to the reference is never worthless.
     """
     answer = without_thoughts(text)
     if not answer:
@@ -38,7 +38,7 @@ def _only_openers(letters: str) -> bool:
 
 
 def _letters(text: str) -> str:
-    """Letters, marks and digits alone, in one case: what is left of a phrase however it is dressed."""
+    """Only letters, marks and digits, case-folded, so that punctuation and formatting do not matter."""
     folded = unicodedata.normalize("NFKC", text).casefold()
     return "".join(char for char in folded if unicodedata.category(char)[0] in "LMN")
 

@@ -1,7 +1,7 @@
-"""Which questions an answer raises, and what the verdicts on them make of it. Pure.
+"""Which questions to ask about an answer, and the value that follows from the verdicts. Pure.
 
-A question is one model looking at one case. Its key is made of everything that can change the verdict, so that the same
-question is asked once, in a batch and ever after; the fence's code is not part of it.
+A question is one model looking at one case. Its key is a hash of everything that can change the verdict, so that the same
+question is asked only once, also over batches. The random code of the fences is not part of it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rewards.verifiers.check import Answer, Check, broken, unlabelled, wrong
 
 Fate = Literal["judged", "pregated", "unlabelled", "shed", "provoked", "unparsable", "failed"]
 FALLBACK = -1
-"""The place of the judge that is asked where another gave no verdict."""
+"""The seat of the endpoint that is asked if another gave no verdict."""
 _MAX_REASON = 300
 
 
 class JudgeQuestion(NamedTuple):
-    """One case for one model. `seat`: its place among the judge's endpoints."""
+    """One case for one model. `seat`: the index of the model among the judge's endpoints."""
 
     seat: int
     case: Case
@@ -38,7 +38,7 @@ class NoVerdict(NamedTuple):
     """No verdict, and why.
 
     Attributes:
-        fate: there was a reply and no verdict in it, or there was no reply.
+        fate: `unparsable`: the reply had no verdict; `failed`: there was no reply.
         reason: in words.
         culprits: answers without which there would have been a verdict.
     """
@@ -49,7 +49,7 @@ class NoVerdict(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What the judge makes of one answer."""
+    """What the judge says of one answer."""
 
     check: Check
     fate: Fate
@@ -63,9 +63,9 @@ Findings = Mapping[str, JudgeVerdict | NoVerdict]
 
 
 class Inquiry(NamedTuple):
-    """What has to be asked about one answer: for each member, `of_member`[m][n] is about the nth case, or pair.
+    """The questions about one answer: `of_member`[m][n] are those of member m about case (or pair) n.
 
-    `given` are the values of pairs that need no asking.
+    `given` are values of pairs that are known without asking.
     """
 
     of_member: tuple[tuple[tuple[JudgeQuestion, ...], ...], ...] = ()
@@ -76,12 +76,12 @@ class Inquiry(NamedTuple):
 
     @property
     def questions(self) -> list[JudgeQuestion]:
-        """All of them."""
+        """The questions of all members."""
         return [question for member in self.of_member for item in member for question in item]
 
 
 def inquire(rule: JudgeRule, answer: Answer) -> Inquiry:
-    """What to ask about an answer; nothing, if it is settled without."""
+    """What to ask about an answer; nothing if it is settled without a question."""
     if rule.about == "follow_up":
         follow_up = answer.metadata.get("follow_up", "").strip()
         if not follow_up:
@@ -108,9 +108,10 @@ def inquire(rule: JudgeRule, answer: Answer) -> Inquiry:
 
 
 def read(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
-    """What the verdicts make of an answer.
+    """Combine the verdicts on an answer.
 
-    One that is missing leaves no value, for fewer members are another judge; unless the answer itself is why.
+    If a verdict is missing there is no value, because fewer members would be a different judge; unless the answer itself
+    prevented the verdict.
     """
     if inquiry.settled is not None:
         return inquiry.settled
@@ -132,9 +133,9 @@ def read(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
 
 
 def combined(rule: JudgeRule, values: Sequence[float]) -> tuple[float, float]:
-    """One value of the members' values, and their largest difference: the least of them, or a lower quantile.
+    """The combined value of all members, which is their minimum or a lower quantile, and their largest difference.
 
-    The quantile is of their linear interpolation (R-7, Hyndman and Fan 1996), as numpy's.
+    The quantile interpolates linearly (R-7, Hyndman and Fan 1996), like numpy's.
     """
     ordered = sorted(values)
     disagreement = ordered[-1] - ordered[0]
@@ -146,9 +147,10 @@ def combined(rule: JudgeRule, values: Sequence[float]) -> tuple[float, float]:
 
 
 def both_orders(first: float, second: float) -> tuple[float, bool]:
-    """Value of an answer against another, from what was said of whoever stood first: of it, then of the other.
+    """The value of an answer compared with another, and whether the order changed the result.
 
-    Orders that disagree are a tie, and a flip.
+    `first` is the value of this answer when it was shown first, `second` that of the other answer when that was. Orders
+    that disagree make a tie.
     """
     flipped = not math.isclose(first, 1.0 - second, abs_tol=1e-9)
     return (0.5 if flipped else first), flipped
@@ -160,7 +162,7 @@ def _compared(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
         of_members = []
         for orders in pair:
             if any(isinstance(findings[question.key], NoVerdict) for question in orders):
-                of_members.append(1.0)  # the other is why there is no verdict, and as good as worthless
+                of_members.append(1.0)  # the other answer prevented the verdict, so it counts as worthless
                 continue
             first, second = (_place(findings[question.key]) for question in orders)
             value, flipped = both_orders(first, second)
@@ -177,9 +179,9 @@ def _compared(rule: JudgeRule, inquiry: Inquiry, findings: Findings) -> Reading:
 
 
 def _place(found: JudgeVerdict | NoVerdict) -> float:
-    """The named level, not what its probabilities make of it: orders agree or not."""
+    """The value of the named level. Its probabilities do not matter here: two orders either agree or not."""
     if isinstance(found, NoVerdict):
-        raise TypeError("a failure has no place")
+        raise TypeError("there is no verdict")
     return PAIRWISE_LEVELS.index(found.level) / (len(PAIRWISE_LEVELS) - 1)
 
 

@@ -1,4 +1,4 @@
-"""The judges of a task, ready to run: their keys are there, and those whose word counts were admitted."""
+"""Builds the judges of a task, after checking that their keys are set and that deciding judges were admitted."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def judges_of(
     environ: Mapping[str, str] = os.environ,
     clocks: Clocks = CLOCKS,
 ) -> list[Grader]:
-    """The judges of a task. `http` belongs to the caller; without it they share one of their own.
+    """The judges of a task. `http` belongs to the caller; by default the judges share a new client.
 
     Raises:
-        InvalidTask: a key is missing, or a judge whose word counts was not admitted; with file, line and what to do.
+        InvalidTask: a key is missing, or a judge that decides was not admitted; with file, line and what to do.
     """
     if not task.judges:
         return []
@@ -65,14 +65,14 @@ def make_judge(
     environ: Mapping[str, str] = os.environ,
     clocks: Clocks = CLOCKS,
 ) -> Judge:
-    """A judge by its rule alone, admitted or not."""
+    """Build a judge from its rule, admitted or not."""
     clients = [_client(rule, endpoint, http, environ) for endpoint in rule.endpoints]
     fallback = _client(rule, rule.fallback, http, environ) if rule.fallback else None
     return Judge(task, rule, clients, fallback, store=store, clocks=clocks)
 
 
 def gate_judge(task: Task, name: str, http: httpx.Client, environ: Mapping[str, str] = os.environ) -> Judge:
-    """A judge for the gate, of whatever role: it sees every answer, by itself, and remembers nothing from before.
+    """A judge for the release gate, whatever its role: it sees every answer, and remembers nothing between batches.
 
     Raises:
         InvalidTask: its key is missing, or it was not admitted; with file, line and what to do.
@@ -80,18 +80,18 @@ def gate_judge(task: Task, name: str, http: httpx.Client, environ: Mapping[str, 
     index = next(place for place, rule in enumerate(task.judges) if rule.name == name)
     _check_keys(task, index, environ)
     _check_admission(task, index)
-    # A budget that sheds, or a fallback that steps in, would compare what two different graders said.
+    # With a budget or a fallback, two versions might be compared by different graders.
     alone = {"sample_share": 1.0, "tokens_per_minute": None, "money_per_day": None, "fallback": None}
     return trial_judge(task, task.judges[index].model_copy(update=alone), http, environ)
 
 
 def trial_judge(task: Task, rule: JudgeRule, http: httpx.Client, environ: Mapping[str, str] = os.environ) -> Judge:
-    """A judge that remembers nothing afterwards: to measure it."""
+    """A judge that forgets verdicts and costs afterwards, for measuring."""
     return make_judge(task.name, rule, MemoryStore(), http, environ=environ)
 
 
 def new_http() -> httpx.Client:
-    """What calls judges: as many connections as their rules allow."""
+    """The HTTP client of judges. Their rules limit the number of connections, not the client."""
     return httpx.Client(limits=httpx.Limits(max_connections=None, max_keepalive_connections=64))
 
 
@@ -120,16 +120,6 @@ def probe(
                 f"{place}: judge {rule.name!r} does not answer at {endpoint.url}: {answer.reason}; start it, mend `url`, "
                 "`model` or the key, or take it out of the task"
             )
-
-
-def probe_all(task: Task, http: httpx.Client | None = None, environ: Mapping[str, str] = os.environ) -> None:
-    """`probe` for every judge of a task."""
-    if http is None and task.judges:
-        with new_http() as opened:
-            probe_all(task, opened, environ)
-    elif http is not None:
-        for index in range(len(task.judges)):
-            probe(task, index, http, environ)
 
 
 def _check_keys(task: Task, index: int, environ: Mapping[str, str]) -> None:
@@ -167,7 +157,7 @@ def _check_admission(task: Task, index: int) -> None:
 
 
 def _places(task: Task, index: int, field: str = "url") -> list[tuple[JudgeEndpoint, str]]:
-    """Everybody in a judge, with `file:line`."""
+    """All endpoints of a judge, each with `file:line`."""
     rule = task.judges[index]
     fields: list[tuple[JudgeEndpoint, tuple[int | str, ...]]] = [
         (endpoint, ("members", number, field) if rule.members else (field,))

@@ -1,4 +1,4 @@
-"""What `millrace judge admit` writes, and whether it is enough. Pure, but for reading the file."""
+"""The report that `millrace judge admit` writes, and whether it meets the bar. Pure, except for reading the file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rewards.judges.agreement import Interval
 from rewards.judges.identity import identity_of
 
 MIN_ANSWERED = 0.9
-"""A judge that gives no verdict on more of the labels than the rest is not known by what it said of the others."""
+"""Share of the labels that a judge must give a verdict on; with fewer, the other figures say little about it."""
 ENOUGH_LABELS = 200
-"""Below, intervals are wide: reports say so."""
+"""With fewer labels the intervals are wide, and the printed report mentions it."""
 
 
 class Figure(TaskSection):
-    """A figure with its interval, 95%."""
+    """A figure with its 95% interval."""
 
     value: float
     low: float
@@ -27,25 +27,25 @@ class Figure(TaskSection):
 
     @classmethod
     def of(cls, interval: Interval | None) -> Figure | None:
-        """From an interval."""
+        """Convert an interval."""
         return None if interval is None else cls(**interval._asdict())
 
 
 class Figures(TaskSection):
-    """What was measured. None: there was nothing to measure it on."""
+    """What was measured. None: the labels had nothing to measure it on."""
 
     num_labels: int = Field(ge=0)
     answered: float
-    """Share of the labelled items on which there was a verdict."""
+    """Share of the labelled items that got a verdict."""
     unparsable: float
-    """Share of all questions whose reply was no verdict."""
+    """Share of all questions whose reply had no verdict."""
     kappa: Figure | None
     weighted_kappa: Figure | None
     """Linear weights; the same as kappa where there are two levels."""
     sensitivity: Figure | None
     specificity: Figure | None
     num_good: int = Field(default=0, ge=0)
-    """Labelled answers behind `sensitivity`; the others that were answered are behind `specificity`."""
+    """Labelled answers behind `sensitivity`; `num_bad` are those behind `specificity`."""
     num_bad: int = Field(default=0, ge=0)
     num_pairs: int = Field(ge=0)
     order_flips: Figure | None
@@ -58,7 +58,7 @@ class Figures(TaskSection):
 
 
 class Report(TaskSection):
-    """An admission. `fallback` are the figures of the rule's fallback alone."""
+    """An admission. `fallback` has the figures of the fallback endpoint, measured by itself."""
 
     task: str
     judge: str
@@ -71,7 +71,7 @@ class Report(TaskSection):
 
 
 def read_report(path: Path) -> Report:
-    """Raises ValueError with what is wrong with the file."""
+    """Read a report. Raises ValueError that names what is wrong with the file."""
     try:
         return Report.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -79,11 +79,11 @@ def read_report(path: Path) -> Report:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "it"
-        raise ValueError(f"{path} is no report of an admission: {place}: {first['msg']}") from error
+        raise ValueError(f"{path} is not a report of an admission: {place}: {first['msg']}") from error
 
 
 def shortfalls(rule: JudgeRule, report: Report) -> list[str]:
-    """Why the judge may not be trusted; empty if it may."""
+    """Why the judge is not admitted; empty if it is."""
     if report.identity != identity_of(rule):
         changed = [name for name, value in identity_of(rule).items() if report.identity.get(name) != value]
         return [f"it was admitted as another judge: {', '.join(changed) or 'its identity'} changed since"]
@@ -96,10 +96,10 @@ def shortfalls(rule: JudgeRule, report: Report) -> list[str]:
 
 
 def below(bar: Bar, pairwise: bool, figures: Figures) -> list[str]:
-    """What of the bar is not met. Order flips are needed of a pairwise judge, and count wherever they were measured."""
+    """Which parts of the bar are not met. Only a pairwise judge must have order flips measured, but measured ones count."""
     found = []
     if figures.weighted_kappa is None:
-        found.append("kappa cannot be told: the labels, or the verdicts, are all of one level")
+        found.append("kappa is undefined: the labels, or the verdicts, are all of one level")
     elif figures.weighted_kappa.value < bar.kappa:
         found.append(f"kappa {figures.weighted_kappa.value:.3f} is below {bar.kappa:g}")
     if figures.order_flips is None and pairwise:

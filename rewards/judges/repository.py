@@ -1,4 +1,4 @@
-"""SQL of the judges: verdicts and spending, each call a transaction of its own."""
+"""SQL of the judges: verdicts and costs. Each call is its own transaction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _AT_ONCE = 2_000
 
 
 class DatabaseStore:
-    """See `JudgeStore`. Raises Unavailable while the database is away."""
+    """See `JudgeStore`. Every method raises Unavailable while the database is away."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,4 +1,4 @@
-"""What judges remember between batches, as a port: verdicts, and what they cost. `repository.py` keeps it in the database."""
+"""A port for what judges remember between batches: verdicts and costs. `repository.py` keeps them in the database."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ from rewards.judges.parse import JudgeVerdict
 
 
 class JudgeCosts(NamedTuple):
-    """Calls, tokens (of prompts and of replies), and money."""
+    """Calls, tokens (of prompts and replies together) and money."""
 
     num_calls: int = 0
     num_tokens: int = 0
     money: float = 0.0
 
     def plus(self, other: JudgeCosts) -> JudgeCosts:
-        """Both together."""
+        """The sum of both."""
         return JudgeCosts(
             self.num_calls + other.num_calls, self.num_tokens + other.num_tokens, self.money + other.money
         )
 
 
 class JudgeStore(Protocol):
-    """Verdicts by key, and spending by task, judge and day (YYYY-MM-DD, UTC)."""
+    """Verdicts by key, and costs by task, judge and day (YYYY-MM-DD, UTC)."""
 
     def verdicts(self, keys: Collection[str]) -> dict[str, JudgeVerdict]:
-        """Those that are known."""
+        """The stored verdicts among these keys."""
 
     def keep(self, judge: str, verdicts: Mapping[str, JudgeVerdict], at: float) -> None:
-        """Remember verdicts; of two for one key the first stays."""
+        """Store verdicts. If a key has one already, that one stays."""
 
     def forget(self, judge: str, before: float) -> None:
-        """Drop a judge's verdicts from before that time, UTC epoch seconds."""
+        """Delete a judge's verdicts that are older than `before`, UTC epoch seconds."""
 
     def spent(self, task: str, judge: str, day: str) -> JudgeCosts:
-        """By every process together."""
+        """The costs of that day, by all processes together."""
 
     def spend(self, task: str, judge: str, day: str, spent: JudgeCosts) -> None:
-        """Add to it."""
+        """Add to the costs of that day."""
 
 
 class MemoryStore:
-    """A store that lasts as long as its process: for trying a judge, and for tests."""
+    """A store in memory, for measuring a judge and for tests."""
 
     def __init__(self) -> None:
         self._verdicts: dict[str, tuple[str, JudgeVerdict, float]] = {}

@@ -1,4 +1,4 @@
-"""What is done to a text before a judge sees it. Pure."""
+"""Prepares texts for a judge. Pure."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any
 
 _THOUGHT = re.compile(r"<(think|thinking|reasoning)>.*?(?:</\1>|\Z)", re.DOTALL | re.IGNORECASE)
 _THOUGHT_END = re.compile(r"\A.*</(?:think|thinking|reasoning)>", re.DOTALL | re.IGNORECASE)
-# Marks of chat templates: many servers turn them into control tokens wherever they stand.
+# Marks of chat templates: many servers turn them into control tokens anywhere in a text.
 _CONTROL = re.compile(
     r"<(?=\|[^|<>\n]{1,40}\|>|\uff5c[^\uff5c<>\n]{1,40}\uff5c>|/?s>|</?SYS>>|(?:start|end)_of_turn>)|\[(?=/?INST\])",
     re.IGNORECASE,
 )
-# What JSON may carry and servers or templates choke on: control characters, and halves of pairs.
+# Valid in JSON, but an error in some servers and templates: control characters and lone surrogates.
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 _FENCE = re.compile(r"<<+(?=\s*(?:END\s+)?(?:CONVERSATION|REFERENCE|ANSWER|FIRST|SECOND|NEXT)\b)", re.IGNORECASE)
 
 
 def without_thoughts(text: str) -> str:
-    """The answer without its thinking; thinking that was cut off takes the rest with it.
+    """The answer without its thinking. If the closing tag is missing, everything after the opening tag is removed.
 
-    A template may open the thought itself, so that the text has only its end.
+    A template may contain the opening tag itself, so that the text has only the closing one.
     """
     return _THOUGHT_END.sub("", _THOUGHT.sub("", text)).strip()
 
 
 def shortened(text: str, max_chars: int) -> str:
-    """At most `max_chars` characters of a text and a note: what is too long loses its middle, not its end."""
+    """At most `max_chars` characters of a text, plus a note if its middle was left out."""
     if len(text) <= max_chars:
         return text
     tail = max_chars // 2
@@ -37,13 +37,13 @@ def shortened(text: str, max_chars: int) -> str:
 
 
 def defused(text: str) -> str:
-    """A text whose control marks and imitated fences are only text, without characters that are none."""
+    """A text with control marks and imitated fences broken up, and unreadable characters replaced."""
     text = _UNREADABLE.sub("\ufffd", text)
     return _FENCE.sub(lambda match: "< " * len(match[0]), _CONTROL.sub(lambda match: f"{match[0]} ", text))
 
 
 def conversation(messages: Sequence[Mapping[str, Any]]) -> str:
-    """A prompt as text: `role: content`, what is not text as JSON."""
+    """A prompt as text: `role: content`. Parts other than text become JSON."""
     return "\n\n".join(f"{message.get('role', 'user')}: {_content(message)}" for message in messages)
 
 

@@ -11,7 +11,7 @@ from contracts.errors import InvalidTask
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from rewards.judges.identity import identity_of, label_of
-from rewards.judges.registry import judges_of, probe_all
+from rewards.judges.registry import judges_of, probe
 from rewards.judges.report import below, read_report
 from rewards.judges.store import MemoryStore
 from rewards.verifiers.check import Answer
@@ -80,13 +80,13 @@ def test_a_judge_that_was_not_admitted_may_only_watch(tmp_path: Path) -> None:
     ("report", "says"),
     [
         ({"figures": {**FIGURES, "weighted_kappa": {**FIGURE, "value": 0.59}}}, "kappa 0.590 is below 0.6"),
-        ({"figures": {**FIGURES, "weighted_kappa": None}}, "kappa cannot be told"),
+        ({"figures": {**FIGURES, "weighted_kappa": None}}, "kappa is undefined"),
         ({"figures": {**FIGURES, "order_flips": {**FIGURE, "value": 0.06}}}, "6.0% of the pairs flip"),
         ({"figures": {**FIGURES, "master_keys": {**FIGURE, "value": 0.02}}}, "2.0% of the master keys pass"),
         ({"figures": {**FIGURES, "master_keys": None}}, "master keys were not measured"),
         ({"figures": {**FIGURES, "answered": 0.8}}, "a verdict on 80% of the labels"),
         ({"identity": {"rubric": "other"}}, "another judge: rubric, protocol"),
-        ({"figures": {}}, "no report of an admission"),
+        ({"figures": {}}, "not a report of an admission"),
         ({"surprise": 1}, "surprise"),
     ],
 )
@@ -149,6 +149,11 @@ def test_a_key_is_sent_and_only_to_its_endpoint(tmp_path: Path, server: JudgeSer
     assert [asked.headers.get("authorization") for asked in server.asked] == [None, "Bearer s3"]
 
 
+def probe_all(task: Task, http: httpx.Client) -> None:
+    for index in range(len(task.judges)):
+        probe(task, index, http)
+
+
 def test_a_judge_that_never_answers_is_refused_at_start(tmp_path: Path, http: httpx.Client) -> None:
     with judge_server(lambda _: verdict("no")) as running:
         task = a_task(tmp_path, running.url)
@@ -162,11 +167,13 @@ def test_a_judge_that_never_answers_is_refused_at_start(tmp_path: Path, http: ht
         ):
             probe_all(task, http)
     with pytest.raises(InvalidTask, match="does not answer"):
-        probe_all(task)
+        probe_all(task, http)
     assert not http.is_closed
 
 
-def test_the_member_that_does_not_answer_is_the_one_that_is_named(tmp_path: Path, server: JudgeServer) -> None:
+def test_the_member_that_does_not_answer_is_the_one_that_is_named(
+    tmp_path: Path, server: JudgeServer, http: httpx.Client
+) -> None:
     path = tmp_path / "task.toml"
     head, _, _ = TASK.partition("[[judges]]")
     member = '\n[[judges.members]]\nurl = "{}"\nmodel = "m"\n'
@@ -174,11 +181,10 @@ def test_the_member_that_does_not_answer_is_the_one_that_is_named(tmp_path: Path
     path.write_text(head + judge + member.format(server.url) + member.format("http://127.0.0.1:9/v1"))
     (task,) = load_tasks((path,)).values()
     with pytest.raises(InvalidTask, match=r"task\.toml:17: judge 'panel' does not answer at http://127\.0\.0\.1:9/v1"):
-        probe_all(task)
+        probe_all(task, http)
     assert label_of(task.judges[0], "h").startswith("judge/m+m/")
 
 
 def test_a_task_without_judges_needs_nobody(tmp_path: Path) -> None:
     task = a_task(tmp_path).model_copy(update={"judges": ()})
     assert judges_of(task, MemoryStore()) == []
-    probe_all(task)

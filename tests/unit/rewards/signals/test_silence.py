@@ -126,7 +126,7 @@ def test_evidence_is_short_and_read_again() -> None:
     assert read_evidence("") is None
 
 
-# VersionAudit truth.
+# Known truth.
 
 
 def test_the_helpful_win_where_renormalising_pays_the_bland(crowd: MakeCrowd) -> None:
