@@ -1,6 +1,6 @@
-"""The port to the log: append durably, read by position. Nothing above it knows which log it is.
+"""The port to the log: append durably, read by position. Code above it does not know which log it uses.
 
-Delivery is at least once; effects are made once by whoever stores a position in the transaction of its effects.
+Delivery is at least once. A reader makes effects happen once by storing its position in the transaction of the effects.
 """
 
 from __future__ import annotations
@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from contracts.errors import PositionLost
+from contracts.errors import PositionLost, RecordTooLarge
 
 MAX_RECORD_BYTES = 1_000_000
-"""Key and value; with its envelope it fits a Kafka broker's default of 1 MiB."""
+"""Key and value. With its envelope, such a record fits the default limit of a Kafka broker, 1 MiB."""
 
 LoadPosition = Callable[[str, int], int]
-"""(topic, partition) to the next offset to read: asked once for every partition a consumer is given."""
+"""(topic, partition) to the next offset to read. Called once for every partition that a consumer gets."""
 
 
 class Message(NamedTuple):
-    """What is appended: `route` chooses the partition."""
+    """A record to append. `route` chooses the partition."""
 
     topic: str
     route: int
@@ -32,7 +32,7 @@ class Message(NamedTuple):
 
 
 class LogRecord(NamedTuple):
-    """What is read: a message with its place. `appended_at` is UTC epoch seconds."""
+    """A record that was read: a message with its position. `appended_at` is UTC epoch seconds."""
 
     topic: str
     partition: int
@@ -43,10 +43,10 @@ class LogRecord(NamedTuple):
 
 
 class TopicState(NamedTuple):
-    """What a log holds of a topic: which topic it is, and per partition its first offset and the next one."""
+    """The extent of a topic: its identity, and per partition the first offset and the next one."""
 
     identity: str
-    """A topic that was deleted and made again has another."""
+    """Changes if the topic is deleted and made again."""
     beginnings: dict[int, int]
     ends: dict[int, int]
 
@@ -55,30 +55,30 @@ _DAMAGED = b"\xc1millrace: damaged\n"  # no record begins with this byte: msgpac
 
 
 def as_damaged(value: bytes) -> bytes:
-    """The value of a record that is not what was appended: no reader can take it for a record, and its bytes are kept."""
+    """Mark the value of a corrupt record, so that no reader decodes it as a record. Its bytes are kept."""
     return _DAMAGED + value
 
 
 def is_damaged(value: bytes) -> bool:
-    """True for what `as_damaged` made."""
+    """True for values that `as_damaged` marked."""
     return value.startswith(_DAMAGED)
 
 
 class Consumer(Protocol):
-    """One member of a consumer group, reading the partitions it was given."""
+    """One member of a consumer group. It reads the partitions that the group assigns to it."""
 
     def poll(self, timeout: float, limit: int) -> list[LogRecord]:
-        """Up to `limit` records; waits at most `timeout` seconds for the first. Order holds within a partition.
+        """Up to `limit` records; waits at most `timeout` seconds for the first. Records of a partition are in order.
 
         Raises:
-            PositionLost: the log does not hold what comes next; nothing was skipped.
+            PositionLost: the log no longer has the next record; nothing was skipped.
         """
 
     def partitions(self) -> frozenset[int]:
-        """The partitions it reads now, the same of every topic; nobody else of the group reads them."""
+        """The partitions that it reads now, the same ones of every topic. No other member of the group reads them."""
 
     def seek_to_stored(self) -> None:
-        """Forget what was read and ask for the stored positions again (after a failed or lost transaction)."""
+        """Go back to the stored positions, after a failed or lost transaction."""
 
     def close(self) -> None:
         """Leave the group."""
@@ -90,42 +90,54 @@ class EventLog(Protocol):
     num_partitions: int
 
     def create_topics(self) -> None:
-        """Make the topics that are missing; harmless when they are there."""
+        """Make missing topics. Existing ones stay as they are."""
 
     def append(self, messages: Sequence[Message]) -> None:
-        """Durable for all messages when it returns.
+        """Append messages; all are durable when it returns.
 
         Raises:
-            Unavailable: the log cannot take them now (full disk, no broker); nothing may be acknowledged.
+            Unavailable: the log cannot take them now (full disk, no broker); acknowledge none of them.
         """
 
     def consumer(self, group: str, topics: Sequence[str], load_position: LoadPosition) -> Consumer:
-        """Join a group."""
+        """Join a consumer group."""
 
     def ends(self, topic: str) -> dict[int, int]:
-        """For each partition, the offset the next record will get."""
+        """For each partition, the offset that the next record will get."""
 
     def describe(self) -> dict[str, TopicState]:
-        """What there is of each topic now; one that is missing is missing here too. Makes nothing.
+        """The extent of each existing topic. Does not make topics.
 
         Raises:
-            Unavailable: the log cannot be asked.
-            Damaged: a file of it cannot be read.
+            Unavailable: the log does not answer.
+            Damaged: one of its files cannot be read.
         """
 
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
-        """Look at a stretch of the log without a group (command line, dashboard, tests)."""
+        """Read records without a group (command line, dashboard, tests)."""
 
     def close(self) -> None:
-        """Release what is held."""
+        """Release connections and threads."""
+
+
+def check_sizes(messages: Sequence[Message]) -> None:
+    """Raise RecordTooLarge if a message is larger than `MAX_RECORD_BYTES`."""
+    for message in messages:
+        if (size := message.num_bytes) > MAX_RECORD_BYTES:
+            raise RecordTooLarge(
+                f"a record of {size} bytes for {message.topic} is larger than {MAX_RECORD_BYTES}, so the log will never take it: "
+                "make it smaller",
+                topic=message.topic,
+                key=message.key,
+            )
 
 
 def position_lost(topic: str, partition: int, stored: int, first: int, end: int) -> PositionLost:
-    """The same words for every log."""
+    """The error of a stored position that the log does not have; the same text for every log."""
     return PositionLost(
-        f"the stored position {stored} of {topic}/{partition} is outside of the log, which holds {first} to {end}. Nothing "
-        "was skipped. Restore the log; or see what is missing with `millrace log accept-loss --home HOME`, and go on with "
-        "the same and --yes (the trainer: `millrace training --from earliest` or `now`)",
+        f"the stored position {stored} of {topic}/{partition} is outside of the log, which has {first} to {end}. Nothing was "
+        "skipped. Restore the log; or see what is missing with `millrace log accept-loss --home HOME` and accept it with "
+        "--yes (the trainer: `millrace training --from earliest` or `now`)",
         topic=topic,
         partition=partition,
         stored=stored,

@@ -1,1 +1,1 @@
-"""The log behind its port, and what surrounds it: spool, outbox, dead letters, positions."""
+"""The log: its implementations (embedded and Kafka), spool, outbox, dead letters, and detection of lost records."""

@@ -1,7 +1,7 @@
 """The embedded log: one SQLite file per topic, WAL, fsync on every append.
 
-In: messages from any process of this machine. Out: the same, in order of their partition. Waits: a consumer polls every
-few milliseconds, since SQLite has no wake-up between processes.
+In: messages from any process of this machine. Out: records, in order within a partition. Waits: a consumer polls every few milliseconds,
+because SQLite cannot wake other processes.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class LocalLog:
         self.num_partitions = num_partitions
         self._folder = folder
         self._local = threading.local()
-        self._opened: list[sqlite3.Connection] = []
+        self._connections: list[sqlite3.Connection] = []
         folder.mkdir(parents=True, exist_ok=True)
 
     def create_topics(self) -> None:
-        """See `EventLog.create_topics`: a topic is a file, with its identity from the start."""
+        """See `EventLog.create_topics`: a topic is a file with an identity."""
         for topic in TOPICS:
             with self._explained("written", topic):
                 self._connection(topic)
@@ -51,13 +51,13 @@ class LocalLog:
             self._append_topic(topic, batch)
 
     def consumer(self, group: str, topics: Sequence[str], load_position: LoadPosition) -> LocalConsumer:
-        """See `EventLog.consumer`. Embedded, a group has one member: the process of its name."""
+        """See `EventLog.consumer`. In an embedded home, a group has one member: the process of that name."""
         del group
         return LocalConsumer(self, topics, load_position)
 
     def ends(self, topic: str) -> dict[int, int]:
         """See `EventLog.ends`."""
-        # One look-up for each partition; a GROUP BY would read the whole topic.
+        # One lookup per partition; a GROUP BY would read the whole topic.
         with self._explained("read", topic):
             connection = self._connection(topic)
             return {
@@ -86,9 +86,9 @@ class LocalLog:
 
     def close(self) -> None:
         """Close the connections of every thread."""
-        for connection in self._opened:
+        for connection in self._connections:
             connection.close()
-        self._opened.clear()
+        self._connections.clear()
         self._local = threading.local()
 
     def _append_topic(self, topic: str, batch: list[Message]) -> None:
@@ -120,7 +120,7 @@ class LocalLog:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            # Our statements are right: what SQLite cannot make of them, is the file's.
+            # Our statements are correct, so an SQL error means that the file is damaged.
             is_damaged = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF in _OF_THE_FILE
             if isinstance(error, sqlite3.OperationalError) and not is_damaged:
                 raise Unavailable(
@@ -128,8 +128,8 @@ class LocalLog:
                 ) from error
             path = self._folder / f"{topic}.db"
             raise Damaged(
-                f"{path} is damaged ({error}): restore it from a copy; or move it away, see what is lost with `millrace log "
-                f"accept-loss --home {self._folder.parent}`, and go on with the same and --yes",
+                f"{path} is damaged ({error}): restore it from a backup; or move it away, see what is lost with `millrace log "
+                f"accept-loss --home {self._folder.parent}`, and accept that with --yes",
                 path=str(path),
             ) from error
 
@@ -140,12 +140,12 @@ class LocalLog:
         if topic not in held:
             connection = open_topic(self._folder / f"{topic}.db")
             held[topic] = connection
-            self._opened.append(connection)
+            self._connections.append(connection)
         return held[topic]
 
 
 class LocalConsumer:
-    """Reads every partition of its topics from the stored positions on."""
+    """Reads every partition of its topics, starting at the stored positions."""
 
     def __init__(self, log: LocalLog, topics: Sequence[str], load_position: LoadPosition) -> None:
         self._log = log
@@ -180,11 +180,11 @@ class LocalConsumer:
         self._next.clear()
 
     def close(self) -> None:
-        """Nothing is held: the log owns the connections."""
+        """Nothing to do: the log owns the connections."""
 
     def _take(self, limit: int) -> list[LogRecord]:
         records: list[LogRecord] = []
-        # Each poll starts with the next partition, so that a backlog in one does not starve the others.
+        # Each poll starts with another partition, so that a backlog in one does not starve the others.
         places = list(self._next)
         self._polls += 1
         start = self._polls % len(places)
@@ -199,7 +199,7 @@ class LocalConsumer:
         return records
 
     def _refuse_lost_positions(self) -> None:
-        """At the first poll and once a second: one beyond the end would read nothing, then skip what comes."""
+        """Runs at the first poll and once a second: a position beyond the end would read nothing, and later skip new records."""
         for topic in self._topics:
             for partition, end in self._log.ends(topic).items():
                 if (stored := self._next[topic, partition]) > end:
@@ -210,8 +210,8 @@ class LocalConsumer:
 def _checked(  # noqa: PLR0917 the columns of a record
     topic: str, partition: int, offset: int, key: object, value: object, appended_at: object, crc: int | None
 ) -> LogRecord:
-    """A record; one that is not what was appended says so in its value, and costs nobody else anything."""
-    # Bits that change in a row's head make other types of its values.
+    """The record of a row. A corrupt one is marked in its value, and does not affect the others."""
+    # Changed bits in a row's header can change the types of its values.
     if not (isinstance(key, str) and isinstance(value, bytes) and isinstance(appended_at, float)):
         return LogRecord(topic, partition, offset, str(key), as_damaged(repr(value).encode()), 0.0)
     if crc is not None and crc != checksum(partition, offset, key, value, appended_at):

@@ -1,9 +1,9 @@
-"""One topic of the embedded log: an SQLite file that has an identity, and a checksum for every record.
+"""One topic of the embedded log: an SQLite file with an identity, and with a checksum for every record.
 
-In: a path. Out: a connection that is ready, or what the file holds. Waits for: other processes that make the same file.
+In: a path. Out: a ready connection, or the extent of the file. Waits for: other processes that make the same file.
 
-A file that was deleted and made again has another identity, so that positions in the old one are not taken for positions
-in the new one. SQLite itself does not notice bits that change inside of a value; the checksum does.
+A file that was deleted and made again has another identity, so positions of the old one are not applied to the new one. SQLite does not
+notice changed bits inside a value; the checksum does.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ CREATE TABLE IF NOT EXISTS record (
 ) WITHOUT ROWID
 """
 _META = "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID"
-_PLACE = struct.Struct("<qqd")
+_POSITION = struct.Struct("<qqd")
 
 
 def open_topic(path: Path) -> sqlite3.Connection:
-    """A connection to a topic's file, which is made if it is not there, or brought up to date.
+    """Connect to a topic's file; make it if it does not exist, and upgrade it if it is old.
 
-    Threads own their connections; closing may come from another.
+    Each thread uses its own connection; another thread may close it.
     """
     connection = sqlite3.connect(path, timeout=10.0, check_same_thread=False)
     try:
         prepare_sqlite(connection)
-        # A damaged key must not hide the record: its checksum tells.
+        # A damaged key must not prevent reading the record; its checksum reveals the damage.
         connection.text_factory = lambda text: text.decode(errors="replace")
         if not _is_current(connection):
-            _bring_up_to_date(connection)
+            _upgrade(connection)
     except sqlite3.DatabaseError:
         connection.close()
         raise
@@ -51,20 +51,20 @@ def open_topic(path: Path) -> sqlite3.Connection:
 
 
 def checksum(partition: int, offset: int, key: str, value: bytes, appended_at: float) -> int:
-    """CRC-32 of a record and of its place."""
-    return zlib.crc32(value, zlib.crc32(key.encode(), zlib.crc32(_PLACE.pack(partition, offset, appended_at))))
+    """CRC-32 of a record with its partition, offset and time."""
+    return zlib.crc32(value, zlib.crc32(key.encode(), zlib.crc32(_POSITION.pack(partition, offset, appended_at))))
 
 
 def state_of(path: Path, num_partitions: int) -> TopicState | None:
-    """What a file holds; None if there is none. Nothing is made."""
+    """The extent of a file; None if it does not exist. Makes no file."""
     if not path.exists():
         return None
     connection = sqlite3.connect(path, timeout=10.0)
     try:
         if not _is_current(connection):
-            _bring_up_to_date(connection)
+            _upgrade(connection)
         identity = _identity(connection)
-        # One look-up for each end of each partition; a GROUP BY would read the whole topic.
+        # One lookup per partition; a GROUP BY would read the whole topic.
         statement = "SELECT COALESCE(MIN(offset), 0), COALESCE(MAX(offset) + 1, 0) FROM record WHERE partition = ?"
         bounds = [connection.execute(statement, (partition,)).fetchone() for partition in range(num_partitions)]
     finally:
@@ -79,8 +79,8 @@ def _is_current(connection: sqlite3.Connection) -> bool:
     return bool(columns and tables)
 
 
-def _bring_up_to_date(connection: sqlite3.Connection) -> None:
-    """Also for files of before there were identities: their records have no checksum, which means that none is checked."""
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Upgrade a file of an earlier release. Its records have no checksum and are not checked."""
     connection.isolation_level = None
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -102,9 +102,9 @@ def _new_identity() -> str:
 
 
 def _identity(connection: sqlite3.Connection) -> str:
-    """Checked too: one with a flipped bit would look like another file."""
+    """The identity, verified: with a flipped bit, the file would look like another one."""
     row = connection.execute("SELECT value FROM meta WHERE name = 'id'").fetchone()
     held = "" if row is None else str(row[0])
     if held[32:] != f"{zlib.crc32(held[:32].encode()):08x}":
-        raise sqlite3.DatabaseError("its identity is not what was written")
+        raise sqlite3.DatabaseError("its identity is corrupt")
     return held

@@ -1,6 +1,8 @@
-"""State and message in one transaction: messages wait in a table and are relayed to the log after the commit.
+"""State and messages in one transaction: messages wait in a table and are sent to the log after the commit.
 
-A crash between append and delete appends a message twice; consumers keep the first of each (key, revision) or id.
+    put(), in the worker's transaction ──▶ table `outbox` ──▶ Relay.flush(), after the commit ──▶ log
+
+A crash between append and delete sends a message twice; consumers keep the first of each (key, revision) or id.
 """
 
 from __future__ import annotations
@@ -24,26 +26,26 @@ _BATCH = 1000
 
 
 def message(topic: str, key: str, record: Record) -> Message:
-    """A record, ready for the log."""
+    """The message for a record."""
     return Message(topic, route_of_key(key), key, encode(record))
 
 
 def put(connection: Connection, process: str, messages: Sequence[Message]) -> None:
-    """Add messages to the outbox of a process, inside the transaction of their cause."""
+    """Add messages to the outbox of a process, in the transaction that caused them."""
     if messages:
         insert_all(connection, outbox, [{"process": process, **item._asdict()} for item in messages])
 
 
 class Relay:
-    """Moves one process's outbox to the log, in order; what the log refuses for good becomes a dead letter.
+    """Moves the outbox of one process to the log, in order. A message that the log will never take becomes a dead letter.
 
     Args:
-        process: whose outbox.
-        database: where it lies.
-        log: where it goes.
-        fault: where the process may die.
-        partitions: those this replica speaks for, so that no other sends the same; without it, all of them. What lies in
-            a partition that moves is relayed by its new owner.
+        process: owner of the outbox.
+        database: has the outbox.
+        log: receives the messages.
+        fault: fault points for crash tests.
+        partitions: the partitions of this replica, so that no other replica sends the same messages. Default: all. When a
+            partition moves, its new owner sends its messages.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Relay:
         self._partitions = partitions
 
     def flush(self) -> int:
-        """Relay everything that waits; returns how many."""
+        """Send all waiting messages; returns how many."""
         count = 0
         while batch := self._take():
             refused = self._append(batch)
@@ -76,7 +78,7 @@ class Relay:
         return count
 
     def _append(self, batch: Sequence[tuple[int, Message]]) -> list[tuple[LogRecord, RecordTooLarge]]:
-        """Append in order; returns what the log refuses for good, which must not keep back what waits behind it."""
+        """Append in order; returns messages that the log will never take, so that they do not block the ones behind them."""
         try:
             self._log.append([item for _, item in batch])
         except RecordTooLarge as error:

@@ -1,8 +1,11 @@
-"""A log that may be away: what it cannot take now waits on this machine's disk, and is as durable there.
+"""A log that may be away: messages that it cannot take now wait on this machine's disk, equally durable.
 
-In: messages. Out: the same, on the log; in order and in large batches after it was away, some of them twice. Waits: for the
-log at most a second, then it counts as away: new messages go to the disk at once, until a thread that keeps trying with the
-oldest has brought everything over.
+    append() ──▶ log is there:  _sender, one thread ──────────────▶ log
+        └──────▶ log is away:   SpoolSlot, a file ──▶ _forwarder ──▶ _sender ──▶ log
+
+Filled by: `append`, which waits at most a second for the log. After that the log counts as away, and messages go to disk at once.
+Drained by: the forwarder, a thread that retries with the oldest message until the disk is empty. Messages from disk arrive in order and in
+large batches; some may arrive twice.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ from pathlib import Path
 import structlog
 
 from contracts.errors import RecordTooLarge, Unavailable
-from contracts.event_log import MAX_RECORD_BYTES, Consumer, EventLog, LoadPosition, LogRecord, Message, TopicState
-from runtime.log.spool_slot import SpoolSlot, left_behind
+from contracts.event_log import Consumer, EventLog, LoadPosition, LogRecord, Message, TopicState, check_sizes
+from runtime.log.spool_slot import SpoolSlot, abandoned_slots
 
 MAX_SPOOL_BYTES = 2 * 2**30
 PATIENCE_SECONDS = 1.0
@@ -31,19 +34,19 @@ _log = structlog.get_logger(__name__)
 
 
 class Spool:
-    """An `EventLog` over another. Belongs to one process; several may share the folder.
+    """An `EventLog` in front of another. Belongs to one process; several processes may share the folder.
 
     Args:
-        log: where everything ends up. It is closed with the spool.
-        folder: of the slots; see `spool_slot`.
-        max_bytes: that this process may wait with on disk.
+        log: receives every message. It is closed with the spool.
+        folder: has the slots; see `spool_slot`.
+        max_bytes: the most that this process keeps on disk.
         patience_seconds: how long an append waits for the log.
 
     Attributes:
-        away: messages go to the disk.
-        num_spooled: messages that went to the disk, since the start.
-        num_forwarded: messages that came from the disk and are on the log now, since the start.
-        num_refused: messages from the disk that the log refused for good, since the start.
+        away: True while messages go to disk.
+        num_spooled: messages written to disk since the start.
+        num_forwarded: messages moved from disk to the log since the start.
+        num_refused: messages from disk that the log will never take, since the start.
     """
 
     def __init__(
@@ -64,14 +67,14 @@ class Spool:
         self._patience = patience_seconds
         self._deciding = threading.Lock()
         self._slot: SpoolSlot | None = None
-        # Until they are clean: opening one again would send everything that it holds.
+        # Kept open until they are empty: opening one again would send all of its messages a second time.
         self._adopted: list[SpoolSlot] = []
         try:
             self._slot = SpoolSlot.take_first(folder, max_bytes)
-        except Unavailable as error:  # answering does not depend on a disk
+        except Unavailable as error:  # requests are answered even without a disk
             _log.warning("no spool", reason=error.message)
         self.away = bool(self.num_waiting)
-        # Every append to the log goes through this one thread: once the forwarder's has passed, nothing is stuck in it.
+        # All appends go through this one thread, so when the forwarder's append succeeds, no earlier one is still pending.
         self._sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="spool-sender")
         self._wake = threading.Event()
         self._closing_at: float | None = None
@@ -80,35 +83,28 @@ class Spool:
 
     @property
     def num_waiting(self) -> int:
-        """Messages on disk that are not known to be on the log."""
+        """Messages on disk that are not yet known to be in the log."""
         return self._slot.num_records if self._slot else 0
 
     @property
     def waiting_bytes(self) -> int:
-        """Of their keys and values."""
+        """Size of their keys and values."""
         return self._slot.num_bytes if self._slot else 0
 
     @property
     def oldest_age_seconds(self) -> float:
-        """How long the oldest of them has waited; 0 if there is none."""
+        """How long the oldest of them has waited; 0 if there are none."""
         oldest_at = self._slot.oldest_at if self._slot else None
         return 0.0 if oldest_at is None else max(0.0, time.time() - oldest_at)
 
     def append(self, messages: Sequence[Message]) -> None:
-        """See `EventLog.append`: on the log or on disk.
+        """See `EventLog.append`: in the log or on disk.
 
         Raises:
             RecordTooLarge: a message is larger than MAX_RECORD_BYTES; none was kept.
-            Unavailable: neither takes them now.
+            Unavailable: neither log nor disk takes them now.
         """
-        for message in messages:
-            if (size := message.num_bytes) > MAX_RECORD_BYTES:
-                raise RecordTooLarge(
-                    f"a record of {size} bytes for {message.topic} is larger than {MAX_RECORD_BYTES}; make it smaller: "
-                    "the log will never take it",
-                    topic=message.topic,
-                    key=message.key,
-                )
+        check_sizes(messages)
         if self.away or not self._reach_log(messages):
             self._keep(messages)
 
@@ -121,23 +117,23 @@ class Spool:
         return self._log.consumer(group, topics, load_position)
 
     def ends(self, topic: str) -> dict[int, int]:
-        """See `EventLog.ends`: without what waits on disk."""
+        """See `EventLog.ends`: without messages that wait on disk."""
         return self._log.ends(topic)
 
     def describe(self) -> dict[str, TopicState]:
-        """See `EventLog.describe`: without what waits on disk."""
+        """See `EventLog.describe`: without messages that wait on disk."""
         return self._log.describe()
 
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
-        """See `EventLog.read`: without what waits on disk."""
+        """See `EventLog.read`: without messages that wait on disk."""
         return self._log.read(topic, partition, offset, limit)
 
     def close(self) -> None:
-        """Bring over what two seconds allow; the rest waits on disk for the next start."""
+        """Forward messages for two seconds; the others wait on disk for the next start."""
         self._closing_at = time.monotonic() + _CLOSE_SECONDS
         self._wake.set()
         self._forwarder.join(_CLOSE_SECONDS)
-        self._log.close()  # ends an append that still waits
+        self._log.close()  # ends a pending append
         self._forwarder.join()
         self._sender.shutdown()
         for slot in (*self._adopted, *([self._slot] if self._slot else [])):
@@ -148,7 +144,7 @@ class Spool:
         try:
             sending.result(self._patience)
         except (Unavailable, TimeoutError) as error:
-            # A late one may still arrive: consumers keep the first of each key.
+            # This append may still succeed later: consumers keep the first record of each key.
             sending.cancel()
             _log.warning("the log is away: spooling", reason=str(error) or f"no answer within {self._patience:g} s")
             return False
@@ -177,7 +173,7 @@ class Spool:
                 if time.monotonic() >= adopt_at:
                     adopt_at = time.monotonic() + _ADOPT_SECONDS
                     self._adopt()
-            except Exception as error:  # noqa: BLE001 a forwarder that ended would fill the disk
+            except Exception as error:  # noqa: BLE001 if the forwarder ended, the disk would fill up
                 _log.warning("the spool waits", num=self.num_waiting, reason=str(error) or type(error).__name__)
                 if self._closing_at is not None:
                     return
@@ -192,10 +188,10 @@ class Spool:
         self.away = False
 
     def _adopt(self) -> None:
-        found = left_behind(self._folder, self._slot.number if self._slot else -1, self._max_bytes)
+        found = abandoned_slots(self._folder, self._slot.number if self._slot else -1, self._max_bytes)
         for slot in chain(self._adopted.copy(), found):
             if slot not in self._adopted:
-                _log.info("a slot was left behind: bringing it over", slot=slot.number, num=slot.num_records)
+                _log.info("found a slot without an owner: forwarding it", slot=slot.number, num=slot.num_records)
                 self._adopted.append(slot)
             self._drain(slot)
             if slot.is_clean:
@@ -204,7 +200,7 @@ class Spool:
 
     def _drain(self, slot: SpoolSlot) -> None:
         slot.tidy()
-        limit = 1  # a probe: what a log that stays silent may write twice
+        limit = 1  # one message as a probe: a silent log may write it twice
         while (batch := slot.oldest(limit, _BATCH_BYTES)).messages:
             self._send(batch.messages)
             slot.remove(batch)
@@ -220,7 +216,7 @@ class Spool:
             if len(messages) > 1:
                 for message in messages:
                     self._send([message])
-            else:  # a log whose limit is below ours; it must not keep back everything behind it
+            else:  # the log's limit is below ours; this message must not block the ones behind it
                 self.num_refused += 1
                 _log.error(
                     "the log refuses a spooled record for good: dropped", key=messages[0].key, reason=error.message

@@ -1,10 +1,11 @@
-"""One file of a spool: messages that wait on this machine's disk, and the lock of the process that owns them.
+"""One file of a spool: messages that wait on this machine's disk, and the lock of the process that owns the file.
 
-A folder has slots 0, 1, 2 ...; a process takes the first that is free, and whoever finds one that its owner left behind may
-take it too. Slots are emptied and never deleted, so that a lock always means the file beside it.
+A folder has slots 0, 1, 2 ... A process takes the first free one, and may also take slots whose owner died. Slots are emptied and never
+deleted, so a lock always belongs to the file beside it.
 
-Deleting a row takes room, which a full disk lacks. So what is elsewhere counts as gone at once, in memory: its rows go when they
-can, and the file starts over once nothing waits, which takes no room. Who dies before that has its messages sent twice.
+Deleting rows needs disk space, which a full disk does not have. So forwarded messages count as removed at once, in memory. Their rows are
+deleted when the disk allows it, and an empty file is truncated, which needs no space. If the process dies in between, its messages are
+sent twice.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from runtime.database import prepare_sqlite
 
 _BUSY_SECONDS = 5.0
 _MAX_SLOTS = 1000
-_TIDY_RECORDS = 2000  # more than come with a batch, so that it catches up; few enough not to keep appends waiting
+_TIDY_RECORDS = 2000  # more than a batch, so that deletion catches up; few enough not to delay appends
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS waiting (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -43,7 +44,7 @@ _log = structlog.get_logger(__name__)
 
 
 class SpoolBatch(NamedTuple):
-    """The oldest messages of a slot, and the place up to which they reach."""
+    """The oldest messages of a slot, and the id of the last one."""
 
     messages: list[Message]
     last: int
@@ -53,10 +54,10 @@ class SpoolSlot:
     """See the module. Safe for threads.
 
     Attributes:
-        number: of the slot.
+        number: number of the slot.
         num_records: messages that wait.
-        num_bytes: of their keys and values.
-        oldest_at: when the oldest came, UTC epoch seconds; None if nothing waits.
+        num_bytes: size of their keys and values.
+        oldest_at: when the oldest was added, UTC epoch seconds; None if no message waits.
     """
 
     def __init__(self, folder: Path, number: int, lock: int, max_bytes: int) -> None:
@@ -65,7 +66,7 @@ class SpoolSlot:
         self._lock = lock
         self._max_bytes = max_bytes
         self._using = threading.Lock()
-        self._gone = 0  # messages up to this id are elsewhere, though some of their rows may be here
+        self._gone = 0  # messages up to this id are in the log, even if some of their rows still exist
         self._connection: sqlite3.Connection | None = None
         with self._explained("opened"):
             connection = self._connected()
@@ -76,7 +77,7 @@ class SpoolSlot:
 
     @classmethod
     def take(cls, folder: Path, number: int, max_bytes: int) -> Self | None:
-        """The slot of this number; None if another process has it.
+        """Take the slot with this number; None if another process has it.
 
         Raises:
             Unavailable: the folder cannot be written, or the file is damaged.
@@ -98,12 +99,12 @@ class SpoolSlot:
 
     @classmethod
     def take_first(cls, folder: Path, max_bytes: int) -> Self:
-        """The first slot that is free and whole; a damaged one is named and left as it is.
+        """Take the first free slot; damaged ones are logged and left as they are.
 
         Raises:
             Unavailable: the folder cannot be written.
         """
-        reason = Unavailable(f"the spool {folder} has {_MAX_SLOTS} slots, all taken")
+        reason = Unavailable(f"all {_MAX_SLOTS} slots of the spool {folder} are taken: stop a process that uses it")
         for number in range(_MAX_SLOTS):
             is_new = not (folder / f"{number}.db").exists()
             try:
@@ -117,7 +118,7 @@ class SpoolSlot:
         raise reason
 
     def append(self, messages: Sequence[Message]) -> None:
-        """On disk, all of them, when it returns. Raises Unavailable: disk or slot is full; nothing was kept."""
+        """Write messages to disk, durably. Raises Unavailable if disk or slot is full; then none was kept."""
         now = time.time()
         with self._using, self._explained("written"):
             connection = self._connected()
@@ -138,7 +139,7 @@ class SpoolSlot:
             self.oldest_at = self.oldest_at or now
 
     def oldest(self, max_records: int, max_bytes: int) -> SpoolBatch:
-        """What came first, at least one message if any waits."""
+        """The oldest messages, at least one if any waits."""
         messages: list[Message] = []
         num_bytes = last = 0
         with self._using, self._explained("read"):
@@ -159,7 +160,7 @@ class SpoolSlot:
         return SpoolBatch(messages, last)
 
     def remove(self, batch: SpoolBatch) -> None:
-        """Forget a batch that `oldest` gave and that is elsewhere now. Never fails, whatever the disk does."""
+        """Remove a batch from `oldest` after it was forwarded. Never fails, whatever the disk does."""
         with self._using:
             self._gone = batch.last
             self.num_records -= len(batch.messages)
@@ -167,17 +168,17 @@ class SpoolSlot:
             self._tidy()
 
     def tidy(self) -> None:
-        """Give back the room of what is gone, as far as the disk lets."""
+        """Free the disk space of removed messages, as far as the disk allows."""
         with self._using:
             self._tidy()
 
     @property
     def is_clean(self) -> bool:
-        """Nothing waits, and the file says so too."""
+        """No message waits, and no row is left in the file."""
         return not self.num_records and not self._gone
 
     def close(self) -> None:
-        """Let go of file and lock; what waits stays on disk."""
+        """Close the file and release the lock; waiting messages stay on disk."""
         with self._using:
             self._tidy()
             self._disconnect()
@@ -188,7 +189,7 @@ class SpoolSlot:
             self.oldest_at = None
         if not self._gone:
             return
-        with suppress(sqlite3.Error, OSError):  # there is a next time
+        with suppress(sqlite3.Error, OSError):  # the next call tries again
             if not self.num_records:
                 self._start_over()
                 return
@@ -200,7 +201,7 @@ class SpoolSlot:
             )
 
     def _start_over(self) -> None:
-        """An empty file: SQLite drops the write-ahead log of a file without bytes, should we die in between."""
+        """Truncate the file. If the process dies in between, SQLite discards the write-ahead log of an empty file."""
         self._disconnect()
         with self._path.open("wb") as file:
             os.fsync(file.fileno())
@@ -216,9 +217,9 @@ class SpoolSlot:
                 prepare_sqlite(connection)
                 connection.execute(_SCHEMA)
                 [page_bytes] = connection.execute("PRAGMA page_size").fetchone()
-                # SQLite itself keeps the bound, and says "full" as it does of a full disk.
+                # SQLite enforces the bound, with the same error as for a full disk.
                 connection.execute(f"PRAGMA max_page_count = {max(1, self._max_bytes // page_bytes)}")
-                # Ids start again in a file that started over; what it keeps now is not gone.
+                # Ids start again in a truncated file; its new messages are not removed ones.
                 [last] = connection.execute("SELECT COALESCE(MAX(seq), 0) FROM sqlite_sequence").fetchone()
                 self._gone = min(self._gone, last)
             except sqlite3.Error:
@@ -246,8 +247,8 @@ class SpoolSlot:
             raise Unavailable(f"the spool {self._path} cannot be {verb} ({error}); free disk space") from error
 
 
-def left_behind(folder: Path, own: int, max_bytes: int) -> Iterator[SpoolSlot]:
-    """Slots that hold messages and have no living owner, one at a time; whoever asks owns and closes them."""
+def abandoned_slots(folder: Path, own: int, max_bytes: int) -> Iterator[SpoolSlot]:
+    """Take slots that have messages and no living owner, one at a time; the caller closes them."""
     for number in count():
         if not (folder / f"{number}.db").exists():
             return

@@ -324,7 +324,7 @@ def test_a_position_outside_of_the_log_is_named_and_never_moved(log: KafkaLog) -
     log.append(signals(4))
     consumer = log.consumer("g", ["signals"], lambda _topic, partition: 70 if partition == 2 else 0)
     for _ in range(2):
-        with pytest.raises(PositionLost, match=r"70 of .*signals/2 is outside of the log, which holds 0 to 1"):
+        with pytest.raises(PositionLost, match=r"70 of .*signals/2 is outside of the log, which has 0 to 1"):
             until(lambda: not consumer.poll(0.5, 1) and False)
 
 

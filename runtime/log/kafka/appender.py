@@ -1,7 +1,11 @@
-"""Messages into Kafka: sent in order, waited for, and never more in flight than memory allows.
+"""Messages into Kafka: sent in order, acknowledged, and bounded in memory.
 
-In: messages, from any thread. Out: nothing until the broker has all of them. Waits: for room, then for the broker's answer,
-at most the cluster's timeout in all.
+    append() ──▶ room for records and bytes (`InFlight`) ──▶ the producer's queue ──▶ broker
+                        ▲                                                     │
+                        └───── its answer frees the room ◀────────────────────┘
+
+In: messages, from any thread. Out: `append` returns when the broker has all of them. Waits for: room, then the broker's answer; at most
+the cluster's timeout in all.
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ from typing import Any
 from kafka import KafkaProducer
 from kafka.errors import KafkaError, KafkaTimeoutError
 
-from contracts.errors import RecordTooLarge, Unavailable
-from contracts.event_log import MAX_RECORD_BYTES, Message
+from contracts.errors import Unavailable
+from contracts.event_log import Message, check_sizes
 from runtime.log.kafka.clients import Cluster, close_producer
 from runtime.log.kafka.in_flight import InFlight
 
@@ -26,7 +30,7 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 
 
 class Appender:
-    """One producer, made when it is first needed and replaced when it is broken."""
+    """Owns one producer: makes it when it is first needed, and replaces it after an error."""
 
     def __init__(self, cluster: Cluster, prefix: str, num_partitions: int) -> None:
         self._cluster = cluster
@@ -40,14 +44,7 @@ class Appender:
 
     def append(self, messages: Sequence[Message]) -> None:
         """See `KafkaLog.append`."""
-        for message in messages:
-            if size_of(message) > MAX_RECORD_BYTES:
-                raise RecordTooLarge(
-                    f"a record of {size_of(message)} bytes for {message.topic} is larger than {MAX_RECORD_BYTES}; make it "
-                    "smaller: the log will never take it",
-                    topic=message.topic,
-                    key=message.key,
-                )
+        check_sizes(messages)
         deadline = time.monotonic() + self._cluster.timeout
         for chunk in _chunks(messages):
             self._append_chunk(chunk, deadline)
@@ -63,10 +60,10 @@ class Appender:
             self._closing.join()
 
     def _append_chunk(self, chunk: Sequence[Message], deadline: float) -> None:
-        if not self._in_flight.take(len(chunk), sum(map(size_of, chunk)), deadline):
+        if not self._in_flight.take(len(chunk), _size_of(chunk), deadline):
             raise Unavailable(
                 f"Kafka at {self._cluster.servers} does not keep up: {MAX_IN_FLIGHT_RECORDS} records or "
-                f"{MAX_IN_FLIGHT_BYTES} bytes already wait for its answer; look whether it runs, or send less"
+                f"{MAX_IN_FLIGHT_BYTES} bytes already wait for its answer; check that it runs, or send less"
             )
         futures: list[Any] = []
         try:
@@ -85,7 +82,7 @@ class Appender:
             for future in futures:
                 future.get(timeout=max(0.0, deadline - time.monotonic()))
         except KafkaError:
-            # After an error an idempotent producer of this client can stay silent for ever, though the broker is back.
+            # After an error, an idempotent producer of this client may never send again, even when the broker is back.
             self._replace(producer)
             raise
 
@@ -93,13 +90,13 @@ class Appender:
         pending = set()
         for index, future in enumerate(futures):
             if not future.is_done:
-                # The producer still holds it, so it keeps its room until the producer lets go of it.
+                # The producer still holds this record: its room is freed when the producer is done with it.
                 pending.add(index)
-                future.add_both(self._let_go, size_of(chunk[index]))
+                future.add_both(self._free, chunk[index].num_bytes)
         done = [message for index, message in enumerate(chunk) if index not in pending]
-        self._in_flight.give_back(len(done), sum(map(size_of, done)))
+        self._in_flight.give_back(len(done), _size_of(done))
 
-    def _let_go(self, num_bytes: int, _result: object) -> None:
+    def _free(self, num_bytes: int, _result: object) -> None:
         self._in_flight.give_back(1, num_bytes)
 
     def _connected(self, deadline: float) -> KafkaProducer:
@@ -119,24 +116,23 @@ class Appender:
             if self._producer is not producer:
                 return
             self._producer = None
-            # Not here: closing waits for what other threads have in flight, and this append is at its deadline.
+            # In a thread: closing waits for records of other threads, and this append has reached its deadline.
             self._closing = threading.Thread(
                 target=close_producer, args=(producer,), name="closing-producer", daemon=True
             )
             self._closing.start()
 
 
-def size_of(message: Message) -> int:
-    """Bytes of key and value."""
-    return len(message.key.encode()) + len(message.value)
+def _size_of(messages: Sequence[Message]) -> int:
+    return sum(message.num_bytes for message in messages)
 
 
 def _chunks(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
     start = num_bytes = 0
     for index, message in enumerate(messages):
-        num_bytes += size_of(message)
+        num_bytes += message.num_bytes
         if index > start and (index - start == _CHUNK_RECORDS or num_bytes > _CHUNK_BYTES):
             yield messages[start:index]
-            start, num_bytes = index, size_of(message)
+            start, num_bytes = index, message.num_bytes
     if messages:
         yield messages[start:]

@@ -1,4 +1,4 @@
-"""The objects of the Kafka client: made with one configuration, explained when they fail, closed without surprises."""
+"""The objects of the Kafka client: made with one configuration, with errors translated, and closed safely."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ log = structlog.get_logger()
 
 
 class _Range(RangePartitionAssignor):  # type: ignore[misc] # kafka-python has no types
-    """The range assignor, told how many partitions there are.
+    """The range assignor with a fixed number of partitions.
 
-    Asking the client, it may hear "none" when the group forms faster than its topics become known; then it assigns none,
-    and the group reads nothing until the client looks at its topics again, minutes later.
+    The client itself may not know the topics yet when the group forms. The assignor would then assign no partitions, and the
+    group would read nothing until the client refreshes its metadata, minutes later.
     """
 
     def __init__(self, num_partitions: int) -> None:
         self._partitions = set(range(num_partitions))
 
     def assign(self, cluster: object, members: Any) -> Any:
-        """As `RangePartitionAssignor.assign`, with this as the cluster that it asks."""
+        """See `RangePartitionAssignor.assign`; this object stands in for the cluster."""
         del cluster
         return super().assign(self, members)
 
     def partitions_for_topic(self, topic: str) -> set[int]:
-        """As of the client's cluster."""
+        """See the client's cluster metadata."""
         del topic
         return self._partitions
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where Kafka is, and how long it may take. Times in seconds; see `KafkaLog`."""
+    """Address and timeouts of Kafka, in seconds; see `KafkaLog`."""
 
     servers: str
     timeout: float
@@ -58,37 +58,37 @@ class Cluster:
 
     @contextmanager
     def explained(self, verb: str) -> Iterator[None]:
-        """Turn what the client raises into `Unavailable`: the log cannot be `verb`."""
+        """Turn errors of the client into `Unavailable`: the log cannot be `verb`, for example "read"."""
         try:
             yield
         except KafkaError as error:
             raise Unavailable(
-                f"the log cannot be {verb}: Kafka at {self.servers} says: {error or type(error).__name__}. Look whether "
+                f"the log cannot be {verb}: Kafka at {self.servers} says: {error or type(error).__name__}. Check that "
                 "it runs and has its topics"
             ) from error
 
     def producer(self) -> KafkaProducer:
-        """Idempotent, acknowledged by all replicas, never transactional: its transactions can lose what they committed."""
+        """An idempotent producer, acknowledged by all replicas. No transactions: this client can lose committed records."""
         return self._make(
             KafkaProducer,
             acks="all",
             enable_idempotence=True,
             batch_size=_BATCH_BYTES,
             max_block_ms=self.timeout_ms,
-            # What an append gave up, the producer gives up too: it is not written much later.
+            # When an append times out, its record must not be written much later.
             delivery_timeout_ms=self.timeout_ms,
             allow_auto_create_topics=False,
             metrics_enabled=False,
         )
 
     def consumer(self, group: str | None) -> KafkaConsumer:
-        """A consumer whose positions are ours: it commits none and invents none."""
+        """A consumer that neither commits positions nor resets them: the database has them."""
         return self._make(
             KafkaConsumer,
             group_id=group,
             enable_auto_commit=False,
             auto_offset_reset="none",
-            # Equal partitions of all topics go to the same member: what belongs together stays together.
+            # A member gets the same partitions of every topic, so a signal meets its generation.
             partition_assignment_strategy=(_Range(self.num_partitions),),
             session_timeout_ms=round(self.session * 1000),
             heartbeat_interval_ms=round(self.session * 1000 / _HEARTBEATS_PER_SESSION),
@@ -100,12 +100,12 @@ class Cluster:
         )
 
     def admin(self) -> KafkaAdminClient:
-        """For topics."""
+        """A client to make and describe topics."""
         return self._make(KafkaAdminClient)
 
     @property
     def timeout_ms(self) -> int:
-        """The timeout as the client wants it."""
+        """The timeout in milliseconds, as the client wants it."""
         return round(self.timeout * 1000)
 
     def _make(self, kind: Callable[..., Any], **settings: Any) -> Any:
@@ -120,24 +120,24 @@ class Cluster:
                 bootstrap_servers=self.servers.split(","),
                 bootstrap_timeout_ms=self.timeout_ms,
                 request_timeout_ms=self.timeout_ms,
-                # The default of 30 s would keep everybody waiting long after the broker is back.
+                # With the default of 30 s, callers would wait long after the broker is back.
                 reconnect_backoff_max_ms=1000,
                 kafka_client=make_client,
                 **settings,
             )
         except KafkaError:
-            for client in made:  # a constructor that finds no broker leaves its thread and sockets behind
+            for client in made:  # a constructor that finds no broker leaks its thread and sockets
                 client.close()
             raise
 
 
 def close_producer(producer: KafkaProducer) -> None:
-    """Wait a few seconds for records in flight, then give them up: whoever sent them was not told that they arrived."""
+    """Wait a few seconds for records in flight, then drop them: no caller was told that they are durable."""
     try:
         producer.close(timeout=_CLOSE_SECONDS)
     except KafkaTimeoutError:
-        log.warning("records in flight were given up")
-        # Its close() raises without ending its thread, and there is no public way to end it.
+        log.warning("records in flight were dropped")
+        # close() raises without ending the thread, and there is no public way to end it.
         producer._sender.force_close()  # noqa: SLF001 see above
         end = threading.Thread(target=_end_producer, args=(producer,), name="end-of-producer", daemon=True)
         end.start()
@@ -145,7 +145,7 @@ def close_producer(producer: KafkaProducer) -> None:
 
 
 def close_consumer(consumer: KafkaConsumer) -> None:
-    """Leave the group, within a few seconds."""
+    """Leave the group. Takes a few seconds at most."""
     try:
         consumer.close(autocommit=False, timeout_ms=_CLOSE_SECONDS * 1000)
     except (KafkaError, RuntimeError, OSError) as error:
@@ -153,5 +153,5 @@ def close_consumer(consumer: KafkaConsumer) -> None:
 
 
 def _end_producer(producer: KafkaProducer) -> None:
-    producer._sender.join()  # noqa: SLF001 as above; it may be waiting for a connection
+    producer._sender.join()  # noqa: SLF001 as above; the thread may wait for a connection
     producer.close(timeout=0)

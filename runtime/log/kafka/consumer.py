@@ -1,7 +1,7 @@
-"""Records out of Kafka, as a member of one of its groups, from positions that somebody else stores.
+"""Records out of Kafka, as a member of a consumer group, from positions that the database stores.
 
-In: partitions, as Kafka assigns them. Out: records, each partition from the position that `load_position` names; nothing is
-committed to Kafka. Waits: a poll for records, at most its timeout.
+In: partitions, as Kafka assigns them. Out: records, each partition from the position that `load_position` returns. Nothing is committed
+to Kafka. Waits for: records, at most the poll's timeout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SLICE_SECONDS = 0.1
 
 
 class KafkaLogConsumer:
-    """One member of a group. Partitions come and go inside `poll` and nowhere else. Belongs to one thread."""
+    """One member of a group. Its partitions change only inside `poll`. Belongs to one thread."""
 
     def __init__(
         self, cluster: Cluster, prefix: str, group: str, topics: Sequence[str], load_position: LoadPosition
@@ -39,14 +39,14 @@ class KafkaLogConsumer:
         """See `Consumer.poll`.
 
         Raises:
-            PositionLost: the log does not hold what comes next; nothing was skipped.
-            Unavailable: the broker refuses. One that is silent gives no records, and the client keeps trying.
+            PositionLost: the log no longer has the next record; nothing was skipped.
+            Unavailable: the broker refuses. While a broker is silent, there are no records and the client keeps trying.
         """
         deadline = time.monotonic() + timeout
         while True:
             self._place()
             self._finish_joining()
-            # In slices: nothing is read in the slice in which partitions were assigned.
+            # In slices: a slice in which partitions are assigned reads nothing.
             left = min(_SLICE_SECONDS, max(0.0, deadline - time.monotonic()))
             records = self._take(left, limit)
             if records or time.monotonic() >= deadline:
@@ -65,8 +65,8 @@ class KafkaLogConsumer:
         close_consumer(self._consumer)
 
     def _place(self) -> None:
-        # The listener adds from the client's own thread, at any moment: a place that is not assigned yet stays for the
-        # next poll, and one that is assigned again while it is placed is placed again.
+        # The listener adds partitions from the client's thread, at any moment. One that is not assigned yet stays for the
+        # next poll; one that is assigned again meanwhile is positioned again.
         for place in sorted(self._unplaced):
             if place in self._consumer.assignment():
                 self._unplaced.discard(place)
@@ -79,8 +79,8 @@ class KafkaLogConsumer:
                 self._consumer.resume(place)
 
     def _finish_joining(self) -> None:
-        # The client loses a join that a poll was too short for, if new metadata was its cause: it believes itself joined,
-        # sends no heartbeats and reads nothing, for ever. Told that it must join, it looks for the answer.
+        # If new metadata starts a join and the poll ends before the join does, the client loses it: it believes that it has
+        # joined, sends no heartbeats and never reads again. Requesting a rejoin makes it fetch the answer.
         coordinator = self._consumer._coordinator  # noqa: SLF001 there is no public way
         if coordinator.rejoining:
             coordinator.request_rejoin()
@@ -104,26 +104,26 @@ class KafkaLogConsumer:
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc] # kafka-python has no types
-    """Notes what was assigned. It runs on the client's own thread, where a query would stop the heartbeats."""
+    """Notes assigned partitions. It runs on the client's thread, where a database query would delay heartbeats."""
 
     def __init__(self, consumer: KafkaConsumer, unplaced: set[TopicPartition]) -> None:
         self._consumer = consumer
         self._unplaced = unplaced
 
     def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
-        """Hold back all of them, those it had before too: meanwhile another member may have moved their positions."""
+        """Pause all of them, also those it already had: another member may have moved their positions meanwhile."""
         for place in assigned:
-            # Paused, nothing is read; with any position at all, the client does not look for a committed one.
+            # A paused partition is not read. Any position will do: without one, the client looks for a committed position.
             self._consumer.pause(place)
             self._consumer.seek(place, 0)
         self._unplaced.update(assigned)
 
     def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
-        """Nothing: positions move by compare-and-set, whoever holds the partition."""
+        """Nothing to do: positions move by compare-and-set, so a former owner cannot move them."""
 
 
 def record_of(item: Any, prefix: str) -> LogRecord:
-    """A record of the client as one of ours."""
+    """Convert a record of the client."""
     topic = item.topic.removeprefix(prefix)
-    key = (item.key or b"").decode(errors="replace")  # what a foreign sender wrote must not stop the group
+    key = (item.key or b"").decode(errors="replace")  # another program's bytes must not stop the group
     return LogRecord(topic, item.partition, item.offset, key, item.value or b"", item.timestamp / 1000)

@@ -1,4 +1,4 @@
-"""A bound on what was handed over and not yet answered, in records and in bytes."""
+"""A bound on records in flight, that is sent but not acknowledged, in number and bytes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 class InFlight:
-    """Room that many threads share. What is taken must be given back, whatever became of it."""
+    """Room that threads share. A caller must give back all that it took, also after a failure."""
 
     def __init__(self, max_records: int, max_bytes: int) -> None:
         self._records = max_records
@@ -15,7 +15,7 @@ class InFlight:
         self._room = threading.Condition()
 
     def take(self, num_records: int, num_bytes: int, deadline: float) -> bool:
-        """Wait for room until `deadline` (of `time.monotonic`); False if there was none."""
+        """Wait for room until `deadline` (of `time.monotonic`); False if it passed."""
         with self._room:
             enough = self._room.wait_for(
                 lambda: num_records <= self._records and num_bytes <= self._bytes, deadline - time.monotonic()
@@ -26,7 +26,7 @@ class InFlight:
             return enough
 
     def give_back(self, num_records: int, num_bytes: int) -> None:
-        """Make room again."""
+        """Free room."""
         with self._room:
             self._records += num_records
             self._bytes += num_bytes

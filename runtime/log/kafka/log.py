@@ -1,4 +1,4 @@
-"""The port on Kafka: appender and consumers of one cluster, its topics, and a reader for looking."""
+"""An `EventLog` on Kafka: an appender, consumers, the topics, and a reader without a group."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _DAY_MS = 86_400_000
 
 
 class KafkaLog:
-    """An `EventLog` on a Kafka cluster. Appending and looking are safe for threads; a consumer belongs to one.
+    """An `EventLog` on a Kafka cluster. Appending and reading are safe for threads; a consumer belongs to one thread.
 
     Args:
         servers: `host:port`, several with commas.
-        prefix: goes before the names of topics and groups, so that several installations can share a cluster.
+        prefix: begins the names of topics and groups, so that several installations can share a cluster.
         num_partitions: of every topic; it can never change.
-        timeout: seconds that an append or a look may take.
-        session: seconds of silence after which a group gives a member's partitions to others.
-        max_poll: seconds without a poll after which a member counts as stuck and leaves its group.
+        timeout: seconds that an append or a read may take.
+        session: seconds without a heartbeat after which the group gives a member's partitions to others.
+        max_poll: seconds without a poll after which a member counts as hung and leaves its group.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class KafkaLog:
         self._appender = Appender(self._cluster, prefix, num_partitions)
         self._consumers: list[KafkaLogConsumer] = []
         self._reader: KafkaConsumer | None = None
-        self._looking = threading.Lock()
+        self._reading = threading.Lock()
 
     def create_topics(self, replication: int = 1) -> None:
-        """Make the topics that are missing, with the partitions of this log and the retention of `topics.py`.
+        """Make missing topics, with the partitions of this log and the retention of `topics.py`.
 
         Raises:
-            InvalidSettings: a topic has another number of partitions, so that routes would not meet their partition.
-            Unavailable: no broker, or fewer than `replication`.
+            InvalidSettings: an existing topic has another number of partitions, so routes would lead to other partitions.
+            Unavailable: no broker answers, or there are fewer than `replication`.
         """
         names = [self._prefix + topic for topic in TOPICS]
         with self._cluster.explained("prepared"):
@@ -74,12 +74,12 @@ class KafkaLog:
         for name, num_partitions in found.items():
             if num_partitions != self.num_partitions:
                 raise InvalidSettings(
-                    f"topic {name} has {num_partitions} partitions, not {self.num_partitions}; say so in the settings, or "
-                    "choose another prefix: the number of partitions can never change"
+                    f"topic {name} has {num_partitions} partitions, not {self.num_partitions}, and this number can never "
+                    "change: use another run or policy name, which gives new topics"
                 )
 
     def append(self, messages: Sequence[Message]) -> None:
-        """See `EventLog.append`. After `Unavailable` some of the messages may be in the log all the same.
+        """See `EventLog.append`. After `Unavailable`, some of the messages may still be in the log.
 
         Raises:
             RecordTooLarge: a message is larger than MAX_RECORD_BYTES; none was sent.
@@ -99,14 +99,14 @@ class KafkaLog:
     def ends(self, topic: str) -> dict[int, int]:
         """See `EventLog.ends`."""
         places = [TopicPartition(self._prefix + topic, partition) for partition in range(self.num_partitions)]
-        with self._look() as reader:
+        with self._reader_of_log() as reader:
             ends = reader.end_offsets(places, timeout_ms=self._cluster.timeout_ms)
         return {place.partition: ends[place] for place in places}
 
     def describe(self) -> dict[str, TopicState]:
-        """See `EventLog.describe`: the identities are the broker's."""
+        """See `EventLog.describe`. The identities are the broker's topic ids."""
         names = {self._prefix + topic: topic for topic in TOPICS}
-        with self._cluster.explained("looked at"):
+        with self._cluster.explained("described"):
             admin = self._cluster.admin()
             try:
                 found = admin.describe_topics(list(names))
@@ -116,7 +116,7 @@ class KafkaLog:
         states = {}
         for topic, identity in identities.items():
             places = [TopicPartition(self._prefix + topic, partition) for partition in range(self.num_partitions)]
-            with self._look() as reader:
+            with self._reader_of_log() as reader:
                 beginnings = reader.beginning_offsets(places, timeout_ms=self._cluster.timeout_ms)
                 ends = reader.end_offsets(places, timeout_ms=self._cluster.timeout_ms)
             states[topic] = TopicState(
@@ -127,11 +127,11 @@ class KafkaLog:
         return states
 
     def read(self, topic: str, partition: int, offset: int, limit: int) -> list[LogRecord]:
-        """See `EventLog.read`. Begins with the oldest record that is left, if `offset` is older."""
+        """See `EventLog.read`. If the record at `offset` was deleted, begins with the oldest one left."""
         place = TopicPartition(self._prefix + topic, partition)
         deadline = time.monotonic() + self._cluster.timeout
         records: list[LogRecord] = []
-        with self._look() as reader:
+        with self._reader_of_log() as reader:
             reader.assign([place])
             end = reader.end_offsets([place], timeout_ms=self._cluster.timeout_ms)[place]
             first = reader.beginning_offsets([place], timeout_ms=self._cluster.timeout_ms)[place]
@@ -141,24 +141,26 @@ class KafkaLog:
                 for found in reader.poll(timeout_ms=_SLICE_MS, max_records=limit - len(records)).values():
                     records += [record_of(item, self._prefix) for item in found]
                     position = records[-1].offset + 1
-                    deadline = time.monotonic() + self._cluster.timeout  # a long stretch may take long
+                    deadline = time.monotonic() + self._cluster.timeout  # many records may take longer than one timeout
                 if time.monotonic() > deadline:
-                    raise KafkaTimeoutError(f"nothing new in {place.topic}/{partition} from {position} on")
+                    raise KafkaTimeoutError(
+                        f"no record of {place.topic}/{partition} from offset {position} on arrived in time"
+                    )
         return records
 
     def close(self) -> None:
-        """Close producer, reader and consumers. Waits a few seconds at most for each, and never raises."""
+        """Close producer, reader and consumers. Takes a few seconds at most for each, and never raises."""
         for consumer in self._consumers:
             consumer.close()
         self._appender.close()
-        with self._looking:
+        with self._reading:
             reader, self._reader = self._reader, None
         if reader is not None:
             close_consumer(reader)
 
     @contextmanager
-    def _look(self) -> Iterator[KafkaConsumer]:
-        with self._cluster.explained("read"), self._looking:
+    def _reader_of_log(self) -> Iterator[KafkaConsumer]:
+        with self._cluster.explained("read"), self._reading:
             if self._reader is None:
                 self._reader = self._cluster.consumer(None)
             yield self._reader
@@ -167,9 +169,9 @@ class KafkaLog:
         configs = {
             "cleanup.policy": "delete",
             "retention.ms": str(RETENTION_DAYS[topic] * _DAY_MS),
-            # The broker's clock: a sender whose clock is wrong must not decide how long its records live.
+            # The broker's clock: a wrong clock of a sender must not change the retention.
             "message.timestamp.type": "LogAppendTime",
-            # With acks=all, one replica may be away; more, and an append is refused instead of half kept.
+            # With acks=all, one replica may be away; if more are, an append is refused.
             "min.insync.replicas": str(max(1, replication - 1)),
         }
         return {"num_partitions": self.num_partitions, "replication_factor": replication, "configs": configs}

@@ -34,7 +34,7 @@ def test_a_position_beyond_the_end_is_refused_instead_of_waited_for(tmp_path: Pa
     log = LocalLog(tmp_path)
     log.append([Message("signals", 2, "k", b"v")])
     consumer = log.consumer("g", ["signals"], lambda _topic, partition: 70 if partition == 2 else 0)
-    with pytest.raises(PositionLost, match=r"70 of signals/2 is outside of the log, which holds 0 to 1"):
+    with pytest.raises(PositionLost, match=r"70 of signals/2 is outside of the log, which has 0 to 1"):
         consumer.poll(0.0, 10)
     log.close()
 

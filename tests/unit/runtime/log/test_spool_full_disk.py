@@ -16,7 +16,7 @@ from contracts.errors import Unavailable
 from contracts.event_log import Message
 from runtime.log.local import LocalLog
 from runtime.log.spool import Spool
-from runtime.log.spool_slot import SpoolSlot, left_behind
+from runtime.log.spool_slot import SpoolSlot, abandoned_slots
 from tests.unit.runtime.log.test_spool import Away, keeps, messages, spooling
 from tests.unit.services.serving import wait_until
 
@@ -168,9 +168,9 @@ def test_a_slot_left_behind_that_cannot_be_emptied_is_kept_and_sent_once(tmp_pat
     with closing(Stumbling(tmp_path / "log")) as log:
         with spooling(log, tmp_path):
             wait_until(lambda: log.refuses)
-            assert list(left_behind(tmp_path / "spool", 0, 2**20)) == []  # nobody else may send it again
+            assert list(abandoned_slots(tmp_path / "spool", 0, 2**20)) == []  # nobody else may send it again
         assert log.keys() == ["of the dead"]
-        assert [slot.num_records for slot in closing_each(left_behind(tmp_path / "spool", 0, 2**20))] == [2]
+        assert [slot.num_records for slot in closing_each(abandoned_slots(tmp_path / "spool", 0, 2**20))] == [2]
 
 
 def closing_each(slots: Iterator[SpoolSlot]) -> Iterator[SpoolSlot]:
