@@ -203,10 +203,10 @@ def _clock(database: Database) -> Finding:
 
 
 def _bucket(url: str) -> Finding:
-    from weights.stores.bucket import open_objects  # noqa: PLC0415 a home without a bucket needs no client
+    from weights.stores.opening import open_store_at  # noqa: PLC0415 a home without a bucket needs no client
 
     try:
-        open_objects(url).check()
+        open_store_at(url).check()
     except (InvalidSettings, Unavailable) as error:
         return Finding("weights", False, True, error.message)
     return Finding("weights", True, True, f"{url} accepts writes, and refuses to overwrite")

@@ -12,23 +12,22 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TypeVar
 
 from contracts.assignments import LIVE
-from contracts.errors import Forbidden, InvalidSettings, MillraceError, NotFound, Unavailable, WeightsRefused
+from contracts.errors import InvalidSettings, MillraceError, NotFound, Unavailable, WeightsRefused
 from contracts.faults import no_fault
-from weights.reader import WeightReader
 from weights.replica.replica import Replica, ReplicaStore
 from weights.replica.slots import Slots
-from weights.stores.pointers import pointers_of
-from weights.stores.store import WeightStore, open_store_at
+from weights.stores.opening import open_store_at
+from weights.stores.store import WeightStore
 from weights.versions.keys import TRUSTED_KEYS, replica_signer, trusted_folder, trusted_keys
 from weights.versions.layout import Verifier
 from weights.versions.manifest import Chunk, Manifest
-from weights.versions.pointer import PointerReader, PointerStore, Stored
+from weights.versions.pointer import PointerReader, PointerSource
 from weights.versions.presence import Presence, PresenceStore, announce
 from weights.versions.signing import Keyring, Signer
 from weights.versions.vouching import Snapshots
@@ -36,7 +35,6 @@ from weights.versions.vouching import Snapshots
 _Result = TypeVar("_Result")
 _MOST_NAMED = 1000
 _ANNOUNCE_SECONDS = 60.0
-_WEB = ("http://", "https://")
 
 
 def run_replica(
@@ -64,8 +62,9 @@ def run_replica(
     keyring = None if unsigned else _keyring(folder)
     snapshots = None if keyring is None else Snapshots(keyring, folder / "snapshots")
     with ExitStack() as stack:
-        opened = [stack.enter_context(open_to_read(place, snapshots, folder, policy)) for place in (store, *fallbacks)]
-        sources = Sources(opened)
+        places = (store, *fallbacks)
+        stores = [stack.enter_context(closing(open_to_read(place, snapshots, folder, policy))) for place in places]
+        sources = Sources(stores)
         replica = stack.enter_context(Replica(folder, sources, policy))
         reader = PointerReader(sources, policy, LIVE, keyring, folder / "pointer.json")
         if follow:
@@ -80,14 +79,14 @@ def run_replica(
             print(_served(replica))
 
 
-class Sources(ReplicaStore, PointerStore):
+class Sources(ReplicaStore, PointerSource):
     """Several places that hold the same versions, one of them in use. Not for several threads to switch."""
 
-    def __init__(self, opened: Sequence[tuple[WeightReader, PointerStore]]) -> None:
-        self._opened = opened
-        self._weights, self._pointers = opened[0]
+    def __init__(self, stores: Sequence[WeightStore]) -> None:
+        self._stores = stores
+        self._used = stores[0]
         self._noted: set[str] = set()
-        self.writable = next((weights for weights, _ in opened if isinstance(weights, WeightStore)), None)
+        self.writable = next((store for store in stores if not store.objects.is_read_only), None)
 
     def first_that_can(
         self, attempt: Callable[[], _Result], is_enough: Callable[[_Result], bool] | None = None
@@ -99,8 +98,8 @@ class Sources(ReplicaStore, PointerStore):
         """
         failed: list[MillraceError] = []
         results: list[_Result] = []
-        for opened in self._opened:
-            self._weights, self._pointers = opened
+        for store in self._stores:
+            self._used = store
             try:
                 results.append(attempt())
             except (NotFound, Unavailable, InvalidSettings, WeightsRefused) as error:
@@ -120,27 +119,23 @@ class Sources(ReplicaStore, PointerStore):
 
     def edges(self, policy: str, version: int) -> list[Manifest]:
         """See `ReplicaStore.edges`."""
-        return self._weights.edges(policy, version)
+        return self._used.edges(policy, version)
 
     def believed(self, text: bytes, policy: str, version: int) -> Manifest:
         """See `ReplicaStore.believed`."""
-        return self._weights.believed(text, policy, version)
+        return self._used.believed(text, policy, version)
 
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
         """See `ChunkSource.chunk`."""
-        return self._weights.chunk(policy, chunk, start)
+        return self._used.chunk(policy, chunk, start)
 
     def renew(self, policy: str) -> None:
         """Look for a newer snapshot. Raises Unavailable."""
-        self._weights.renew(policy, must=True)
+        self._used.renew(policy, must=True)
 
-    def read(self, policy: str, arm: str) -> Stored | None:
-        """See `PointerStore.read`."""
-        return self._pointers.read(policy, arm)
-
-    def replace(self, policy: str, arm: str, text: bytes, seen: Stored | None) -> None:  # noqa: ARG002 of the port
-        """Never: a replica moves no pointer. Raises Forbidden."""
-        raise Forbidden(f"a replica does not move {policy}/{arm}")
+    def read_small(self, path: str, most: int) -> bytes | None:
+        """See `PointerSource.read_small`."""
+        return self._used.read_small(path, most)
 
 
 def bring_from(sources: Sources, replica: Replica, reader: PointerReader, snapshots: Snapshots | None) -> str:
@@ -280,29 +275,19 @@ def _teller(sources: Sources, policy: str, name: str, own: tuple[Signer, Path] |
     return lambda _, text: text
 
 
-@contextmanager
-def open_to_read(
-    store: str, keyring: Verifier | None, folder: Path, policy: str
-) -> Iterator[tuple[WeightReader, PointerStore]]:
-    """The versions and pointers at a folder, an `s3://` or an `http(s)://` address, for the replica in `folder`.
+def open_to_read(store: str, keyring: Verifier | None, folder: Path, policy: str) -> WeightStore:
+    """The versions in a folder, at an `s3://` or an `http(s)://` address, for the replica in `folder`.
 
     Raises:
         InvalidSettings: the address, or an AWS_* variable, cannot be used.
     """
-    if store.startswith(_WEB):
-        from weights.stores.web import HttpPointers, HttpReader, WebFolder  # noqa: PLC0415 as below
 
-        def held() -> list[int]:
-            return [slot.version for slot in Slots(folder, policy, no_fault).held()]
+    def held() -> list[int]:
+        return [slot.version for slot in Slots(folder, policy, no_fault).held()]
 
-        with WebFolder(store) as web:
-            reader = HttpReader(web, keyring, held)
-            reader.on_junk = _name_once()
-            yield reader, HttpPointers(web)
-        return
-    weights = open_store_at(store, keyring)
+    weights = open_store_at(store, keyring, held)
     weights.on_junk = _name_once()
-    yield weights, pointers_of(weights)
+    return weights
 
 
 def _name_once() -> Callable[[str, WeightsRefused], None]:

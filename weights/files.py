@@ -7,7 +7,6 @@ size, and no link on the way below the root is followed; what is written replace
 from __future__ import annotations
 
 import errno
-import io
 import os
 import secrets
 import stat
@@ -19,7 +18,8 @@ from typing import BinaryIO
 from contracts.errors import Unavailable, WeightsRefused
 
 _NOT_A_FILE = {errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.ENODEV, errno.ENAMETOOLONG, errno.EISDIR}
-"""What `open` says of a link, a socket, a file that should be a folder, a device without a driver."""
+"""The errors of `open` for a link, a socket, a file in the place of a folder, or a device without a driver."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
@@ -75,33 +75,49 @@ def too_long(path: str, most: int) -> WeightsRefused:
 
 
 @contextmanager
-def _opened_below(root: Path, path: str) -> Iterator[BinaryIO]:
-    """Every part of `path` is opened by itself: the last as a regular file, the others as folders, none as a link."""
-    descriptor = -1
-    *folders, name = path.split("/")
-    try:
-        folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def folder_below(root: Path, path: str) -> Iterator[int]:
+    """A descriptor of the folder at `path` below `root`, "" for `root` itself. No link below `root` is followed.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        WeightsRefused: `not_a_file`: it is not a folder, or a link stands on the way to it.
+        Unavailable: it cannot be read.
+    """
+    with _read_failures_named(root / path):
+        folder = os.open(root, _FOLDER)
         try:
-            for part in folders:
-                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            for part in path.split("/") if path else ():
+                inner = os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
                 os.close(folder)
                 folder = inner
-            descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            yield folder
         finally:
             os.close(folder)
-        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise _not_a_file(root / path)
-            yield io.BufferedReader(file)
+
+
+@contextmanager
+def _opened_below(root: Path, path: str) -> Iterator[BinaryIO]:
+    """The regular file at `path` below `root`; raises as `read_file`."""
+    folder, _, name = path.rpartition("/")
+    with folder_below(root, folder) as parent, _read_failures_named(root / path):
+        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise _not_a_file(root / path)
+        with os.fdopen(descriptor, "rb") as file:
+            yield file
+
+
+@contextmanager
+def _read_failures_named(path: Path) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError:
         raise
     except OSError as error:
         if error.errno in _NOT_A_FILE:
-            raise _not_a_file(root / path) from error
-        raise Unavailable(f"{root / path} cannot be read: {error.strerror}", path=str(root / path)) from error
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
+            raise _not_a_file(path) from error
+        raise Unavailable(f"{path} cannot be read: {error.strerror}", path=str(path)) from error
 
 
 def _not_a_file(path: Path) -> WeightsRefused:

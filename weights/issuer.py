@@ -20,7 +20,7 @@ from weights.versions.signing import Keyring, Signer
 from weights.versions.snapshot import (
     MOST_BYTES,
     RENEW_SECONDS,
-    Listed,
+    ListedVersion,
     Snapshot,
     listed,
     next_snapshot,
@@ -144,14 +144,14 @@ class Issuer:
             wanted |= set(self._store.versions(self._policy))
         return sorted(wanted)
 
-    def _entry(self, version: int, before: Snapshot | None) -> Listed:
+    def _entry(self, version: int, before: Snapshot | None) -> ListedVersion:
         entry = listed(self._store.edges(self._policy, version))
         known = before.versions.get(version) if before else None
         if known is None:
             return entry
         # A way that cannot be read at this moment may be put back: it stays listed.
         found = entry.edges if entry.root == known.root else {}
-        return Listed(known.root, known.parent, {**known.edges, **found})
+        return ListedVersion(known.root, known.parent, {**known.edges, **found})
 
     def _newest(self) -> tuple[SnapshotRow | None, Snapshot | None]:
         """The row, and the newest snapshot there is: in the store, if a database was put back from an older copy."""

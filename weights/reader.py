@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import NamedTuple, TypeVar
 
-from contracts.errors import NotFound, Unavailable, WeightsRefused
+from contracts.errors import NotFound, Unavailable, Unsupported, WeightsRefused
 from weights.codec.delta import Staged, apply_staged, stage
 from weights.codec.history import History, Moves
 from weights.tensors import Tensor, Tensors, root_of
@@ -32,12 +32,13 @@ from weights.versions.layout import (
 from weights.versions.manifest import NO_HISTORY, Chunk, Manifest, parse_manifest
 from weights.versions.route import Held, route
 from weights.versions.snapshot import MOST_BYTES as MOST_SNAPSHOT_BYTES
-from weights.versions.snapshot import Listed, snapshot_path
+from weights.versions.snapshot import ListedVersion, snapshot_path
 from weights.versions.vouching import Snapshots
 
 MOST_MANIFEST_BYTES = 2**26
 """A full copy of 2 TB has 250,000 chunks of 130 bytes each in its manifest."""
 _T = TypeVar("_T")
+_Item = TypeVar("_Item")
 
 
 class Hop(NamedTuple):
@@ -51,16 +52,15 @@ class WeightReader(ABC):
     """Published versions of policies, for whoever needs their weights.
 
     Args:
-        keyring: whose versions are taken; None: everybody's. With `Snapshots` only what the newest one lists.
+        keyring: whose versions are taken; None: everybody's. With `Snapshots` only the versions that the newest one lists.
+        connections: objects that are worth asking for at the same time.
 
     Attributes:
         on_junk: told of every object that could not be read or believed, by its place below the root, and why.
     """
 
-    _connections = 1
-    """Texts that are asked for at the same time."""
-
-    def __init__(self, keyring: Verifier | None = None) -> None:
+    def __init__(self, keyring: Verifier | None = None, connections: int = 1) -> None:
+        self._connections = connections
         self._keyring = keyring
         self._snapshots = keyring if isinstance(keyring, Snapshots) else None
         self._believed: set[tuple[str, int]] = set()
@@ -116,7 +116,11 @@ class WeightReader(ABC):
         if refused and not edges:
             raise refused[0]
         if not refused and (not edges or not is_primary(edges[0])):  # nothing stands where the primary should be
-            raise no_version(policy, version, self.versions(policy))
+            try:
+                known = self.versions(policy)
+            except Unsupported:
+                known = None
+            raise no_version(policy, version, known)
         return edges
 
     def survey(self, policy: str, version: int) -> tuple[list[Manifest], list[WeightsRefused]]:
@@ -282,8 +286,22 @@ class WeightReader(ABC):
 
     def _contents(self, manifest: Manifest) -> Iterator[bytes]:
         """The chunks of a payload in order, not yet checked."""
-        for chunk in manifest.chunks:
-            yield self.chunk(manifest.policy, chunk)
+
+        def whole(chunk: Chunk) -> bytes:
+            content = b""
+            while len(content) < chunk.num_bytes and (more := self.chunk(manifest.policy, chunk, len(content))):
+                content += more
+            return content
+
+        return self._each(whole, manifest.chunks)
+
+    def _each(self, work: Callable[[_Item], _T], items: Iterable[_Item]) -> Iterator[_T]:
+        """The results of `work` in order, over as many connections as there may be."""
+        if self._connections == 1:
+            yield from map(work, items)
+            return
+        with ThreadPoolExecutor(self._connections) as pool:
+            yield from pool.map(work, items)
 
     def _primary(self, policy: str, version: int) -> Manifest | None:
         """The edge that makes a version exist; None if there is none that is believed."""
@@ -299,20 +317,16 @@ class WeightReader(ABC):
             self._believed.add((policy, version))
         return (policy, version) in self._believed
 
-    def _listed(self, policy: str) -> Mapping[int, Listed] | None:
+    def _listed(self, policy: str) -> Mapping[int, ListedVersion] | None:
         self.renew(policy)
         return None if self._snapshots is None else self._snapshots.listed(policy)
 
-    def _listed_names(self, entry: Listed | None) -> list[str]:
+    def _listed_names(self, entry: ListedVersion | None) -> list[str]:
         return [] if entry is None else [name for name in entry.edges if EDGE.fullmatch(name)]
 
     def _readable(self, policy: str, version: int, names: list[str]) -> list[Manifest | WeightsRefused]:
         """These edges, or why they cannot be used; those that are not there are left out."""
-        if self._connections == 1:
-            found = [self._edge(policy, version, name) for name in names]
-        else:
-            with ThreadPoolExecutor(self._connections) as pool:
-                found = list(pool.map(lambda name: self._edge(policy, version, name), names))
+        found = self._each(lambda name: self._edge(policy, version, name), names)
         return [edge for edge in found if edge is not None]
 
     def _edge(self, policy: str, version: int, name: str) -> Manifest | WeightsRefused | None:

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +34,7 @@ from weights.publish import publish_version
 from weights.replica.replica import Replica
 from weights.retention import plan_pruning
 from weights.stores.store import WeightStore
-from weights.stores.web import HttpPointers, HttpReader, Patience, WebFolder
+from weights.stores.web import WebObjects, WebTimeouts
 from weights.versions.layout import Verifier
 from weights.versions.pointer import Pointer, move_pointer
 from weights.versions.presence import Presence, announce, presence_path, present
@@ -171,7 +172,7 @@ def _deeds(
         thief = signer(9)
         publish(place.open(None), LIVE_NOW + 1, thief)
         forged = Pointer(policy=POLICY, run=RUN, arm="live", version=LIVE_NOW + 1, epoch=99)
-        move_pointer(place.pointers(), forged, thief, None)
+        move_pointer(place.open(None), forged, thief, None)
 
     def offer_unlisted() -> None:
         # Signed with the right key, by a publisher that died before it listed it.
@@ -275,12 +276,11 @@ def attempt_slow_mirror() -> str | None:
 
 
 def _hangs(url: str, place: Place, folder: Path) -> str | None:
-    patience = Patience(connect=2.0, silence=0.3, least_rate=2.0**24)
-    with WebFolder(url, patience) as web:
+    timeouts = WebTimeouts(connect=2.0, silence=0.3, least_rate=2.0**24)
+    with closing(WebObjects(url, timeouts)) as web:
         follower = Follower(place, folder)
         follower.replica.close()
-        mirror = HttpReader(web, follower.snapshots)
-        follower.begin([(mirror, HttpPointers(web)), (follower.weights, place.pointers())], folder)
+        follower.begin([WeightStore(web, follower.snapshots), follower.weights], folder)
         done = threading.Thread(target=follower.look, daemon=True)
         done.start()
         done.join(20.0)

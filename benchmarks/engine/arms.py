@@ -26,7 +26,7 @@ from services.engine.engine import Engine
 from services.engine.sampling import CompletionRequest
 from services.engine.settings import EngineSettings
 from weights.publish import publish_version
-from weights.stores.store import FolderWeightStore
+from weights.stores.opening import open_store_at
 from weights.tensors import read_safetensors
 
 POLICY = "benchmark"
@@ -134,7 +134,7 @@ def open_engine(
     folder: Path, base: Path, device: str, dtype: torch.dtype, settings: EngineSettings
 ) -> Iterator[Engine]:
     """The engine as its process runs it, with `base` published as version 0 under `folder` and live."""
-    store = FolderWeightStore(folder)
+    store = open_store_at(folder)
     publish_version(
         store,
         policy=POLICY,

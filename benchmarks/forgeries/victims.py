@@ -20,8 +20,7 @@ from weights.codec.history import History
 from weights.reader import advance_history
 from weights.replica.fetch import ChunkSource
 from weights.replica.replica import Replica
-from weights.stores.pointers import FolderPointers
-from weights.stores.store import FolderWeightStore
+from weights.stores.store import WeightStore
 from weights.tensors import Tensors, root_of, words_of
 from weights.versions.manifest import NO_HISTORY, Chunk, Manifest
 from weights.versions.pointer import PointerReader
@@ -39,7 +38,7 @@ _LATER = 10**6
 class Sabotage(NamedTuple):
     """What victims use; other than these only to see that it is noticed."""
 
-    store_of: Callable[[World], FolderWeightStore] = lambda world: world.store
+    store_of: Callable[[World], WeightStore] = lambda world: world.store
     replica: type[Replica] = Replica
 
 
@@ -65,7 +64,7 @@ class SeenByBoth(NamedTuple):
 class WatchedStore(ChunkSource):
     """A store that remembers what it was asked for."""
 
-    def __init__(self, store: FolderWeightStore) -> None:
+    def __init__(self, store: WeightStore) -> None:
         self._store = store
         self.asked: set[str] = set()
 
@@ -188,8 +187,7 @@ class Victims:
         return "" if self._full.isdisjoint(watched.asked) else "a full copy was asked for"
 
     def _pointer_reader(self) -> PointerReader:
-        pointers = FolderPointers(self._world.store.root)
-        return PointerReader(pointers, POLICY, ARM, self._world.keyring, self._folder / "pointer.json")
+        return PointerReader(self._world.store, POLICY, ARM, self._world.keyring, self._folder / "pointer.json")
 
     def _state(self) -> dict[str, bytes]:
         """What is served, and the version before, as they lie there."""

@@ -21,8 +21,7 @@ from weights.codec.delta import encode
 from weights.codec.history import History
 from weights.publish import publish_fold, publish_version
 from weights.replica.replica import Replica
-from weights.stores.pointers import FolderPointers
-from weights.stores.store import FolderWeightStore
+from weights.stores.opening import open_store_at
 from weights.tensors import Tensor, Tensors, root_of
 from weights.versions.keys import (
     TrustedFolder,
@@ -66,7 +65,7 @@ class World:
         self.folder = folder
         self.signer, self.stranger, self.retired = (_signer(f"{seed} {who}") for who in ("own", "other", "old"))
         self.keyring = self._make_keys()
-        self.store = FolderWeightStore(folder / "store", self.keyring)
+        self.store = open_store_at(folder / "store", self.keyring)
         self.versions = _versions(seed)
         self.edges: dict[str, Manifest] = {}
         """Genuine edges: `step` and `fold` to the newest version, `step-3`, `full-0` and so on."""
@@ -124,7 +123,7 @@ class World:
     def point(self, version: int, *, epoch: int) -> None:
         """Move the pointer, as its owner does; one that is damaged is replaced."""
         wanted = Pointer(policy=POLICY, run=RUN, arm=ARM, version=version, epoch=epoch)
-        move_pointer(FolderPointers(self.store.root), wanted, self.signer, self.keyring)
+        move_pointer(self.store, wanted, self.signer, self.keyring)
 
     def pointer_text(self, signer: Signer | None = None, **changes: Any) -> bytes:
         """A pointer to the newest version, changed, then signed."""
@@ -142,7 +141,7 @@ class World:
 
     def _publish(self) -> None:
         """All versions, the newest in several chunks, and a fold to it, as small policies have no large payloads."""
-        scratch, history = FolderWeightStore(self.folder / "scratch", self.keyring), History()
+        scratch, history = open_store_at(self.folder / "scratch", self.keyring), History()
         for number, version in enumerate(self.versions):
             publish_version(
                 scratch, policy=POLICY, run=RUN, version=number, parent=number - 1 if number else None,
@@ -161,7 +160,7 @@ class World:
                     manifest = self.signer.sign(msgspec.structs.replace(edge, chunks=chunks_of(payload)))
                 self.store.publish(manifest, payload)
                 self.edges[name], self.payloads[name] = manifest, payload
-        shutil.rmtree(scratch.root)
+        shutil.rmtree(self.folder / "scratch")
 
     def _make_replica(self, victim: str) -> Path:
         """A replica that holds a version and the one before it; it remembers the pointer that it followed."""

@@ -36,7 +36,7 @@ from runtime.listening import LISTEN_FD
 from runtime.settings import Settings, write_settings
 from weights.codec.history import History
 from weights.publish import publish_version
-from weights.stores.store import FolderWeightStore
+from weights.stores.opening import open_store_at
 from weights.tensors import read_safetensors, root_of
 from weights.versions.keys import keyring_of, signer_of
 
@@ -76,7 +76,7 @@ class Home:
         make_first_keys(self.folder)
         write_settings(settings, {})
         self.headers = authorization(engine_key(self.folder))
-        self.store = FolderWeightStore(bucket.folder / _PREFIX, keyring_of(settings))
+        self.store = open_store_at(bucket.folder / _PREFIX, keyring_of(settings))
         self._signer = signer_of(settings)
         self._database = settings.database()
         migrate(self._database)

@@ -34,7 +34,8 @@ from weights.codec.history import History
 from weights.publish import publish_version
 from weights.replica.fetch import ChunkSource
 from weights.replica.replica import Replica
-from weights.stores.store import FolderWeightStore
+from weights.stores.opening import open_store_at
+from weights.stores.store import WeightStore
 from weights.tensors import Tensor, Tensors, root_of
 from weights.versions.manifest import Chunk, Manifest
 from weights.versions.signing import Keyring, Signer
@@ -52,7 +53,7 @@ _LONGEST_DELAY = 0.001
 class SlowStore(ChunkSource):
     """A folder that answers in small parts, and writes down what it was asked for before it answers."""
 
-    def __init__(self, store: FolderWeightStore, log: Path) -> None:
+    def __init__(self, store: WeightStore, log: Path) -> None:
         self._store = store
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
@@ -78,7 +79,7 @@ class World:
     def __init__(self, folder: Path, seed: int) -> None:
         signer = Signer(Ed25519PrivateKey.from_private_bytes(seed.to_bytes(32, "little")))
         self.signer = signer
-        self.store = FolderWeightStore(folder / "store", Keyring({signer.key_id: signer.public_key}))
+        self.store = open_store_at(folder / "store", Keyring({signer.key_id: signer.public_key}))
         self.replica_folder = folder / "replica"
         self.log = folder / "asked"
         self.source = SlowStore(self.store, self.log)

@@ -23,9 +23,10 @@ from contracts.errors import Unavailable
 from contracts.faults import no_fault
 from weights.replica.replica import Replica
 from weights.replica.slots import Slots
-from weights.stores.web import HttpPointers, HttpReader, WebFolder
+from weights.stores.store import WeightStore
+from weights.stores.web import WebObjects
 from weights.versions.keys import trusted_keys
-from weights.versions.pointer import PointerReader, Stored
+from weights.versions.pointer import PointerReader
 from weights.versions.signing import Keyring
 from weights.warm_up import warm_up
 
@@ -55,22 +56,22 @@ class Report(msgspec.Struct, kw_only=True):
     """Manifests and the pointer."""
 
 
-class CountingFolder(WebFolder):
+class CountingObjects(WebObjects):
     """Counts what comes into a report."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.report = Report(name="")
 
-    def text(self, path: str, most: int) -> Stored | None:
-        """See `WebFolder.text`."""
-        stored = super().text(path, most)
-        self.report.text_bytes += len(stored.text) if stored else 0
-        return stored
+    def get(self, path: str, most: int) -> bytes | None:
+        """See `Objects.get`."""
+        content = super().get(path, most)
+        self.report.text_bytes += len(content or b"")
+        return content
 
-    def part(self, path: str, start: int, end: int) -> bytes | None:
-        """See `WebFolder.part`."""
-        content = super().part(path, start, end)
+    def get_range(self, path: str, start: int, end: int) -> bytes | None:
+        """See `Objects.get_range`."""
+        content = super().get_range(path, start, end)
         self.report.chunks.append(path)
         self.report.chunk_bytes += len(content or b"")
         return content
@@ -81,12 +82,12 @@ class Follower:
 
     def __init__(self, name: str, url: str, folder: Path, policy: str, keyring: Keyring) -> None:
         self._name = name
-        self._web = CountingFolder(url)
-        reader = HttpReader(
+        self._web = CountingObjects(url)
+        reader = WeightStore(
             self._web, keyring, lambda: [slot.version for slot in Slots(folder, policy, no_fault).held()]
         )
         self._replica = Replica(folder, reader, policy, connections=_CHUNKS_AT_ONCE, fault=self._note)
-        self._pointer = PointerReader(HttpPointers(self._web), policy, LIVE, keyring, folder / "pointer.json")
+        self._pointer = PointerReader(reader, policy, LIVE, keyring, folder / "pointer.json")
 
     def look(self) -> Report:
         """Follow the pointer; failures are reported, and what was served still is.

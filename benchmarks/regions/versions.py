@@ -22,8 +22,7 @@ from benchmarks.deltas.traces import Walk, learning_rate_for, random_walk
 from contracts.assignments import LIVE
 from weights.codec.history import History
 from weights.publish import publish_fold, publish_version
-from weights.stores.pointers import FolderPointers
-from weights.stores.store import FolderWeightStore
+from weights.stores.opening import open_store_at
 from weights.tensors import Tensor, Tensors
 from weights.versions.keys import trusted_folder
 from weights.versions.manifest import Manifest
@@ -44,10 +43,10 @@ class Trainer:
     """Publishes into `root`, and says which version is live."""
 
     def __init__(self, root: Path) -> None:
+        self.root = root
         self._signer = Signer(Ed25519PrivateKey.generate())
         self._keyring = Keyring({self._signer.key_id: self._signer.public_key})
-        self.store = FolderWeightStore(root, self._keyring)
-        self._pointers = FolderPointers(root)
+        self.store = open_store_at(root, self._keyring)
         self._epoch = 0
 
     def trust(self, folder: Path) -> None:
@@ -59,7 +58,7 @@ class Trainer:
         """Make a version live."""
         self._epoch += 1
         pointer = Pointer(policy=policy, run=RUN, arm=LIVE, version=version, epoch=self._epoch)
-        move_pointer(self._pointers, pointer, self._signer, self._keyring)
+        move_pointer(self.store, pointer, self._signer, self._keyring)
 
     def publish_cycle(self, walk: Walk, density: float, held: int) -> list[Manifest]:
         """All versions of the walk, and a fold from version `held` to the last, as for a replica that says it has that.

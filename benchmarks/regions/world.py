@@ -72,7 +72,7 @@ class World:
         Raises:
             Unavailable: something did not start.
         """
-        root = self._trainer.store.root
+        root = self._trainer.root
         self._run(
             self._net.trainer,
             "benchmarks.regions.origin",

@@ -33,7 +33,8 @@ from policy.load import load_model
 from policy.weights import ModelBits, copy_tensors, tensors_of
 from services.engine.settings import EngineSettings
 from services.engine.swap import SwapRecord
-from weights.stores.store import FolderWeightStore, WeightStore
+from weights.stores.opening import open_store_at
+from weights.stores.store import WeightStore
 from weights.tensors import read_safetensors
 
 DENSITY = 0.01
@@ -106,7 +107,7 @@ def _measure_load(options: argparse.Namespace) -> dict[str, Any]:
     versions = way(options.swaps)
     make_model = functools.partial(load_model, str(BASE), device="cpu", dtype=torch.float32)
     with tempfile.TemporaryDirectory() as folder:
-        store = FolderWeightStore(Path(folder))
+        store = open_store_at(Path(folder))
         publish_chain(store, read_safetensors(BASE), max(versions), DENSITY)
         with open_engine(Path(folder), make_model, EngineSettings()) as engine:
             outcome = swap_under_load(engine, versions, BASE, options.streams)
@@ -162,7 +163,7 @@ def _measure_size(millions: int) -> dict[str, Any]:
     """One arm from version to version; each time back and forth again out of the undo log."""
     model = _random_model(SHAPES[millions])
     with tempfile.TemporaryDirectory() as folder:
-        store = FolderWeightStore(Path(folder))
+        store = open_store_at(Path(folder))
         publish_chain(store, tensors_of(model), _ROUNDS, DENSITY)
         settings = EngineSettings(cache_tokens=256, max_batch_tokens=64)
         with open_engine(Path(folder), lambda: model, settings) as engine:

@@ -24,7 +24,8 @@ from services.engine.settings import EngineSettings
 from services.engine.swap import SwapRecord, added_gap
 from weights.codec.history import History
 from weights.publish import publish_version
-from weights.stores.store import FolderWeightStore, WeightStore
+from weights.stores.opening import open_store_at
+from weights.stores.store import WeightStore
 from weights.tensors import Tensor, Tensors
 
 LIVE = "live"
@@ -93,7 +94,7 @@ def open_engine(folder: Path, make_model: Any, settings: EngineSettings) -> Iter
     engine = Engine(
         policy=POLICY,
         settings=settings,
-        store=FolderWeightStore(folder),
+        store=open_store_at(folder),
         make_model=make_model,
         on_swap=lambda _record: None,
         on_gave_up=lambda: None,

@@ -33,7 +33,6 @@ from runtime.snapshot_rows import DatabaseSnapshotRows
 from weights.codec.history import History
 from weights.issuer import Issuer
 from weights.publish import publish_fold, publish_version
-from weights.stores.pointers import pointers_of
 from weights.versions.keys import replica_keyring
 from weights.versions.manifest import NO_HISTORY
 from weights.versions.pointer import Pointer, move_pointer
@@ -348,7 +347,7 @@ class Publisher:
         try:
             self._lease.check_now()
             self._fault("publisher: before the pointer")
-            move_pointer(pointers_of(self._store), wanted, self._signer, self._keyring)
+            move_pointer(self._store, wanted, self._signer, self._keyring)
             # The pointer first: a snapshot that knows a newer one than there is would have it refused.
             if self._issuer is not None:
                 self._issuer.issue(pointers={LIVE: live.epoch})

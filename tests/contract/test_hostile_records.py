@@ -32,7 +32,7 @@ from services.dashboard.live.reader import StateReader
 from tests.fakes import a_generation, a_signal, everything
 from tests.hostile import hostile, tasks
 from tests.judge_server import judge_server, verdict
-from weights.stores.store import FolderWeightStore
+from weights.stores.opening import open_store_at
 
 NUM_INNOCENT, NUM_HOSTILE = 200, 40
 
@@ -155,7 +155,7 @@ def records(log: LocalLog, topic: str, kind: Any) -> Iterator[Any]:
 
 def look(database: Database, log: LocalLog, home: Path) -> None:
     settings = Settings(home=home, run="r", policy="booking", base="base", tasks=(Path("task.toml"),))
-    reader = StateReader(settings.policy, database, log, FolderWeightStore(home / "weights"))
+    reader = StateReader(settings.policy, database, log, open_store_at(home / "weights"))
     state = reader.read(time.time())
     problems = [problem for problem in state.generations.problems if "could not be processed" not in problem]
     assert problems == []

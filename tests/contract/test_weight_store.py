@@ -32,8 +32,9 @@ from weights.codec.delta import Staged, apply_staged, encode
 from weights.codec.history import History
 from weights.publish import ANCHOR_EVERY, publish_fold
 from weights.reader import advance_history
-from weights.stores.bucket import ObjectWeightStore, open_objects
-from weights.stores.store import FolderWeightStore, WeightStore
+from weights.stores.bucket import BucketObjects, open_bucket
+from weights.stores.opening import open_store_at
+from weights.stores.store import WeightStore
 from weights.tensors import Tensors, root_of
 from weights.versions.layout import Verifier, edge_name
 from weights.versions.manifest import CHUNK_BYTES, NO_HISTORY, Chunk, Manifest
@@ -56,7 +57,7 @@ class FolderPlace:
         self._root = root
 
     def open(self, keyring: Verifier | None = None) -> WeightStore:
-        return FolderWeightStore(self._root, keyring)
+        return open_store_at(self._root, keyring)
 
     def read(self, path: str) -> bytes:
         return (self._root / POLICY / path).read_bytes()
@@ -69,28 +70,27 @@ class FolderPlace:
 
 
 class ObjectPlace:
-    def __init__(self, open_store: Callable[[Verifier | None], ObjectWeightStore]) -> None:
-        self._open = open_store
-        self.objects = open_store(None).objects
+    def __init__(self, objects: BucketObjects) -> None:
+        self._objects = objects
 
     def open(self, keyring: Verifier | None = None) -> WeightStore:
-        return self._open(keyring)
+        return WeightStore(self._objects, keyring)
 
     def read(self, path: str) -> bytes:
-        return bytes(obstore.get(self.objects, f"{POLICY}/{path}").bytes())
+        return bytes(obstore.get(self._objects.bucket, f"{POLICY}/{path}").bytes())
 
     def write(self, path: str, content: bytes) -> None:
-        obstore.put(self.objects, f"{POLICY}/{path}", content)
+        obstore.put(self._objects.bucket, f"{POLICY}/{path}", content)
 
     def remove(self, path: str) -> None:
-        obstore.delete(self.objects, f"{POLICY}/{path}")
+        obstore.delete(self._objects.bucket, f"{POLICY}/{path}")
 
 
 def on_s3() -> ObjectPlace:
     if (url := os.environ.get("MILLRACE_WEIGHTS")) is None:
         pytest.skip("no MILLRACE_WEIGHTS: run make test-services")
     place = f"{url}/test-{uuid.uuid4().hex[:12]}"
-    return ObjectPlace(lambda keyring: open_objects(place, keyring=keyring))
+    return ObjectPlace(open_bucket(place))
 
 
 @pytest.fixture(params=["folder", "memory", pytest.param("s3", marks=pytest.mark.services)])
@@ -99,8 +99,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
         case "folder":
             return FolderPlace(tmp_path / "weights")
         case "memory":
-            objects = MemoryStore()
-            return ObjectPlace(lambda keyring: ObjectWeightStore(objects, "memory", keyring))
+            return ObjectPlace(BucketObjects(MemoryStore(), "memory"))
         case _:
             return on_s3()
 

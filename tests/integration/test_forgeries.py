@@ -15,7 +15,9 @@ from benchmarks.forgeries.victims import Sabotage
 from contracts.errors import WeightsRefused
 from weights.replica.replica import Replica
 from weights.replica.slots import Held
-from weights.stores.store import FolderWeightStore
+from weights.stores.folder import FolderObjects
+from weights.stores.opening import open_store_at
+from weights.stores.store import WeightStore
 from weights.versions.manifest import Chunk
 
 pytestmark = pytest.mark.slow  # seconds, for what changes rarely: CI runs it
@@ -78,7 +80,7 @@ def problems_with(folder: Path, layer: str, sabotage: Sabotage) -> dict[str, Any
 
 
 def test_a_store_that_takes_anybodys_versions_is_noticed(folder: Path) -> None:
-    trusting = Sabotage(store_of=lambda world: FolderWeightStore(world.store.root))
+    trusting = Sabotage(store_of=lambda world: open_store_at(world.folder / "store"))
 
     figures = problems_with(folder, "manifest: of other weights", trusting)
 
@@ -106,7 +108,7 @@ def test_a_replica_that_serves_something_else_after_a_refusal_is_noticed(folder:
     assert any("replica: changed" in problem for problem in figures["problems"])
 
 
-class Careless(FolderWeightStore):
+class Careless(WeightStore):
     """Says in its own words what is wrong."""
 
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
@@ -115,7 +117,7 @@ class Careless(FolderWeightStore):
 
 
 def test_an_error_without_a_name_is_noticed(folder: Path) -> None:
-    careless = Sabotage(store_of=lambda world: Careless(world.store.root, world.keyring))
+    careless = Sabotage(store_of=lambda world: Careless(FolderObjects(world.folder / "store"), world.keyring))
 
     figures = problems_with(folder, "chunk: truncated", careless)
 

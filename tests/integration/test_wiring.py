@@ -14,7 +14,7 @@ import redis
 import sqlalchemy
 import yaml
 
-from weights.stores.bucket import open_objects
+from weights.stores.opening import open_store_at
 
 pytestmark = pytest.mark.services
 
@@ -53,4 +53,4 @@ def test_the_health_check_of_the_object_store_makes_the_bucket() -> None:
     code = code.replace("http://127.0.0.1:5000/millrace", f"{address('AWS_ENDPOINT_URL')}/{bucket}")
     for _ in range(2):
         subprocess.run([sys.executable, "-c", code], check=True)  # noqa: S603 our own file
-    assert open_objects(f"s3://{bucket}/weights").versions("anything") == []
+    assert open_store_at(f"s3://{bucket}/weights").versions("anything") == []

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from contracts.errors import InvalidSettings
 from weights.codec.history import History
-from weights.stores.store import WeightStore, open_store_at
+from weights.stores.opening import open_store_at
+from weights.stores.store import WeightStore
 from weights.tensors import Tensors
 from weights.versions.keys import TRUSTED_KEYS, trusted_keys
 from weights.versions.signing import Keyring

@@ -8,23 +8,40 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import structlog
 
-from contracts.errors import WeightsRefused
-from weights.stores.pointers import pointers_of
-from weights.stores.store import WeightStore, open_store_at
+from contracts.errors import InvalidSettings, WeightsRefused
+from weights.stores.folder import FolderObjects
+from weights.stores.port import Objects
+from weights.stores.store import WeightStore
 from weights.versions.keys import keyring_of, replica_keyring
 from weights.versions.layout import Verifier
-from weights.versions.pointer import check_pointer, pointer_path
+from weights.versions.pointer import pointer_path, read_pointer
 from weights.versions.presence import present
 from weights.versions.vouching import Snapshots
 
 _MOST_NAMED = 10_000
 log = structlog.get_logger()
+
+
+def _bucket(url: str) -> Objects:
+    from weights.stores.bucket import open_bucket  # noqa: PLC0415 embedded need not load the client
+
+    return open_bucket(url)
+
+
+def _web(url: str) -> Objects:
+    from weights.stores.web import WebObjects  # noqa: PLC0415 as above
+
+    return WebObjects(url)
+
+
+_OPENERS: dict[str, Callable[[str], Objects]] = {"s3": _bucket, "http": _web, "https": _web}
+"""Schemes of URLs. obstore also speaks other clouds' stores: one more line, if that one keeps conditions on ETags."""
 
 
 class StoreSettings(Protocol):
@@ -99,9 +116,35 @@ def open_any_store(
     Raises:
         InvalidSettings: `weights_url` or an AWS_* variable cannot be used.
     """
-    store = open_store_at(settings.weights_url or str(settings.weights), keyring)
+    store = open_store_at(settings.weights_url or settings.weights, keyring)
+    if store.objects.is_read_only:
+        raise InvalidSettings(
+            f"weights_url is s3://bucket/prefix, not {settings.weights_url!r}: a home writes to its store"
+        )
     store.on_junk = JunkNoted(measures)
     return store
+
+
+def open_store_at(
+    place: str | Path, keyring: Verifier | None = None, held: Callable[[], Collection[int]] = tuple
+) -> WeightStore:
+    """The store at `s3://bucket/prefix`, at `http(s)://HOST/PREFIX` to read only, or in a folder.
+
+    Args:
+        place: where.
+        keyring: see `WeightReader`.
+        held: see `WeightStore`.
+
+    Raises:
+        InvalidSettings: the URL or an AWS_* variable cannot be used.
+    """
+    scheme, is_url, _ = str(place).partition("://")
+    if not is_url:
+        return WeightStore(FolderObjects(Path(place)), keyring)
+    if (opener := _OPENERS.get(scheme)) is None:
+        schemes = ", ".join(f"{scheme}://" for scheme in _OPENERS)
+        raise InvalidSettings(f"{place!r} is not the address of a weight store: use a folder, or one of {schemes}")
+    return WeightStore(opener(str(place)), keyring, held)
 
 
 class Inspected(NamedTuple):
@@ -132,12 +175,10 @@ def inspect(settings: StoreSettings, arm: str, clock: Callable[[], float] = time
     for version in versions:
         store.survey(policy, version)
     present(store, policy, since=0.0, now=clock(), replicas=replica_keyring(settings.home), on_junk=store.on_junk)
-    pointer = pointers_of(store).read(policy, arm)
-    if pointer is not None:
-        try:
-            check_pointer(pointer, policy, arm, keyring)
-        except WeightsRefused as error:
-            junk.add((pointer_path(policy, arm), error.code))
+    try:
+        read_pointer(store, policy, arm, keyring)
+    except WeightsRefused as error:
+        junk.add((pointer_path(policy, arm), error.code))
     snapshot = None if snapshots is None else snapshots.current(policy)
     return Inspected(len(versions), sorted(junk), None if snapshot is None else snapshot.expires_at - clock())
 

@@ -1,30 +1,30 @@
-"""Where versions live: the port, and a folder. In: manifests and payloads. Out: the same, verified. Waits for: the disk.
+"""Published versions of policies, in a folder, in a bucket or behind a web server.
+
+In: manifests and payloads. Out: the same, verified. Waits for: the place that holds the objects (`weights.stores.port`).
 
 <root>/<policy>/chunks/e000007/<blake3>                       first: parts of payloads, named by the epoch of the trainer
-                                                              that wrote them and by what they hold
-<root>/<policy>/chunks/<blake3>                               the same of no trainer, or of before there were epochs
-<root>/<policy>/v000012/step.json full.json fold-000004.json  second: edges; a version exists from the moment its primary
-                                                              edge does, `step`, or `full` if it has no parent
+                                                              that wrote them and by the hash of their bytes
+<root>/<policy>/chunks/<blake3>                               the same without an epoch: not from a trainer
+<root>/<policy>/v000012/step.json full.json fold-000004.json  second: edges. A version exists from the moment its primary
+                                                              edge does: `step`, or `full` if it has no parent
+
+Publishers of a policy take turns in a folder. In a bucket they cannot, and need not: chunks are named by their content, so
+a publisher that comes second has overwritten nothing that the first one's manifest names.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import os
-import stat
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+import math
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from contracts.errors import InvalidValue, Unavailable, WeightsRefused
-from weights.files import make_folders_below, read_file, read_small, sync_folder, write_durably
+from contracts.errors import InvalidSettings, InvalidValue, Unavailable, WeightsRefused
 from weights.reader import WeightReader
+from weights.stores.port import Objects
 from weights.versions.layout import (
     EDGE,
     PRIMARIES,
@@ -43,10 +43,13 @@ from weights.versions.layout import (
     version_folder,
 )
 from weights.versions.manifest import Chunk, Manifest
+from weights.versions.snapshot import ListedVersion
+
+_PROBE = ".millrace-probe"
 
 
 class StoredChunk(NamedTuple):
-    """A chunk as it lies there; `written_at` in UTC epoch seconds, renewed when a publisher finds that it has it."""
+    """A chunk in the store; `written_at` in UTC epoch seconds, renewed when a publisher needs the chunk again."""
 
     name: str
     """`Chunk.name`."""
@@ -55,40 +58,153 @@ class StoredChunk(NamedTuple):
 
 
 class WeightStore(WeightReader):
-    """Published versions of policies. An edge never changes once it is visible."""
+    """Published versions of policies. An edge never changes once it is visible.
 
-    @abstractmethod
+    Args:
+        objects: where the versions are.
+        keyring: see `WeightReader`.
+        held: versions that the caller has now. A place that lists nothing is asked for folds from these.
+    """
+
+    def __init__(
+        self, objects: Objects, keyring: Verifier | None = None, held: Callable[[], Collection[int]] = tuple
+    ) -> None:
+        super().__init__(keyring, objects.connections)
+        self.objects = objects
+        self._held = held
+
     def publish(self, manifest: Manifest, payload: bytes) -> None:
-        """Make an edge durable, bytes first; a second time, with whatever payload to the same weights, is a no-op.
+        """Make an edge durable, bytes first. Doing it again is a no-op, with any payload that leads to the same weights.
 
-        What stands there and is not believed is no reason to stay: it is replaced. One of another run stays.
+        A manifest in its place that is not believed is replaced, unless it is of another run.
 
         Raises:
             Conflict: the version exists with other weights or another parent.
-            InvalidValue: a policy name that is none, a parent or base that is not earlier, or a fold or full copy of a
+            InvalidValue: an invalid policy name, a parent or base that is not earlier, or a fold or full copy of a
                 version that does not exist yet.
-            Unavailable: the disk is full or the store is away; the edge stays invisible.
-            WeightsRefused: the payload is not the one the manifest names, or the keyring does not take the manifest.
+            Unavailable: the disk is full or the store is away. The edge stays invisible, unless a manifest was stored that
+                nobody could confirm: publishing again settles it.
+            InvalidSettings: the store refuses the keys, is read only, or does not exist.
+            WeightsRefused: the payload is not the one the manifest names, or the keyring does not accept the manifest.
         """
+        parts = check_offer(manifest, payload, self._keyring)
+        path, text = edge_path(manifest), msgspec.json.format(msgspec.json.encode(manifest))
+        with self.objects.turn(policy_folder(manifest.policy)) as is_alone:
+            if self._is_published(manifest):
+                # A publisher that was killed after it wrote the edge may not have made the name durable.
+                self.objects.renew(path, len(text))
+                return
+            self._check_free(manifest)
+            written: list[str] = []
+            try:
+                list(self._each(lambda part: self._write_chunk(manifest.policy, *part, written), parts))
+                self._write_edge(manifest, text)
+            except Unavailable:
+                # Where publishers take no turns, another one may need these chunks by now.
+                for leftover in (path, *written) if is_alone else ():
+                    with suppress(Unavailable):
+                        self.objects.delete(leftover)
+                raise
+            # Whoever's manifest was stored wins.
+            if not self._is_published(manifest):
+                raise Unavailable(f"{self.objects.place} did not keep version {manifest.version}: publish it again")
 
-    @abstractmethod
+    def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
+        """See `WeightReader.chunk`."""
+        path = chunk_path(policy, chunk.name)
+        if start >= chunk.num_bytes:
+            return b""
+        if (content := self.objects.get_range(path, start, chunk.num_bytes)) is None:
+            raise no_chunk(policy, chunk)
+        return content
+
     def chunks(self, policy: str) -> list[StoredChunk]:
-        """Everything that lies there, needed or not."""
+        """All chunks of a policy, needed or not, by name. Raises Unavailable."""
+        folder = chunk_folder(policy)
+        found = ((item.path.removeprefix(f"{folder}/"), item) for item in self.objects.list_below(folder))
+        return sorted(
+            StoredChunk(name, item.num_bytes, item.written_at)
+            for name, item in found
+            if item.is_file and is_chunk(name)
+        )
 
-    @abstractmethod
     def remove_chunks(self, policy: str, names: Iterable[str], before: float) -> list[str]:
-        """Remove those last written before a time, UTC epoch seconds; what was removed. By `Chunk.name`."""
+        """Remove chunks, by `Chunk.name`, if they were last written before a time in UTC epoch seconds; those removed.
 
-    @abstractmethod
+        Unfinished files of killed writers go too.
+
+        Raises:
+            Unavailable: the store is away.
+        """
+        with self.objects.turn(policy_folder(policy)) as is_alone:
+            if is_alone:
+                found = list(self.objects.list_below(chunk_folder(policy)))
+                for leftover in (item.path for item in found if item.path.endswith(".tmp")):
+                    self._remove(leftover, before)
+            wanted = list(names)
+            gone = self._each(lambda name: self._remove(chunk_path(policy, name), before), wanted)
+            return [name for name, is_gone in zip(wanted, gone, strict=True) if is_gone]
+
+    def read_small(self, path: str, most: int) -> bytes | None:
+        """See `WeightReader.read_small`."""
+        return self.objects.get(path, most)
+
     def write_small(self, path: str, text: bytes) -> None:
-        """Put an object at its place below the root, durably, instead of what is there. Raises Unavailable."""
+        """Write or replace an object at a path below the root, durably. Raises Unavailable, InvalidSettings."""
+        self.objects.put(path, text)
 
-    @abstractmethod
+    def update_small(self, path: str, most: int, change: Callable[[bytes | None], bytes | None]) -> bool:
+        """Replace an object of at most `most` bytes by what `change` makes of it.
+
+        `change` gets None if there is no object, and no bytes if it cannot be read. It returns None to leave the object.
+
+        Returns:
+            False if somebody else replaced the object meanwhile: it was left.
+
+        Raises:
+            Unavailable: the disk is full or the store is away. The object may or may not have been replaced: read it.
+        """
+        with self.objects.turn(path.rpartition("/")[0]):
+            # The tag first: if the object is replaced before it is read, the tag is no longer right.
+            found, seen = self.objects.head(path), None
+            if found is not None:
+                try:
+                    seen = self.objects.get(path, most)
+                except WeightsRefused:
+                    seen = b""
+            if (text := change(seen)) is None:
+                return True
+            if found is None:
+                is_done = self.objects.put_if_absent(path, text)
+            else:
+                is_done = self.objects.put_if_unchanged(path, text, found.tag)
+            # A write that was repeated because its answer was lost meets itself.
+            return is_done or self.objects.get(path, most) == text
+
     def list_small(self, folder: str, most: int) -> list[str]:
-        """Names of objects directly in a folder, by name, the first `most` that there are. Raises Unavailable."""
+        """Names of up to `most` objects in a folder, sorted. Raises Unavailable."""
+        return sorted(item.path.rpartition("/")[2] for item in islice(self.objects.list_below(folder), most))
+
+    def check(self) -> None:
+        """See that the store takes writes and never overwrites an object that it was told to leave; leaves an empty object.
+
+        Raises:
+            InvalidSettings: the keys or the bucket are wrong, or it overwrites.
+            Unavailable: it is away.
+        """
+        self.objects.put_if_absent(_PROBE, b"")
+        if self.objects.put_if_absent(_PROBE, b""):
+            raise InvalidSettings(
+                f"{self.objects.place} ignores `If-None-Match: *`: two trainers could publish one version; use a store that "
+                "keeps it"
+            )
+
+    def close(self) -> None:
+        """Close connections."""
+        self.objects.close()
 
     def _is_published(self, offered: Manifest) -> bool:
-        """Whether an edge is there already. Raises Conflict, InvalidValue: see `publish`."""
+        """True if an edge is there already. Raises Conflict, InvalidValue: see `publish`."""
         policy, version = offered.policy, offered.version
         primary = self._primary(policy, version)
         if primary is not None:
@@ -104,178 +220,55 @@ class WeightStore(WeightReader):
         return False
 
     def _check_free(self, offered: Manifest) -> None:
-        """Raises WeightsRefused: the place is taken by another run, or the policy by another publisher: nothing is written."""
+        """Raises WeightsRefused: another run has the place, or another publisher has the policy. Nothing is written."""
         edge = self._edge(offered.policy, offered.version, edge_name(offered))
         taken = {"wrong_run", "unknown_key"} if offered.version == 0 else {"wrong_run"}
         if isinstance(edge, WeightsRefused) and edge.code in taken:
             raise edge
 
+    def _write_chunk(self, policy: str, chunk: Chunk, part: memoryview, written: list[str]) -> None:
+        """Write a chunk unless it is there; `written` gets its path if there was nothing before."""
+        path = chunk_path(policy, chunk.name)
+        if not self.objects.renew(path, chunk.num_bytes):
+            written.append(path)
+            self.objects.put(path, part)
 
-class FolderWeightStore(WeightStore):
-    """A folder on one disk. Publishers of a policy take turns; readers need no lock."""
+    def _write_edge(self, manifest: Manifest, text: bytes) -> None:
+        """Write an edge: over one that is not believed, as long as it is still the same one; else only if there is none."""
+        path = edge_path(manifest)
+        found = self.objects.head(path)
+        # Judged after its tag was taken: an edge that somebody else publishes meanwhile has another tag.
+        edge = self._edge(manifest.policy, manifest.version, edge_name(manifest))
+        if found is not None and isinstance(edge, WeightsRefused):
+            self.objects.put_if_unchanged(path, text, found.tag)
+        else:
+            self.objects.put_if_absent(path, text)
 
-    def __init__(self, root: Path, keyring: Verifier | None = None) -> None:
-        super().__init__(keyring)
-        self.root = root
-
-    def publish(self, manifest: Manifest, payload: bytes) -> None:
-        """See `WeightStore.publish`."""
-        parts = check_offer(manifest, payload, self._keyring)
-        path = self.root / edge_path(manifest)
-        with self._turn(manifest.policy):
-            make_folders_below(self.root, version_folder(manifest.policy, manifest.version))
-            if self._is_published(manifest):
-                # A publisher killed right after its rename has not made the name durable.
-                sync_folder(path.parent)
-                return
-            self._check_free(manifest)
-            written: list[Path] = []
-            try:
-                for chunk, part in parts:
-                    self._write_chunk(manifest.policy, chunk, part, written)
-                write_durably(path, [msgspec.json.format(msgspec.json.encode(manifest))])
-            except (Unavailable, OSError) as error:
-                for leftover in (path, *written):
-                    with suppress(OSError):
-                        leftover.unlink(missing_ok=True)
-                raise _unavailable(error, path) from error
-
-    def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
-        """See `WeightReader.chunk`."""
-        try:
-            return read_file(self.root, chunk_path(policy, chunk.name), start, max(chunk.num_bytes - start, 0))
-        except FileNotFoundError as error:
-            raise no_chunk(policy, chunk) from error
-
-    def read_small(self, path: str, most: int) -> bytes | None:
-        """See `WeightReader.read_small`."""
-        try:
-            return read_small(self.root, path, most)
-        except FileNotFoundError:
-            return None
-
-    def write_small(self, path: str, text: bytes) -> None:
-        """See `WeightStore.write_small`."""
-        folder, _, name = path.rpartition("/")
-        place = make_folders_below(self.root, folder) / name
-        try:
-            write_durably(place, [text])
-        except OSError as error:
-            raise _unavailable(error, place) from error
-
-    def list_small(self, folder: str, most: int) -> list[str]:
-        """See `WeightStore.list_small`."""
-        return sorted(islice(_entries(self.root / folder), most))
-
-    def chunks(self, policy: str) -> list[StoredChunk]:
-        """See `WeightStore.chunks`."""
-        names = (name for name in self._chunk_files(policy) if is_chunk(name))
-        found = ((name, _status(self.root / chunk_folder(policy) / name)) for name in names)
-        return sorted(
-            StoredChunk(name, status.st_size, status.st_mtime)
-            for name, status in found
-            if status is not None and stat.S_ISREG(status.st_mode)
-        )
-
-    def remove_chunks(self, policy: str, names: Iterable[str], before: float) -> list[str]:
-        """See `WeightStore.remove_chunks`; what dead writers left goes with them."""
-        with self._turn(policy):
-            folder = self.root / chunk_folder(policy)
-            for leftover in self._chunk_files(policy):
-                if leftover.endswith(".tmp"):
-                    _remove(folder / leftover, before)
-            return [name for name in names if _remove(self.root / chunk_path(policy, name), before)]
-
-    def _chunk_files(self, policy: str) -> Iterator[str]:
-        """Names below the folder of chunks, one folder deep; a link to a folder is none."""
-        folder = self.root / chunk_folder(policy)
-        for name in _entries(folder):
-            status = _status(folder / name)
-            if status is not None and stat.S_ISDIR(status.st_mode):
-                yield from (f"{name}/{inner}" for inner in _entries(folder / name))
-            else:
-                yield name
-
-    def _write_chunk(self, policy: str, chunk: Chunk, part: memoryview, written: list[Path]) -> None:
-        path = self.root / chunk_path(policy, chunk.name)
-        status = _status(path)
-        if status is not None and stat.S_ISREG(status.st_mode) and status.st_size == chunk.num_bytes:
-            os.utime(path)  # somebody needs it again: whoever prunes now must leave it
-            sync_folder(path.parent)
-            return
-        make_folders_below(self.root, chunk_path(policy, chunk.name).rpartition("/")[0])
-        written.append(path)
-        write_durably(path, [part])
+    def _remove(self, path: str, before: float) -> bool:
+        # A last look: a publisher may have found since that it needs this one.
+        found = self.objects.head(path)
+        if found is None or not found.is_file or found.written_at >= before:
+            return False
+        self.objects.delete(path)
+        return True
 
     def _numbers(self, policy: str) -> list[int]:
-        folder = self.root / policy_folder(policy)
-        found = ((int(name[1]), folder / name[0]) for entry in _entries(folder) if (name := VERSION.fullmatch(entry)))
-        return sorted({number for number, path in found if any(_status(path / primary) for primary in PRIMARIES)})
+        # Every version's folder begins with v. That is after the chunks, which are many.
+        places = (item.path.split("/")[-2:] for item in self.objects.list_below(policy_folder(policy), after="v"))
+        names = (VERSION.fullmatch(folder) for folder, file in places if file in PRIMARIES)
+        return sorted({int(name[1]) for name in names if name})
 
     def _names(self, policy: str, version: int) -> list[str]:
-        return [name for name in _entries(self.root / version_folder(policy, version)) if EDGE.fullmatch(name)]
+        if self.objects.is_read_only:
+            return self._usable_names(version)
+        items = self.objects.list_below(version_folder(policy, version))
+        return [name for item in items if EDGE.fullmatch(name := item.path.rpartition("/")[2])]
 
-    @contextmanager
-    def _turn(self, policy: str) -> Iterator[None]:
-        folder = make_folders_below(self.root, policy_folder(policy))
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
+    def _listed_names(self, entry: ListedVersion | None) -> list[str]:
+        names = super()._listed_names(entry)
+        # Other folds are of no use to the caller, and each may be a round trip to the other side of the world.
+        usable = self._usable_names() if self.objects.is_read_only else names
+        return [name for name in names if name in usable]
 
-
-def _entries(folder: Path) -> Iterator[str]:
-    """Names in a folder, as they come; none if it is no folder, or only a link to one."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            return
-        raise Unavailable(f"{folder} cannot be read: {error.strerror}", path=str(folder)) from error
-    try:
-        with os.scandir(descriptor) as entries:
-            yield from (entry.name for entry in entries)
-    finally:
-        os.close(descriptor)
-
-
-def _status(path: Path) -> os.stat_result | None:
-    """Of what lies there itself, a link included; None: nothing does."""
-    try:
-        return path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _unavailable(error: Unavailable | OSError, path: Path) -> Unavailable:
-    if isinstance(error, Unavailable):
-        return error
-    return Unavailable(f"{path} cannot be written: {error.strerror}", path=str(path))
-
-
-def _remove(path: Path, before: float) -> bool:
-    try:
-        status = path.lstat()
-        if status.st_mtime >= before or stat.S_ISDIR(status.st_mode):
-            return False
-        path.unlink()
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def open_store_at(place: str, keyring: Verifier | None) -> WeightStore:
-    """The store at `s3://bucket/prefix`, or in a folder; `keyring` None takes anybody's versions.
-
-    Raises:
-        InvalidSettings: the URL or an AWS_* variable cannot be used.
-    """
-    if "://" not in place:
-        return FolderWeightStore(Path(place), keyring)
-    from weights.stores.bucket import open_objects  # noqa: PLC0415 embedded need not load the client
-
-    return open_objects(place, keyring=keyring)
+    def _usable_names(self, version: float = math.inf) -> list[str]:
+        return [*PRIMARIES, *(f"fold-{held:06d}.json" for held in sorted(set(self._held())) if held < version)]

@@ -183,11 +183,10 @@ def check_same(stored: Manifest, offered: Manifest) -> None:
         )
 
 
-def no_version(policy: str, version: int, versions: list[int]) -> NotFound:
-    """What to say of a version that does not exist."""
-    return NotFound(
-        f"policy {policy!r} has no version {version}; it has {versions or 'none'}", policy=policy, version=version
-    )
+def no_version(policy: str, version: int, versions: list[int] | None) -> NotFound:
+    """The error for a version that does not exist; `versions`: those that do, None if nobody can list them."""
+    known = "" if versions is None else f"; it has {versions or 'none'}"
+    return NotFound(f"policy {policy!r} has no version {version}{known}", policy=policy, version=version)
 
 
 def no_chunk(policy: str, chunk: Chunk) -> NotFound:

@@ -11,8 +11,9 @@ the store can put an older pointer back, signature and all: so a reader remember
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -43,28 +44,18 @@ class Pointer(msgspec.Struct, frozen=True, kw_only=True):
     """Ed25519 over everything but itself, hex."""
 
 
-class Stored(NamedTuple):
-    """A pointer as the store has it, unverified, and by what the store tells it from another."""
+class PointerSource(Protocol):
+    """Where pointers are read: every weight store."""
 
-    text: bytes
-    tag: str
-    problem: str = ""
-    """Why what stands there cannot be read; `text` is empty then."""
+    def read_small(self, path: str, most: int) -> bytes | None:
+        """A small object; None: there is none. Raises WeightsRefused, Unavailable."""
 
 
-class PointerStore(Protocol):
-    """Small objects that are replaced, each only by whoever has seen what it replaces."""
+class PointerStore(PointerSource, Protocol):
+    """Where pointers are moved: every weight store that can be written."""
 
-    def read(self, policy: str, arm: str) -> Stored | None:
-        """What stands there; None: nothing. Raises Unavailable."""
-
-    def replace(self, policy: str, arm: str, text: bytes, seen: Stored | None) -> None:
-        """Put `text` there durably, if `seen` still stands there (None: nothing).
-
-        Raises:
-            StaleWrite: somebody else was first.
-            Unavailable: the disk is full or the store is away; it may or may not have been replaced: read it.
-        """
+    def update_small(self, path: str, most: int, change: Callable[[bytes | None], bytes | None]) -> bool:
+        """Replace a small object by what `change` makes of it; False: somebody else was faster. Raises Unavailable."""
 
 
 def pointer_path(policy: str, arm: str) -> str:
@@ -74,30 +65,44 @@ def pointer_path(policy: str, arm: str) -> str:
     return f"{policy_folder(policy)}/pointers/{arm}.json"
 
 
-def move_pointer(pointers: PointerStore, wanted: Pointer, signer: Signer | None, keyring: Keyring | None) -> None:
-    """Make `wanted` the pointer of its arm; a second time it is a no-op.
-
-    What stands there and does not verify is no reason to stay: it is replaced.
+def move_pointer(store: PointerStore, wanted: Pointer, signer: Signer | None, keyring: Keyring | None) -> None:
+    """Make `wanted` the pointer of its arm; a second time it is a no-op. A stored pointer that does not verify is replaced.
 
     Raises:
         StaleWrite: the pointer has this epoch or a higher one already, or somebody else moves it at this moment.
-        Unavailable: see `PointerStore.replace`; it is safe to try again.
+        Unavailable: the disk is full or the store is away; it is safe to try again.
     """
-    stored = pointers.read(wanted.policy, wanted.arm)
-    if stored is not None and (found := _believed(stored, wanted, keyring)) is not None:
-        if (found.run, found.version, found.epoch) == (wanted.run, wanted.version, wanted.epoch):
-            return
-        if found.epoch >= wanted.epoch:
-            raise StaleWrite(
-                f"{wanted.policy}/{wanted.arm} points at version {found.version} since epoch {found.epoch}: epoch "
-                f"{wanted.epoch} comes too late",
-                policy=wanted.policy,
-                arm=wanted.arm,
-            )
+    policy, arm = wanted.policy, wanted.arm
     named = msgspec.structs.replace(wanted, key=signer.key_id if signer else None, signature=None)
     if signer is not None:
         named = msgspec.structs.replace(named, signature=signer.sign_bytes(_signed_bytes(named)))
-    pointers.replace(wanted.policy, wanted.arm, msgspec.json.encode(named), stored)
+
+    def change(stored: bytes | None) -> bytes | None:
+        try:
+            found = None if stored is None else parse_pointer(stored, policy, arm, keyring)
+        except WeightsRefused:
+            found = None
+        if found is not None and found.epoch >= wanted.epoch:
+            if (found.run, found.version, found.epoch) == (wanted.run, wanted.version, wanted.epoch):
+                return None
+            raise StaleWrite(
+                f"{policy}/{arm} points at version {found.version} since epoch {found.epoch}: epoch {wanted.epoch} comes "
+                "too late",
+                policy=policy,
+                arm=arm,
+            )
+        return msgspec.json.encode(named)
+
+    if not store.update_small(pointer_path(policy, arm), MOST_BYTES, change):
+        raise StaleWrite(
+            f"the pointer {policy}/{arm} was moved by somebody else; read it again", policy=policy, arm=arm
+        )
+
+
+def read_pointer(store: PointerSource, policy: str, arm: str, keyring: Keyring | None) -> Pointer | None:
+    """The pointer of an arm; None: there is none. Raises as `parse_pointer`, and Unavailable: the store is away."""
+    text = _read(store, policy, arm)
+    return None if text is None else parse_pointer(text, policy, arm, keyring)
 
 
 def parse_pointer(text: bytes, policy: str, arm: str, keyring: Keyring | None) -> Pointer:
@@ -123,18 +128,11 @@ def parse_pointer(text: bytes, policy: str, arm: str, keyring: Keyring | None) -
     return pointer
 
 
-def check_pointer(stored: Stored, policy: str, arm: str, keyring: Keyring | None) -> Pointer:
-    """The pointer that stands there. Raises as `parse_pointer`."""
-    if stored.problem:
-        raise WeightsRefused("corrupt_pointer", stored.problem)
-    return parse_pointer(stored.text, policy, arm, keyring)
-
-
 class PointerReader:
     """Follows one arm; `memory` is a file of this reader alone."""
 
-    def __init__(self, pointers: PointerStore, policy: str, arm: str, keyring: Keyring | None, memory: Path) -> None:
-        self._pointers = pointers
+    def __init__(self, store: PointerSource, policy: str, arm: str, keyring: Keyring | None, memory: Path) -> None:
+        self._store = store
         self.policy = self._policy = policy
         self._arm = arm
         self._keyring = keyring
@@ -147,10 +145,10 @@ class PointerReader:
             WeightsRefused: as `parse_pointer`; `stale_pointer`, an older one was put back, or another one of its epoch.
             Unavailable: the store is away.
         """
-        stored = self._pointers.read(self._policy, self._arm)
-        if stored is None:
+        text = _read(self._store, self._policy, self._arm)
+        if text is None:
             return None
-        pointer = check_pointer(stored, self._policy, self._arm, self._keyring)
+        pointer = parse_pointer(text, self._policy, self._arm, self._keyring)
         last = self._last()
         if last is not None and pointer.epoch <= last.epoch:
             if (pointer.run, pointer.version, pointer.epoch) == (last.run, last.version, last.epoch):
@@ -162,7 +160,7 @@ class PointerReader:
                 epoch=pointer.epoch,
                 seen=last.epoch,
             )
-        write_durably(self._memory, [stored.text])
+        write_durably(self._memory, [text])
         return pointer
 
     def _last(self) -> Pointer | None:
@@ -179,11 +177,11 @@ class PointerReader:
             ) from error
 
 
-def _believed(stored: Stored, wanted: Pointer, keyring: Keyring | None) -> Pointer | None:
+def _read(store: PointerSource, policy: str, arm: str) -> bytes | None:
     try:
-        return parse_pointer(stored.text, wanted.policy, wanted.arm, keyring)
-    except WeightsRefused:
-        return None
+        return store.read_small(pointer_path(policy, arm), MOST_BYTES)
+    except WeightsRefused as error:  # a link, a folder, or far too long
+        raise WeightsRefused("corrupt_pointer", error.message) from error
 
 
 def _signed_bytes(pointer: Pointer) -> bytes:

@@ -28,7 +28,7 @@ CLOCK_SECONDS = 3 * 3600.0
 MOST_BYTES = 2**26
 
 
-class Listed(msgspec.Struct, frozen=True):
+class ListedVersion(msgspec.Struct, frozen=True):
     """A version: what its weights add up to, and the digest of the manifest of every way to it, by file name."""
 
     root: str
@@ -46,7 +46,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Rises with every issue."""
     issued_at: float
     expires_at: float
-    versions: dict[int, Listed]
+    versions: dict[int, ListedVersion]
     pointers: dict[str, int]
     """Arm to the epoch of its pointer: one of a lower epoch is an old one."""
     key: str | None = None
@@ -63,11 +63,11 @@ def digest_of_manifest(manifest: Manifest) -> str:
     return blake3(msgspec.json.encode(manifest)).hexdigest()
 
 
-def listed(edges: Iterable[Manifest]) -> Listed:
+def listed(edges: Iterable[Manifest]) -> ListedVersion:
     """The entry of a version, all of whose ways these are."""
     ways = list(edges)
     digests = {edge_name(edge): digest_of_manifest(edge) for edge in sorted(ways, key=edge_name)}
-    return Listed(ways[0].target_root, ways[0].parent, digests)
+    return ListedVersion(ways[0].target_root, ways[0].parent, digests)
 
 
 def next_snapshot(
@@ -76,7 +76,7 @@ def next_snapshot(
     policy: str,
     run: str,
     now: float,
-    versions: Mapping[int, Listed],
+    versions: Mapping[int, ListedVersion],
     pointers: Mapping[str, int],
     sequence: int = 0,
 ) -> Snapshot:

@@ -31,7 +31,7 @@ from weights.versions.snapshot import (
     CLOCK_SECONDS,
     MOST_BYTES,
     RENEW_SECONDS,
-    Listed,
+    ListedVersion,
     Snapshot,
     digest_of_manifest,
     parse_snapshot,
@@ -96,7 +96,7 @@ class Snapshots:
                 "wrong_run", f"version {manifest.version} in the store is of run {manifest.run!r}, not of {wanted!r}"
             )
 
-    def listed(self, policy: str) -> Mapping[int, Listed] | None:
+    def listed(self, policy: str) -> Mapping[int, ListedVersion] | None:
         """All that may be read; None: whatever a trusted key signed."""
         snapshot = None if self._publishes else self.current(policy)
         return None if snapshot is None else snapshot.versions

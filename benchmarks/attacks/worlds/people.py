@@ -12,10 +12,10 @@ from runtime.database import Database
 from runtime.days import migrate
 from runtime.snapshot_rows import DatabaseSnapshotRows
 from weights.issuer import Issuer
-from weights.reader import WeightReader
 from weights.replica.replica import Replica
+from weights.stores.store import WeightStore
 from weights.tensors import root_of
-from weights.versions.pointer import Pointer, PointerReader, PointerStore, move_pointer
+from weights.versions.pointer import Pointer, PointerReader, move_pointer
 from weights.versions.signing import Signer
 from weights.versions.vouching import Snapshots
 
@@ -54,7 +54,7 @@ class Publisher:
     def point(self, version: int, epoch: int) -> None:
         """The pointer, then the list."""
         pointer = Pointer(policy=POLICY, run=RUN, arm="live", version=version, epoch=epoch)
-        move_pointer(self.place.pointers(), pointer, self.by, self.trusted)
+        move_pointer(self.place.open(None), pointer, self.by, self.trusted)
         self.issuer.issue(pointers={"live": epoch})
 
 
@@ -64,11 +64,11 @@ class Follower:
     def __init__(self, place: Place, folder: Path, clock: Callable[[], float] = lambda: NOW) -> None:
         self.snapshots = Snapshots(keyring(OURS), folder / "snapshots", clock=clock)
         self.weights = place.open(self.snapshots)
-        self.begin([(self.weights, place.pointers())], folder)
+        self.begin([self.weights], folder)
 
-    def begin(self, opened: list[tuple[WeightReader, PointerStore]], folder: Path) -> None:
+    def begin(self, stores: list[WeightStore], folder: Path) -> None:
         """Take up what is in the folder, and follow these sources."""
-        self.sources = Sources(opened)
+        self.sources = Sources(stores)
         self.replica = Replica(folder, self.sources, POLICY, connections=1)
         self.reader = PointerReader(self.sources, POLICY, "live", keyring(OURS), folder / "pointer.json")
 

@@ -14,13 +14,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from obstore.store import MemoryStore
 
 from weights.publish import publish_version
-from weights.stores.bucket import ObjectWeightStore
-from weights.stores.pointers import FolderPointers, ObjectPointers
-from weights.stores.store import FolderWeightStore, WeightStore
+from weights.stores.bucket import BucketObjects
+from weights.stores.opening import open_store_at
+from weights.stores.store import WeightStore
 from weights.tensors import Tensor, Tensors
 from weights.versions.layout import Verifier
 from weights.versions.manifest import Manifest
-from weights.versions.pointer import PointerStore
 from weights.versions.signing import Keyring, Signer
 
 POLICY, RUN = "desk", "run-1"
@@ -68,9 +67,6 @@ class Place(Protocol):
     def open(self, verifier: Verifier | None) -> WeightStore:
         """The store, opened with this verifier; None: every manifest is believed."""
 
-    def pointers(self) -> PointerStore:
-        """Its pointers."""
-
     def put(self, path: str, content: bytes) -> None:
         """Write an object."""
 
@@ -92,11 +88,7 @@ class Folder(Place):
 
     def open(self, verifier: Verifier | None) -> WeightStore:
         """The store, opened with this verifier."""
-        return FolderWeightStore(self.root, verifier)
-
-    def pointers(self) -> PointerStore:
-        """Its pointers."""
-        return FolderPointers(self.root)
+        return open_store_at(self.root, verifier)
 
     def put(self, path: str, content: bytes) -> None:
         """Write an object."""
@@ -131,11 +123,7 @@ class Bucket(Place):
 
     def open(self, verifier: Verifier | None) -> WeightStore:
         """The store, opened with this verifier."""
-        return ObjectWeightStore(self.objects, "memory", verifier)
-
-    def pointers(self) -> PointerStore:
-        """Its pointers."""
-        return ObjectPointers(ObjectWeightStore(self.objects, "memory"))
+        return WeightStore(BucketObjects(self.objects, "memory"), verifier)
 
     def put(self, path: str, content: bytes) -> None:
         """Write an object."""

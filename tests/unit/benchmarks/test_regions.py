@@ -11,7 +11,7 @@ from benchmarks.regions.origin import Egress, Origin, part_of
 from benchmarks.regions.versions import CYCLE, LARGE, Trainer, walk_of
 from benchmarks.regions.world import sent_by
 from weights.publish import ANCHOR_EVERY
-from weights.stores.pointers import FolderPointers
+from weights.stores.opening import open_store_at
 from weights.versions.pointer import PointerReader
 
 DIGEST = "ab" * 32
@@ -95,7 +95,7 @@ def test_a_large_payload_is_as_long_as_asked_for_and_new_in_every_version(tmp_pa
     assert len({chunk for edge in edges for chunk in edge.chunks}) == 3
     trainer.point(LARGE, 1)
     trainer.point(LARGE, 2)
-    pointer = PointerReader(FolderPointers(tmp_path / "store"), LARGE, "live", None, tmp_path / "seen").look()
+    pointer = PointerReader(open_store_at(tmp_path / "store"), LARGE, "live", None, tmp_path / "seen").look()
     assert pointer is not None
     assert (pointer.version, pointer.epoch) == (2, 2)
 

@@ -12,8 +12,7 @@ from commands.keys import renew, retire, rotate
 from contracts.errors import InvalidSettings, WeightsRefused
 from runtime.settings import Settings, load_settings, write_settings
 from tests.unit.weights.test_signing import STEP
-from weights.stores.opening import open_weight_store
-from weights.stores.store import FolderWeightStore
+from weights.stores.opening import open_store_at, open_weight_store
 from weights.versions.keys import SIGNING_KEY, TRUSTED_KEYS, keyring_of, signer_of, trusted_folder
 from weights.versions.signing import Keyring
 from weights.versions.vouching import Snapshots
@@ -98,9 +97,9 @@ def test_a_reader_that_starts_elsewhere_after_that_needs_the_list_alone(settings
     retire(old, settings.home, force=False)
     trusted = keyring_of(settings)
     assert isinstance(trusted, Keyring)
-    store = FolderWeightStore(settings.weights, Snapshots(trusted, tmp_path / "elsewhere"))
+    store = open_store_at(settings.weights, Snapshots(trusted, tmp_path / "elsewhere"))
     assert store.load("reservations", 0)
-    forgetful = FolderWeightStore(settings.weights, trusted)
+    forgetful = open_store_at(settings.weights, trusted)
     with pytest.raises(WeightsRefused):
         forgetful.load("reservations", 0)
 

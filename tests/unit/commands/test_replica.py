@@ -9,8 +9,7 @@ from commands.replica import _follow, bring_pointed, run_replica
 from contracts.errors import InvalidSettings, NotFound, Unavailable, WeightsRefused
 from tests.unit.weights.examples import POLICY, bf16_policy, publish, same, stepped
 from weights.replica.replica import Replica
-from weights.stores.pointers import FolderPointers
-from weights.stores.store import FolderWeightStore
+from weights.stores.opening import open_store_at
 from weights.tensors import read_safetensors
 from weights.versions.keys import trusted_folder
 from weights.versions.pem import public_pem
@@ -26,7 +25,7 @@ WEIGHTS = [bf16_policy(), stepped(bf16_policy(), 0.03)]
 def store(tmp_path: Path) -> Path:
     """Two signed versions; the first is live."""
     root = tmp_path / "store"
-    versions = FolderWeightStore(root, KEYRING)
+    versions = open_store_at(root, KEYRING)
     publish(versions, 0, WEIGHTS[0], signer=SIGNER)
     publish(versions, 1, WEIGHTS[1], parent=0, base=WEIGHTS[0], signer=SIGNER)
     point(root, 0, 1)
@@ -44,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 
 def point(root: Path, version: int, epoch: int) -> None:
     pointer = Pointer(policy=POLICY, run="run-1", arm="live", version=version, epoch=epoch)
-    move_pointer(FolderPointers(root), pointer, SIGNER, KEYRING)
+    move_pointer(open_store_at(root), pointer, SIGNER, KEYRING)
 
 
 def run(store: Path, folder: Path, version: int | None = None, *, follow: bool = False, unsigned: bool = False) -> None:
@@ -87,10 +86,10 @@ def test_an_old_pointer_that_was_put_back_is_refused(store: Path, folder: Path) 
 
 
 def test_a_pointer_to_another_run_brings_nothing(store: Path, folder: Path) -> None:
-    pointers = FolderPointers(store)
+    pointers = open_store_at(store)
     move_pointer(pointers, Pointer(policy=POLICY, run="run-2", arm="live", version=1, epoch=9), SIGNER, KEYRING)
     reader = PointerReader(pointers, POLICY, "live", KEYRING, folder / "pointer.json")
-    with Replica(folder, FolderWeightStore(store, KEYRING), POLICY) as replica:
+    with Replica(folder, open_store_at(store, KEYRING), POLICY) as replica:
         with pytest.raises(WeightsRefused) as refused:
             bring_pointed(replica, reader)
         assert refused.value.code == "wrong_run"

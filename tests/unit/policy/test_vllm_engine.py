@@ -20,7 +20,7 @@ from tests.unit.weights.fake_vllm import FakeVllm
 from weights.codec.history import History
 from weights.engines.vllm import VllmServer
 from weights.publish import publish_version
-from weights.stores.store import FolderWeightStore
+from weights.stores.opening import open_store_at
 from weights.tensors import Tensor, Tensors
 from weights.versions.keys import TRUSTED_KEYS, write_public_key
 from weights.versions.signing import Signer
@@ -265,7 +265,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def publish(folder: Path, number: int, signer: Signer) -> None:
     publish_version(
-        FolderWeightStore(folder), policy="demo", run="run-1", version=number, parent=number - 1 if number else None,
+        open_store_at(folder), policy="demo", run="run-1", version=number, parent=number - 1 if number else None,
         base=fused_version(number - 1) if number else None, target=fused_version(number), step=number, epoch=0,
         num_samples=1, created_at=0.0, history=History(), signer=signer,
     )  # fmt: skip
@@ -286,7 +286,7 @@ def test_a_published_version_is_given_to_it_over_http(model: FakeModel, publishe
 
 
 def full_chunks(published: Path) -> list[Path]:
-    (full,) = FolderWeightStore(published).edges("demo", 0)
+    (full,) = open_store_at(published).edges("demo", 0)
     return [published / "demo" / "chunks" / chunk.blake3 for chunk in full.chunks]
 
 

@@ -14,7 +14,8 @@ from tests.unit.weights.examples import (
 from weights.codec.history import History
 from weights.replica.replica import Replica
 from weights.replica.slots import Held
-from weights.stores.store import FolderWeightStore
+from weights.stores.opening import open_store_at
+from weights.stores.store import WeightStore
 from weights.tensors import root_of
 from weights.versions.manifest import Chunk, Manifest
 
@@ -22,7 +23,7 @@ from weights.versions.manifest import Chunk, Manifest
 class Source:
     """A store that notes what it is asked for, and can answer otherwise."""
 
-    def __init__(self, store: FolderWeightStore) -> None:
+    def __init__(self, store: WeightStore) -> None:
         self.store = store
         self.asked: list[tuple[str, int]] = []
         self.answer: Callable[[bytes], bytes] = lambda content: content
@@ -51,7 +52,7 @@ class World:
 
     def __init__(self, folder: Path, num_versions: int) -> None:
         self.chunks = folder / "store" / POLICY / "chunks"
-        self.store = FolderWeightStore(folder / "store")
+        self.store = open_store_at(folder / "store")
         self.source = Source(self.store)
         self.history = History()
         self.weights = publish_chain(self.store, num_versions, self.history)

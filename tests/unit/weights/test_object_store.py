@@ -13,13 +13,14 @@ from contracts.errors import Conflict, InvalidSettings, NotFound, Unavailable
 from runtime.settings import Settings
 from tests.unit.weights.examples import POLICY, bf16_policy, edge, publish, publish_chain, same, stepped
 from weights.codec.delta import encode
-from weights.stores.bucket import ObjectWeightStore, Patience, open_objects
+from weights.stores.bucket import BucketObjects, BucketTimeouts, open_bucket
+from weights.stores.folder import FolderObjects
 from weights.stores.opening import open_weight_store
-from weights.stores.store import FolderWeightStore
+from weights.stores.store import WeightStore
 from weights.tensors import Tensors
 from weights.versions.manifest import Chunk, Manifest
 
-SHORT = Patience(connect=0.3, request=0.3, retries=1, retrying=0.3)
+SHORT = BucketTimeouts(connect=0.3, request=0.3, retries=1, retrying=0.3)
 KEYS = {"AWS_ACCESS_KEY_ID": "somebody", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
 
 
@@ -29,8 +30,8 @@ def objects() -> MemoryStore:
 
 
 @pytest.fixture
-def store(objects: MemoryStore) -> ObjectWeightStore:
-    return ObjectWeightStore(objects, "memory")
+def store(objects: MemoryStore) -> WeightStore:
+    return WeightStore(BucketObjects(objects, "memory"))
 
 
 def names(objects: MemoryStore, folder: str) -> list[str]:
@@ -38,7 +39,7 @@ def names(objects: MemoryStore, folder: str) -> list[str]:
 
 
 def test_chunks_without_a_manifest_are_invisible_and_a_damaged_one_is_sent_again(
-    store: ObjectWeightStore, objects: MemoryStore
+    store: WeightStore, objects: MemoryStore
 ) -> None:
     weights = publish_chain(store, 2)
     (chunk,) = store.manifest(POLICY, 1).chunks
@@ -51,23 +52,23 @@ def test_chunks_without_a_manifest_are_invisible_and_a_damaged_one_is_sent_again
     assert same(store.load(POLICY, 1), weights[1])
 
 
-def test_who_loses_the_manifest_leaves_the_winners_chunks_alone(store: ObjectWeightStore, objects: MemoryStore) -> None:
+def test_who_loses_the_manifest_leaves_the_winners_chunks_alone(store: WeightStore, objects: MemoryStore) -> None:
     """All publishers write their chunks before the first writes its manifest."""
     base = bf16_policy()
     publish(store, 0, base)
     offers = [stepped(base, 0.5, seed=seed) for seed in range(4)]
     barrier = threading.Barrier(len(offers))
 
-    class Slow(ObjectWeightStore):
-        def _write_chunk(self, policy: str, chunk: Chunk, part: memoryview) -> None:
-            super()._write_chunk(policy, chunk, part)
+    class Slow(WeightStore):
+        def _write_chunk(self, policy: str, chunk: Chunk, part: memoryview, written: list[str]) -> None:
+            super()._write_chunk(policy, chunk, part, written)
             barrier.wait()
 
     outcomes: list[str] = []
 
     def offer(target: Tensors) -> None:
         try:
-            publish(Slow(objects, "memory"), 1, target, parent=0, base=base)
+            publish(Slow(BucketObjects(objects, "memory")), 1, target, parent=0, base=base)
             outcomes.append("published")
         except Conflict:
             outcomes.append("conflict")
@@ -84,7 +85,7 @@ def test_who_loses_the_manifest_leaves_the_winners_chunks_alone(store: ObjectWei
 
 def test_chunks_that_are_there_are_not_sent_again_unless_they_might_be_pruned_just_now(objects: MemoryStore) -> None:
     now = time.time()
-    store = ObjectWeightStore(objects, "memory", clock=lambda: now)
+    store = WeightStore(BucketObjects(objects, "memory", clock=lambda: now))
     weights = publish_chain(store, 1)
     (first,) = store.chunks(POLICY)
     publish(store, 1, weights[0])
@@ -96,12 +97,12 @@ def test_chunks_that_are_there_are_not_sent_again_unless_they_might_be_pruned_ju
 
 
 def test_a_store_that_forgets_what_it_confirmed_is_found_out(objects: MemoryStore) -> None:
-    class Forgetful(ObjectWeightStore):
+    class Forgetful(WeightStore):
         def read_small(self, *_: object) -> None:
             return None
 
     with pytest.raises(Unavailable, match="did not keep version 0"):
-        Forgetful(objects, "memory").publish(*offered())
+        Forgetful(BucketObjects(objects, "memory")).publish(*offered())
 
 
 def offered() -> tuple[Manifest, bytes]:
@@ -140,8 +141,8 @@ class Answering:
         self.server.server_close()
 
 
-def store_at(endpoint: str) -> ObjectWeightStore:
-    return open_objects("s3://bucket/prefix", KEYS | {"AWS_ENDPOINT_URL": endpoint}, SHORT)
+def store_at(endpoint: str) -> WeightStore:
+    return WeightStore(open_bucket("s3://bucket/prefix", KEYS | {"AWS_ENDPOINT_URL": endpoint}, SHORT))
 
 
 def xml(code: str) -> bytes:
@@ -173,7 +174,7 @@ def test_a_store_that_overwrites_what_it_shall_leave_is_found_out() -> None:
         store_at(endpoint).check()
 
 
-def test_one_that_keeps_conditions_passes_the_check_twice(store: ObjectWeightStore) -> None:
+def test_one_that_keeps_conditions_passes_the_check_twice(store: WeightStore) -> None:
     store.check()
     store.check()
     assert store.versions(POLICY) == []
@@ -204,11 +205,14 @@ def test_a_store_that_is_away_is_named_and_nothing_hangs(endpoint: str) -> None:
 @pytest.mark.parametrize("url", ["bucket/prefix", "s3://", "gs://bucket", ""])
 def test_what_is_no_url_of_a_bucket_is_refused(url: str) -> None:
     with pytest.raises(InvalidSettings, match="weights_url"):
-        open_objects(url, KEYS)
+        open_bucket(url, KEYS)
 
 
 def test_settings_choose(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, run="r", policy="p", base="b", tasks=(Path("t"),), weights_unsigned=True)
-    assert isinstance(open_weight_store(settings), FolderWeightStore)
+    assert isinstance(open_weight_store(settings).objects, FolderObjects)
     shared = settings.model_copy(update={"weights_url": "s3://bucket/prefix"})
-    assert isinstance(open_weight_store(shared), ObjectWeightStore)
+    assert isinstance(open_weight_store(shared).objects, BucketObjects)
+    for url in ("http://host/weights", "ftp://host/weights"):
+        with pytest.raises(InvalidSettings, match="s3://"):
+            open_weight_store(settings.model_copy(update={"weights_url": url}))

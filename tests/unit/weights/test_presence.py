@@ -8,7 +8,7 @@ import pytest
 from benchmarks.attacks.worlds.people import Follower, Publisher
 from benchmarks.attacks.worlds.stores import NOW, POLICY, Bucket, Folder, Place, keyring, signer
 from commands.replica import Announcer
-from contracts.errors import Forbidden, InvalidValue, WeightsRefused
+from contracts.errors import InvalidValue, WeightsRefused
 from weights.versions.presence import Presence, announce, presence_path, present
 
 REPLICA, OTHER, THIEF = signer(2), signer(3), signer(9)
@@ -113,5 +113,3 @@ def test_a_replica_writes_its_own_word_and_nothing_else(place: Place, tmp_path: 
     assert {path for path, content in after.items() if between.get(path) != content} == {own}
     assert own not in before
     assert between.keys() - after.keys() == set()
-    with pytest.raises(Forbidden):
-        follower.sources.replace(POLICY, "live", b"", None)

@@ -21,7 +21,7 @@ from tests.unit.weights.examples import (
 from tests.unit.weights.replica_world import Source, World, check
 from weights.codec.history import History
 from weights.replica.replica import Replica
-from weights.stores.store import FolderWeightStore
+from weights.stores.opening import open_store_at
 from weights.tensors import Tensors
 from weights.versions.manifest import Chunk
 
@@ -284,7 +284,7 @@ def test_another_run_under_the_same_numbers_is_told_apart(world: World, tmp_path
             replica.bring(2, "run-2")
         assert refused.value.code == "wrong_run"
         check(replica, world, 1)
-    other = FolderWeightStore(tmp_path / "other")
+    other = open_store_at(tmp_path / "other")
     world.source.store, world.store = other, other
     world.weights = [bf16_policy(7), stepped(bf16_policy(7), 0.03), stepped(bf16_policy(7), 0.1)]
     publish(other, 0, world.weights[0])
@@ -344,7 +344,7 @@ def test_a_store_that_is_away_leaves_what_is_served(world: World) -> None:
 
 def test_chunks_are_fetched_side_by_side(tmp_path: Path) -> None:
     noise = np.random.default_rng(1).integers(0, 2**16, 9 * 2**20, dtype="<u2")
-    store = FolderWeightStore(tmp_path / "store")
+    store = open_store_at(tmp_path / "store")
     publish(store, 0, {"w": tensor_of(noise)})
     together = threading.Barrier(3, timeout=10)
     source = Source(store)

@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
-import obstore
 import pytest
 from blake3 import blake3
 from obstore.store import MemoryStore
@@ -16,7 +15,7 @@ from tests.unit.weights.examples import POLICY, chunks_of, edge, fold, publish, 
 from weights.codec.history import History
 from weights.publish import ANCHOR_EVERY
 from weights.retention import YOUNGEST_SECONDS, Plan, plan_pruning
-from weights.stores.bucket import ObjectWeightStore
+from weights.stores.bucket import BucketObjects
 from weights.stores.store import WeightStore
 from weights.tensors import Tensors
 from weights.versions.manifest import NO_HISTORY, Chunk, Manifest
@@ -42,23 +41,23 @@ LATER = 2 * YOUNGEST_SECONDS
 
 
 @pytest.fixture
-def store() -> ObjectWeightStore:
-    return ObjectWeightStore(MemoryStore(), "memory")
+def store() -> WeightStore:
+    return WeightStore(BucketObjects(MemoryStore(), "memory"))
 
 
 class Chain(NamedTuple):
-    store: ObjectWeightStore
+    store: WeightStore
     weights: list[Tensors]
 
 
 @pytest.fixture(scope="module")
 def long_chain() -> Chain:
     """Three anchors and a little more, made once."""
-    store = ObjectWeightStore(MemoryStore(), "memory")
+    store = WeightStore(BucketObjects(MemoryStore(), "memory"))
     return Chain(store, publish_chain(store, 3 * ANCHOR_EVERY + 3, History()))
 
 
-def copy_chain(chain: Chain, store: ObjectWeightStore, length: int) -> list[Tensors]:
+def copy_chain(chain: Chain, store: WeightStore, length: int) -> list[Tensors]:
     """The first versions of a chain, in another store."""
     for version in range(length):
         for each in chain.store.edges(POLICY, version):
@@ -66,21 +65,21 @@ def copy_chain(chain: Chain, store: ObjectWeightStore, length: int) -> list[Tens
     return chain.weights[:length]
 
 
-def pruned(store: ObjectWeightStore, needed: Iterable[int], **bounds: float) -> Pruned:
+def pruned(store: WeightStore, needed: Iterable[int], **bounds: float) -> Pruned:
     return prune(store, POLICY, needed, now=time.time() + LATER, **bounds)
 
 
-def present(store: ObjectWeightStore) -> Callable[[int], list[Manifest]]:
+def present(store: WeightStore) -> Callable[[int], list[Manifest]]:
     """Edges whose chunks are there."""
     chunks = {chunk.name for chunk in store.chunks(POLICY)}
     return lambda version: [each for each in store.edges(POLICY, version) if chunks.issuperset(chunks_of([each]))]
 
 
-def is_loadable(store: ObjectWeightStore, version: int) -> bool:
+def is_loadable(store: WeightStore, version: int) -> bool:
     return route_from(present(store), version, {}) is not None
 
 
-def test_old_versions_go_and_the_newest_stay(store: ObjectWeightStore, long_chain: Chain) -> None:
+def test_old_versions_go_and_the_newest_stay(store: WeightStore, long_chain: Chain) -> None:
     weights = copy_chain(long_chain, store, 3 * ANCHOR_EVERY + 3)
     chunks = {chunk.name: chunk.num_bytes for chunk in store.chunks(POLICY)}
     outcome = pruned(store, [76])
@@ -97,7 +96,7 @@ def test_old_versions_go_and_the_newest_stay(store: ObjectWeightStore, long_chai
             store.load(POLICY, version)
 
 
-def test_a_needed_version_stays_loadable_and_has_its_way_up(store: ObjectWeightStore, long_chain: Chain) -> None:
+def test_a_needed_version_stays_loadable_and_has_its_way_up(store: WeightStore, long_chain: Chain) -> None:
     weights = copy_chain(long_chain, store, 3 * ANCHOR_EVERY + 2)
     state = store.load_state(POLICY, 30)
     pruned(store, [30])
@@ -110,7 +109,7 @@ def test_a_needed_version_stays_loadable_and_has_its_way_up(store: ObjectWeightS
     assert not is_loadable(store, 30)
 
 
-def test_a_fold_spares_the_steps_it_covers(store: ObjectWeightStore, long_chain: Chain) -> None:
+def test_a_fold_spares_the_steps_it_covers(store: WeightStore, long_chain: Chain) -> None:
     weights = copy_chain(long_chain, store, 2 * ANCHOR_EVERY + 1)
     fold(store, weights, 10, 50)
     history = store.load_state(POLICY, 10)[1]
@@ -122,7 +121,7 @@ def test_a_fold_spares_the_steps_it_covers(store: ObjectWeightStore, long_chain:
 
 
 @pytest.mark.slow
-def test_what_nobody_can_load_any_more_is_named(store: ObjectWeightStore, long_chain: Chain) -> None:
+def test_what_nobody_can_load_any_more_is_named(store: WeightStore, long_chain: Chain) -> None:
     copy_chain(long_chain, store, 3 * ANCHOR_EVERY + 3)
 
     def plan(*needed: int, loadable: Iterable[int] = ()) -> Plan:
@@ -138,7 +137,7 @@ def test_what_nobody_can_load_any_more_is_named(store: ObjectWeightStore, long_c
         assert is_loadable(store, version) == (version not in plan(30).unloadable)
 
 
-def test_no_way_leads_over_what_is_about_to_disappear(store: ObjectWeightStore, long_chain: Chain) -> None:
+def test_no_way_leads_over_what_is_about_to_disappear(store: WeightStore, long_chain: Chain) -> None:
     copy_chain(long_chain, store, 2 * ANCHOR_EVERY + 1)
     (full,) = (each for each in store.edges(POLICY, 25) if each.kind == "full")
     gone = list(chunks_of([full]))
@@ -147,13 +146,13 @@ def test_no_way_leads_over_what_is_about_to_disappear(store: ObjectWeightStore, 
     assert not set(chunks_of(store.edges(POLICY, 0))) & plan.unused.keys(), "so it begins one anchor further down"
 
 
-def test_too_few_anchors_keep_everything(store: ObjectWeightStore) -> None:
+def test_too_few_anchors_keep_everything(store: WeightStore) -> None:
     publish_chain(store, 4)
     assert pruned(store, []) == Pruned(0, 0, ())
     assert prune(store, "unknown", [], now=0.0) == Pruned(0, 0, ())
 
 
-def test_what_was_written_within_the_hour_stays(store: ObjectWeightStore, long_chain: Chain) -> None:
+def test_what_was_written_within_the_hour_stays(store: WeightStore, long_chain: Chain) -> None:
     copy_chain(long_chain, store, 2 * ANCHOR_EVERY + 1)
     now = time.time()
     chunks = store.chunks(POLICY)
@@ -163,16 +162,16 @@ def test_what_was_written_within_the_hour_stays(store: ObjectWeightStore, long_c
     assert prune(store, POLICY, [], now=now + 9000, keep_anchors=1, older_than=8000).num_chunks > 0
 
 
-def test_chunks_that_no_manifest_names_go(store: ObjectWeightStore) -> None:
+def test_chunks_that_no_manifest_names_go(store: WeightStore) -> None:
     publish_chain(store, 2)
     chunks = store.chunks(POLICY)
     digest = blake3(b"abandoned").hexdigest()
-    obstore.put(store.objects, f"{POLICY}/chunks/{digest}", b"abandoned")
+    store.objects.put(f"{POLICY}/chunks/{digest}", b"abandoned")
     assert pruned(store, []) == Pruned(1, 9, ())
     assert store.chunks(POLICY) == chunks
 
 
-def test_chunks_that_two_versions_share_stay_while_one_is_needed(store: ObjectWeightStore) -> None:
+def test_chunks_that_two_versions_share_stay_while_one_is_needed(store: WeightStore) -> None:
     weights = publish_chain(store, 2)
     publish(store, 2, weights[0])
     assert store.manifest(POLICY, 2).chunks == store.manifest(POLICY, 0).chunks
@@ -181,7 +180,7 @@ def test_chunks_that_two_versions_share_stay_while_one_is_needed(store: ObjectWe
     assert same(store.load(POLICY, 0), weights[0])
 
 
-def test_what_is_lost_already_is_named_and_does_not_stop_the_rest(store: ObjectWeightStore, long_chain: Chain) -> None:
+def test_what_is_lost_already_is_named_and_does_not_stop_the_rest(store: WeightStore, long_chain: Chain) -> None:
     copy_chain(long_chain, store, 2 * ANCHOR_EVERY + 1)
     pruned(store, [], keep_anchors=1)
     publish_chain_on(store, 51, 76)
@@ -190,7 +189,7 @@ def test_what_is_lost_already_is_named_and_does_not_stop_the_rest(store: ObjectW
     assert is_loadable(store, 60)
 
 
-def publish_chain_on(store: ObjectWeightStore, start: int, stop: int) -> None:
+def publish_chain_on(store: WeightStore, start: int, stop: int) -> None:
     tensors, history = store.load_state(POLICY, start - 1)
     for version in range(start, stop):
         target = stepped(tensors, 0.03, seed=version)
@@ -199,9 +198,7 @@ def publish_chain_on(store: ObjectWeightStore, start: int, stop: int) -> None:
 
 
 @pytest.mark.parametrize("bounds", [{"keep_anchors": 0}, {"older_than": YOUNGEST_SECONDS - 1}, {"older_than": -1.0}])
-def test_bounds_that_harm_newcomers_or_publishers_are_refused(
-    store: ObjectWeightStore, bounds: dict[str, float]
-) -> None:
+def test_bounds_that_harm_newcomers_or_publishers_are_refused(store: WeightStore, bounds: dict[str, float]) -> None:
     publish_chain(store, 2)
     with pytest.raises(InvalidValue) as refused:
         pruned(store, [], **bounds)
@@ -209,7 +206,7 @@ def test_bounds_that_harm_newcomers_or_publishers_are_refused(
 
 
 def test_a_needed_version_that_does_not_exist_stops_it_before_anything_is_removed(
-    store: ObjectWeightStore, long_chain: Chain
+    store: WeightStore, long_chain: Chain
 ) -> None:
     copy_chain(long_chain, store, 2 * ANCHOR_EVERY + 1)
     chunks = store.chunks(POLICY)
@@ -220,12 +217,12 @@ def test_a_needed_version_that_does_not_exist_stops_it_before_anything_is_remove
 
 @pytest.mark.parametrize("fields", [{"target_root": "0" * 64}, {"parent": 60}])
 def test_what_a_manifest_that_cannot_be_read_may_name_is_left(
-    store: ObjectWeightStore, long_chain: Chain, fields: dict[str, object]
+    store: WeightStore, long_chain: Chain, fields: dict[str, object]
 ) -> None:
     copy_chain(long_chain, store, 2 * ANCHOR_EVERY + 1)
     chunks = store.chunks(POLICY)
     full = msgspec.structs.replace(store.edges(POLICY, 50)[1], **fields)
-    obstore.put(store.objects, f"{POLICY}/v000050/full.json", msgspec.json.encode(full))
+    store.objects.put(f"{POLICY}/v000050/full.json", msgspec.json.encode(full))
     pruned(store, [], keep_anchors=1)
     left = store.chunks(POLICY)
     assert {chunk.name for chunk in full.chunks} <= {chunk.name for chunk in left}
@@ -238,7 +235,7 @@ def test_what_a_manifest_that_cannot_be_read_may_name_is_left(
 class Tree:
     """Random versions: steps with history, branches, anchors, and folds to the newest of a branch."""
 
-    def __init__(self, store: ObjectWeightStore, dice: random.Random) -> None:
+    def __init__(self, store: WeightStore, dice: random.Random) -> None:
         self._store = store
         self._dice = dice
         self.lineages: dict[int, list[int]] = {}
@@ -276,7 +273,7 @@ class Tree:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_in_random_trees_every_needed_version_loads_and_every_held_one_can_follow(
-    store: ObjectWeightStore, seed: int
+    store: WeightStore, seed: int
 ) -> None:
     dice = random.Random(seed)
     tree = Tree(store, dice)
@@ -309,7 +306,7 @@ def test_in_random_trees_every_needed_version_loads_and_every_held_one_can_follo
     assert pruned(store, needed) == Pruned(0, 0, ())
 
 
-def test_nothing_is_kept_that_no_way_uses(store: ObjectWeightStore) -> None:
+def test_nothing_is_kept_that_no_way_uses(store: WeightStore) -> None:
     tree = Tree(store, random.Random(3))
     tree.grow(45)
     sizes = []
@@ -319,13 +316,13 @@ def test_nothing_is_kept_that_no_way_uses(store: ObjectWeightStore) -> None:
     assert all(before > after for before, after in pairwise(sizes))
 
 
-def test_a_publisher_may_run_meanwhile(store: ObjectWeightStore, long_chain: Chain) -> None:
+def test_a_publisher_may_run_meanwhile(store: WeightStore, long_chain: Chain) -> None:
     """It finds a chunk that is about to be removed, and names it before that is done."""
     weights = copy_chain(long_chain, store, 2 * ANCHOR_EVERY + 1)
     reached, go_on = threading.Event(), threading.Event()
     now = time.time() + LATER
 
-    class Paused(ObjectWeightStore):
+    class Paused(WeightStore):
         def remove_chunks(self, policy: str, digests: Iterable[str], before: float) -> list[str]:
             reached.set()
             assert go_on.wait(10)
@@ -334,11 +331,12 @@ def test_a_publisher_may_run_meanwhile(store: ObjectWeightStore, long_chain: Cha
 
     outcome: list[Pruned] = []
     pruner = threading.Thread(
-        target=lambda: outcome.append(prune(Paused(store.objects, "memory"), POLICY, [], now=now, keep_anchors=1))
+        target=lambda: outcome.append(prune(Paused(store.objects), POLICY, [], now=now, keep_anchors=1))
     )
     pruner.start()
     assert reached.wait(10)
-    publisher = ObjectWeightStore(store.objects, "memory", clock=lambda: now)
+    assert isinstance(store.objects, BucketObjects)
+    publisher = WeightStore(BucketObjects(store.objects.bucket, "memory", clock=lambda: now))
     publish(publisher, 51, weights[0], parent=None)
     go_on.set()
     pruner.join()

@@ -12,7 +12,8 @@ from contracts.errors import NotFound, Unavailable
 from tests.unit.weights.examples import POLICY, bf16_policy, publish, publish_chain, same, stepped
 from tests.unit.weights.full_disk import full_disk
 from weights.codec.delta import encode
-from weights.stores.store import FolderWeightStore
+from weights.stores.opening import open_store_at
+from weights.stores.store import WeightStore
 from weights.tensors import Tensors
 
 
@@ -22,8 +23,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> FolderWeightStore:
-    return FolderWeightStore(tmp_path / "weights")
+def store(tmp_path: Path) -> WeightStore:
+    return open_store_at(tmp_path / "weights")
 
 
 class Crash(BaseException):
@@ -58,7 +59,7 @@ def test_a_crash_at_any_step_leaves_no_half_version_and_can_be_repeated(tmp_path
     base, target = bf16_policy(), stepped(bf16_policy(), 0.03)
     num_invisible = 0
     for step in range(100):
-        store = FolderWeightStore(tmp_path / str(step))
+        store = open_store_at(tmp_path / str(step))
         publish(store, 0, base)
         fuse.left = step
         try:
@@ -82,7 +83,7 @@ def digest_of_step(base: Tensors, target: Tensors) -> str:
     return chunk.blake3
 
 
-def test_leftovers_of_a_crash_are_invisible_and_overwritten(store: FolderWeightStore, folder: Path) -> None:
+def test_leftovers_of_a_crash_are_invisible_and_overwritten(store: WeightStore, folder: Path) -> None:
     weights = publish_chain(store, 1)
     target = stepped(weights[0], 0.1)
     digest = digest_of_step(weights[0], target)
@@ -99,7 +100,7 @@ def test_leftovers_of_a_crash_are_invisible_and_overwritten(store: FolderWeightS
 
 
 @pytest.mark.parametrize("full", ["chunk", "manifest"])
-def test_a_full_disk_leaves_nothing_and_can_be_repeated(store: FolderWeightStore, folder: Path, full: str) -> None:
+def test_a_full_disk_leaves_nothing_and_can_be_repeated(store: WeightStore, folder: Path, full: str) -> None:
     weights = publish_chain(store, 1)
     target = stepped(weights[0], 0.1)
     name = f"chunks/{digest_of_step(weights[0], target)}" if full == "chunk" else "v000001/step.json"
@@ -114,7 +115,7 @@ def test_a_full_disk_leaves_nothing_and_can_be_repeated(store: FolderWeightStore
     assert same(store.load(POLICY, 1), target)
 
 
-def test_a_full_disk_takes_no_chunk_that_somebody_else_needs(store: FolderWeightStore, folder: Path) -> None:
+def test_a_full_disk_takes_no_chunk_that_somebody_else_needs(store: WeightStore, folder: Path) -> None:
     weights = publish_chain(store, 2)
     (folder / "v000002").mkdir()
     with full_disk("v000002/full.json.tmp"), pytest.raises(Unavailable):
@@ -122,7 +123,7 @@ def test_a_full_disk_takes_no_chunk_that_somebody_else_needs(store: FolderWeight
     assert same(store.load(POLICY, 1), weights[1])
 
 
-def test_a_chunk_that_is_needed_again_counts_as_young(store: FolderWeightStore, folder: Path) -> None:
+def test_a_chunk_that_is_needed_again_counts_as_young(store: WeightStore, folder: Path) -> None:
     weights = publish_chain(store, 1)
     (old,) = (folder / "chunks").iterdir()
     os.utime(old, (1000.0, 1000.0))
@@ -132,7 +133,7 @@ def test_a_chunk_that_is_needed_again_counts_as_young(store: FolderWeightStore, 
     assert store.remove_chunks(POLICY, [chunk.name], time.time() - 3600) == []
 
 
-def test_leftovers_go_with_what_is_removed(store: FolderWeightStore, folder: Path) -> None:
+def test_leftovers_go_with_what_is_removed(store: WeightStore, folder: Path) -> None:
     publish_chain(store, 1)
     for name, written_at in (("old.tmp", 1000.0), ("young.tmp", 3000.0)):
         (folder / "chunks" / name).write_bytes(b"half")
@@ -141,10 +142,10 @@ def test_leftovers_go_with_what_is_removed(store: FolderWeightStore, folder: Pat
     assert sorted(path.name for path in (folder / "chunks").glob("*.tmp")) == ["young.tmp"]
 
 
-def test_who_prunes_waits_for_who_publishes(store: FolderWeightStore) -> None:
+def test_who_prunes_waits_for_who_publishes(store: WeightStore) -> None:
     weights = publish_chain(store, 1)
     (chunk,) = store.chunks(POLICY)
-    with store._turn(POLICY):
+    with store.objects.turn(POLICY):
         pruner = threading.Thread(target=store.remove_chunks, args=(POLICY, [chunk.name], time.time() + 3600))
         pruner.start()
         assert same(store.load(POLICY, 0), weights[0])

@@ -15,7 +15,7 @@ from weights.codec.history import History
 from weights.publish import publish_version
 from weights.reader import advance_history
 from weights.replica.replica import Replica
-from weights.stores.store import FolderWeightStore
+from weights.stores.opening import open_store_at
 from weights.tensors import Tensor, Tensors
 from weights.warm_up import warm_up
 
@@ -57,7 +57,7 @@ def moved(tensors: Tensors, seed: int) -> Tensors:
 
 def work(folder: Path) -> None:
     """Publish, keep a replica, stage."""
-    store, history, weights = FolderWeightStore(folder / "store"), History(), [policy()]
+    store, history, weights = open_store_at(folder / "store"), History(), [policy()]
     for version in range(4):
         weights.append(moved(weights[-1], version))
         publish_version(

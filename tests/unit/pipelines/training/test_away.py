@@ -23,7 +23,8 @@ from runtime.database import Database
 from runtime.log.local import LocalLog
 from tests.unit.pipelines.training.builders import random_experience
 from tests.unit.pipelines.training.world import World, weights_of
-from weights.stores.store import FolderWeightStore
+from weights.stores.folder import FolderObjects
+from weights.stores.store import WeightStore
 from weights.tensors import Tensors
 
 RHYTHM: dict[str, Any] = {"batch_size": 3, "publish_samples": 6, "checkpoint_seconds": 0.0}
@@ -90,7 +91,7 @@ class AwayConsumer:
         return getattr(self._consumer, name)
 
 
-class AwayWeights(FolderWeightStore):
+class AwayWeights(WeightStore):
     outage = Outage(-1)
 
     def versions(self, policy: str) -> list[int]:
@@ -115,7 +116,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def opened(template: Path, home: Path, outage: Outage) -> World:
     world = World(shutil.copytree(template, home), **RHYTHM)
     world.database, world.log = AwayDatabase(world.database.url), AwayLog(home / "log")
-    world.store = AwayWeights(world.settings.weights)
+    world.store = AwayWeights(FolderObjects(world.settings.weights))
     for server in (world.database, world.log, world.store):
         server.outage = outage
     return world

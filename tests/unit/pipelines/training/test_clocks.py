@@ -5,6 +5,7 @@ import pytest
 
 from pipelines.training.clocks import began_before, rising, wall_for_ages
 from tests.unit.pipelines.training.world import NOW, AwayStore, World
+from weights.stores.folder import FolderObjects
 
 YEAR = 365 * 86_400.0
 
@@ -69,7 +70,7 @@ def test_what_its_own_times_call_old_is_stale_all_the_same(tmp_path: Path) -> No
 @pytest.mark.parametrize("jump", [YEAR, -YEAR])
 def test_a_store_that_was_away_is_asked_again_in_time(tmp_path: Path, jump: float) -> None:
     world = World.new(tmp_path / "home", publish_samples=4)
-    world.store = away = AwayStore(world.settings.weights)
+    world.store = away = AwayStore(FolderObjects(world.settings.weights))
     away.is_away = True
     trainer = world.start()
     world.add_random(4, generated_at=NOW)

@@ -10,7 +10,7 @@ from contracts.assignments import LIVE
 from contracts.errors import WeightsRefused
 from pipelines.training.worker import Trainer
 from tests.unit.pipelines.training.world import NOW, POLICY, World
-from weights.stores.store import FolderWeightStore
+from weights.stores.opening import open_store_at
 from weights.versions.keys import replicas_folder, write_public_key
 from weights.versions.presence import Presence, announce
 from weights.versions.snapshot import MOST_BYTES, parse_snapshot, snapshot_path
@@ -27,7 +27,7 @@ class SignedWorld(World):
         super().__init__(home, **training)
         self.signer, self.keyring = OURS, keyring(OURS)
         self.snapshots = Snapshots(self.keyring, home / "snapshots", run="test", publishes=True, clock=lambda: self.now)
-        self.store = FolderWeightStore(self.settings.weights, self.snapshots)
+        self.store = open_store_at(self.settings.weights, self.snapshots)
 
     def listed(self) -> list[int]:
         """What the snapshot in the store names; nothing while junk has its place."""

@@ -9,7 +9,6 @@ from contracts.assignments import LIVE
 from pipelines.training.worker import Trainer
 from tests.unit.pipelines.training.world import NOW, POLICY, World
 from tests.unit.weights.examples import same
-from weights.stores.pointers import pointers_of
 from weights.versions.manifest import NO_HISTORY
 from weights.versions.pointer import PointerReader
 from weights.versions.presence import Presence, announce, presence_path
@@ -91,7 +90,7 @@ def test_a_replica_that_says_nonsense_holds_nothing_up(world: World) -> None:
 
 def test_the_arm_live_stands_beside_the_versions(world: World, tmp_path: Path) -> None:
     trainer = world.start()
-    reader = PointerReader(pointers_of(world.store), POLICY, LIVE, None, tmp_path / "seen.json")
+    reader = PointerReader(world.store, POLICY, LIVE, None, tmp_path / "seen.json")
     world.turns(trainer, 1)
     first = reader.look()
     assert first is not None

@@ -9,6 +9,7 @@ from pipelines.training.publisher import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS
 from pipelines.training.worker import Trainer
 from tests.unit.pipelines.training.world import AwayStore, World
 from tests.unit.weights.examples import same
+from weights.stores.folder import FolderObjects
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     world = World.new(tmp_path / "home", batch_size=4, publish_samples=8, checkpoint_seconds=0.0)
-    world.store = AwayStore(world.settings.weights)
+    world.store = AwayStore(FolderObjects(world.settings.weights))
     world.add_random(40)
     yield world
     world.close()

@@ -31,7 +31,8 @@ from tests.databases import write_migrated
 from tests.leases import a_lease
 from tests.unit.pipelines.training.builders import random_experience, tiny_model
 from weights.publish import publish_version
-from weights.stores.store import FolderWeightStore
+from weights.stores.opening import open_store_at
+from weights.stores.store import WeightStore
 from weights.versions.manifest import Manifest
 from weights.versions.signing import Keyring, Signer
 
@@ -79,7 +80,7 @@ class World:
         """Seconds by which somebody set the machine's clock while time went on as always."""
         self.database = self.settings.database()
         self.log = self.settings.event_log()
-        self.store = FolderWeightStore(self.settings.weights)
+        self.store = open_store_at(self.settings.weights)
         self.signer: Signer | None = None
         self.keyring: Keyring | None = None
 
@@ -212,7 +213,7 @@ def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     return trainer._learner.capture(trainer.state, None).weights
 
 
-class AwayStore(FolderWeightStore):
+class AwayStore(WeightStore):
     """A weight store that can be away for writing, as an object store can."""
 
     is_away = False

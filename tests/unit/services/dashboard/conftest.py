@@ -8,7 +8,7 @@ import pytest
 from runtime.settings import Settings
 from services.dashboard.live.reader import StateReader
 from tests.unit.services.dashboard.seed import STARTED, seed, settings_of
-from weights.stores.store import FolderWeightStore
+from weights.stores.opening import open_store_at
 
 ReaderOf = Callable[[Settings], StateReader]
 
@@ -47,6 +47,6 @@ def reader_of() -> Iterator[ReaderOf]:
             database, event_log = settings.database(), settings.event_log()
             held.callback(database.close)
             held.callback(event_log.close)
-            return StateReader(settings.policy, database, event_log, FolderWeightStore(settings.weights))
+            return StateReader(settings.policy, database, event_log, open_store_at(settings.weights))
 
         yield make

@@ -34,7 +34,7 @@ from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from runtime.days import migrate
 from runtime.settings import Settings
 from weights.publish import publish_version
-from weights.stores.store import FolderWeightStore
+from weights.stores.opening import open_store_at
 from weights.tensors import Tensor
 
 POLICY = "reservations"
@@ -319,7 +319,7 @@ def _log(settings: Settings, totals: dict[str, int], now: float) -> None:
 
 
 def _weights(settings: Settings, now: float) -> None:
-    store, dice = FolderWeightStore(settings.weights), np.random.default_rng(3)
+    store, dice = open_store_at(settings.weights), np.random.default_rng(3)
     words = dice.integers(0, 2**16, 4096, dtype=np.uint16)
     made: dict[int, Any] = {}
     for version in range(NUM_VERSIONS + 1):
