@@ -30,7 +30,7 @@ from weights.versions.layout import (
     version_folder,
 )
 from weights.versions.manifest import NO_HISTORY, Chunk, Manifest, parse_manifest
-from weights.versions.route import Held, route
+from weights.versions.route import EdgeGone, Held, follow_route
 from weights.versions.snapshot import MOST_BYTES as MOST_SNAPSHOT_BYTES
 from weights.versions.snapshot import ListedVersion, snapshot_path
 from weights.versions.vouching import Snapshots
@@ -189,7 +189,7 @@ class WeightReader(ABC):
 
     def load_state(self, policy: str, version: int) -> tuple[Tensors, History]:
         """The tensors of a version, and the history that the step after it may be coded with. Raises as `stage_onto`."""
-        traveller = self._along_a_way(policy, version, {}, lambda way: self._arrived(way, _Traveller({})))
+        traveller = self._follow(policy, version, {}, lambda way: self._arrived(way, _Traveller({})))
         return traveller.own(), traveller.history
 
     def load_onto(
@@ -217,7 +217,7 @@ class WeightReader(ABC):
     ) -> tuple[Tensors, History]:
         """As `load_onto`, with the history after it."""
         held = _held(base_version, history)
-        traveller = self._along_a_way(policy, version, held, lambda way: self._arrived(way, _Traveller(base, history)))
+        traveller = self._follow(policy, version, held, lambda way: self._arrived(way, _Traveller(base, history)))
         if version == base_version and (root := root_of(traveller.own())) != self.manifest(policy, version).target_root:
             raise WeightsRefused(
                 "wrong_base", f"the weights given as version {version} add up to {root}: load it in full"
@@ -254,35 +254,15 @@ class WeightReader(ABC):
                     traveller.move(hops[-1], is_kept=True)
             return hops
 
-        return self._along_a_way(policy, version, _held(base_version, history), follow)
+        return self._follow(policy, version, _held(base_version, history), follow)
 
     def _arrived(self, way: list[Manifest], traveller: _Traveller) -> _Traveller:
         for manifest in way:
             traveller.move(Hop(manifest, traveller.stage(manifest, _fetched(manifest, self.payload))))
         return traveller
 
-    def _along_a_way(self, policy: str, version: int, held: Held, follow: Callable[[list[Manifest]], _T]) -> _T:
-        """Follow the cheapest way whose bytes are there. Manifests outlive their chunks: that is only seen on the way."""
-        closed: set[tuple[int, str]] = set()
-        missing: NotFound | None = None
-
-        edges_of = cache(partial(self.edges, policy))
-
-        def open_edges(number: int) -> list[Manifest]:
-            return [edge for edge in edges_of(number) if (edge.version, edge_name(edge)) not in closed]
-
-        while True:
-            try:
-                way = route(open_edges, version, held)
-            except WeightsRefused as error:
-                if missing is not None and error.code == "broken_chain":
-                    raise missing from error
-                raise
-            try:
-                return follow(way)
-            except _Gone as gone:
-                closed.add((gone.manifest.version, edge_name(gone.manifest)))
-                missing = missing or gone.error
+    def _follow(self, policy: str, version: int, held: Held, follow: Callable[[list[Manifest]], _T]) -> _T:
+        return follow_route(cache(partial(self.edges, policy)), version, held, follow)
 
     def _contents(self, manifest: Manifest) -> Iterator[bytes]:
         """The chunks of a payload in order, not yet checked."""
@@ -352,20 +332,11 @@ def advance_history(history: History, manifest: Manifest, moves: Mapping[str, Mo
         history.reset()
 
 
-class _Gone(Exception):
-    """An edge whose bytes were removed: another way is looked for."""
-
-    def __init__(self, manifest: Manifest, error: NotFound) -> None:
-        super().__init__(error.message)
-        self.manifest = manifest
-        self.error = error
-
-
 def _fetched(manifest: Manifest, payload: Callable[[Manifest], bytes]) -> bytes:
     try:
         return payload(manifest)
     except NotFound as error:
-        raise _Gone(manifest, error) from error
+        raise EdgeGone(manifest, error) from error
 
 
 class _Traveller:

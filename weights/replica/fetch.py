@@ -18,6 +18,7 @@ from contracts.faults import FaultPoint
 from weights.files import full_disk_named, make_folder_durably
 from weights.versions.layout import is_digest
 from weights.versions.manifest import Chunk, Manifest
+from weights.versions.route import EdgeGone
 
 _PIECE_BYTES = 2**20
 
@@ -27,15 +28,6 @@ class ChunkSource(Protocol):
 
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
         """The bytes of a chunk from `start` on, not verified. Raises NotFound, Unavailable."""
-
-
-class ChunkGone(Exception):
-    """An edge whose bytes are not in the store any more: another way is looked for."""
-
-    def __init__(self, manifest: Manifest, error: NotFound) -> None:
-        super().__init__(error.message)
-        self.manifest = manifest
-        self.error = error
 
 
 class ChunkFolder:
@@ -54,7 +46,7 @@ class ChunkFolder:
 
         Raises:
             WeightsRefused: `payload_hash`, the store holds other bytes than the manifest names; `corrupt_manifest`.
-            ChunkGone: a chunk was removed from the store.
+            EdgeGone: a chunk was removed from the store.
             Unavailable: the store is away, or the disk is full. What came so far stays.
         """
         wanted = {chunk: manifest for manifest in manifests for chunk in manifest.chunks}
@@ -72,7 +64,7 @@ class ChunkFolder:
                     try:
                         job.result()
                     except NotFound as error:
-                        raise ChunkGone(wanted[chunk], error) from error
+                        raise EdgeGone(wanted[chunk], error) from error
             finally:
                 pool.shutdown(cancel_futures=True)
 

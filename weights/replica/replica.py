@@ -17,7 +17,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -31,12 +31,12 @@ from weights.codec.history import History
 from weights.files import full_disk_named
 from weights.mapped import map_safetensors
 from weights.reader import advance_history
-from weights.replica.fetch import ChunkFolder, ChunkGone, ChunkSource
+from weights.replica.fetch import ChunkFolder, ChunkSource
 from weights.replica.slots import Held, Opened, Slots
 from weights.tensors import Tensors, write_safetensors
 from weights.versions.layout import is_digest
 from weights.versions.manifest import NO_HISTORY, Manifest
-from weights.versions.route import route
+from weights.versions.route import EdgeGone, follow_route
 
 _DAMAGED = {"slot_damaged", "history_damaged"}
 _ROUNDS = 4
@@ -137,7 +137,7 @@ class Replica:
         """
         try:
             self._chunks.fetch([manifest])
-        except ChunkGone as gone:
+        except EdgeGone as gone:
             raise gone.error from gone
         return self._chunks.payload(manifest)
 
@@ -230,40 +230,26 @@ class Replica:
         return found
 
     def _make(self, version: int, held: dict[int, Held], run: str | None) -> Held:
-        """Fetch and build a version by the cheapest way whose bytes are there; manifests outlive their chunks."""
-        closed: list[Manifest] = []
-        missing: NotFound | None = None
-        while True:
-            try:
-                edges, base = self._route(version, held, closed)
-            except WeightsRefused as error:
-                if missing is not None and error.code == "broken_chain":
-                    raise missing from error
-                raise
-            if run not in {None, (other := edges[-1].run)}:
-                raise WeightsRefused("wrong_run", f"version {version} in the store is of run {other!r}, not of {run!r}")
-            try:
-                self._chunks.fetch(edges)
-            except ChunkGone as gone:
-                closed.append(gone.manifest)
-                missing = gone.error
-                continue
-            return self._build(edges, base)
+        """Fetch and build a version by the cheapest way whose bytes are there."""
 
-    def _route(
-        self, version: int, held: dict[int, Held], closed: Sequence[Manifest]
-    ) -> tuple[list[Manifest], Held | None]:
+        def fetch(edges: list[Manifest]) -> tuple[list[Manifest], Held | None] | None:
+            first, last = edges[0], edges[-1]
+            base = None if first.base_version is None else held[first.base_version]
+            if base is not None and base.root != first.base_root:
+                del held[base.version]  # the store has other weights under this number, those of another run
+                return None
+            if run not in {None, last.run}:
+                raise WeightsRefused(
+                    "wrong_run", f"version {version} in the store is of run {last.run!r}, not of {run!r}"
+                )
+            self._chunks.fetch(edges)
+            return edges, base
+
+        edges_of = cache(partial(self._store.edges, self._policy))
         while True:
             histories = {number: slot.history for number, slot in held.items()}
-            edges = route(lambda number: self._edges(number, closed), version, histories)
-            base = None if edges[0].base_version is None else held[edges[0].base_version]
-            if base is None or base.root == edges[0].base_root:
-                return edges, base
-            # The number is held for other weights than the store knows under it, those of another run.
-            del held[base.version]
-
-    def _edges(self, version: int, closed: Sequence[Manifest]) -> list[Manifest]:
-        return [edge for edge in self._store.edges(self._policy, version) if edge not in closed]
+            if (found := follow_route(edges_of, version, histories, fetch)) is not None:
+                return self._build(*found)
 
     def _build(self, edges: list[Manifest], base: Held | None) -> Held:
         """A whole slot of the version that the last edge leads to."""

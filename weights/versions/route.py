@@ -5,19 +5,29 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from contracts.errors import NotFound, WeightsRefused
 from weights.versions.layout import lineage_fault
 from weights.versions.manifest import NO_HISTORY, Manifest
 
+_T = TypeVar("_T")
 EdgesOf = Callable[[int], list[Manifest]]
 """All edges to a version. Raises NotFound if there is no such version."""
 Held = Mapping[int, str | None]
 """Versions that somebody has, each with the digest of its history; None or `NO_HISTORY`: that is not known."""
 
-_Gone = dict[int, WeightsRefused | None]
+_Unusable = dict[int, WeightsRefused | None]
 """Versions that lead nowhere: they are not there, or cannot be believed, and why."""
+
+
+class EdgeGone(Exception):
+    """The bytes of an edge were removed: another way is looked for."""
+
+    def __init__(self, manifest: Manifest, error: NotFound) -> None:
+        super().__init__(error.message)
+        self.manifest = manifest
+        self.error = error
 
 
 class _Place(NamedTuple):
@@ -47,7 +57,7 @@ def route(edges_of: EdgesOf, version: int, held: Held) -> list[Manifest]:
         WeightsRefused: `broken_chain`, no way leads there, or an edge leads from a version that is not earlier; what was
             wrong with a version on the way, if that is why.
     """
-    gone: _Gone = {}
+    gone: _Unusable = {}
     for start in (held, {}) if held else ({},):
         if (way := _search(edges_of, version, start, gone)) is not None:
             return way
@@ -59,12 +69,37 @@ def route(edges_of: EdgesOf, version: int, held: Held) -> list[Manifest]:
     )
 
 
+def follow_route(edges_of: EdgesOf, version: int, held: Held, follow: Callable[[list[Manifest]], _T]) -> _T:
+    """The result of `follow` for the cheapest way whose bytes are there; it raises `EdgeGone` if an edge's are not.
+
+    Manifests outlive their chunks, so missing chunks are only noticed on the way.
+
+    Raises:
+        NotFound, WeightsRefused: as `route`; NotFound also if bytes are gone and no other way is left.
+    """
+    gone: list[EdgeGone] = []
+
+    def open_edges(number: int) -> list[Manifest]:
+        closed = [edge.manifest for edge in gone]
+        return [edge for edge in edges_of(number) if edge not in closed]
+
+    while True:
+        try:
+            return follow(route(open_edges, version, held))
+        except EdgeGone as error:
+            gone.append(error)
+        except WeightsRefused as error:
+            if gone and error.code == "broken_chain":
+                raise gone[0].error from error
+            raise
+
+
 def route_from(edges_of: EdgesOf, version: int, held: Held) -> list[Manifest] | None:
     """As `route`, but None if no way leads to `version`, or, from something held, only a full copy does."""
     return _search(edges_of, version, held, {})
 
 
-def _search(edges_of: EdgesOf, version: int, held: Held, gone: _Gone) -> list[Manifest] | None:
+def _search(edges_of: EdgesOf, version: int, held: Held, gone: _Unusable) -> list[Manifest] | None:
     """Dijkstra over places. Without `held` ways begin with a full edge, otherwise none has one."""
     order = count()
     reached: list[tuple[int, int, int, _Place, _Way | None]] = [(0, 0, next(order), _Place(version, None), None)]
@@ -95,7 +130,7 @@ def _place_before(edge: Manifest) -> _Place:
     return _Place(edge.base_version, history)
 
 
-def _edges(edges_of: EdgesOf, version: int, gone: _Gone, *, is_wanted: bool) -> list[Manifest]:
+def _edges(edges_of: EdgesOf, version: int, gone: _Unusable, *, is_wanted: bool) -> list[Manifest]:
     try:
         edges = edges_of(version)
     except NotFound:
