@@ -37,7 +37,7 @@ from contracts.tables import dead_letter, generation
 from contracts.tasks.loading import load_tasks
 from contracts.topics import GENERATIONS
 from pipelines.episodes.epochs.chain import Epochs
-from pipelines.episodes.handler import EpisodesHandler, Heard
+from pipelines.episodes.handler import EpisodesHandler, ReadRecord
 from pipelines.episodes.samples import Samples
 from runtime.database import Database, create_database
 from runtime.days import migrate
@@ -56,7 +56,7 @@ class Failing(EpisodesHandler):
 
     is_late = False
 
-    def _apply(self, samples: Samples, item: Heard, epochs: Epochs) -> list[Message]:
+    def _apply(self, samples: Samples, item: ReadRecord, epochs: Epochs) -> list[Message]:
         if not self.is_late and isinstance(item.record, Generation) and item.record.dtype == _BAD:
             raise ZeroDivisionError("a fault of the handler")
         return super()._apply(samples, item, epochs)

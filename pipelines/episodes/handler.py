@@ -1,56 +1,62 @@
-"""The join and the ledger.
+"""The join and the ledger: generations and signals become episodes; outcomes become the state of each sample.
 
-In: generations and signals (in any order), outcomes. Out: episodes, one revision at the first decisive signal or when
-the window closes, one more for every later piece of evidence, and one when the last window of a slower signal closes, if
-what stood until then was provisional; outcomes for what never becomes an episode of a user; signals that waited for their
-answer (`keys/`); a name for answers that a later try of their request replaced (`retries/`). Waits: for windows and quarantines to end, which `tick` does; it also looks again, in pieces, at samples
-whose outcomes a new epoch of the trainer did not keep (`epochs/`).
+    generations ──▶ curation/ ──▶╮                  ╭──▶ episodes      (rewards scores them)
+    signals ────────────────────▶├─▶ lifecycle.py ──┼──▶ outcomes      (of samples that never become an episode of a user)
+    window that closes (tick) ──▶│                  ╰──▶ experiences   (withdrawals of answers that a later try replaced)
+    later try ──▶ retries/ ─────▶╯
+    outcomes ──▶ epochs/ ──────────▶ the ledger (table `generation`)
+    generations with a key ─▶ keys/ ──▶ signals (those that waited for this answer)
 
-A batch is read at once, decided in memory record by record, and written at once (`samples.py`, `repository.py`).
+Who waits for whom:
+- A signal without its generation waits in `signal` (pending) for the generation, at most `ORPHAN_SECONDS`; `tick` rejects it then.
+- A signal about a key waits in `waiting_signal` for the first answer with that key; `keys/exchange.py` sends it on.
+- A sample waits in `generation` until `closes_at`; `tick` closes it.
+- A sample whose outcomes became void with a new epoch waits in `ledger_change`; `tick` judges it again, in pieces.
+
+A batch goes one way: read all that it is about, apply record by record in memory, write all changes at once. All rules are in
+pure modules: `lifecycle.py` (the states of a sample), `join.py` (signals and windows), `retries/rules.py`, `epochs/chain.py`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 from sqlalchemy import Connection
 
 from contracts.errors import InvalidRecord, InvalidRequest
 from contracts.event_log import MAX_RECORD_BYTES, LogRecord, Message
 from contracts.ids import parse_sample_key, route_of
-from contracts.records import Episode, Generation, Outcome, Signal, State, decode
+from contracts.records import Episode, Experience, Generation, Outcome, Signal, decode
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
-from pipelines.episodes import join, repository
-from pipelines.episodes.curation.curator import Curator, Prompt
+from pipelines.episodes import join, lifecycle, repository
+from pipelines.episodes.curation.curator import CheckedPrompt, Curator
 from pipelines.episodes.epochs import repository as epochs_repository
-from pipelines.episodes.epochs.chain import Epochs, best
+from pipelines.episodes.epochs.chain import Epochs, entry_of
 from pipelines.episodes.keys import exchange
-from pipelines.episodes.retries import replacing
+from pipelines.episodes.lifecycle import Facts, Key, SampleState, Step
+from pipelines.episodes.retries.replacing import Replacement, received, replacements
 from pipelines.episodes.retries.repository import lately_repeated, repeated
-from pipelines.episodes.retries.rules import SUPERSEDED, is_cut
-from pipelines.episodes.samples import HeldGeneration, HeldSignal, Key, Samples
+from pipelines.episodes.samples import Samples
 from runtime.log.outbox import message
 from runtime.worker import BATCH
 
-NO_SUCH_CHOICE = "no_such_choice"
-_DUE_AT_ONCE = 500
+_MAX_DUE = 500
 _SWEEP_EVERY_SECONDS = 60.0
 _KINDS: dict[str, type[Generation | Signal | Outcome]] = {GENERATIONS: Generation, SIGNALS: Signal, OUTCOMES: Outcome}
-Reason = Literal["decisive", "window"]
+_TOPICS = {Episode: EPISODES, Experience: EXPERIENCES, Outcome: OUTCOMES}
 
 
-class Heard(NamedTuple):
-    """A record and where it came from. `key` is None for a control record, which is about no sample."""
+class ReadRecord(NamedTuple):
+    """A record and where it came from. `key`: None for a control record, which is about no sample."""
 
     record: Generation | Signal | Outcome
     key: Key | None
     partition: int
-    prompt: Prompt | None = None
-    """Of a generation whose task curates prompts."""
+    prompt: CheckedPrompt | None = None
+    """The prompt of a generation whose task curates."""
 
 
 class EpisodesHandler:
@@ -66,23 +72,23 @@ class EpisodesHandler:
         self._clock = clock
         self._sweeps_at = 0.0
 
-    def read(self, record: LogRecord) -> Heard:
+    def read(self, record: LogRecord) -> ReadRecord:
         """See `Handler.read`."""
         found = decode(_KINDS[record.topic], record.value)
-        return Heard(found, _key_of(found), record.partition)
+        return ReadRecord(found, _key_of(found), record.partition)
 
-    def prepare(self, items: Sequence[Heard]) -> Sequence[Heard]:
-        """Look at prompts, where tasks say which ones are worth learning from."""
+    def prepare(self, items: Sequence[ReadRecord]) -> Sequence[ReadRecord]:
+        """Check the prompts of tasks that curate."""
         if not self._curator.is_needed:
             return items
         return [
-            item._replace(prompt=self._curator.look(item.record)) if isinstance(item.record, Generation) else item
+            item._replace(prompt=self._curator.check(item.record)) if isinstance(item.record, Generation) else item
             for item in items
         ]
 
-    def handle(self, connection: Connection, items: Sequence[Heard]) -> list[Message]:
+    def handle(self, connection: Connection, items: Sequence[ReadRecord]) -> list[Message]:
         """See `Handler.handle`."""
-        items, epochs = self._issued(connection, [each for item in items for each in _each(item)])
+        items, epochs = _valid(connection, [each for item in items for each in _each(item)])
         if not items:
             return []
         tried = repeated(connection, [item.record for item in items if isinstance(item.record, Generation)])
@@ -98,271 +104,122 @@ class EpisodesHandler:
             if isinstance(item.record, Outcome) and item.record.state == "epoch_started":
                 epochs = epochs_repository.begin(connection, epochs, item.record)
             messages += self._apply(samples, item, epochs)
-        messages += self._replace(samples, replacing.changes(samples, tried.requests))
+        messages += self._replace(samples, replacements(samples, tried.requests))
         repository.save(connection, samples)
-        arrived = [held.record for held in samples.generations.values() if held.is_new]
+        arrived = [sample.record for sample in samples.states.new]
         return messages + exchange.register(connection, self._tasks, arrived, self._clock())
 
     def tick(
         self, connection: Connection, now: float, partitions: frozenset[int], *, is_at_end: bool = True
     ) -> list[Message]:
-        """Close windows that have passed; what was not emitted yet is emitted with whatever it has."""
+        """Close windows that have passed: a sample that was not sent yet is sent with the signals that it has."""
         messages = self._sweep(connection, now)
         epochs_repository.repair(connection)
         if is_at_end:
             messages += exchange.settle_sessions(connection, now, partitions)
-        keys = repository.due(connection, now, partitions, _DUE_AT_ONCE)
+        keys = repository.due(connection, now, partitions, _MAX_DUE)
         if not keys:
             return messages
         completion_ids = {key[0] for key in keys}
         samples = repository.load(connection, completion_ids, (), judged=completion_ids)
         for key in keys:
-            messages += self._close(samples, key, samples.generations[key], now)
+            sample = samples.states[key]
+            messages += _take(samples, lifecycle.close(sample, self._facts(samples, sample, now)))
         repository.save(connection, samples)
         return messages
 
     def _sweep(self, connection: Connection, now: float) -> list[Message]:
-        """Once a minute, and again while there is some: what waited too long, or waits although its answer is here."""
+        """Once a minute, or again at once if there was something: signals and tries that the batches missed."""
         if now < self._sweeps_at:
             return []
-        repository.reject_orphans(connection, now - join.ORPHAN_SECONDS, _DUE_AT_ONCE)
-        messages = exchange.sweep(connection, now) + self._look_again(connection, now)
+        repository.reject_orphans(connection, now - join.ORPHAN_SECONDS, _MAX_DUE)
+        messages = exchange.sweep(connection, now) + self._find_missed_tries(connection, now)
         self._sweeps_at = now if messages else now + _SWEEP_EVERY_SECONDS
         return messages
 
-    def _look_again(self, connection: Connection, now: float) -> list[Message]:
-        """Tries of one request whose records two replicas joined at once: neither saw the other's."""
+    def _find_missed_tries(self, connection: Connection, now: float) -> list[Message]:
+        """Tries of one request that two replicas joined at once: neither saw the record of the other."""
         tried = lately_repeated(connection, now)
         if not tried.completion_ids:
             return []
         samples = repository.load(connection, tried.completion_ids, (), judged=tried.completion_ids)
-        messages = self._replace(samples, replacing.changes(samples, tried.requests))
+        messages = self._replace(samples, replacements(samples, tried.requests))
         repository.save(connection, samples)
         return messages
 
-    def _close(self, samples: Samples, key: Key, held: HeldGeneration, now: float) -> list[Message]:
-        """A window or the quarantine has passed: the first episode is due, or the last word after a provisional one."""
-        task = self._tasks.get(held.record.task)
-        if held.superseded_by:  # a log that was lost had this, and what was said of it
-            held.close_at(None)
-            return [self._fated(held.record, "filtered", SUPERSEDED, held.revision)]
-        if _awaits_its_first(held, task):
-            is_decided = task is not None and join.is_decisive(task, held.record, _counting(samples, key))
-            return self._emit(samples, key, held, "decisive" if is_decided else "window", now)
-        # No later than the task's own window: a row of before there were slower ones, and nothing was provisional.
-        if task is not None and held.closes_at is not None and held.closes_at > join.deadline(held.record, task):
-            return self._emit(samples, key, held, "window", now)
-        held.close_at(None)
-        return []
-
-    def _issued(self, connection: Connection, items: list[Heard]) -> tuple[list[Heard], Epochs]:
-        """Everything but what a trainer said in an epoch that was never issued; and by what the rest is judged."""
-        told = {
-            item.record.state for item in items if isinstance(item.record, Outcome) and item.record.writer == "training"
-        }
-        if not any(isinstance(item.record, Outcome) for item in items):
-            return items, Epochs({})
-        epochs = epochs_repository.take(connection, begins="epoch_started" in told)
-        ignored = {
-            id(item)
-            for item in items
-            if isinstance(item.record, Outcome) and epochs_repository.is_ignored(epochs, item.record)
-        }
-        return [item for item in items if id(item) not in ignored], epochs
-
-    def _apply(self, samples: Samples, item: Heard, epochs: Epochs) -> list[Message]:
-        if isinstance(item.record, Outcome):
-            self._outcome(samples, item.record, item.key, epochs)
-            return []
+    def _apply(self, samples: Samples, item: ReadRecord, epochs: Epochs) -> list[Message]:
+        if isinstance(item.record, Generation):
+            return self._generation(samples, item, item.record)
         if isinstance(item.record, Signal):
             return self._signal(samples, item.record)
-        return self._generation(samples, item, item.record)
-
-    def _generation(self, samples: Samples, item: Heard, record: Generation) -> list[Message]:
-        task = self._tasks.get(record.task)
-        fate = self._fate(record, task, item.prompt)
-        closes_at = join.first_close(record, task, is_decided=False) if task and fate is None else None
-        held = HeldGeneration(record, item.partition, self._clock(), closes_at)
-        if not samples.add_generation(held):
-            return []
-        key = (record.completion_id, record.choice)
-        for early in samples.signals_of(key, "pending"):
-            self._settle(samples, early, record, task)
-        for early in samples.signals_beyond(record):
-            early.become("rejected", NO_SUCH_CHOICE)
-        if fate is not None:
-            messages = [self._fated(record, *fate)]
-            # Rollouts are scored like users' answers; the gate grades its sentinels itself, and what curation refused is
-            # nobody's to judge.
-            is_scored = task is not None and fate[0] == "filtered" and record.purpose in {"rollout", "shadow"}
-            return messages + (self._emit(samples, key, held, "window", self._clock()) if is_scored else [])
-        return self._emit_if_decided(samples, key, held)
-
-    def _fate(self, record: Generation, task: Task | None, prompt: Prompt | None) -> tuple[State, str] | None:
-        """What a generation is from the start, if it will not wait for signals."""
-        if record.finish_reason == "cancelled":
-            return "cancelled", "client_left"
-        if record.finish_reason == "error":
-            return "cancelled", "engine_failed"
-        if task is None:
-            return "filtered", "unknown_task"
-        if record.purpose != "user":
-            return "filtered", record.purpose
-        refusal = self._curator.decide(record, prompt) if prompt else None
-        return ("filtered", refusal) if refusal else None
-
-    def _signal(self, samples: Samples, record: Signal) -> list[Message]:
-        key = (record.completion_id, record.choice)
-        held = samples.generations.get(key)
-        if record.retracted:
-            return self._retraction(samples, record, key, held)
-        said = samples.add_signal(record, "pending")
-        if said is not None and samples.lacks_choice(key):
-            said.become("rejected", NO_SUCH_CHOICE)
-        if said is None or held is None:
-            return []
-        if not self._settle(samples, said, held.record, self._tasks.get(held.record.task)):
-            return []
-        return self._hear(samples, key, held)
-
-    def _retraction(self, samples: Samples, record: Signal, key: Key, held: HeldGeneration | None) -> list[Message]:
-        said = samples.find_signal(record)
-        if said is None:
-            samples.add_signal(record, "retracted")
-            return self._replace(samples, replacing.received(samples, record.completion_id))
-        before = said.state
-        said.become("retracted")
-        # A task that was removed since judges nothing any more; its samples keep what they have.
-        task = self._tasks.get(held.record.task) if held else None
-        if held is None or task is None or before not in {"joined", "late"}:
-            return self._replace(samples, replacing.received(samples, record.completion_id))
-        self._resolve(samples, held.record, task)
-        return self._hear(samples, key, held)
-
-    def _settle(self, samples: Samples, said: HeldSignal, about: Generation, task: Task | None) -> bool:
-        """Give a signal whose generation is known its state; False if it must not count."""
-        declared = task is not None and said.record.name in task.signals
-        if task is None or not declared or said.record.tenant != about.tenant:
-            said.become("rejected", "other_tenant" if declared else "undeclared_signal")
-            return False
-        said.become("joined")
-        self._resolve(samples, about, task)
-        return True
-
-    def _resolve(self, samples: Samples, about: Generation, task: Task) -> None:
-        """Judge all signals of a sample anew, so that the result does not depend on the order of arrival."""
-        heard = samples.signals_of((about.completion_id, about.choice), "joined", "late", "conflict")
-        lost = join.superseded([said.record for said in heard])
-        for said in heard:
-            if said.record.id in lost:
-                said.become("conflict", "superseded")
-            else:
-                said.become(join.state_on_arrival(said.record, join.deadline(about, task, said.record.name)))
-
-    def _hear(self, samples: Samples, key: Key, held: HeldGeneration) -> list[Message]:
-        """What counts has changed: the first episode may be due, and later evidence makes a new revision, never a rewrite."""
-        if held.record.purpose != "user":
-            return []
-        if held.superseded_by:
-            return self._replace(samples, replacing.received(samples, key[0]))
-        if is_cut(held.record):  # it has no episode, however often it was set aside and taken up again
-            return []
-        if _awaits_its_first(held, self._tasks.get(held.record.task)):
-            return self._emit_if_decided(samples, key, held)
-        return self._emit(samples, key, held, "decisive", self._clock())
-
-    def _replace(self, samples: Samples, changes: Iterable[replacing.Change]) -> list[Message]:
-        """Name what a later try replaced, and take up again what was not replaced after all."""
-        messages: list[Message] = []
-        for held, later in list(changes):
-            if later is None:
-                messages += self._take_up(samples, held)
-                continue
-            was_named, was_sent = bool(held.superseded_by), held.revision > 0
-            held.set_aside(later)
-            if not was_named:
-                messages.append(self._fated(held.record, "filtered", SUPERSEDED, held.revision))
-            if was_sent and not was_named:
-                withdrawn = replacing.withdrawal(held, self._clock())
-                messages.append(message(EXPERIENCES, withdrawn.key, withdrawn))
-        return messages
-
-    def _take_up(self, samples: Samples, held: HeldGeneration) -> list[Message]:
-        held.take_up()
-        task = self._tasks.get(held.record.task)
-        fate = self._fate(held.record, task, None)
-        if fate is not None or task is None:
-            return [self._fated(held.record, *fate, held.revision)] if fate else []
-        held.close_at(join.first_close(held.record, task, is_decided=False))
-        return self._emit_if_decided(samples, (held.record.completion_id, held.record.choice), held)
-
-    def _emit_if_decided(self, samples: Samples, key: Key, held: HeldGeneration) -> list[Message]:
-        if held.closes_at is None:  # it never waited for signals
-            return []
-        task, now = self._tasks[held.record.task], self._clock()
-        is_decided = join.is_decisive(task, held.record, _counting(samples, key))
-        if is_decided and join.quarantined_until(held.record, task) <= now:
-            return self._emit(samples, key, held, "decisive", now)
-        held.close_at(join.first_close(held.record, task, is_decided=is_decided))
+        sample = samples.states.get(item.key) if item.key else None
+        if samples.add_outcome(item.record) and sample is not None:
+            ledger = entry_of(samples.outcomes[item.record.key].values(), epochs, sample.revision)
+            samples.states[sample.key] = sample._replace(ledger=ledger)
         return []
 
-    def _emit(self, samples: Samples, key: Key, held: HeldGeneration, reason: Reason, now: float) -> list[Message]:
-        task = self._tasks.get(held.record.task) if held.record.purpose == "user" else None
-        # Only a user's generation is judged by signals; the others are scored by what they say alone.
-        counting = samples.signals_of(key, "joined", "late") if held.record.purpose == "user" else []
-        expected = join.last_close(held.record, task, [said.record for said in counting]) if task else None
-        held.close_at(expected if expected is not None and expected > now else None)
-        revision = held.raise_revision()
-        for said in counting:
-            said.belong_to(revision)
-        episode = Episode(
-            key=held.record.key,
-            revision=revision,
-            reason=reason,
-            turns=(held.record,),
-            signals=tuple(_as_evidence(said.record) for said in counting),
-            closed_at=now,
-            provisional=held.closes_at is not None,
-        )
-        sent = message(EPISODES, episode.key, episode)
-        if sent.num_bytes > MAX_RECORD_BYTES:  # many long signals: no log would take it, and its sample needs a name
-            return [self._fated(held.record, "unscored", "too_large", revision)]
-        return [sent]
+    def _generation(self, samples: Samples, item: ReadRecord, record: Generation) -> list[Message]:
+        task, sample = self._tasks.get(record.task), SampleState(record, item.partition, self._clock())
+        if not samples.add_generation(sample, task):
+            return []
+        fate = lifecycle.fate_of(record, task)
+        if fate is None and item.prompt and (refusal := self._curator.decide(record, item.prompt)):
+            fate = ("filtered", refusal)
+        return _take(samples, lifecycle.arrive(sample, self._facts(samples, sample), fate))
 
-    def _fated(self, record: Generation, state: State, reason: str, revision: int = 1) -> Message:
-        outcome = Outcome(
-            key=record.key, revision=revision, epoch=0, state=state, reason=reason, writer="episodes", at=self._clock()
-        )
-        return message(OUTCOMES, outcome.key, outcome)
+    def _signal(self, samples: Samples, record: Signal) -> list[Message]:
+        sample = samples.states.get((record.completion_id, record.choice))
+        is_evidence = samples.add_signal(record, self._tasks.get(sample.record.task) if sample else None)
+        messages = self._replace(samples, received(samples, record.completion_id))
+        if sample is None or not is_evidence or sample.superseded_by:
+            return messages
+        return messages + _take(samples, lifecycle.hear(sample, self._facts(samples, sample)))
 
-    def _outcome(self, samples: Samples, record: Outcome, key: Key | None, epochs: Epochs) -> None:
-        if not samples.add_outcome(record) or key is None or record.state == "epoch_started":
-            return
-        held = samples.generations.get(key)
-        if held is not None:
-            held.stand(best(samples.outcomes[record.key].values(), epochs, held.revision))
+    def _replace(self, samples: Samples, found: Iterable[Replacement]) -> list[Message]:
+        messages: list[Message] = []
+        for sample, later in found:
+            if later is None:
+                step = lifecycle.resume(sample, self._facts(samples, sample))
+            else:
+                step = lifecycle.supersede(sample, later, self._clock())
+            messages += _take(samples, step)
+        return messages
+
+    def _facts(self, samples: Samples, sample: SampleState, now: float | None = None) -> Facts:
+        return samples.facts(sample, self._tasks.get(sample.record.task), self._clock() if now is None else now)
 
 
-def _awaits_its_first(held: HeldGeneration, task: Task | None) -> bool:
-    """True if no episode was sent of it yet; or none since it had been set aside, and was taken up again."""
-    if held.revision == 0 or held.superseded_by is None or held.closes_at is None or task is None:
-        return held.revision == 0
-    return held.closes_at <= join.first_close(held.record, task, is_decided=False)
+def _take(samples: Samples, step: Step) -> list[Message]:
+    """Keep the next state of a sample; returns the messages that it sends."""
+    sample = samples.states[step.sample.key] = step.sample
+    messages = []
+    for record in step.sends:
+        sent = message(_TOPICS[type(record)], record.key, record)
+        if isinstance(record, Episode):
+            if record.signals:
+                samples.sent(sample.key, record.revision)
+            if (
+                sent.num_bytes > MAX_RECORD_BYTES
+            ):  # many long signals: no log would take it, and its sample needs a name
+                named = lifecycle.outcome_of(sample.record, "unscored", "too_large", record.revision, record.closed_at)
+                sent = message(OUTCOMES, named.key, named)
+        messages.append(sent)
+    return messages
 
 
-def _as_evidence(said: Signal) -> Signal:
-    """What graders see: a comment is for people, and a hundred long ones would make the episode too large for the log."""
-    if said.comment is None and said.metadata is None:
-        return said
-    return msgspec.structs.replace(said, comment=None, metadata=None)
+def _valid(connection: Connection, items: list[ReadRecord]) -> tuple[list[ReadRecord], Epochs]:
+    """All items but outcomes of epochs that were never issued, and the epochs by which the others are judged."""
+    outcomes = [item.record for item in items if isinstance(item.record, Outcome)]
+    if not outcomes:
+        return items, Epochs({})
+    begins = any(said.writer == "training" and said.state == "epoch_started" for said in outcomes)
+    epochs = epochs_repository.take(connection, begins=begins)
+    ignored = {id(said) for said in outcomes if epochs_repository.is_ignored(epochs, said)}
+    return [item for item in items if id(item.record) not in ignored], epochs
 
 
-def _counting(samples: Samples, key: Key) -> list[Signal]:
-    return [said.record for said in samples.signals_of(key, "joined", "late")]
-
-
-def _each(item: Heard) -> list[Heard]:
-    """An outcome of many samples as one of each."""
+def _each(item: ReadRecord) -> list[ReadRecord]:
+    """An outcome of many samples as one outcome of each."""
     if not isinstance(item.record, Outcome) or not item.record.also:
         return [item]
     return [item._replace(record=alone, key=parse_sample_key(alone.key)) for alone in item.record.each()]

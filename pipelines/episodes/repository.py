@@ -1,7 +1,7 @@
-"""SQL of the join and of the ledger: a batch is read in three statements and written in at most five.
+"""SQL of the join and of the ledger: a batch is read in three statements and written in at most six.
 
-What is read stays locked until the transaction ends, always in the order of its keys, so that two replicas never wait for
-each other in a circle. A row that somebody else added meanwhile makes the whole batch stale: it is read again.
+Rows that were read stay locked until the transaction ends. They are locked in the order of their keys, so that two replicas
+never deadlock. If another replica added one of the new rows, the whole batch is stale and is read again.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ from contracts.tables import outcome as outcomes
 from contracts.tables import signal as signals
 from contracts.tables.statements import add_to_count, among, insert_all_new, update_all
 from pipelines.episodes.epochs import repository as epochs
-from pipelines.episodes.join import Standing
-from pipelines.episodes.samples import HeldGeneration, HeldSignal, Key, Samples
+from pipelines.episodes.epochs.chain import LedgerEntry
+from pipelines.episodes.lifecycle import Key, SampleState
+from pipelines.episodes.samples import HeldSignal, Samples
 
 
 def load(
     connection: Connection, completion_ids: Collection[str], sample_keys: Collection[str], judged: Collection[str]
 ) -> Samples:
-    """Read what a batch is about.
+    """Read the samples of a batch.
 
     Args:
-        connection: of the transaction that will save them.
-        completion_ids: of every record.
-        sample_keys: of the outcomes.
-        judged: completions whose signals matter.
+        connection: its transaction must also save them.
+        completion_ids: completions of all records.
+        sample_keys: samples of all outcomes.
+        judged: completions whose signals are needed.
     """
     samples = Samples()
     if completion_ids:
         for row in _generations(connection, completion_ids):
-            samples.generations[row.completion_id, row.choice] = _held(row)
+            samples.states.read((row.completion_id, row.choice), _sample(row))
     if judged:
-        samples.hold(_signals(connection, judged))
+        for held in _signals(connection, judged):
+            samples.read_signal(held)
     if sample_keys:
         for said in epochs.outcomes_of(connection, sample_keys):
             samples.outcomes.setdefault(said.key, {})[said.revision, said.epoch, said.state] = said
@@ -48,7 +50,7 @@ def load(
 
 
 def due(connection: Connection, now: float, partitions: frozenset[int], limit: int) -> list[Key]:
-    """Generations of these partitions whose window has passed; not those that another replica holds just now."""
+    """Samples of these partitions whose window has passed, without those that another replica has locked."""
     statement = (
         select(generations.c.completion_id, generations.c.choice)
         .where(generations.c.closes_at <= now, generations.c.partition.in_(partitions))
@@ -60,7 +62,7 @@ def due(connection: Connection, now: float, partitions: frozenset[int], limit: i
 
 
 def reject_orphans(connection: Connection, received_before: float, limit: int) -> int:
-    """Name what waited too long for an answer that never was logged; returns how many."""
+    """Reject signals that waited too long for an answer that was never logged; returns how many."""
     keys = (signals.c.completion_id, signals.c.tenant, signals.c.id)
     statement = (
         select(*keys)
@@ -80,15 +82,13 @@ def save(connection: Connection, samples: Samples) -> None:
     Raises:
         StaleWrite: another worker added one of the new rows first.
     """
-    held, heard = samples.generations.values(), samples.signals.values()
+    states, signal_rows = samples.states, samples.signals
     add_to_count(connection, generation_count, "duplicate", samples.num_duplicates)
-    _insert(connection, generations, [_first_row(item) for item in held if item.is_new])
-    _insert(connection, signals, [signal_row(item) for item in heard if item.is_new])
+    _insert(connection, generations, [_first_row(item) for item in states.new])
+    _insert(connection, signals, [signal_row(item) for item in signal_rows.new])
     _insert(connection, outcomes, [_outcome_row(item) for item in samples.new_outcomes])
-    changed = [item for item in held if item.is_changed and not item.is_new]
-    update_all(connection, generations, [_key_row(item) | _standing_row(item) for item in changed])
-    spoken = [item for item in heard if item.is_changed and not item.is_new]
-    update_all(connection, signals, [_name_row(item) | _state_row(item) for item in spoken])
+    update_all(connection, generations, [_key_row(item) | _state_row(item) for item in states.changed])
+    update_all(connection, signals, [_signal_key(item) | _signal_state(item) for item in signal_rows.changed])
 
 
 def _generations(connection: Connection, completion_ids: Collection[str]) -> Sequence[Row[Any]]:
@@ -100,8 +100,8 @@ def _generations(connection: Connection, completion_ids: Collection[str]) -> Seq
 def _signals(connection: Connection, completion_ids: Collection[str]) -> Iterator[HeldSignal]:
     columns = (signals.c.record, signals.c.state, signals.c.reason, signals.c.revision)
     wanted = among(connection, signals.c.completion_id, completion_ids)
-    for record, state, reason, revision in connection.execute(select(*columns).where(wanted)):
-        yield HeldSignal(decode_shape(Signal, record), state, reason, revision, is_new=False)
+    for record, *state in connection.execute(select(*columns).where(wanted)):
+        yield HeldSignal(decode_shape(Signal, record), *state)
 
 
 def _insert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
@@ -109,28 +109,24 @@ def _insert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]
         raise StaleWrite(f"another worker wrote rows of {table.name} first", table=table.name)
 
 
-def _held(row: Row[Any]) -> HeldGeneration:
-    return HeldGeneration(
+def _sample(row: Row[Any]) -> SampleState:
+    return SampleState(
         record=decode_shape(Generation, row.record),
         partition=row.partition,
         joined_at=row.joined_at,
         closes_at=row.closes_at,
         revision=row.revision,
-        state=row.state,
-        state_reason=row.state_reason,
-        standing=Standing(row.state_writer, row.state_epoch, row.state_revision, row.state_sequence),
-        state_version=row.state_version,
+        ledger=LedgerEntry(*(getattr(row, name) for name in LedgerEntry._fields)),
         superseded_by=row.superseded_by,
-        is_new=False,
     )
 
 
-def _first_row(held: HeldGeneration) -> dict[str, Any]:
-    record = held.record
+def _first_row(sample: SampleState) -> dict[str, Any]:
+    record = sample.record
     return {
-        **_key_row(held),
-        **_standing_row(held),
-        "partition": held.partition,
+        **_key_row(sample),
+        **_state_row(sample),
+        "partition": sample.partition,
         "policy": record.policy,
         "tenant": record.tenant,
         "task": record.task,
@@ -138,38 +134,28 @@ def _first_row(held: HeldGeneration) -> dict[str, Any]:
         "arm": record.arm,
         "version": record.spans[0].version if record.spans else -1,
         "created_at": record.created_at,
-        "joined_at": held.joined_at,
+        "joined_at": sample.joined_at,
         "request": record.attempt.request if record.attempt else None,
         "retry_count": record.attempt.count if record.attempt else None,
         "record": encode(record),
     }
 
 
-def _key_row(held: HeldGeneration) -> dict[str, Any]:
-    return {"completion_id": held.record.completion_id, "choice": held.record.choice}
+def _key_row(sample: SampleState) -> dict[str, Any]:
+    return dict(zip(("completion_id", "choice"), sample.key, strict=True))
 
 
-def _standing_row(held: HeldGeneration) -> dict[str, Any]:
-    return {
-        "closes_at": held.closes_at,
-        "revision": held.revision,
-        "state": held.state,
-        "state_reason": held.state_reason,
-        "state_writer": held.standing.writer,
-        "state_epoch": held.standing.epoch,
-        "state_revision": held.standing.revision,
-        "state_version": held.state_version,
-        "state_sequence": held.standing.sequence,
-        "superseded_by": held.superseded_by,
-    }
+def _state_row(sample: SampleState) -> dict[str, Any]:
+    own = {"closes_at": sample.closes_at, "revision": sample.revision, "superseded_by": sample.superseded_by}
+    return own | sample.ledger._asdict()
 
 
 def signal_row(held: HeldSignal) -> dict[str, Any]:
-    """The row of a signal that is new here."""
+    """The row of a signal that the table does not hold yet."""
     record = held.record
     return {
-        **_name_row(held),
-        **_state_row(held),
+        **_signal_key(held),
+        **_signal_state(held),
         "choice": record.choice,
         "name": record.name,
         "submitter": record.submitter.id,
@@ -179,23 +165,13 @@ def signal_row(held: HeldSignal) -> dict[str, Any]:
     }
 
 
-def _name_row(held: HeldSignal) -> dict[str, Any]:
+def _signal_key(held: HeldSignal) -> dict[str, Any]:
     return {"completion_id": held.record.completion_id, "tenant": held.record.tenant, "id": held.record.id}
 
 
-def _state_row(held: HeldSignal) -> dict[str, Any]:
+def _signal_state(held: HeldSignal) -> dict[str, Any]:
     return {"state": held.state, "reason": held.reason, "revision": held.revision}
 
 
 def _outcome_row(record: Outcome) -> dict[str, Any]:
-    return {
-        "key": record.key,
-        "revision": record.revision,
-        "epoch": record.epoch,
-        "state": record.state,
-        "reason": record.reason,
-        "version": record.version,
-        "writer": record.writer,
-        "at": record.at,
-        "sequence": record.sequence,
-    }
+    return {name: getattr(record, name) for name in epochs.OUTCOME_COLUMNS}

@@ -1,164 +1,122 @@
-"""What a batch touches, in memory: generations with their signals and standing, and which of it changed.
+"""What a batch touches, in memory: samples, their signals and their outcomes, and which of them changed.
 
-A sample is there before its generation arrives: signals may come first.
+Signals may arrive before their generation: then a sample has signals and no state yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
 
 from contracts.ledger import PENDING
 from contracts.records import Generation, Outcome, Signal
-from pipelines.episodes.join import Standing
+from contracts.tasks import Task
+from pipelines.episodes import join
+from pipelines.episodes.lifecycle import Facts, Key, SampleState
 
 MAX_CHOICES = 8
-"""More are neither asked for nor spoken about."""
-_NOBODY_YET = Standing("episodes", 0, 0)
-Key = tuple[str, int]
+"""A completion never has more choices than this."""
+NO_SUCH_CHOICE = "no_such_choice"
+COUNTING = ("joined", "late")
+"""States of a signal that is evidence."""
 SignalName = tuple[str, str, str]
-OutcomeName = tuple[int, int, str]
+"""Completion id, tenant and signal id."""
+Name = TypeVar("Name")
+Row = TypeVar("Row")
 
 
-@dataclass
-class HeldSignal:
-    """A signal and its state. `revision`: the first one that holds it."""
+class HeldSignal(NamedTuple):
+    """A signal and its state. `revision`: the first revision of its sample that contains it."""
 
     record: Signal
     state: str
     reason: str = ""
     revision: int | None = None
-    is_new: bool = True
-    is_changed: bool = False
-
-    def become(self, state: str, reason: str = "") -> None:
-        """Take a state; the reason of the one it has is kept."""
-        if state != self.state:
-            self.state, self.reason, self.is_changed = state, reason, True
-
-    def belong_to(self, revision: int) -> None:
-        """Remember the first revision that holds it."""
-        if self.revision is None:
-            self.revision, self.is_changed = revision, True
 
 
-@dataclass
-class HeldGeneration:
-    """A generation and what the ledger says of it.
+class Tracked(dict[Name, Row]):
+    """Rows by name. It remembers what was read from the database, so that only the differences are written."""
 
-    `closes_at`: when its next episode is due though nobody says anything more; None once the last window closed. With a
-    revision, that is one which was provisional.
-    """
+    def __init__(self) -> None:
+        super().__init__()
+        self._stored: dict[Name, Row] = {}
 
-    record: Generation
-    partition: int
-    joined_at: float
-    closes_at: float | None
-    revision: int = 0
-    state: str = PENDING
-    state_reason: str = ""
-    standing: Standing = _NOBODY_YET
-    state_version: int | None = None
-    superseded_by: str | None = None
-    """The completion of a later try that replaced it; empty: one had, until somebody spoke about it."""
-    is_new: bool = True
-    is_changed: bool = False
+    def read(self, name: Name, row: Row) -> None:
+        """Add a row that the database holds."""
+        self[name] = self._stored[name] = row
 
-    def close_at(self, closes_at: float | None) -> None:
-        """Move the next close; None: there is none."""
-        if closes_at != self.closes_at:
-            self.closes_at, self.is_changed = closes_at, True
+    @property
+    def new(self) -> list[Row]:
+        """Rows that the database does not hold yet."""
+        return [row for name, row in self.items() if name not in self._stored]
 
-    def raise_revision(self) -> int:
-        """What was said about an older revision is open again, unless the trainer said it."""
-        self.revision, self.is_changed = self.revision + 1, True
-        if self.standing.writer != "training":
-            self.state, self.state_reason = PENDING, ""
-        return self.revision
-
-    def set_aside(self, superseded_by: str) -> None:
-        """A later try replaced it: nothing more is expected. Nobody has said anything of the revision that this begins."""
-        if self.superseded_by:
-            self.superseded_by, self.is_changed = superseded_by, True
-            return
-        self.revision = max(1, self.revision)  # what was named at its arrival was named as revision 1
-        self.raise_revision()
-        self.superseded_by, self.closes_at = superseded_by, None
-
-    def take_up(self) -> None:
-        """Nothing replaced it after all."""
-        self.raise_revision()
-        self.superseded_by = ""
-
-    def stand(self, record: Outcome | None) -> None:
-        """Make an outcome its state; None: nobody has decided."""
-        standing = Standing(record.writer, record.epoch, record.revision, record.sequence) if record else _NOBODY_YET
-        if standing == self.standing and self.state == (record.state if record else PENDING):
-            return
-        self.standing, self.is_changed = standing, True
-        self.state, self.state_reason, self.state_version = PENDING, "", None
-        if record is not None:
-            self.state, self.state_reason, self.state_version = record.state, record.reason, record.version
+    @property
+    def changed(self) -> list[Row]:
+        """Rows that the database holds with other values."""
+        return [row for name, row in self.items() if self._stored.get(name, row) != row]
 
 
 @dataclass
 class Samples:
-    """All that the records of a batch are about. Lives as long as a transaction, which holds what it has read."""
+    """All samples that a batch is about. Lives as long as a transaction, which locks what it has read."""
 
-    generations: dict[Key, HeldGeneration] = field(default_factory=dict)
-    signals: dict[SignalName, HeldSignal] = field(default_factory=dict)
-    outcomes: dict[str, dict[OutcomeName, Outcome]] = field(default_factory=dict)
-    """By sample key, then by what makes an outcome one of its own."""
+    states: Tracked[Key, SampleState] = field(default_factory=Tracked)
+    signals: Tracked[SignalName, HeldSignal] = field(default_factory=Tracked)
+    outcomes: dict[str, dict[tuple[int, int, str], Outcome]] = field(default_factory=dict)
+    """By sample key, then by (revision, epoch, state)."""
     new_outcomes: list[Outcome] = field(default_factory=list)
     num_duplicates: int = 0
-    """Generations that the log holds once more: sent again after a lost acknowledgement."""
-    _signals_of: dict[Key, list[HeldSignal]] = field(default_factory=dict)
+    """Generations that the log holds more than once: they were sent again after a lost acknowledgement."""
+    _names: dict[Key, list[SignalName]] = field(default_factory=dict)
 
-    def hold(self, found: Iterable[HeldSignal]) -> None:
-        """Add signals that are held already."""
-        for held in found:
-            record = held.record
-            self.signals[record.completion_id, record.tenant, record.id] = held
-            self._signals_of.setdefault((record.completion_id, record.choice), []).append(held)
+    def read_signal(self, held: HeldSignal) -> None:
+        """Add a signal that the database holds."""
+        self.signals.read(self._index(held.record), held)
 
-    def find_signal(self, record: Signal) -> HeldSignal | None:
-        """The one with its name, which may be an earlier word about the same."""
-        return self.signals.get((record.completion_id, record.tenant, record.id))
-
-    def add_signal(self, record: Signal, state: str) -> HeldSignal | None:
-        """None if its name was there already."""
-        if self.find_signal(record) is not None:
-            return None
-        held = HeldSignal(record, state)
-        self.hold([held])
-        return held
+    def facts(self, sample: SampleState, task: Task | None, now: float) -> Facts:
+        """What the transitions of a sample may look at."""
+        return Facts(task, [held.record for held in self.signals_of(sample.key, *COUNTING)], now)
 
     def signals_of(self, key: Key, *states: str) -> list[HeldSignal]:
         """The signals of a sample in the given states, oldest first."""
-        found = [held for held in self._signals_of.get(key, ()) if held.state in states]
+        found = [held for name in self._names.get(key, ()) if (held := self.signals[name]).state in states]
         return sorted(found, key=lambda held: (held.record.at, held.record.id))
 
-    def lacks_choice(self, key: Key) -> bool:
-        """True if the completion is known, and never had so many choices."""
-        completion_id, choice = key
-        if choice == 0 or key in self.generations:
+    def choices_of(self, completion_id: str) -> list[SampleState]:
+        """The samples of one completion."""
+        found = (self.states.get((completion_id, choice)) for choice in range(MAX_CHOICES))
+        return [sample for sample in found if sample is not None]
+
+    def add_generation(self, sample: SampleState, task: Task | None) -> bool:
+        """Add a generation and judge the signals that came before it; False if it was there already."""
+        if self.states.setdefault(sample.key, sample) is not sample:
+            self.num_duplicates += 1
             return False
-        siblings = (self.generations.get((completion_id, other)) for other in range(min(choice, MAX_CHOICES)))
-        return any(held is not None and 0 < held.record.num_choices <= choice for held in siblings)
+        if self._names:
+            self._judge_waiting(sample.record, task)
+            for choice in range(sample.record.num_choices or MAX_CHOICES, MAX_CHOICES):
+                for early in self.signals_of((sample.record.completion_id, choice), PENDING):
+                    self._become(early, "rejected", NO_SUCH_CHOICE)
+        return True
 
-    def signals_beyond(self, record: Generation) -> list[HeldSignal]:
-        """Signals about choices that its completion never had, and that nobody has judged."""
-        if not record.num_choices or not self.signals:
-            return []
-        beyond = range(record.num_choices, MAX_CHOICES)
-        return [held for choice in beyond for held in self.signals_of((record.completion_id, choice), PENDING)]
-
-    def add_generation(self, held: HeldGeneration) -> bool:
-        """False if it was there already."""
-        key = (held.record.completion_id, held.record.choice)
-        is_first = self.generations.setdefault(key, held) is held
-        self.num_duplicates += not is_first
-        return is_first
+    def add_signal(self, record: Signal, task: Task | None) -> bool:
+        """Add a signal, or take one back; True if the evidence about its sample has changed."""
+        key, name = (record.completion_id, record.choice), _name_of(record)
+        sample, known = self.states.get(key), self.signals.get(name)
+        if known is None:
+            held = HeldSignal(record, "retracted" if record.retracted else PENDING)
+            self.signals[self._index(record)] = held
+            if not record.retracted and self._lacks_choice(key):
+                self._become(held, "rejected", NO_SUCH_CHOICE)
+            return sample is not None and self._judge_waiting(sample.record, task)
+        if not record.retracted:
+            return False
+        self._become(known, "retracted")
+        # A task that was removed judges nothing any more; its samples keep what they have.
+        if sample is None or task is None or known.state not in COUNTING:
+            return False
+        self._judge_counting(sample.record, task)
+        return True
 
     def add_outcome(self, record: Outcome) -> bool:
         """False if this (key, revision, epoch, state) was there already."""
@@ -167,3 +125,50 @@ class Samples:
             return False
         self.new_outcomes.append(record)
         return True
+
+    def sent(self, key: Key, revision: int) -> None:
+        """An episode was sent: its signals belong to this revision, unless an earlier one contained them."""
+        for held in self.signals_of(key, *COUNTING):
+            if held.revision is None:
+                self.signals[_name_of(held.record)] = held._replace(revision=revision)
+
+    def _judge_waiting(self, about: Generation, task: Task | None) -> bool:
+        """Judge the signals that waited for their generation; True if one of them counts."""
+        is_evidence = False
+        for held in self.signals_of((about.completion_id, about.choice), PENDING):
+            reason = join.rejection(held.record, about, task)
+            self._become(held, "rejected" if reason else "joined", reason)
+            is_evidence |= not reason
+        if is_evidence and task is not None:
+            self._judge_counting(about, task)
+        return is_evidence
+
+    def _judge_counting(self, about: Generation, task: Task) -> None:
+        """Judge all signals of a sample again, so that the result does not depend on the order of arrival."""
+        heard = self.signals_of((about.completion_id, about.choice), *COUNTING, "conflict")
+        lost = join.superseded([held.record for held in heard])
+        for held in heard:
+            if held.record.id in lost:
+                self._become(held, "conflict", "superseded")
+            else:
+                self._become(held, join.state_on_arrival(held.record, join.deadline(about, task, held.record.name)))
+
+    def _become(self, held: HeldSignal, state: str, reason: str = "") -> None:
+        if state != held.state:
+            self.signals[_name_of(held.record)] = held._replace(state=state, reason=reason)
+
+    def _lacks_choice(self, key: Key) -> bool:
+        """True if the completion is known, and had fewer choices."""
+        completion_id, choice = key
+        return key not in self.states and any(
+            0 < sample.record.num_choices <= choice for sample in self.choices_of(completion_id)
+        )
+
+    def _index(self, record: Signal) -> SignalName:
+        name = _name_of(record)
+        self._names.setdefault((record.completion_id, record.choice), []).append(name)
+        return name
+
+
+def _name_of(record: Signal) -> SignalName:
+    return record.completion_id, record.tenant, record.id

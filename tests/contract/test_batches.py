@@ -17,7 +17,7 @@ from contracts.tables.statements import among, delete_free, insert_all, insert_a
 from contracts.topics import GENERATIONS
 from pipelines.episodes import repository
 from pipelines.episodes.handler import EpisodesHandler
-from pipelines.episodes.samples import HeldGeneration
+from pipelines.episodes.lifecycle import SampleState
 from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation
 
@@ -74,7 +74,7 @@ def test_what_another_worker_added_meanwhile_makes_a_batch_stale(any_database: D
     with any_database.transaction() as connection:
         samples = repository.load(connection, {about.completion_id}, (), judged=())
     join(any_database, about)
-    samples.add_generation(HeldGeneration(about, 0, 103.0, 111.0))
+    samples.add_generation(SampleState(about, 0, 103.0, 111.0), BOOKING_TASK)
     with pytest.raises(StaleWrite, match="generation"), any_database.transaction() as connection:
         repository.save(connection, samples)
 
@@ -132,8 +132,8 @@ def test_two_replicas_with_one_batch_wait_in_one_direction(any_database: Databas
             start.wait()
             with any_database.transaction() as connection:
                 samples = repository.load(connection, order, (), judged=order)
-                for held in samples.generations.values():
-                    held.raise_revision()
+                for key, sample in samples.states.items():
+                    samples.states[key] = sample._replace(revision=sample.revision + 1)
                 repository.save(connection, samples)
         done.append(rounds)
 

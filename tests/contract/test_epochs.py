@@ -14,13 +14,13 @@ from contracts.records import Also, Generation, Outcome
 from contracts.tables import generation, ledger_change
 from contracts.topics import GENERATIONS, OUTCOMES
 from pipelines.episodes.epochs import repository
-from pipelines.episodes.handler import EpisodesHandler, Heard
+from pipelines.episodes.handler import EpisodesHandler, ReadRecord
 from runtime.database import Database
 from runtime.log.outbox import message
 from tests.fakes import BOOKING_TASK, a_generation
 
 
-def heard(*records: Generation | Outcome) -> list[Heard]:
+def heard(*records: Generation | Outcome) -> list[ReadRecord]:
     handler = EpisodesHandler({"booking": BOOKING_TASK})
     topics = {Generation: GENERATIONS, Outcome: OUTCOMES}
     sent = [message(topics[type(record)], record.key, record) for record in records]

@@ -15,7 +15,7 @@ from contracts.records import Signal
 from contracts.tables import join_key, signal
 from pipelines.episodes.join import ORPHAN_SECONDS
 from pipelines.episodes.keys import exchange, repository
-from pipelines.episodes.keys.rules import Answer, KeyName
+from pipelines.episodes.keys.rules import AnswerRef, KeyName
 from runtime.database import Database
 from services.feedback import repository as feedback
 from services.feedback.requests import read_item
@@ -68,9 +68,9 @@ def test_only_one_of_two_ends_a_wait(any_database: Database) -> None:
 def test_two_who_meet_one_new_key_do_not_both_write_it(any_database: Database) -> None:
     name = KeyName("default", "key", "k")
     with any_database.transaction() as connection:
-        repository.save_answers(connection, {}, {name: Answer("a", 0)}, 1.0)
+        repository.save_answers(connection, {}, {name: AnswerRef("a", 0)}, 1.0)
         with pytest.raises(StaleWrite, match="join_key"):
-            repository.save_answers(connection, {}, {name: Answer("b", 0)}, 1.0)
+            repository.save_answers(connection, {}, {name: AnswerRef("b", 0)}, 1.0)
 
 
 @pytest.mark.services
@@ -79,7 +79,7 @@ def test_replicas_that_take_and_an_app_that_takes_back_never_wait_in_a_circle(an
     """Whatever comes first, each signal is sent once, and as taken back if it was."""
     _wait_for_key(any_database)
     with any_database.transaction() as connection:
-        repository.save_answers(connection, {}, {KeyName("default", "key", "k"): Answer(IDS[0], 0)}, 1.0)
+        repository.save_answers(connection, {}, {KeyName("default", "key", "k"): AnswerRef(IDS[0], 0)}, 1.0)
     start = threading.Barrier(4)
     taken: list[Signal] = []
 

@@ -1,4 +1,4 @@
-"""What a prompt alone says about itself: its language, length, repetition. Pure."""
+"""Checks of a single prompt: secrets, personal data, language, length, repetition. Pure."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from pipelines.episodes.curation.secrets import find_secret
 
 _WORD = re.compile(r"\w+")
 _RUN = 3
-_LONGEST_IDENTIFIED = 1_000
+_MAX_IDENTIFIED_CHARACTERS = 1_000
 UNKNOWN_LANGUAGE = "unknown"
 
 
 def language_of(text: str) -> str:
-    """ISO 639-1 code of the likeliest language; `unknown` without a single letter."""
+    """ISO 639-1 code of the likeliest language; `unknown` if the text has no letter."""
     if not any(character.isalpha() for character in text):
         return UNKNOWN_LANGUAGE
-    # Only a task that asks for languages pays for the model, which comes with the package.
+    # Imported late: it loads a model, which only tasks that ask for languages need.
     from py3langid import classify  # noqa: PLC0415
 
-    code: str = classify(text[:_LONGEST_IDENTIFIED])[0]
+    code: str = classify(text[:_MAX_IDENTIFIED_CHARACTERS])[0]
     return code
 
 
 def repetition(text: str) -> float:
-    """The share of three-word runs that were there before, in [0, 1]."""
+    """The share of three-word runs that occurred earlier in the text, in [0, 1]."""
     words = [word.lower() for word in _WORD.findall(text)]
     runs = [tuple(words[start : start + _RUN]) for start in range(len(words) - _RUN + 1)]
     return 1.0 - len(set(runs)) / len(runs) if runs else 0.0
 
 
 def refusal(rule: CurationRule, text: str, language: str) -> str | None:
-    """Why a prompt is not learned from, if that follows from itself: the name that the ledger shows."""
+    """Why a prompt is filtered, as the ledger names it; None if it passes."""
     length = len(text.strip())
     rules: tuple[tuple[str, Callable[[], object]], ...] = (
         ("secret", lambda: rule.secrets and find_secret(text)),

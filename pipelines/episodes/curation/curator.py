@@ -1,7 +1,7 @@
-"""Curation of a process: what each task's rule says of a generation's prompt.
+"""Curation: which prompts a task does not want to learn from.
 
-In: generations as they arrive. Out: why one is not learned from, or None. It remembers what it decided about a completion
-until the window is over, so that a batch that is delivered again is decided again alike.
+In: generations as they arrive. Out: the reason why one is filtered, or None. Decisions are remembered by completion, so that a
+batch that is delivered again gets the same ones.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from contracts.errors import InvalidRecord
 from contracts.records import Generation
 from contracts.tasks import Task
 from pipelines.episodes.curation import content
-from pipelines.episodes.curation.memory import Seen, Window, digest_of, hash_of
+from pipelines.episodes.curation.memory import PromptFeatures, PromptWindow, digest_of, hash_of
 from runtime.metrics import CURATED
 
-_MOST_DECIDED = 200_000
+_MAX_DECISIONS = 200_000
 
 
-class Prompt(NamedTuple):
-    """A prompt as far as it can be judged alone: what takes time, outside of any transaction."""
+class CheckedPrompt(NamedTuple):
+    """What can be said about a prompt without looking at others. It takes time, so it is made outside of transactions."""
 
     refusal: str | None
-    seen: Seen
+    features: PromptFeatures
 
 
 class Curator:
@@ -34,39 +34,39 @@ class Curator:
     def __init__(self, tasks: Mapping[str, Task]) -> None:
         self._rules = {name: task.curation for name, task in tasks.items() if not task.curation.is_idle}
         self._clusters = {name: Clusters(rule.topics) for name, rule in self._rules.items()}
-        self._windows = {name: Window(rule) for name, rule in self._rules.items()}
+        self._windows = {name: PromptWindow(rule) for name, rule in self._rules.items()}
         self._decided: OrderedDict[str, str | None] = OrderedDict()
 
     @property
     def is_needed(self) -> bool:
-        """Whether any task curates at all."""
+        """True if any task curates."""
         return bool(self._rules)
 
-    def look(self, record: Generation) -> Prompt | None:
-        """Judge a prompt by itself; None where its task curates nothing, or it is nobody's."""
+    def check(self, record: Generation) -> CheckedPrompt | None:
+        """Judge a prompt by itself; None if its task does not curate, or if no user wrote it."""
         rule = self._rules.get(record.task)
         if rule is None or record.purpose != "user":
             return None
         try:
             text = words_of(record.open().messages)
         except InvalidRecord:
-            return None  # rewards refuses it by name
+            return None  # rewards reports the damaged body
         language = content.language_of(text) if rule.languages or rule.max_language_share < 1 else ""
-        seen = Seen(
+        features = PromptFeatures(
             at=record.created_at,
             text_hash=hash_of(text) if rule.duplicates else b"",
             digest=digest_of(text) if rule.near_duplicates else (),
             topic=self._clusters[record.task].of(text),
             language=language,
-            # Not the person's name alone: another tenant could use up what this one's user may have.
+            # With the tenant: another tenant's user of the same name must not use up this user's quota.
             user=f"{record.tenant}/{record.person or ''}",
         )
-        return Prompt(content.refusal(rule, text, language), seen)
+        return CheckedPrompt(content.refusal(rule, text, language), features)
 
-    def decide(self, record: Generation, prompt: Prompt) -> str | None:
-        """Why it is not learned from: by itself, or because the window holds enough of its kind.
+    def decide(self, record: Generation, prompt: CheckedPrompt) -> str | None:
+        """Why the prompt is filtered: by itself, or because the window holds enough similar ones. None if it is kept.
 
-        All choices fare alike, and a later try of a request fares like the one before: it is no second prompt.
+        All choices of a completion and all tries of a request get the same decision: they share one prompt.
         """
         if record.completion_id in self._decided:
             return self._decided[record.completion_id]
@@ -74,11 +74,11 @@ class Curator:
         if record.attempt and record.attempt.count > 0 and request is not None and request in self._decided:
             reason = self._decided[request]
         else:
-            reason = prompt.refusal or self._windows[record.task].admit(prompt.seen)
+            reason = prompt.refusal or self._windows[record.task].admit(prompt.features)
         for name in (record.completion_id, request):
             if name is not None:
                 self._decided[name] = reason
-        while len(self._decided) > _MOST_DECIDED:
+        while len(self._decided) > _MAX_DECISIONS:
             self._decided.popitem(last=False)
         CURATED.labels(record.task, reason or "kept").inc()
         return reason

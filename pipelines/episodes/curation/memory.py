@@ -1,7 +1,7 @@
-"""What a window remembers of the prompts it kept: equal ones, similar ones, and how many of each topic, language, user.
+"""The prompts that a task kept lately: it finds duplicates and similar ones, and counts topics, languages and users.
 
-In: prompts in the order of their arrival. Out: why one is too many, or None. Nothing is waited for. It lives as long as
-its process and forgets what is older than the window; a replica knows the partitions that it reads.
+In: prompts in the order of their arrival. Out: why one is refused, or None. It is in memory only: a restart forgets it, and a
+replica knows only the partitions that it reads.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _NUM_BANDS = 16
 _ROWS = _NUM_PERMUTATIONS // _NUM_BANDS
 _SHINGLE = 5
 _SEED = 20
-_LONGEST_HASHED = 20_000
-_MOST_REMEMBERED = 100_000
-_FEWEST_FOR_A_SHARE = 100
-"""A share of fewer prompts says nothing."""
+_MAX_HASHED_CHARACTERS = 20_000
+_MAX_REMEMBERED = 100_000
+_MIN_FOR_A_SHARE = 100
+"""Shares of fewer prompts are too noisy to refuse anything."""
 
 Digest = tuple[int, ...]
 Name = TypeVar("Name", str, bytes)
 
 
-class Seen(NamedTuple):
-    """A prompt as the window knows it. `text_hash` and `digest` are empty where the task does not ask for them."""
+class PromptFeatures(NamedTuple):
+    """A prompt without its text. `text_hash` and `digest` are empty if the task does not ask for them."""
 
     at: float
     text_hash: bytes
@@ -41,32 +41,32 @@ class Seen(NamedTuple):
 
 
 def hash_of(text: str) -> bytes:
-    """Of a text without its upper case and white space."""
+    """Hash of a text; upper case and white space do not count."""
     return hashlib.blake2b(" ".join(text.lower().split()).encode(), digest_size=16).digest()
 
 
 def digest_of(text: str) -> Digest:
-    """MinHash of the 5-character shingles: two digests agree in about the share of places that is their Jaccard similarity."""
-    folded = " ".join(text[:_LONGEST_HASHED].lower().split())
+    """MinHash of the 5-character shingles: the share of places at which two digests agree estimates their Jaccard similarity."""
+    folded = " ".join(text[:_MAX_HASHED_CHARACTERS].lower().split())
     sketch = RMinHash(num_perm=_NUM_PERMUTATIONS, seed=_SEED)
     sketch.update([folded[start : start + _SHINGLE] for start in range(max(1, len(folded) - _SHINGLE + 1))])
     return tuple(sketch.digest())
 
 
 @dataclass
-class Window:
-    """One task's memory."""
+class PromptWindow:
+    """The memory of one task."""
 
     rule: CurationRule
-    _kept: deque[Seen] = field(default_factory=deque)
+    _kept: deque[PromptFeatures] = field(default_factory=deque)
     _texts: Counter[bytes] = field(default_factory=Counter)
     _topics: Counter[str] = field(default_factory=Counter)
     _languages: Counter[str] = field(default_factory=Counter)
     _users: Counter[str] = field(default_factory=Counter)
     _bands: dict[tuple[int, Digest], list[Digest]] = field(default_factory=dict)
 
-    def admit(self, prompt: Seen) -> str | None:
-        """Remember a prompt, or say why it is one too many."""
+    def admit(self, prompt: PromptFeatures) -> str | None:
+        """Remember a prompt, or return why it is refused."""
         self._forget(prompt.at - self.rule.window_seconds)
         reason = self._refusal(prompt)
         if reason is None:
@@ -76,7 +76,7 @@ class Window:
                 self._bands.setdefault(band, []).append(prompt.digest)
         return reason
 
-    def _refusal(self, prompt: Seen) -> str | None:
+    def _refusal(self, prompt: PromptFeatures) -> str | None:
         rule, num = self.rule, len(self._kept)
         if rule.duplicates is not None and self._texts[prompt.text_hash] >= rule.duplicates:
             return "duplicate"
@@ -84,21 +84,21 @@ class Window:
             return "near_duplicate"
         if rule.max_per_user is not None and self._users[prompt.user] >= rule.max_per_user:
             return "user_quota"
-        if num >= _FEWEST_FOR_A_SHARE and self._topics[prompt.topic] + 1 > rule.max_topic_share * (num + 1):
+        if num >= _MIN_FOR_A_SHARE and self._topics[prompt.topic] + 1 > rule.max_topic_share * (num + 1):
             return "topic_quota"
-        if num >= _FEWEST_FOR_A_SHARE and self._languages[prompt.language] + 1 > rule.max_language_share * (num + 1):
+        if num >= _MIN_FOR_A_SHARE and self._languages[prompt.language] + 1 > rule.max_language_share * (num + 1):
             return "language_quota"
         return None
 
     def _num_similar(self, digest: Digest) -> int:
-        # Bands only propose: eight places of one band agree by chance far below the similarity that counts.
+        # A shared band only makes a candidate: its eight places may agree by chance.
         near = [other for band in _bands_of(digest) for other in self._bands.get(band, ())]
         distinct = {id(other): other for other in near}.values()
         agreeing = (sum(a == b for a, b in zip(digest, other, strict=True)) for other in distinct)
         return sum(num >= self.rule.similarity * _NUM_PERMUTATIONS for num in agreeing)
 
     def _forget(self, before: float) -> None:
-        while self._kept and (self._kept[0].at < before or len(self._kept) > _MOST_REMEMBERED):
+        while self._kept and (self._kept[0].at < before or len(self._kept) > _MAX_REMEMBERED):
             old = self._kept.popleft()
             self._count(old, -1)
             for band in _bands_of(old.digest):
@@ -108,7 +108,7 @@ class Window:
                 else:
                     del self._bands[band]
 
-    def _count(self, prompt: Seen, sign: int) -> None:
+    def _count(self, prompt: PromptFeatures, sign: int) -> None:
         _add(self._texts, prompt.text_hash, sign)
         _add(self._topics, prompt.topic, sign)
         _add(self._languages, prompt.language, sign)

@@ -1,4 +1,4 @@
-"""Keys, tokens and passwords in a text. Patterns only: nothing is verified over the network."""
+"""Finds keys, tokens and passwords in a text, by patterns only: no network."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 
-# Entropy alone takes every id and hash for a secret, and an address is personal data, which has a rule of its own.
+# High entropy alone matches every id and hash. IP addresses are personal data, which has its own rule.
 _TOO_EAGER = frozenset(("Base64 High Entropy String", "Hex High Entropy String", "Public IP (ipv4)"))
-_LONGEST = 100_000
+_MAX_CHARACTERS = 100_000
 
 
 def find_secret(text: str) -> str | None:
-    """The kind of the first secret, such as `AWS Access Key`."""
-    for line in text[:_LONGEST].splitlines():
+    """The kind of the first secret found, such as `AWS Access Key`; None if there is none."""
+    for line in text[:_MAX_CHARACTERS].splitlines():
         for kind, plugin in _plugins():
             if any(plugin.analyze_string(line)):
                 return kind

@@ -1,6 +1,6 @@
-"""The trainer's epochs as one story: each names the epoch it goes on from, and how much of it the checkpoint kept. Pure.
+"""The trainer's epochs as a chain: each names the epoch that it continues, and how much of it the checkpoint kept. Pure.
 
-1 ──▶ 2 ──▶ 4        epoch 4 went on from a checkpoint of epoch 2: what 3 said is void, of 2 what came up to `kept`
+1 ──▶ 2 ──▶ 4        epoch 4 continues a checkpoint of epoch 2: all outcomes of 3 are void, and those of 2 after `kept_sequence`
        ╲──▶ 3
 """
 
@@ -15,16 +15,31 @@ from contracts.records import Outcome
 VOID = -1
 
 
-class Epoch(NamedTuple):
-    """One that began. `previous` None: it kept nothing of what was said before."""
+class LedgerEntry(NamedTuple):
+    """What the ledger holds about one sample: its state, and who wrote it about which revision.
+
+    Fields are the columns of `generation`. By default nobody has decided.
+    """
+
+    state: str = PENDING
+    state_reason: str = ""
+    state_writer: str = "episodes"
+    state_epoch: int = 0
+    state_revision: int = 0
+    state_version: int | None = None
+    state_sequence: int = 0
+
+
+class EpochStart(NamedTuple):
+    """An epoch that began. `previous` None: it kept no earlier outcome."""
 
     epoch: int
     previous: int | None
     kept_sequence: int
 
 
-class Change(NamedTuple):
-    """Outcomes of `epoch` after one sequence and up to another began to hold, or no longer do."""
+class LedgerChange(NamedTuple):
+    """Outcomes of `epoch` after one sequence and up to another that became valid or void."""
 
     epoch: int
     after_sequence: int
@@ -32,29 +47,29 @@ class Change(NamedTuple):
 
 
 class Epochs(NamedTuple):
-    """What is known when an outcome is judged."""
+    """The epochs that are known when an outcome is judged."""
 
     valid_through: Mapping[int, int]
-    """Epoch to the last sequence of it that holds."""
+    """Epoch to the sequence of its last valid outcome."""
     issued: Collection[int] = ()
-    """What the database issued; empty in a home that no trainer with a lease has met yet."""
+    """Epochs that the database issued; empty until a trainer took a lease."""
 
     @property
     def newest(self) -> int:
-        """The newest that began; -1 if none did."""
+        """The newest epoch that began; -1 if there is no epoch."""
         return max(self.valid_through, default=-1)
 
     def was_issued(self, epoch: int) -> bool:
-        """False if the database issues epochs and this is none of them. Older ones are of before it did."""
+        """False if the database issues epochs and did not issue this one. It issued none of those from older releases."""
         return not self.issued or epoch in self.issued or epoch < min(self.issued)
 
     def holds(self, epoch: int, sequence: int) -> bool:
-        """Whether an outcome of the trainer counts; that of an epoch newer than all that began does: it is beginning."""
+        """Whether an outcome of the trainer is valid. An epoch that is newer than all known ones is just beginning: it is valid."""
         return sequence <= self.valid_through.get(epoch, VOID) or epoch > self.newest
 
 
-def valid_through(epochs: Iterable[Epoch]) -> dict[int, int]:
-    """Epoch to the last sequence of it that holds: all of the newest, then what each kept of the one before it."""
+def valid_through(epochs: Iterable[EpochStart]) -> dict[int, int]:
+    """Epoch to the sequence of its last valid outcome: all of the newest epoch, then what each kept of the one before it."""
     known = {item.epoch: item for item in epochs}
     found = dict.fromkeys(known, VOID)
     at, bound = max(known, default=None), NO_END
@@ -62,28 +77,28 @@ def valid_through(epochs: Iterable[Epoch]) -> dict[int, int]:
         found[at] = bound
         epoch = known[at]
         bound = min(bound, epoch.kept_sequence)
-        # An epoch that goes on from a later one is nonsense, and must not make a circle.
+        # An epoch cannot continue a later one; following it would be a circle.
         at = epoch.previous if epoch.previous is not None and epoch.previous < at else None
     return found
 
 
-def changes(before: Epochs, after: Epochs, heard: Iterable[int]) -> list[Change]:
-    """What another epoch changed. `heard`: epochs that said something, also those that have not begun."""
+def changes(before: Epochs, after: Epochs, heard: Iterable[int]) -> list[LedgerChange]:
+    """What a new epoch changed. `heard`: epochs that have outcomes, also those that have not begun."""
     found = []
     for epoch in sorted({*after.valid_through, *heard}):
         old, new = (
             NO_END if known.holds(epoch, NO_END) else known.valid_through.get(epoch, VOID) for known in (before, after)
         )
         if old != new:
-            found.append(Change(epoch, min(old, new), max(old, new)))
+            found.append(LedgerChange(epoch, min(old, new), max(old, new)))
     return found
 
 
 def best(outcomes: Iterable[Outcome], epochs: Epochs, revision: int) -> Outcome | None:
-    """What is the state of a generation whose newest revision is `revision`; it does not depend on the order of arrival.
+    """The outcome that is the state of a sample with the newest revision `revision`; independent of the order of arrival.
 
-    The trainer's word is final: of those that hold, the one said last. Other writers speak only about the newest revision,
-    and only while the trainer has said nothing, or that it took its word back.
+    A valid outcome of the trainer is final, the last one first. Other writers count only for the newest revision, and only
+    while the trainer has not decided, or has withdrawn its decision.
     """
     said = [item for item in outcomes if item.state != "late"]
     final = [item for item in said if item.writer == "training" and epochs.holds(item.epoch, item.sequence)]
@@ -92,3 +107,13 @@ def best(outcomes: Iterable[Outcome], epochs: Epochs, revision: int) -> Outcome 
         return last
     others = [item for item in said if item.writer != "training" and item.revision >= revision]
     return max(others, key=lambda item: (item.revision, item.at, item.state), default=last)
+
+
+def entry_of(outcomes: Iterable[Outcome], epochs: Epochs, revision: int) -> LedgerEntry:
+    """What the ledger holds once these outcomes are known; see `best`."""
+    found = best(outcomes, epochs, revision)
+    if found is None:
+        return LedgerEntry()
+    return LedgerEntry(
+        found.state, found.reason, found.writer, found.epoch, found.revision, found.version, found.sequence
+    )

@@ -1,44 +1,43 @@
-"""SQL of the trainer's epochs: how far each one's outcomes hold, and what has to be looked at again since that changed.
+"""SQL of the trainer's epochs: how far the outcomes of each are valid, and which samples must be judged again.
 
-In: an `epoch_started`. Out: rows of `ledger_epoch`, and for every stretch of outcomes that began or ceased to hold a row of
-`ledger_change`; later, in pieces, the states that follow from it. Waits for: transactions that judge outcomes meanwhile.
+In: an `epoch_started`. Out: rows of `ledger_epoch`, and a row of `ledger_change` for every range of outcomes that became valid
+or void; later, in pieces, the states that follow. Waits for: transactions that are judging outcomes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
 
 import structlog
-from sqlalchemy import Connection, Row, delete, select, tuple_, update
+from sqlalchemy import Connection, delete, select, tuple_, update
 
 from contracts.ids import parse_sample_key, sample_key
-from contracts.ledger import NO_END, PENDING
+from contracts.ledger import NO_END
 from contracts.records import Outcome
 from contracts.tables import generation as generations
 from contracts.tables import ledger_change, ledger_epoch, training_epoch
 from contracts.tables import outcome as outcomes
 from contracts.tables.statements import among, insert_new, update_all
-from pipelines.episodes.epochs.chain import Epoch, Epochs, best, changes, valid_through
+from pipelines.episodes.epochs.chain import Epochs, EpochStart, LedgerEntry, changes, entry_of, valid_through
 from runtime.metrics import LEDGER_IGNORED
 
 REPAIRED_AT_ONCE = 1000
-"""Outcomes that are looked at again in one transaction."""
-_TURN = 0x6C656467  # an advisory lock: nobody judges an outcome while an epoch begins
+"""Outcomes that are judged again in one transaction."""
+_ADVISORY_LOCK = 0x6C656467  # no outcome is judged while an epoch begins
 
 log = structlog.get_logger()
 
 
 def take(connection: Connection, *, begins: bool) -> Epochs:
-    """Read the epochs, which stay as they are until the transaction ends; with `begins` nobody else may judge by them."""
+    """Read the epochs, which no other transaction changes until this one ends; with `begins`, no other may read them either."""
     if connection.dialect.name != "sqlite":
         kind = "" if begins else "_shared"
-        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock{kind}({_TURN})")
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock{kind}({_ADVISORY_LOCK})")
     return _read(connection)
 
 
 def is_ignored(epochs: Epochs, said: Outcome) -> bool:
-    """True, and named, for what a trainer said in an epoch that was never issued."""
+    """True for an outcome of a trainer in an epoch that was never issued; it is logged and counted."""
     if said.writer != "training" or epochs.was_issued(said.epoch):
         return False
     LEDGER_IGNORED.labels(said.state).inc()
@@ -47,11 +46,11 @@ def is_ignored(epochs: Epochs, said: Outcome) -> bool:
 
 
 def begin(connection: Connection, epochs: Epochs, said: Outcome) -> Epochs:
-    """Take an `epoch_started` in; returns what holds from now on. One that is known already changes nothing."""
+    """Store an `epoch_started`; returns the epochs from now on. A known one changes nothing."""
     row = {"epoch": said.epoch, "previous": said.previous, "kept_sequence": said.kept_sequence, "at": said.at}
     if not insert_new(connection, ledger_epoch, {**row, "valid_through": NO_END}):
         return epochs
-    known = [Epoch(*row) for row in connection.execute(select(*_STORY))]
+    known = [EpochStart(*row) for row in connection.execute(select(*_STARTS))]
     after = Epochs(valid_through(known), epochs.issued)
     if said.previous is not None and said.previous not in after.valid_through:
         log.warning("epoch goes on from one that never began here", epoch=said.epoch, previous=said.previous)
@@ -68,13 +67,13 @@ def begin(connection: Connection, epochs: Epochs, said: Outcome) -> Epochs:
 
 
 def repair(connection: Connection, limit: int = REPAIRED_AT_ONCE) -> None:
-    """Look again at the next samples whose outcomes began or ceased to hold. Waits for nobody."""
+    """Judge again the next samples whose outcomes became valid or void. Never waits for a lock."""
     while limit > 0 and (num_seen := _repair_next(connection, limit)) is not None:
         limit -= num_seen
 
 
 def _repair_next(connection: Connection, limit: int) -> int | None:
-    """How many outcomes were looked at; None if there are none left, or another worker has them."""
+    """How many outcomes were looked at; None if there are no more, or if another worker has locked them."""
     statement = select(ledger_change).order_by(ledger_change.c.id).limit(1).with_for_update(skip_locked=True)
     change = connection.execute(statement).one_or_none()
     if change is None:
@@ -106,18 +105,14 @@ def _repair_next(connection: Connection, limit: int) -> int | None:
 
 
 def outcomes_of(connection: Connection, keys: Collection[str]) -> Iterator[Outcome]:
-    """Whatever was told about these samples, of which there is at least one, by whoever and in whichever epoch."""
-    columns = [outcomes.c[name] for name in _OUTCOME]
+    """All outcomes of these samples, of any writer and epoch. There must be at least one key."""
+    columns = [outcomes.c[name] for name in OUTCOME_COLUMNS]
     for row in connection.execute(select(*columns).where(among(connection, outcomes.c.key, keys))):
         yield Outcome(**row._asdict())
 
 
-_OUTCOME = ("key", "revision", "epoch", "state", "reason", "version", "writer", "at", "sequence")
-_STORY = (ledger_epoch.c.epoch, ledger_epoch.c.previous, ledger_epoch.c.kept_sequence)
-_STANDING = (
-    "completion_id", "choice", "revision", "state", "state_reason", "state_writer", "state_epoch", "state_revision",
-    "state_version", "state_sequence",
-)  # fmt: skip
+OUTCOME_COLUMNS = ("key", "revision", "epoch", "state", "reason", "version", "writer", "at", "sequence")
+_STARTS = (ledger_epoch.c.epoch, ledger_epoch.c.previous, ledger_epoch.c.kept_sequence)
 
 
 def _read(connection: Connection) -> Epochs:
@@ -127,45 +122,23 @@ def _read(connection: Connection) -> Epochs:
 
 
 def _judge_again(connection: Connection, keys: Sequence[str]) -> bool:
-    """False if another worker holds one of these samples just now: they are looked at later."""
+    """False if another worker has locked one of these samples: they are judged later."""
     ids = sorted({parse_sample_key(key)[0] for key in keys})
     here = among(connection, generations.c.completion_id, ids)
-    columns = [generations.c[name] for name in _STANDING]
+    columns = [generations.c[name] for name in ("completion_id", "choice", "revision", *LedgerEntry._fields)]
     present = connection.execute(select(generations.c.choice).where(here)).all()
     free = select(*columns).where(here).order_by(generations.c.completion_id, generations.c.choice)
     held = connection.execute(free.with_for_update(skip_locked=True)).all()
     if len(held) < len(present):
         return False
-    # After the rows are held: whoever changes them from now on knows of later epochs.
-    epochs, told = _read(connection), _by_key(outcomes_of(connection, keys))
-    again = [row for row in held if sample_key(row.completion_id, row.choice) in told]
-    decided = [(row, best(told[sample_key(row.completion_id, row.choice)], epochs, row.revision)) for row in again]
-    rows = [_standing_row(row, outcome) for row, outcome in decided]
-    update_all(
-        connection, generations, [new for new, (row, _) in zip(rows, decided, strict=True) if _differs(row, new)]
-    )
+    # Read after the rows are locked: any later change to them sees later epochs.
+    epochs, told = _read(connection), dict[str, list[Outcome]]()
+    for outcome in outcomes_of(connection, keys):
+        told.setdefault(outcome.key, []).append(outcome)
+    rows = []
+    for completion_id, choice, revision, *stored in held:
+        entry = entry_of(told.get(sample_key(completion_id, choice), ()), epochs, revision)
+        if sample_key(completion_id, choice) in told and entry != tuple(stored):
+            rows.append({"completion_id": completion_id, "choice": choice, **entry._asdict()})
+    update_all(connection, generations, rows)
     return True
-
-
-def _by_key(told: Iterable[Outcome]) -> dict[str, list[Outcome]]:
-    found: dict[str, list[Outcome]] = {}
-    for item in told:
-        found.setdefault(item.key, []).append(item)
-    return found
-
-
-def _standing_row(row: Row[Any], said: Outcome | None) -> dict[str, Any]:
-    key = {"completion_id": row.completion_id, "choice": row.choice}
-    if said is None:
-        return key | {
-            "state": PENDING, "state_reason": "", "state_writer": "episodes", "state_epoch": 0, "state_revision": 0,
-            "state_version": None, "state_sequence": 0,
-        }  # fmt: skip
-    return key | {
-        "state": said.state, "state_reason": said.reason, "state_writer": said.writer, "state_epoch": said.epoch,
-        "state_revision": said.revision, "state_version": said.version, "state_sequence": said.sequence,
-    }  # fmt: skip
-
-
-def _differs(row: Row[Any], new: dict[str, Any]) -> bool:
-    return any(getattr(row, name) != value for name, value in new.items())

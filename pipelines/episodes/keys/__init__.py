@@ -1,1 +1,1 @@
-"""Answers under names of their own: an app's join keys and its sessions, and the signals that are about them."""
+"""The keys of answers, which are join keys and sessions, and the signals about them."""

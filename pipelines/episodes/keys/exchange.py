@@ -1,13 +1,15 @@
-"""Signals about keys meet their answers, inside the transaction of the join.
+"""Finds the answers of signals about keys, inside the transaction of the join.
 
-In: generations that have just been joined. Out: signals about them, sent to the log like any other: those that waited for
-their keys, and a user's next message about the answer before it. Waits: for an answer with the key, seven days at most.
+In: generations that were just joined. Out: signals about them, sent to the log: those that waited for their keys, and a user's
+next message as a signal about the answer before it. Waits: a signal waits for an answer with its key, seven days at most.
 
-Feedback looks for the answer of a join key and, if there is none, leaves the signal in `waiting_signal`; the join writes the
-answer's keys and looks for signals. Each may look before the other has committed, so `sweep` looks again.
+    feedback ── signal whose key has no answer ──▶ waiting_signal ──▶ register (the answer arrives), sweep, settle_sessions ──▶ signals
 
-A signal about a session always waits: it means the last answer that there was when it came. That is known when a later answer
-arrives, or once the join has read on for `SETTLE_SECONDS` and stood at the end of the log.
+Feedback looks for the answer, and the join looks for waiting signals. Each may look before the other has committed, so `sweep`
+looks again each minute.
+
+A signal about a session always waits: it means the last answer that existed when it came. That is known when a later answer
+arrives, or when the join has been at the end of the log at least `SETTLE_SECONDS` later.
 """
 
 from __future__ import annotations
@@ -25,18 +27,18 @@ from pipelines.episodes.keys import repository, rules
 from runtime.log.outbox import message
 
 KEY_SECONDS = 30 * 86_400.0
-"""So long a key is known after its last answer; records leave the log then."""
+"""How long a key is kept after its last answer. Its records leave the log at that age."""
 SETTLE_SECONDS = 2.0
-"""So long after a signal about a session its last answer may still be on its way through the log."""
+"""How long after a signal about a session its last answer may still be on its way through the log."""
 RETRACTED_SECONDS = 600.0
-"""So long a signal that was taken back still waits for its answer, which it shows to have been received."""
-_AT_ONCE = 500
+"""How long a retracted signal still waits for its answer: it shows that the client received that answer."""
+_MAX_SIGNALS = 500
 
 
 def register(
     connection: Connection, tasks: Mapping[str, Task], arrived: Sequence[Generation], now: float
 ) -> list[Message]:
-    """Note the keys of answers that were joined just now; returns the signals about them that can be sent."""
+    """Store the keys of answers that were just joined; returns the signals about them that can be sent."""
     names = {name for record in arrived for name in rules.names_of(record)}
     if not names:
         return []
@@ -48,28 +50,28 @@ def register(
     known = {name: {answer} for name, answer in held.items()}
     for record in arrived:
         for name in rules.names_of(record):
-            known.setdefault(name, set()).add(rules.Answer(record.completion_id, record.choice))
-    aimed = [_aimed(item, known[item.name]) for item in repository.waiting(connection, meant, _AT_ONCE)]
+            known.setdefault(name, set()).add(rules.AnswerRef(record.completion_id, record.choice))
+    aimed = [_aimed(item, known[item.name]) for item in repository.waiting(connection, meant, _MAX_SIGNALS)]
     waiting = [item for item in aimed if item is not None]
     return [_sent(signal) for signal in [*followed, *repository.take(connection, waiting)]]
 
 
 def settle_sessions(connection: Connection, now: float, partitions: frozenset[int]) -> list[Message]:
-    """Send what came about sessions some time ago, at the end of the log: their last answers have been read."""
-    found = repository.answered(connection, partitions, now - SETTLE_SECONDS, _AT_ONCE)
+    """Send waiting signals about sessions. Call it at the end of the log: then the last answers have been read."""
+    found = repository.answered(connection, partitions, now - SETTLE_SECONDS, _MAX_SIGNALS)
     return [_sent(signal) for signal in repository.take(connection, found)]
 
 
 def sweep(connection: Connection, now: float) -> list[Message]:
-    """Look again for the answers of signals that wait, name those that waited in vain, and forget old keys."""
-    taken = repository.take(connection, repository.answered(connection, (), None, _AT_ONCE))
-    repository.settle(connection, now - ORPHAN_SECONDS, now - RETRACTED_SECONDS, _AT_ONCE)
+    """Look again for the answers of waiting signals, reject those that waited too long, and delete old keys."""
+    taken = repository.take(connection, repository.answered(connection, (), None, _MAX_SIGNALS))
+    repository.settle(connection, now - ORPHAN_SECONDS, now - RETRACTED_SECONDS, _MAX_SIGNALS)
     repository.forget(connection, now - KEY_SECONDS)
     return [_sent(signal) for signal in taken]
 
 
-def _aimed(item: repository.Waiting, answers: Iterable[rules.Answer]) -> repository.Waiting | None:
-    """The same, about the answer that it means; None if that is not known yet."""
+def _aimed(item: repository.WaitingSignal, answers: Iterable[rules.AnswerRef]) -> repository.WaitingSignal | None:
+    """The signal with the answer that it means; None if that is not known yet."""
     if item.name.kind != rules.SESSION:
         return item
     answer = rules.answer_at(answers, item.received_at)
@@ -82,14 +84,14 @@ def _follow_ups(
     arrived: Sequence[Generation],
     successions: Sequence[rules.Succession],
 ) -> list[Signal]:
-    listening = [item for item in successions if rules.follow_up_name(tasks.get(item.record.task))]
-    if not listening:
+    replies = [item for item in successions if rules.follow_up_name(tasks.get(item.record.task))]
+    if not replies:
         return []
-    records = {rules.Answer(record.completion_id, record.choice): record for record in arrived}
-    records |= repository.records(connection, {item.before for item in listening} - records.keys())
+    records = {rules.AnswerRef(record.completion_id, record.choice): record for record in arrived}
+    records |= repository.records(connection, {item.before for item in replies} - records.keys())
     said = (
         rules.follow_up(item, records[item.before], tasks[item.record.task])
-        for item in listening
+        for item in replies
         if item.before in records
     )
     return repository.receive(connection, [signal for signal in said if signal is not None])

@@ -1,7 +1,7 @@
-"""Which answer a key means, and what a session's next message says about the answer before it. Pure.
+"""Which answer a key means, and what the next message of a session says about the answer before it. Pure.
 
-A key that several answers bear means the newest: that of a session moves on with every turn, and a join key that was used
-again is the answer that replaced the earlier one. It does not matter in which order they arrive.
+If several answers have the same key, it means the newest: a session moves on with every turn, and a join key that is used again
+means the later answer. The order of arrival does not matter.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from contracts.tasks import Task
 
 MAX_FOLLOW_UP = 2_000
 _MAX_SUBMITTER = 128
-
-
 SESSION = "session"
 
 
@@ -30,7 +28,7 @@ class KeyName(NamedTuple):
     value: str
 
 
-class Answer(NamedTuple):
+class AnswerRef(NamedTuple):
     """One choice of one completion."""
 
     completion_id: str
@@ -38,14 +36,14 @@ class Answer(NamedTuple):
 
     @property
     def age(self) -> tuple[str, int]:
-        """Completion ids begin with their time; of one completion the first choice speaks for all."""
+        """Sorts answers by time, with which completion ids begin; of one completion the first choice is the newest."""
         return self.completion_id, -self.choice
 
 
-def answer_at(answers: Iterable[Answer], received_at: float) -> Answer | None:
-    """The last answer of a session when a signal about it came, if a later one shows that it was the last.
+def answer_at(answers: Iterable[AnswerRef], received_at: float) -> AnswerRef | None:
+    """The last answer of a session at the time of a signal about it, if a later answer shows that no other came between.
 
-    None: there was none yet, or the answer that was the last may not have been read yet.
+    None if the session had no answer yet, or if the last one may not have been read yet.
     """
     ordered = sorted(answers, key=lambda answer: answer.age)
     before = [answer for answer in ordered if time_of(answer.completion_id) <= received_at]
@@ -53,14 +51,14 @@ def answer_at(answers: Iterable[Answer], received_at: float) -> Answer | None:
 
 
 class Succession(NamedTuple):
-    """An answer that came next in the session of another."""
+    """An answer, and the one before it in the same session."""
 
     record: Generation
-    before: Answer
+    before: AnswerRef
 
 
 def names_of(record: Generation) -> list[KeyName]:
-    """The keys of a user's answer. Those that no table takes are none: they were too long, or hold a NUL."""
+    """The keys of a user's answer, without those that the database cannot store: too long, or with a NUL."""
     if record.purpose != "user":
         return []
     given = (("key", record.join_key), (SESSION, record.session_id))
@@ -71,11 +69,11 @@ def names_of(record: Generation) -> list[KeyName]:
     ]
 
 
-def assign(meant: dict[KeyName, Answer], records: Iterable[Generation]) -> list[Succession]:
-    """Make `meant` say which answer each key means, now that `records` arrived; returns who came after whom."""
+def assign(meant: dict[KeyName, AnswerRef], records: Iterable[Generation]) -> list[Succession]:
+    """Update `meant`, the answer of each key, with answers that arrived; returns the successions in sessions."""
     successions = []
     for record in records:
-        answer = Answer(record.completion_id, record.choice)
+        answer = AnswerRef(record.completion_id, record.choice)
         for name in names_of(record):
             before = meant.get(name)
             if before is not None and before.age >= answer.age:
@@ -87,17 +85,16 @@ def assign(meant: dict[KeyName, Answer], records: Iterable[Generation]) -> list[
 
 
 def follow_up_name(task: Task | None) -> str | None:
-    """The signal of a task that takes a user's next message, if there is one."""
+    """The name of the task's signal for the user's next message; None if it declares no such signal."""
     rules = task.signals.items() if task else ()
     return next((name for name, rule in rules if rule.means == "follow_up" and rule.type == "text"), None)
 
 
 def follow_up(succession: Succession, before: Generation, task: Task) -> Signal | None:
-    """What a user's next message says about the answer before it, as a signal.
+    """The user's next message as a signal about the answer before it.
 
-    None if the task does not listen, if that answer was of another one, or if the user said nothing new: the same
-    conversation sent again asks for another answer, and is no reply to this one. Neither is what answers a later turn,
-    which nobody was allowed to keep.
+    None if the task declares no such signal, if the earlier answer belongs to another task, or if the message is no reply to
+    it: the same conversation was sent again, or the message replies to a later answer that was not stored.
     """
     record, name = succession.record, follow_up_name(task)
     if name is None or before.task != record.task or before.tenant != record.tenant:
@@ -105,7 +102,7 @@ def follow_up(succession: Succession, before: Generation, task: Task) -> Signal 
     try:
         messages, earlier = record.open().messages, before.open()
     except InvalidRecord:
-        return None  # nobody knows what was said; rewards refuses the damaged one by name
+        return None  # the messages are unknown; rewards reports the damaged body
     text = _last_words(messages)
     if not text or messages == earlier.messages or _was_answered_since(messages, earlier.text):
         return None
@@ -123,7 +120,7 @@ def follow_up(succession: Succession, before: Generation, task: Task) -> Signal 
 
 
 def _was_answered_since(messages: list[dict[str, Any]], answer: str) -> bool:
-    """True if the conversation shows the answer, and another one after it."""
+    """True if the conversation contains the answer, and another one after it."""
     answers = [str(message.get("content")).strip() for message in messages if message.get("role") == "assistant"]
     return answer.strip() in answers[:-1] and answers[-1] != answer.strip()
 

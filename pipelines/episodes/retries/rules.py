@@ -1,9 +1,9 @@
-"""Which answers a client asked for again. Pure.
+"""Which answers were replaced because a client tried its request again. Pure.
 
-The OpenAI SDK tries a request up to three times and says which try it is, but not of which request. What it knows is the body:
-a later try replaces the answer to the same body, of the same key, that has a lower number and ended at most ten minutes before.
-Where several fit, that is the one with the highest number, and of those one that was cut rather than one that was whole: two
-users may ask the same.
+The OpenAI SDK tries a request up to three times. It sends the number of the try, but no id of the request, so tries are matched
+by their body: a later try replaces an answer to the same body and API key that has a lower number and ended at most ten minutes
+before. If several answers match, the one with the highest number is replaced; among those, one that was cut goes before a whole
+one, because two users may send the same body.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from contracts.records import Generation
+from pipelines.episodes.join import is_cut
 
 REPEAT_SECONDS = 600.0
-"""Counted from the end of the earlier try, which may be its client's whole patience."""
-SUPERSEDED = "superseded"
+"""Counted from the end of the earlier try, which may be as long as the time-out of the client."""
 RECEIVED = ("joined", "late", "conflict", "retracted")
-"""States of a signal that shows that somebody has the answer, and so that nothing replaced it."""
+"""A signal in one of these states shows that the client has the answer, so no later try replaced it."""
 
 
 class Try(NamedTuple):
-    """One completion of a request. Times: UTC epoch seconds. `is_cut`: it has no end that a client could have seen."""
+    """One completion of a request. Times: UTC epoch seconds. `is_cut`: the answer ended early, so no client saw its end."""
 
     completion_id: str
     number: int
@@ -31,7 +31,7 @@ class Try(NamedTuple):
 
 
 def try_of(choices: Iterable[Generation]) -> Try | None:
-    """All choices of one completion as a try; None if their client counts none."""
+    """All choices of one completion as a try; None if their client does not count tries."""
     records = list(choices)
     attempt = records[0].attempt if records else None
     if attempt is None:
@@ -45,13 +45,8 @@ def try_of(choices: Iterable[Generation]) -> Try | None:
     )
 
 
-def is_cut(record: Generation) -> bool:
-    """True if the answer has no end."""
-    return record.finish_reason in {"cancelled", "error"}
-
-
 def replaced(tries: Iterable[Try]) -> dict[str, str]:
-    """Of the tries of one request: completion id to that of the try which replaced it. Each try replaces one at most."""
+    """For the tries of one request: completion id to the id of the try that replaced it. Each try replaces one at most."""
     ordered = sorted(tries, key=lambda item: (item.started_at, item.completion_id))
     found: dict[str, str] = {}
     for later in ordered:

@@ -18,7 +18,7 @@ from contracts.records import Episode, Generation, Signal, encode
 from contracts.tables import dead_letter, generation, outbox, received_signal, score, signal
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
 from millrace import app
-from pipelines.episodes.handler import EpisodesHandler, Heard
+from pipelines.episodes.handler import EpisodesHandler, ReadRecord
 from rewards.worker import RewardsHandler
 from runtime.days import migrate
 from runtime.log.outbox import message
@@ -37,7 +37,10 @@ class Episodes(EpisodesHandler):
 
     def handle(self, connection: Connection, items: Any) -> list[Message]:
         for item in items:
-            if isinstance(item, Heard) and getattr(item.record, "id", getattr(item.record, "key", "")) in self.broken:
+            if (
+                isinstance(item, ReadRecord)
+                and getattr(item.record, "id", getattr(item.record, "key", "")) in self.broken
+            ):
                 raise KeyError(f"a fault of ours about {item.record.key}")
         return super().handle(connection, items)
 

@@ -1,38 +1,39 @@
-"""What a new revision leaves as it was, and what is counted."""
+"""What a batch writes, and what it counts."""
 
 from __future__ import annotations
 
-import pytest
 from sqlalchemy import select
 
-from contracts.ledger import PENDING
 from contracts.tables import generation_count
-from pipelines.episodes.handler import EpisodesHandler, Heard
-from pipelines.episodes.join import Standing
-from pipelines.episodes.samples import HeldGeneration, HeldSignal
+from pipelines.episodes.handler import EpisodesHandler, ReadRecord
+from pipelines.episodes.lifecycle import SampleState
+from pipelines.episodes.samples import HeldSignal, Samples, Tracked
 from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 
 
-@pytest.mark.parametrize(("writer", "state"), [("training", "trained"), ("rewards", PENDING)])
-def test_a_new_revision_opens_again_what_the_trainer_did_not_say(writer: str, state: str) -> None:
-    held = HeldGeneration(a_generation(), 0, 0.0, None, 1, "trained", standing=Standing(writer, 1, 1))
-    assert held.raise_revision() == 2
-    assert held.state == state
+def test_only_rows_that_differ_from_the_database_are_written() -> None:
+    rows: Tracked[str, int] = Tracked()
+    rows.read("same", 1)
+    rows.read("other", 1)
+    rows |= {"other": 2, "new": 3, "same": 1}
+    assert (rows.new, rows.changed) == ([3], [2])
 
 
-def test_a_signal_belongs_to_the_first_revision_that_holds_it() -> None:
-    held = HeldSignal(a_signal(a_generation()), "joined")
-    held.belong_to(1)
-    held.belong_to(2)
-    assert held.revision == 1
+def test_a_signal_belongs_to_the_first_revision_that_contains_it() -> None:
+    samples, about = Samples(), a_generation()
+    samples.states[about.completion_id, 0] = SampleState(about, 0, 0.0)
+    samples.read_signal(HeldSignal(a_signal(about), "joined"))
+    samples.sent((about.completion_id, 0), 1)
+    samples.sent((about.completion_id, 0), 2)
+    assert [held.revision for held in samples.signals.changed] == [1]
 
 
-def test_generations_that_the_log_holds_once_more_are_counted(database: Database) -> None:
+def test_generations_that_the_log_holds_twice_are_counted(database: Database) -> None:
     handler = EpisodesHandler({"booking": BOOKING_TASK})
     turn = a_generation()
-    heard = Heard(turn, (turn.completion_id, turn.choice), 0)
-    for items in ([heard, heard], [heard]):
+    item = ReadRecord(turn, (turn.completion_id, turn.choice), 0)
+    for items in ([item, item], [item]):
         with database.transaction() as connection:
             handler.handle(connection, items)
     with database.snapshot() as connection:

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from contracts.event_log import LogRecord
 from contracts.records import Experience
-from pipelines.episodes.retries.replacing import withdrawal
-from pipelines.episodes.samples import HeldGeneration
+from pipelines.episodes.lifecycle import SampleState, supersede
 from pipelines.training.intake import Intake, worth
 from pipelines.training.lessons import draw, lesson_fate, sample_fate
 from pipelines.training.state import Fate, TrainerState
@@ -51,10 +50,10 @@ def test_the_first_of_each_revision_wins_and_a_higher_one_replaces_it_in_place()
 
 def test_what_a_later_try_replaced_is_dropped_by_the_joins_withdrawal() -> None:
     about = a_generation()
-    held = HeldGeneration(about, 0, 100.0, None, revision=1)
-    held.set_aside("chatcmpl-later")
+    _, withdrawal = supersede(SampleState(about, 0, 100.0, None, revision=1), "chatcmpl-later", 110.0).sends
+    assert isinstance(withdrawal, Experience)
     intake = Intake(TrainerState())
-    read(intake, (at(0), item(about.key)), (at(1), withdrawal(held, 110.0)))
+    read(intake, (at(0), item(about.key)), (at(1), withdrawal))
     assert waiting(intake) == []
     read(intake, (at(2), item(about.key)), (at(3), item(about.key, 4)))
     assert waiting(intake) == [(about.key, 4)], "taken up again, it is learned as the newest revision"

@@ -18,7 +18,7 @@ from contracts.tables import verdict
 from contracts.tables.statements import insert_new
 from contracts.topics import EXPERIENCES, OUTCOMES
 from contracts.version_parents import stored_parents
-from pipelines.episodes.epochs.chain import Epoch, Epochs, best, valid_through
+from pipelines.episodes.epochs.chain import Epochs, EpochStart, best, valid_through
 from pipelines.training.checkpoint_names import highest_epoch
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
@@ -185,7 +185,7 @@ class World:
         """Rule 2 of decision 0001: of the trainer's words that hold, the one said last; nothing of what was taken back."""
         outcomes = [each for outcome in self.outcomes() for each in outcome.each()]
         started = [outcome for outcome in outcomes if outcome.state == "epoch_started"]
-        epochs = Epochs(valid_through(Epoch(item.epoch, item.previous, item.kept_sequence) for item in started))
+        epochs = Epochs(valid_through(EpochStart(item.epoch, item.previous, item.kept_sequence) for item in started))
         told: dict[str, list[Outcome]] = {}
         for outcome in outcomes:
             if outcome.key:

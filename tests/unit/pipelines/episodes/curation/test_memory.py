@@ -10,14 +10,14 @@ from contracts.records import Generation
 from contracts.tasks import Task
 from contracts.tasks.curation import CurationRule
 from pipelines.episodes.curation.curator import Curator
-from pipelines.episodes.curation.memory import Seen, Window, digest_of, hash_of
+from pipelines.episodes.curation.memory import PromptFeatures, PromptWindow, digest_of, hash_of
 from tests.fakes import asking
 
 WORDS = [f"word{number}" for number in range(2_000)]
 
 
-def seen(text: str = "", at: float = 0.0, topic: str = "a", language: str = "en", user: str = "ann") -> Seen:
-    return Seen(at, hash_of(text), digest_of(text), topic, language, user)
+def seen(text: str = "", at: float = 0.0, topic: str = "a", language: str = "en", user: str = "ann") -> PromptFeatures:
+    return PromptFeatures(at, hash_of(text), digest_of(text), topic, language, user)
 
 
 def a_text(seed: int, num_words: int = 60) -> str:
@@ -32,14 +32,14 @@ def changed(text: str, num_words: int) -> str:
 
 
 def test_equal_prompts_are_kept_so_often_and_forgotten_after_the_window() -> None:
-    window = Window(CurationRule(duplicates=2, window_seconds=100))
+    window = PromptWindow(CurationRule(duplicates=2, window_seconds=100))
     decisions = [window.admit(seen(text, at)) for at, text in enumerate(("A  table", "a table", "a TABLE", "other"))]
     assert decisions == [None, None, "duplicate", None]
     assert window.admit(seen("a table", 102.5)) is None
 
 
 def test_similar_prompts_are_found_and_different_ones_are_not() -> None:
-    window = Window(CurationRule(near_duplicates=1, window_seconds=1_000))
+    window = PromptWindow(CurationRule(near_duplicates=1, window_seconds=1_000))
     texts = [a_text(seed) for seed in range(100)]
     assert {window.admit(seen(text)) for text in texts} == {None}
     similar = [window.admit(seen(changed(text, 1))) for text in texts]
@@ -49,28 +49,28 @@ def test_similar_prompts_are_found_and_different_ones_are_not() -> None:
 
 
 def test_what_is_forgotten_is_forgotten_whole() -> None:
-    window = Window(CurationRule(near_duplicates=1, duplicates=1, max_per_user=5, window_seconds=10))
+    window = PromptWindow(CurationRule(near_duplicates=1, duplicates=1, max_per_user=5, window_seconds=10))
     for number in range(50):
         assert window.admit(seen(a_text(number), at=100.0 * number)) is None
     assert (len(window._kept), len(window._bands), len(window._texts), len(window._users)) == (1, 16, 1, 1)
 
 
 def test_no_user_and_no_topic_takes_more_than_its_share() -> None:
-    window = Window(CurationRule(max_per_user=3))
+    window = PromptWindow(CurationRule(max_per_user=3))
     assert [window.admit(seen(str(number))) for number in range(4)][-2:] == [None, "user_quota"]
-    window = Window(CurationRule(max_topic_share=0.5))
+    window = PromptWindow(CurationRule(max_topic_share=0.5))
     topics = ["a"] * 90 + ["b"] * 60 + ["a"] * 20
     kept = [topic for topic in topics if window.admit(seen(topic=topic)) is None]
     assert kept.count("a") <= 90
     assert kept.count("b") == 60
-    window = Window(CurationRule(max_language_share=0.6))
+    window = PromptWindow(CurationRule(max_language_share=0.6))
     languages = ["en", "en", "en", "de"] * 100
     kept = [code for code in languages if window.admit(seen(language=code)) is None]
     assert kept.count("en") / len(kept) == pytest.approx(0.6, abs=0.02)
 
 
 def decision(curator: Curator, record: Generation) -> str | None:
-    prompt = curator.look(record)
+    prompt = curator.check(record)
     return curator.decide(record, prompt) if prompt else None
 
 
@@ -106,8 +106,8 @@ def test_a_user_of_the_same_name_at_another_tenant_is_somebody_else() -> None:
 
 
 def test_sentinels_and_tasks_without_rules_are_not_curated() -> None:
-    assert a_curator(max_characters=1).look(asking("hello", purpose="sentinel")) is None
-    assert a_curator().look(asking("hello")) is None
+    assert a_curator(max_characters=1).check(asking("hello", purpose="sentinel")) is None
+    assert a_curator().check(asking("hello")) is None
 
 
 def test_the_answer_decides_nothing() -> None:

@@ -6,43 +6,46 @@ import pytest
 
 from contracts.ledger import NO_END
 from contracts.records import Outcome
-from pipelines.episodes.epochs.chain import Change, Epoch, Epochs, best, changes, valid_through
+from pipelines.episodes.epochs.chain import Epochs, EpochStart, LedgerChange, best, changes, valid_through
 
 
 @pytest.mark.parametrize(
     ("epochs", "wanted"),
     [
         ([], {}),
-        ([Epoch(1, None, 0)], {1: NO_END}),
+        ([EpochStart(1, None, 0)], {1: NO_END}),
         # A restart keeps what the checkpoint holds, a second one what that held.
-        ([Epoch(1, None, 0), Epoch(2, 1, 5), Epoch(3, 2, 9)], {1: 5, 2: 9, 3: NO_END}),
+        ([EpochStart(1, None, 0), EpochStart(2, 1, 5), EpochStart(3, 2, 9)], {1: 5, 2: 9, 3: NO_END}),
         # The newest checkpoint of epoch 2 was refused: epoch 3 goes on from one of epoch 1.
-        ([Epoch(1, None, 0), Epoch(2, 1, 5), Epoch(3, 1, 4)], {1: 4, 2: -1, 3: NO_END}),
+        ([EpochStart(1, None, 0), EpochStart(2, 1, 5), EpochStart(3, 1, 4)], {1: 4, 2: -1, 3: NO_END}),
         # Later it can be read again: its story is the last one.
-        ([Epoch(1, None, 0), Epoch(2, 1, 5), Epoch(3, 1, 4), Epoch(4, 2, 7)], {1: 5, 2: 7, 3: -1, 4: NO_END}),
+        ([EpochStart(1, None, 0), EpochStart(2, 1, 5), EpochStart(3, 1, 4), EpochStart(4, 2, 7)], {1: 5, 2: 7, 3: -1, 4: NO_END}),
         # Everything is told again: nothing older counts.
-        ([Epoch(7, None, 0), Epoch(9, None, 0)], {7: -1, 9: NO_END}),
-        ([Epoch(7, None, -1), Epoch(9, 7, -1)], {7: -1, 9: NO_END}),
+        ([EpochStart(7, None, 0), EpochStart(9, None, 0)], {7: -1, 9: NO_END}),
+        ([EpochStart(7, None, -1), EpochStart(9, 7, -1)], {7: -1, 9: NO_END}),
         # What no trainer says: a circle, a predecessor that never began, less kept later than earlier.
-        ([Epoch(1, 2, 5), Epoch(2, 2, 5)], {1: -1, 2: NO_END}),
-        ([Epoch(3, 2, 5)], {3: NO_END}),
-        ([Epoch(1, None, 0), Epoch(2, 1, 9), Epoch(3, 2, 4)], {1: 4, 2: 4, 3: NO_END}),
+        ([EpochStart(1, 2, 5), EpochStart(2, 2, 5)], {1: -1, 2: NO_END}),
+        ([EpochStart(3, 2, 5)], {3: NO_END}),
+        ([EpochStart(1, None, 0), EpochStart(2, 1, 9), EpochStart(3, 2, 4)], {1: 4, 2: 4, 3: NO_END}),
     ],
 )  # fmt: skip
-def test_how_far_each_epoch_holds(epochs: list[Epoch], wanted: dict[int, int]) -> None:
+def test_how_far_each_epoch_holds(epochs: list[EpochStart], wanted: dict[int, int]) -> None:
     assert valid_through(epochs) == wanted
     assert valid_through(reversed(epochs)) == wanted
 
 
 def test_what_changes_is_what_began_or_ceased_to_hold() -> None:
     before = Epochs({1: 5, 2: NO_END})
-    assert changes(before, Epochs({1: 5, 2: 9, 3: NO_END}), [3]) == [Change(2, 9, NO_END)]
+    assert changes(before, Epochs({1: 5, 2: 9, 3: NO_END}), [3]) == [LedgerChange(2, 9, NO_END)]
     assert changes(before, Epochs({1: 4, 2: -1, 3: NO_END}), []) == [
-        Change(1, 4, 5),
-        Change(2, -1, NO_END),
+        LedgerChange(1, 4, 5),
+        LedgerChange(2, -1, NO_END),
     ]
     # Epoch 3 was believed because it was the newest, and another one began first.
-    assert changes(before, Epochs({1: 5, 2: 9, 4: NO_END}), [3]) == [Change(2, 9, NO_END), Change(3, -1, NO_END)]
+    assert changes(before, Epochs({1: 5, 2: 9, 4: NO_END}), [3]) == [
+        LedgerChange(2, 9, NO_END),
+        LedgerChange(3, -1, NO_END),
+    ]
 
 
 def test_an_epoch_that_is_newer_than_all_is_beginning_and_an_older_unknown_one_is_void() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from contracts.records import GenerationBody, seal_body
-from pipelines.episodes.keys.rules import MAX_FOLLOW_UP, Answer, KeyName, Succession, assign, follow_up, names_of
+from pipelines.episodes.keys.rules import MAX_FOLLOW_UP, AnswerRef, KeyName, Succession, assign, follow_up, names_of
 from tests.fakes import a_generation, asking
 from tests.unit.pipelines.episodes.bench import a_task
 
@@ -45,22 +45,22 @@ def test_a_key_means_its_newest_answer_in_whatever_order_they_arrive() -> None:
         for completion_id, choice in [(IDS[0], 0), (IDS[1], 0), (IDS[1], 1)]
     ]
     for order in itertools.permutations(answers):
-        meant: dict[KeyName, Answer] = {}
+        meant: dict[KeyName, AnswerRef] = {}
         assign(meant, order)
-        assert meant == {KeyName("default", "key", "k"): Answer(IDS[1], 0)}
+        assert meant == {KeyName("default", "key", "k"): AnswerRef(IDS[1], 0)}
 
 
 def test_only_a_later_answer_of_a_session_comes_after_another() -> None:
     turns = [a_generation(completion_id=completion_id, session_id="s", join_key="k") for completion_id in IDS]
     second_choice = a_generation(completion_id=IDS[2], choice=1, session_id="s")
-    meant: dict[KeyName, Answer] = {}
-    assert assign(meant, [turns[1], turns[0], turns[2], second_choice]) == [Succession(turns[2], Answer(IDS[1], 0))]
+    meant: dict[KeyName, AnswerRef] = {}
+    assert assign(meant, [turns[1], turns[0], turns[2], second_choice]) == [Succession(turns[2], AnswerRef(IDS[1], 0))]
 
 
 def test_a_follow_up_is_what_the_user_said_next() -> None:
     before = a_generation(body=said("a table", "yes"), session_id="s")
     after = a_generation(body=said("a table", "yes", "no!" * 1000), session_id="s", person="ann", created_at=120.0)
-    signal = follow_up(Succession(after, Answer(before.completion_id, 0)), before, TASK)
+    signal = follow_up(Succession(after, AnswerRef(before.completion_id, 0)), before, TASK)
     assert signal is not None
     assert (signal.id, signal.key, signal.name) == (f"follow_up:{before.key}", before.key, "reply")
     assert (signal.value, signal.at, signal.received_at) == (("no!" * 1000)[:MAX_FOLLOW_UP], 120.0, 120.0)
@@ -82,7 +82,7 @@ def test_a_follow_up_is_what_the_user_said_next() -> None:
 def test_nothing_else_follows_up(changes: dict[str, Any], task: Any) -> None:
     before = a_generation(body=said("a table"))
     after = a_generation(**{"body": said("a table", "yes", "no")} | changes)
-    assert follow_up(Succession(after, Answer(before.completion_id, 0)), before, task) is None
+    assert follow_up(Succession(after, AnswerRef(before.completion_id, 0)), before, task) is None
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_words_about_an_answer_that_is_not_kept_are_not_about_the_one_before(
         talk += [{"role": "assistant", "content": answer}, {"role": "user", "content": f"no {number}"}]
     body = GenerationBody(messages=talk, text="", prompt_ids=b"", completion_ids=b"", logprobs=b"")
     after = a_generation(body=seal_body(body))
-    assert (follow_up(Succession(after, Answer(before.completion_id, 0)), before, TASK) is not None) == follows
+    assert (follow_up(Succession(after, AnswerRef(before.completion_id, 0)), before, TASK) is not None) == follows
 
 
 @pytest.mark.parametrize("person", [None, "a\0b"])
 def test_a_person_nobody_named_is_none(person: str | None) -> None:
     before, after = a_generation(body=said("a")), a_generation(body=said("a", "b", "c"), person=person)
-    signal = follow_up(Succession(after, Answer(before.completion_id, 0)), before, TASK)
+    signal = follow_up(Succession(after, AnswerRef(before.completion_id, 0)), before, TASK)
     assert signal is not None
     assert signal.submitter.id == "follow_up"

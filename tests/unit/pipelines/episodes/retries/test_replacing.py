@@ -11,7 +11,7 @@ from sqlalchemy import select
 from contracts.ledger import generation_counts
 from contracts.records import Attempt, Experience, Generation, Outcome
 from contracts.tables import generation, signal
-from pipelines.episodes.retries.rules import SUPERSEDED
+from pipelines.episodes.join import SUPERSEDED
 from runtime.database import Database
 from tests.fakes import a_generation, a_signal
 from tests.unit.pipelines.episodes.bench import Join, a_task

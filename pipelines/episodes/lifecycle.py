@@ -1,0 +1,233 @@
+"""The life of one sample: its phases, and what each event makes of it. Pure.
+
+    arrive ──▶ NAMED         its outcome is known at once: cancelled, or filtered (rollouts and shadows are scored all the same)
+       │
+       ╰─────▶ WAITING       for signals, until a decisive one comes or its window closes; then it is sent as an episode
+                  │
+                  ├──▶ PROVISIONAL   sent, but a slower signal may still come; the close of its window sends the last revision
+                  ╰──▶ FINAL         sent, and no window is open; only new evidence sends another revision
+
+    any of these ──▶ SUPERSEDED      a later try of the request replaced the answer
+                         ╰──▶ WAITING or NAMED, if a signal shows that the client has the answer after all
+
+Each event is a function that returns the next state and the records to send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from contracts.ledger import PENDING
+from contracts.records import Episode, Experience, Generation, Outcome, Signal, State
+from contracts.tasks import Task
+from pipelines.episodes import join
+from pipelines.episodes.epochs.chain import LedgerEntry
+
+Key = tuple[str, int]
+"""Completion id and choice."""
+Fate = tuple[State, str]
+"""State and reason of an outcome."""
+_SCORED_WITHOUT_SIGNALS = frozenset(("rollout", "shadow"))  # the gate grades its sentinels itself
+
+
+class Phase(Enum):
+    """See the module docstring."""
+
+    NAMED = auto()
+    WAITING = auto()
+    PROVISIONAL = auto()
+    FINAL = auto()
+    SUPERSEDED = auto()
+
+
+class SampleState(NamedTuple):
+    """A generation and where it stands: one row of the table `generation`. Times: UTC epoch seconds."""
+
+    record: Generation
+    partition: int
+    joined_at: float
+    closes_at: float | None = None
+    """When its next episode is due without any further signal; None once its last window has closed."""
+    revision: int = 0
+    """Of the newest episode or outcome; 0 before the first episode, and for what was named at arrival."""
+    ledger: LedgerEntry = LedgerEntry()
+    superseded_by: str | None = None
+    """Completion id of the later try that replaced it; empty if one had, until a signal showed that it was received."""
+
+    @property
+    def key(self) -> Key:
+        """Completion id and choice."""
+        return self.record.completion_id, self.record.choice
+
+
+class Facts(NamedTuple):
+    """What a transition may look at. `task`: None if it was removed; `signals`: those that count, oldest first."""
+
+    task: Task | None
+    signals: Sequence[Signal]
+    now: float
+
+
+class Step(NamedTuple):
+    """The next state of a sample, and the records to send, in order."""
+
+    sample: SampleState
+    sends: tuple[Episode | Experience | Outcome, ...] = ()
+
+
+def phase_of(sample: SampleState, task: Task | None) -> Phase:
+    """The phase of a sample, as its row and its task tell it."""
+    if sample.superseded_by:
+        return Phase.SUPERSEDED
+    if sample.closes_at is None:
+        return Phase.FINAL if sample.revision else Phase.NAMED
+    if sample.revision == 0:
+        return Phase.WAITING
+    if task is None:
+        return Phase.FINAL
+    was_superseded = sample.superseded_by is not None
+    if was_superseded and sample.closes_at <= join.first_close(sample.record, task, is_decided=False):
+        return Phase.WAITING
+    # Rows from releases without slower windows keep the end of the task's own window: nothing was provisional then.
+    return Phase.PROVISIONAL if sample.closes_at > join.deadline(sample.record, task) else Phase.FINAL
+
+
+def fate_of(record: Generation, task: Task | None) -> Fate | None:
+    """The outcome that a generation has from the start; None if it waits for signals."""
+    if record.finish_reason == "cancelled":
+        return "cancelled", "client_left"
+    if record.finish_reason == "error":
+        return "cancelled", "engine_failed"
+    if task is None:
+        return "filtered", "unknown_task"
+    return ("filtered", record.purpose) if record.purpose != "user" else None
+
+
+def arrive(sample: SampleState, facts: Facts, fate: Fate | None) -> Step:
+    """A generation was read for the first time. `fate`: its outcome, if it will not wait for signals."""
+    if fate is None:
+        return _wait(sample, facts)
+    named = outcome_of(sample.record, *fate, 1, facts.now)
+    if facts.task is None or fate[0] != "filtered" or sample.record.purpose not in _SCORED_WITHOUT_SIGNALS:
+        return Step(sample, (named,))
+    sent = _send(sample, facts, "window")
+    return sent._replace(sends=(named, *sent.sends))
+
+
+def hear(sample: SampleState, facts: Facts) -> Step:
+    """The signals that count have changed: the first episode may be due, and after it each change is a new revision."""
+    record, task, phase = sample.record, facts.task, phase_of(sample, facts.task)
+    if task is None or record.purpose != "user" or join.is_cut(record) or phase in {Phase.NAMED, Phase.SUPERSEDED}:
+        return Step(sample)
+    if phase is not Phase.WAITING:
+        return _send(sample, facts, "decisive")
+    is_decided = join.is_decisive(task, record, facts.signals)
+    if is_decided and join.quarantined_until(record, task) <= facts.now:
+        return _send(sample, facts, "decisive")
+    return Step(sample._replace(closes_at=join.first_close(record, task, is_decided=is_decided)))
+
+
+def close(sample: SampleState, facts: Facts) -> Step:
+    """The time `closes_at` has come: send the first episode, or the last revision after a provisional one."""
+    task, phase = facts.task, phase_of(sample, facts.task)
+    if phase is Phase.WAITING:
+        is_decided = task is not None and join.is_decisive(task, sample.record, facts.signals)
+        return _send(sample, facts, "decisive" if is_decided else "window")
+    if phase is Phase.PROVISIONAL:
+        return _send(sample, facts, "window")
+    closed = sample._replace(closes_at=None)
+    if phase is Phase.SUPERSEDED:  # its outcome was in a log that was lost
+        return Step(closed, (outcome_of(sample.record, "filtered", join.SUPERSEDED, sample.revision, facts.now),))
+    return Step(closed)
+
+
+def supersede(sample: SampleState, later: str, now: float) -> Step:
+    """A later try replaced the answer. `later`: the completion id of that try."""
+    if sample.superseded_by:
+        return Step(sample._replace(superseded_by=later))
+    # What was named at its arrival was named as revision 1.
+    aside = _raised(sample._replace(revision=max(1, sample.revision), superseded_by=later, closes_at=None))
+    named = outcome_of(sample.record, "filtered", join.SUPERSEDED, aside.revision, now)
+    return Step(aside, (named, _withdrawal(aside, now)) if sample.revision else (named,))
+
+
+def resume(sample: SampleState, facts: Facts) -> Step:
+    """A signal shows that the client has the answer after all: it waits again, or has the outcome of its arrival again."""
+    resumed, fate = _raised(sample._replace(superseded_by="")), fate_of(sample.record, facts.task)
+    if fate is None:
+        return _wait(resumed, facts)
+    return Step(resumed, (outcome_of(sample.record, *fate, resumed.revision, facts.now),))
+
+
+def outcome_of(record: Generation, state: State, reason: str, revision: int, now: float) -> Outcome:
+    """An outcome that episodes writes."""
+    return Outcome(
+        key=record.key, revision=revision, epoch=0, state=state, reason=reason, writer="episodes", at=now
+    )  # fmt: skip
+
+
+def _wait(sample: SampleState, facts: Facts) -> Step:
+    if facts.task is None:
+        return Step(sample)
+    return hear(sample._replace(closes_at=join.first_close(sample.record, facts.task, is_decided=False)), facts)
+
+
+def _raised(sample: SampleState) -> SampleState:
+    """The next revision: its state is open again, unless the trainer decided it."""
+    ledger = sample.ledger
+    if ledger.state_writer != "training":
+        ledger = ledger._replace(state=PENDING, state_reason="")
+    return sample._replace(revision=sample.revision + 1, ledger=ledger)
+
+
+def _send(sample: SampleState, facts: Facts, reason: Literal["decisive", "window"]) -> Step:
+    record = sample.record
+    # Only a user's answer is judged by signals; the others are scored by their text alone.
+    task, signals = (facts.task, facts.signals) if record.purpose == "user" else (None, ())
+    expected = join.last_close(record, task, signals) if task else None
+    closes_at = expected if expected is not None and expected > facts.now else None
+    sent = _raised(sample)._replace(closes_at=closes_at)
+    episode = Episode(
+        key=record.key,
+        revision=sent.revision,
+        reason=reason,
+        turns=(record,),
+        signals=tuple(map(_as_evidence, signals)),
+        closed_at=facts.now,
+        provisional=closes_at is not None,
+    )
+    return Step(sent, (episode,))
+
+
+def _as_evidence(signal: Signal) -> Signal:
+    """The part of a signal that graders see. Comments are for people; a hundred long ones would not fit into the log."""
+    if signal.comment is None and signal.metadata is None:
+        return signal
+    return msgspec.structs.replace(signal, comment=None, metadata=None)
+
+
+def _withdrawal(sample: SampleState, now: float) -> Experience:
+    """A later revision without a reward, so that training drops the earlier one."""
+    record = sample.record
+    return Experience(
+        key=record.key,
+        revision=sample.revision,
+        policy=record.policy,
+        task=record.task,
+        task_hash=record.task_hash,
+        tenant=record.tenant,
+        purpose=record.purpose,
+        baseline_key=record.task,
+        segments=(),
+        scores=(),
+        reward=None,
+        status="unlabelled",
+        generated_at=record.created_at,
+        scored_at=now,
+        engine=record.engine,
+        dtype=record.dtype,
+    )
