@@ -1,1 +1,1 @@
-"""What an operator looks at and decides."""
+"""The web pages where operators watch the loop and move versions, and where an app sees its own numbers."""

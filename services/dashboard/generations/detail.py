@@ -1,4 +1,4 @@
-"""What became of one answer, as a story in the order of time. Pure."""
+"""The history of one answer as a list of events in the order of time. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EDITED = 200
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the time line. `detail` are people's or models' words: text, never markup."""
+    """One event. `detail` holds words of people or models: text, never markup."""
 
     at: float
     kind: str
@@ -34,7 +34,7 @@ class PromptMessage(msgspec.Struct, frozen=True):
 
 
 def story(whole: AnswerRecord) -> list[Event]:
-    """Answer, join, signals, scores and outcomes; what happened first comes first."""
+    """Answer, join, signals, scores and outcomes, oldest first."""
     created = whole.head.created_at
     made = f"{whole.head.purpose} request, arm {whole.head.arm}, v{whole.head.version}"
     events = [
@@ -49,7 +49,7 @@ def story(whole: AnswerRecord) -> list[Event]:
 
 
 def messages(raw: list[dict[str, Any]]) -> list[PromptMessage]:
-    """Role and text of each; parts and calls of tools as JSON."""
+    """Role and text of each message; content parts and tool calls as JSON."""
     shown = []
     for message in raw:
         content = message.get("content")
@@ -61,7 +61,7 @@ def messages(raw: list[dict[str, Any]]) -> list[PromptMessage]:
 
 
 def excerpt(raw: list[dict[str, Any]], length: int = EDITED) -> str:
-    """The last thing a user said, cut to what fits a row."""
+    """The last message of the user, shortened to fit a row."""
     said = [message.content for message in messages(raw) if message.role == "user"]
     return cut(said[-1], length) if said else ""
 
@@ -106,7 +106,7 @@ def _score(row: Any) -> Event:
 
 def _outcome(row: Any) -> Event:
     version = f"first in v{row.version}" if row.version is not None else ""
-    notes = [version, row.reason, f"revision {row.revision}", f"epoch {row.epoch}", f"said by {row.writer}"]
+    notes = [version, row.reason, f"revision {row.revision}", f"epoch {row.epoch}", f"written by {row.writer}"]
     return Event(
         at=row.at,
         kind="outcome",

@@ -1,15 +1,17 @@
-"""Answers, newest first, page by page; and one answer with all that became of it.
+"""Pages of answers, newest first; and one answer with its signals, scores and outcomes.
 
-A page walks down the index of times and stops after `MAX_LOOKED` rows, found or not: the cost of a search does not
-grow with the table. The next page goes on where this one stopped.
+A page walks down the index of times and stops after `MAX_LOOKED` rows, whether it found enough or not: the cost of a search does not grow
+with the table. The next page continues where this one stopped.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, Row, Select, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, func, select, tuple_
 
 from contracts.errors import InvalidRecord
 from contracts.ids import sample_key
@@ -26,17 +28,9 @@ MAX_SCORES = 50
 MAX_OUTCOMES = 100
 
 _ORDER = (generation.c.created_at, generation.c.completion_id, generation.c.choice)
-_HEAD = (
-    generation.c.completion_id,
-    generation.c.choice,
-    generation.c.task,
-    generation.c.purpose,
-    generation.c.arm,
-    generation.c.version,
-    generation.c.created_at,
-    generation.c.state_reason,
-    generation.c.state_version,
-)
+_HEAD = generation.c[
+    "completion_id", "choice", "task", "purpose", "arm", "version", "created_at", "state_reason", "state_version"
+]
 
 
 class Cursor(NamedTuple):
@@ -48,7 +42,7 @@ class Cursor(NamedTuple):
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """What to look for; empty fields ask nothing. `before` is UTC epoch seconds, `completion` the beginning of an id."""
+    """What to look for; an empty field matches every answer. `before` is in UTC epoch seconds, `completion` the beginning of an id."""
 
     completion: str = ""
     state: str = ""
@@ -57,21 +51,16 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     before: float | None = None
 
-    @property
-    def is_empty(self) -> bool:
-        """Nothing is asked."""
-        return self == Search()
-
 
 class SearchHit(NamedTuple):
-    """One row of a page. `body` None: its record cannot be read here."""
+    """One row of a page. `body` None: this process cannot read the record."""
 
     head: Row[Any]
     body: GenerationBody | None
 
 
 class Page(NamedTuple):
-    """`after` None: there is nothing older. `num_looked` None: every row was found by what was asked."""
+    """`after` None: there are no older answers. `num_looked`: how many answers a search read before it ended."""
 
     rows: list[SearchHit]
     after: Cursor | None
@@ -79,7 +68,7 @@ class Page(NamedTuple):
 
 
 class AnswerRecord(NamedTuple):
-    """One answer. `record` None: `problem` says why it cannot be read."""
+    """One answer and its history. `record` None: `problem` is the reason why it cannot be read."""
 
     head: Any
     record: Generation | None
@@ -94,10 +83,20 @@ class AnswerRecord(NamedTuple):
 
 
 def find_page(connection: Connection, search: Search, after: Cursor | None = None, most: int | None = None) -> Page:
-    """The newest answers that fit, older than `after`, among the next `most`."""
-    if search.text:
-        return _read_page(connection, search, after, most or MAX_READ)
-    return _head_page(connection, search, after, most or MAX_LOOKED)
+    """The newest answers that match, older than `after`, among the next `most` answers."""
+    most = most or (MAX_READ if search.text else MAX_LOOKED)
+    walk = _walk(search, after, most)
+    looked = walk.subquery()
+    matching = select(looked).where(*_conditions(search, looked.c)).order_by(*_newest_first(looked.c))
+    heads = list(connection.execute(matching if search.text else matching.limit(PAGE + 1)))
+    hits = list(islice(_hits(connection, heads, search.text.casefold()), PAGE + 1))
+    if len(hits) > PAGE:
+        return Page(hits[:PAGE], _cursor(hits[PAGE - 1].head))
+    edge = connection.execute(walk.offset(most - 1).limit(1)).one_or_none()
+    if edge is not None:
+        return Page(hits, _cursor(edge), most)
+    num_looked = connection.execute(select(func.count()).select_from(looked)).scalar_one() if search.text else None
+    return Page(hits, None, num_looked)
 
 
 def find_answer(connection: Connection, completion_id: str, choice: int) -> AnswerRecord | None:
@@ -112,70 +111,33 @@ def find_answer(connection: Connection, completion_id: str, choice: int) -> Answ
     key = sample_key(completion_id, choice)
     siblings = select(generation.c.choice).where(generation.c.completion_id == completion_id)
     choices = list(connection.execute(siblings.order_by(generation.c.choice)).scalars())
-    signals, scores, outcomes = _signals(completion_id, choice), _scores(key), _outcomes(key)
-    return AnswerRecord(
-        head,
-        record,
-        problem,
-        choices,
-        list(connection.execute(signals)),
-        list(connection.execute(scores)),
-        list(connection.execute(outcomes)),
-    )
+    histories = (_signals(completion_id, choice), _scores(key), _outcomes(key))
+    return AnswerRecord(head, record, problem, choices, *(list(connection.execute(rows)) for rows in histories))
 
 
-def _head_page(connection: Connection, search: Search, after: Cursor | None, most: int) -> Page:
-    walk = _walk(search, after, most)
-    looked = walk.subquery()
-    asked = _asked(search, looked.c)
-    statement = select(looked).where(*asked).order_by(*_newest_first(looked.c)).limit(PAGE + 1)
-    heads = list(connection.execute(statement))
-    last: Cursor | None = None
-    num_looked: int | None = None
-    if len(heads) > PAGE:
-        heads = heads[:PAGE]
-        last = _cursor(heads[-1])
-    elif (edge := connection.execute(walk.offset(most - 1).limit(1)).one_or_none()) is not None:
-        last, num_looked = _cursor(edge), most
-    bodies = _bodies(connection, heads)
-    return Page([SearchHit(head, bodies.get((head.completion_id, head.choice))) for head in heads], last, num_looked)
-
-
-def _read_page(connection: Connection, search: Search, after: Cursor | None, most: int) -> Page:
-    """The text is compressed: bodies are opened one by one, and no more than `most` of them."""
-    looked = _walk(search, after, most).subquery()
-    found: list[SearchHit] = []
-    wanted, num_read = search.text.casefold(), 0
-    last: Cursor | None = None
-    records = generation.c
-    statement = select(looked, records.record).join(
-        generation, (records.completion_id == looked.c.completion_id) & (records.choice == looked.c.choice)
-    )
-    ordered = statement.order_by(*_newest_first(looked.c)).execution_options(yield_per=100)
-    for row in connection.execute(ordered):
-        last, num_read = _cursor(row), num_read + 1
-        if not _fits(search, row):
-            continue
-        body = _body(row.record)
-        if body is not None and wanted in _words(body):
-            found.append(SearchHit(row, body))
-            if len(found) == PAGE:
-                return Page(found, last, num_read)
-    return Page(found, last if num_read == most else None, num_read)
+def _hits(connection: Connection, heads: list[Row[Any]], text: str) -> Iterator[SearchHit]:
+    """Heads with their bodies; with a text, only bodies that contain it. Bodies are compressed, so few are opened at a time."""
+    for start in range(0, len(heads), PAGE):
+        batch = heads[start : start + PAGE]
+        bodies = _bodies(connection, batch)
+        for head in batch:
+            body = bodies.get((head.completion_id, head.choice))
+            if not text or (body is not None and text in _words(body)):
+                yield SearchHit(head, body)
 
 
 def _walk(search: Search, after: Cursor | None, limit: int) -> Select[Any]:
-    """The newest rows below a place, whatever they are."""
+    """The newest rows below a cursor, matching or not."""
     newest_first = _newest_first(generation.c)
     statement = select(*_HEAD, effective_state().label("state")).order_by(*newest_first)
     if search.completion:
-        # Ids are hexadecimal and "~" sorts behind all of that: a range of the primary key.
+        # "~" sorts behind every character of an id, so this is a range of the primary key.
         end = f"{search.completion}~"
         statement = statement.where(generation.c.completion_id >= search.completion, generation.c.completion_id < end)
     if search.before is not None:
         statement = statement.where(generation.c.created_at < search.before)
     if after is not None:
-        # The bare time lets the index begin there; the tuple settles who shares it.
+        # The plain comparison lets the index start at that time; the tuple orders rows of the same time.
         statement = statement.where(generation.c.created_at <= after.at, tuple_(*_ORDER) < tuple_(*after))
     return statement.limit(limit)
 
@@ -184,17 +146,9 @@ def _newest_first(columns: Any) -> list[ColumnElement[Any]]:
     return [columns[name].desc() for name in ("created_at", "completion_id", "choice")]
 
 
-def _asked(search: Search, columns: Any) -> list[ColumnElement[bool]]:
+def _conditions(search: Search, columns: Any) -> list[ColumnElement[bool]]:
     wanted = {"state": search.state or None, "task": search.task or None, "version": search.version}
     return [columns[name] == value for name, value in wanted.items() if value is not None]
-
-
-def _fits(search: Search, row: Row[Any]) -> bool:
-    return (
-        search.state in {"", row.state}
-        and search.task in {"", row.task}
-        and (search.version is None or search.version == row.version)
-    )
 
 
 def _cursor(row: Row[Any]) -> Cursor:
@@ -230,48 +184,17 @@ def _words(body: GenerationBody) -> str:
 
 def _signals(completion_id: str, choice: int) -> Select[Any]:
     columns = signal.c
-    return (
-        select(
-            columns.id,
-            columns.tenant,
-            columns.name,
-            columns.submitter,
-            columns.at,
-            columns.received_at,
-            columns.state,
-            columns.reason,
-            columns.revision,
-            columns.record,
-        )
-        .where(columns.completion_id == completion_id, columns.choice == choice)
-        .order_by(columns.received_at, columns.id)
-        .limit(MAX_SIGNALS)
-    )
+    names = columns["id", "tenant", "name", "submitter", "at", "received_at", "state", "reason", "revision", "record"]
+    mine = select(*names).where(columns.completion_id == completion_id, columns.choice == choice)
+    return mine.order_by(columns.received_at, columns.id).limit(MAX_SIGNALS)
 
 
 def _scores(key: str) -> Select[Any]:
-    columns = score.c
-    return (
-        select(columns.revision, columns.reward, columns.status, columns.fault, columns.components, columns.at)
-        .where(columns.key == key)
-        .order_by(columns.revision)
-        .limit(MAX_SCORES)
-    )
+    columns = score.c["revision", "reward", "status", "fault", "components", "at"]
+    return select(*columns).where(score.c.key == key).order_by(score.c.revision).limit(MAX_SCORES)
 
 
 def _outcomes(key: str) -> Select[Any]:
-    columns = outcome.c
-    return (
-        select(
-            columns.revision,
-            columns.epoch,
-            columns.state,
-            columns.reason,
-            columns.version,
-            columns.writer,
-            columns.at,
-        )
-        .where(columns.key == key)
-        .order_by(columns.at, columns.epoch, columns.revision)
-        .limit(MAX_OUTCOMES)
-    )
+    columns = outcome.c["revision", "epoch", "state", "reason", "version", "writer", "at"]
+    oldest = outcome.c["at", "epoch", "revision"]
+    return select(*columns).where(outcome.c.key == key).order_by(*oldest).limit(MAX_OUTCOMES)

@@ -1,4 +1,4 @@
-"""The Generations pages. The transaction ends here."""
+"""The Generations pages. Transactions begin and end here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Choice = Annotated[int, Path(ge=0, le=MAX_INT32)]
 
 
 class SearchForm(BaseModel):
-    """The fields of the search form as they were typed, and `after`, where the page begins."""
+    """The fields of the search form as they were typed, and `after`, the cursor where the page begins."""
 
     completion: Text = ""
     state: Text = ""
@@ -39,7 +39,7 @@ class SearchForm(BaseModel):
     after: Text = ""
 
     def search(self) -> Search:
-        """What they ask. Raises InvalidValue."""
+        """The fields as values. Raises InvalidValue."""
         return Search(
             completion=self.completion,
             state=self.state,
@@ -74,9 +74,9 @@ def search(request: Request, session: OperatorReader, asked: Annotated[SearchFor
 
 @router.get("/{completion_id}/{choice}")
 def show(request: Request, session: OperatorReader, completion_id: str, choice: Choice) -> Response:
-    """One answer with all that became of it."""
+    """One answer with its signals, scores and outcomes."""
     with request.app.state.database.snapshot() as connection:
-        # What is no id is in no table, and not every text can be asked for.
+        # A text that is not an id is in no table, and the database may refuse it in a query.
         whole = find_answer(connection, completion_id, choice) if is_completion_id(completion_id) else None
     if whole is None:
         raise NotFound(
@@ -112,7 +112,7 @@ def _number(text: str) -> int | None:
     if not text:
         return None
     number = text.removeprefix("v")
-    # A base that nobody trained is version -1 of a record without spans.
+    # Records without spans have version -1.
     if not (number.isascii() and number.removeprefix("-").isdecimal() and abs(int(number)) <= MAX_INT32):
         raise InvalidValue(f"{text!r} is not a version; write 7 or v7", param="version")
     return int(number)
@@ -129,7 +129,7 @@ def _time(text: str) -> float | None:
 
 
 def _written(cursor: Cursor) -> str:
-    # repr of a float is exact: the next page begins where this one ended.
+    # The repr of a float is exact: the next page begins where this one ended.
     return f"{cursor.at!r}_{cursor.completion_id}_{cursor.choice}"
 
 

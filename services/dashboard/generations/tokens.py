@@ -1,4 +1,4 @@
-"""The text of single tokens, without torch: the tokenizer of the base policy, loaded when the first answer is shown."""
+"""The text of single tokens, without torch. The tokenizer of the base policy is loaded when the first answer is shown."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from contracts.records import Span
 MAX_TOKENS = 4000
 INCOMPLETE = "\ufffd"
 LIMITS = (0.9, 0.5, 0.2, 0.05)
-"""A token's shade: 0 if its probability is at least the first of these, and so on; the last one is below all."""
+"""Probabilities that separate the shades of tokens: shade 0 from the first one up, and so on; the last shade is below all."""
 
 log = structlog.get_logger()
 Decode = Callable[[Sequence[int]], str]
 
 
 class AnswerToken(NamedTuple):
-    """One token of an answer. `shade` None: it has no log-prob."""
+    """One token of an answer. `shade` None: there is no log-prob."""
 
     place: int
     id: int
@@ -39,21 +39,21 @@ class AnswerToken(NamedTuple):
 
     @property
     def visible(self) -> str:
-        """Its text, where a line end and an unfinished character can be seen too."""
+        """The text, with visible marks for line ends and unfinished characters."""
         return self.text.replace("\n", "↵\n") or "◌"
 
 
 class TokenTexts:
-    """Ids to texts, of one base."""
+    """Turns token ids of one base into texts."""
 
     def __init__(self, base: str) -> None:
         self._base = base
         self._tokenizer: Tokenizer | None = None
         self.problem = ""
-        """Why there are no texts; empty while there are."""
+        """Why there are no texts; empty if there are."""
 
     def texts(self, ids: Sequence[int]) -> list[str] | None:
-        """One text per id; None if the tokenizer cannot be had."""
+        """One text per id; None if the tokenizer cannot be loaded."""
         if self._tokenizer is None:
             try:
                 self._tokenizer = Tokenizer.from_file(str(_tokenizer_file(self._base)))
@@ -66,9 +66,9 @@ class TokenTexts:
 
 
 def pieces(ids: Sequence[int], decode: Decode) -> list[str]:
-    """What each token adds to the text; the tokens of a character that needs several add it with their last one.
+    """What each token adds to the text. If a character needs several tokens, the last one adds it.
 
-    Each is decoded together with the piece before it, because the first token of a text can lose its space.
+    Each token is decoded together with the piece before it, because the first token of a text can lose its space.
     """
     texts: list[str] = []
     before, start = 0, 0
@@ -85,7 +85,7 @@ def pieces(ids: Sequence[int], decode: Decode) -> list[str]:
 def tokens(
     ids: Sequence[int], logprobs: Sequence[float], spans: Sequence[Span], texts: Sequence[str] | None
 ) -> list[AnswerToken]:
-    """The tokens of an answer; without texts, their ids stand for them."""
+    """The first `MAX_TOKENS` tokens of an answer; without texts, the ids are shown instead."""
     shown = []
     for place, number in enumerate(ids[:MAX_TOKENS]):
         logprob = logprobs[place] if place < len(logprobs) else None
@@ -96,7 +96,7 @@ def tokens(
 
 
 def shade(logprob: float | None) -> int | None:
-    """Which of the five colours; None without a number."""
+    """The shade of a token, see `LIMITS`; None without a log-prob."""
     if logprob is None or math.isnan(logprob):
         return None
     probability = math.exp(min(0.0, logprob))

@@ -1,1 +1,1 @@
-"""What the dashboard streams: the loop, traffic, lags and versions as they are now."""
+"""The state that the dashboard streams: the loop, traffic, lags and versions of this moment."""

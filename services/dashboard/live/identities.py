@@ -1,4 +1,4 @@
-"""The two identities: every logged generation and every received signal has exactly one name. Pure."""
+"""The two identities of the ledger: every logged generation and every received signal has exactly one state. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class VersionCounts(msgspec.Struct, frozen=True):
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
-    """`total` is the sum of `counts`, unless `problems` says what is unexplained."""
+    """`total` is the sum of `counts`; `problems` lists what is unexplained."""
 
     names: list[str]
     total: int
@@ -40,7 +40,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identities(NamedTuple):
-    """Both."""
+    """The identity of generations and the identity of signals."""
 
     generations: Identity
     signals: Identity
@@ -49,7 +49,7 @@ class Identities(NamedTuple):
 def identities(totals: Totals, traffic: Mapping[str, Traffic]) -> Identities:
     """Both identities from one count of the tables and a later look at the log.
 
-    What the log got after the count is unread by the count's positions, so that nothing seems lost between the two.
+    Records that were appended after the count lie behind the count's positions and are unread, so nothing seems lost between the two.
     """
     counts = counts_by_version(totals.state_counts)
     handled = {topic: _handled(totals, topic) for topic in (GENERATIONS, SIGNALS)}
@@ -57,7 +57,7 @@ def identities(totals: Totals, traffic: Mapping[str, Traffic]) -> Identities:
     return Identities(
         generation_identity(
             counts,
-            # What was redriven lies in the log twice.
+            # A redriven record is in the log twice.
             num_handled=handled[GENERATIONS] - totals.without_row - _num_dead(totals, REDRIVEN),
             num_open=_num_dead(totals, OPEN),
             num_skipped=_num_dead(totals, SKIPPED),
@@ -84,7 +84,7 @@ def _handled(totals: Totals, topic: str) -> int:
 
 
 def counts_by_version(state_counts: Iterable[StateCount]) -> dict[int, dict[str, int]]:
-    """Version to state to how many."""
+    """Version to state to number of generations."""
     counts: dict[int, dict[str, int]] = {}
     for row in state_counts:
         states = counts.setdefault(row.version, {})
@@ -105,12 +105,12 @@ def generation_identity(
 
     Args:
         counts: see `counts_by_version`.
-        num_handled: records before the position of episodes, which makes one row of each in the same transaction,
-            without those that were sent twice or whose day was dropped.
-        num_open: those of them that it could not process.
-        num_skipped: the same, where somebody accepted the loss.
-        num_unread: records after that position: pending, and of no version yet.
-        num_lost: those that only a log had that was lost: of no version either.
+        num_handled: records before the position of episodes, without duplicates and without records of deleted days.
+            Episodes moves its position and writes one row for each record in the same transaction.
+        num_open: handled records that episodes could not process.
+        num_skipped: handled records that it could not process and whose loss an operator accepted.
+        num_unread: records after the position: pending, and not yet counted for a version.
+        num_lost: records that existed only in a log that was lost: not counted for a version either.
     """
     versions = [
         VersionCounts(version, sum(counts[version].values()), _in_order(GENERATION_STATES, counts[version]))
@@ -144,10 +144,10 @@ def signal_identity(counts: LedgerCounts, *, num_unjoined: int, num_under_way: i
     """Received = joined + pending + late + duplicate + conflict + retracted + rejected.
 
     Args:
-        counts: as the ledger counts them.
+        counts: from the ledger.
         num_unjoined: acknowledged signals that episodes has not seen.
-        num_under_way: messages about signals in the outbox and in the log, which explain those.
-        num_open: dead letters that nobody has dealt with, which name some of them.
+        num_under_way: messages about signals in outboxes and in the log, which explain unjoined signals.
+        num_open: open dead letters, which explain some of them too.
     """
     num_lost = max(0, num_unjoined - num_under_way - num_open)
     states = {**counts.states, PENDING: counts.states.get(PENDING, 0) - num_lost}

@@ -1,4 +1,4 @@
-"""How far each stage is behind, partition by partition. Pure."""
+"""The lag of each stage, partition by partition. Pure."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ CONSUMERS = {
     EPISODES: "rewards",
     EXPERIENCES: "training",
 }
-"""Topic to the group that reads it."""
+"""Topic to the consumer group that reads it."""
 UNTRACKED = frozenset({EXPERIENCES})
-"""The trainer's positions lie in its checkpoint, not in the table."""
+"""The trainer stores its positions in its checkpoint, not in the database."""
 
 
 class Lag(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class Lag(msgspec.Struct, frozen=True):
 
 
 def lags(traffic: Mapping[str, Traffic]) -> list[Lag]:
-    """In the order of the loop."""
+    """All lags, in the order of the loop."""
     return [
         Lag(group, topic, None if topic in UNTRACKED else seen.num_waiting, seen.oldest_at, seen.partitions)
         for topic, group in CONSUMERS.items()

@@ -1,6 +1,6 @@
-"""What the pages that follow the loop ask of the database. Every list has a limit, every count an index.
+"""What the Loop, Policies and Ledger pages ask the database. Every list has a limit, every count an index.
 
-`read_loop` is cheap and read every second; `read_totals` counts whole tables, and is read as often as that costs.
+`read_loop` is cheap and runs every second. `read_totals` counts whole tables and runs less often, depending on its cost.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Rows = list[Row[Any]]
 
 
 class StateCount(NamedTuple):
-    """How many generations of a version have an effective state."""
+    """The number of generations of one version in one effective state."""
 
     state: str
     version: int
@@ -53,26 +53,26 @@ class ScoredAnswer(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Whole tables, counted at one moment: the identities are made of these."""
+    """Counts of whole tables at one moment; `identities` checks that they balance."""
 
     state_counts: list[StateCount]
     signals: ledger.LedgerCounts
     num_unjoined: int
-    """Acknowledged signals that episodes has not seen, except those that wait for the answer of their key."""
+    """Acknowledged signals that episodes has not seen, without those that wait for an answer with their join key."""
     positions: dict[tuple[str, str, int], int]
     """(consumer group, topic, partition) to the next offset."""
     dead_letters: dict[tuple[str, str, str], int]
-    """(consumer group, topic, state) to how many."""
+    """(consumer group, topic, state) to the number of dead letters."""
     outboxes: dict[str, int]
-    """Process to how many messages wait for the log."""
+    """Process to the number of messages that its outbox holds for the log."""
     without_row: int = 0
-    """Records of generations that were read and have no row: sent twice, or of a day that was dropped."""
+    """Generations that were read from the log and have no row: duplicates, and those of a day that was deleted."""
     num_lost: int = 0
-    """Generations that only a log had that was lost."""
+    """Generations that existed only in a log that was lost."""
 
 
 class LoopRows(NamedTuple):
-    """The database at one moment. Each list has the columns its query names, in the order its comment gives."""
+    """The rows of one policy's loop at one moment."""
 
     arms: dict[str, assignments.Assignment]
     rollback_to: int | None
@@ -81,11 +81,11 @@ class LoopRows(NamedTuple):
     positions: dict[tuple[str, str, int], int]
     """(consumer group, topic, partition) to the next offset."""
     dead_letters: Rows
-    """Open ones. consumer_group, topic, partition, offset, reason, num_bytes, at; newest first."""
+    """Open ones: consumer_group, topic, partition, offset, reason, at, num_bytes; newest first."""
     outboxes: dict[str, int]
-    """Process to how many messages wait for the log."""
+    """Process to the number of messages that its outbox holds for the log."""
     scores: list[ScoredAnswer]
-    """Of users' answers; newest first."""
+    """Scores of answers to users; newest first."""
     steps: Rows
     """at, step, metrics; newest first."""
     verdicts: Rows
@@ -101,7 +101,7 @@ class LoopRows(NamedTuple):
 
 
 def read_loop(connection: Connection, policy: str) -> LoopRows:
-    """What the pages show of a policy, except totals and what the log and the weight store know."""
+    """The rows of one policy, without totals."""
     return LoopRows(
         arms=assignments.read(connection, policy),
         rollback_to=rollback.read_target(connection, policy),
@@ -119,7 +119,7 @@ def read_loop(connection: Connection, policy: str) -> LoopRows:
 
 
 def read_totals(connection: Connection) -> Totals:
-    """Every count of the two identities."""
+    """All counts of the two identities."""
     return Totals(
         state_counts=_state_counts(connection),
         signals=ledger.signal_counts(connection),
@@ -143,93 +143,56 @@ def _num_rows(connection: Connection, table: Table) -> int:
 
 
 def _state_counts(connection: Connection) -> list[StateCount]:
-    # Of columns of ix_generation_state only, so that no row is touched.
+    # Only columns of ix_generation_state, so that no row is touched.
     columns = (ledger.effective_state().label("state"), generation.c.version)
     return [StateCount(*row) for row in connection.execute(select(*columns, func.count()).group_by(*columns))]
 
 
 def _positions(connection: Connection) -> dict[tuple[str, str, int], int]:
-    columns = (position.c.consumer_group, position.c.topic, position.c.partition, position.c.next_offset)
-    return {(group, topic, part): offset for group, topic, part, offset in connection.execute(select(*columns))}
+    rows = connection.execute(select(*position.c["consumer_group", "topic", "partition", "next_offset"]))
+    return {(row.consumer_group, row.topic, row.partition): row.next_offset for row in rows}
 
 
 def _dead_letters(connection: Connection) -> Rows:
-    columns = dead_letter.c
-    statement = (
-        select(
-            columns.consumer_group,
-            columns.topic,
-            columns.partition,
-            columns.offset,
-            columns.reason,
-            func.length(columns.value).label("num_bytes"),
-            columns.at,
-        )
-        .where(columns.state == OPEN)
-        .order_by(columns.at.desc(), desc(columns.offset))
-        .limit(MAX_DEAD_LETTERS)
-    )
-    return list(connection.execute(statement))
+    columns = dead_letter.c["consumer_group", "topic", "partition", "offset", "reason", "at"]
+    letters = select(*columns, func.length(dead_letter.c.value).label("num_bytes")).where(dead_letter.c.state == OPEN)
+    newest = letters.order_by(dead_letter.c.at.desc(), desc(dead_letter.c.offset))
+    return list(connection.execute(newest.limit(MAX_DEAD_LETTERS)))
 
 
 def _num_dead_letters(connection: Connection) -> dict[tuple[str, str, str], int]:
-    columns = (dead_letter.c.consumer_group, dead_letter.c.topic, dead_letter.c.state)
-    statement = select(*columns, func.count()).group_by(*columns)
-    return {(group, topic, state): count for group, topic, state, count in connection.execute(statement)}
+    columns = dead_letter.c["consumer_group", "topic", "state"]
+    rows = connection.execute(select(*columns, func.count().label("number")).group_by(*columns))
+    return {(row.consumer_group, row.topic, row.state): row.number for row in rows}
 
 
 def _scores(connection: Connection) -> list[ScoredAnswer]:
-    statement = (
-        select(score.c.at, score.c.version, score.c.reward)
-        .where(score.c.purpose == "user")
-        .order_by(score.c.at.desc())
-        .limit(MAX_SCORES)
-    )
-    return [ScoredAnswer(*row) for row in connection.execute(statement)]
+    statement = select(*score.c["at", "version", "reward"]).where(score.c.purpose == "user")
+    return [ScoredAnswer(*row) for row in connection.execute(statement.order_by(score.c.at.desc()).limit(MAX_SCORES))]
 
 
 def _steps(connection: Connection) -> Rows:
+    statement = select(*training_step.c["at", "step", "metrics"])
     newest = (training_step.c.epoch.desc(), training_step.c.step.desc())
-    columns = (training_step.c.at, training_step.c.step, training_step.c.metrics)
-    return list(connection.execute(select(*columns).order_by(*newest).limit(MAX_STEPS)))
+    return list(connection.execute(statement.order_by(*newest).limit(MAX_STEPS)))
 
 
 def _verdicts(connection: Connection, policy: str) -> Rows:
-    statement = (
-        select(
-            verdict.c.version,
-            verdict.c.accepted,
-            verdict.c.accuracy,
-            verdict.c.best_accuracy,
-            verdict.c.reason,
-            verdict.c.at,
-        )
-        .where(verdict.c.policy == policy)
-        .order_by(verdict.c.version.desc())
-        .limit(MAX_VERSIONS)
-    )
-    return list(connection.execute(statement))
+    columns = verdict.c["version", "accepted", "accuracy", "best_accuracy", "reason", "at"]
+    statement = select(*columns).where(verdict.c.policy == policy).order_by(verdict.c.version.desc())
+    return list(connection.execute(statement.limit(MAX_VERSIONS)))
 
 
 def _changes(connection: Connection, policy: str) -> Rows:
     columns = assignment_change.c
     changes: Rows = []
     for arm in (assignments.LIVE, assignments.CANDIDATE, assignments.TRAINING):
-        statement = (
-            select(columns.arm, columns.version, columns.share, columns.writer, columns.reason, columns.at)
-            .where(columns.policy == policy, columns.arm == arm)
-            .order_by(columns.epoch.desc())
-            .limit(MAX_CHANGES)
-        )
-        changes += connection.execute(statement)
+        statement = select(*columns["arm", "version", "share", "writer", "reason", "at"])
+        newest = statement.where(columns.policy == policy, columns.arm == arm).order_by(columns.epoch.desc())
+        changes += connection.execute(newest.limit(MAX_CHANGES))
     return sorted(changes, key=lambda row: float(row.at), reverse=True)
 
 
 def _swaps(connection: Connection, policy: str) -> Rows:
-    statement = (
-        select(swap.c.arm, swap.c.version, swap.c.at, swap.c.pause_seconds, swap.c.gap_seconds)
-        .where(swap.c.policy == policy)
-        .order_by(swap.c.id.desc())
-        .limit(MAX_CHANGES)
-    )
-    return list(connection.execute(statement))
+    statement = select(*swap.c["arm", "version", "at", "pause_seconds", "gap_seconds"]).where(swap.c.policy == policy)
+    return list(connection.execute(statement.order_by(swap.c.id.desc()).limit(MAX_CHANGES)))

@@ -1,4 +1,4 @@
-"""Reads one consistent state of the whole loop from the database, the log and the weight store.
+"""Reads the state of the whole loop from the database, the log and the weight store.
 
 A part that cannot be read hides no other: the fault is counted and logged, and the rest is shown. The age of the last look at the ledger
 is a metric of its own, so that its alarm also rings when every look fails.
@@ -55,13 +55,13 @@ class StateReader:
         with self._database.snapshot() as connection:
             rows = read_loop(connection, self._policy)
             totals = self._totals.get(lambda: read_totals(connection))
-        # The log after the positions: what was appended between the two only counts as waiting.
+        # The log is read after the positions: records appended between the two count as waiting.
         topics = {
             topic: self._traffic.read(topic, group, rows.positions, now, tracked=topic not in UNTRACKED)
             for topic, group in CONSUMERS.items()
         }
         both = identities(totals, topics)
-        _tell(both, topics, totals)
+        _set_metrics(both, topics, totals)
         self._looked_at = time.monotonic()
         flow = self._flow.get(lambda: self._read_flow(rows, versions, now))
         return build_state(
@@ -83,24 +83,24 @@ class StateReader:
                 return Flow(rates(buckets, start), legs(read_learned(connection, list(live)), made, live))
         except Unavailable:
             raise
-        except Exception as error:  # noqa: BLE001 a row that no chart can take must not hide everything else
+        except Exception as error:  # noqa: BLE001 a row that no chart can draw must not hide everything else
             note_fault("flow", error)
             return Flow(rates({}, start), legs([], made, live))
 
     def _versions(self) -> dict[int, Published]:
         policy = self._policy
-        # A store that is away hides sizes of new versions, not the page; how long it took says when it is asked again.
+        # Without the store, new versions are shown without sizes. The time that a failed read took delays the next one.
         with suppress(Unavailable, InvalidSettings, WeightsRefused):
             for version in self._store.versions(policy)[-MAX_VERSIONS:]:
-                # Removed or damaged meanwhile: the timeline shows the version without its sizes.
+                # The manifest was removed or is damaged: the version is shown without sizes.
                 with suppress(NotFound, WeightsRefused):
                     if version not in self._published:
                         self._published[version] = Published.of(self._store.manifest(policy, version))
         return self._published
 
 
-def _tell(both: Identities, topics: Mapping[str, Traffic], totals: Totals) -> None:
-    """Figures for whoever scrapes this process."""
+def _set_metrics(both: Identities, topics: Mapping[str, Traffic], totals: Totals) -> None:
+    """Set the metrics of this process."""
     for kind, identity in both._asdict().items():
         LEDGER_UNEXPLAINED.labels(kind).set(len(identity.problems))
     num_open = Counter[str]()

@@ -1,4 +1,4 @@
-"""Figures that cost a while: read again once they are old enough for what they cost."""
+"""Values that are expensive to read: the more a read costs, the less often it happens."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Generic, TypeVar
 LEAST_SECONDS = 1.0
 MOST_SECONDS = 60.0
 COST_SHARE = 0.05
-"""At most this share of the time goes into reading, unless a reader says less."""
+"""At most this share of the time is spent on reads, unless a caller gives a smaller share."""
 
 ValueType = TypeVar("ValueType")
 
 
 class ThrottledValue(Generic[ValueType]):
-    """One value and when it is due. Used from one thread at a time."""
+    """One value, and when it is due to be read again. Used from one thread at a time."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._held: tuple[ValueType, float] | None = None
 
     def get(self, read: Callable[[], ValueType], share: float = COST_SHARE) -> ValueType:
-        """The value, read anew if it is due. What `read` raises leaves the old one, due as before.
+        """The value, read again if it is due. If `read` raises, the old value stays and remains due.
 
         Args:
-            read: makes it.
-            share: of the time, that goes into reading at most.
+            read: reads the value.
+            share: the largest share of the time that reads may take.
         """
         started = self._clock()
         if self._held is None or started >= self._held[1]:

@@ -33,7 +33,7 @@ class Published(NamedTuple):
 
 
 class Version(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the timeline. Times are UTC epoch seconds; None means not known, or not yet."""
+    """One row of the timeline. Times are UTC epoch seconds; None: not known, or not happened yet."""
 
     version: int
     status: str
@@ -59,7 +59,7 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def timeline(rows: LoopRows, store: Mapping[int, Published]) -> list[Version]:
-    """The newest versions, newest first, from the verdicts, assignments, swaps, scores and the weight store."""
+    """The newest versions, newest first, from verdicts, assignments, swaps, scores and the weight store."""
     verdicts = {row.version: row for row in rows.verdicts}
     swaps = {row.version: row for row in reversed(rows.swaps) if row.arm == LIVE}
     labelled: dict[int, list[bool]] = {}

@@ -1,7 +1,7 @@
-"""What the log says about a topic: how much came in the last minute, how much waits for a group, and since when.
+"""The traffic of a topic: records of the last minute, records that wait for a consumer group, and since when they wait.
 
-In: the ends of the log and the stored positions. Out: figures. Waits for: nothing. The log itself is only looked into
-where something waits, and once to learn what the last minute was before anybody watched.
+The ends of the log and the stored positions come in, figures go out, and nothing is waited for. Records are read only to learn when the
+oldest waiting one was appended, and once at the start to count the minute before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Positions = Mapping[tuple[str, str, int], int]
 
 
 class PartitionLag(msgspec.Struct, frozen=True):
-    """One partition as a group sees it. `next_offset` None: the group keeps its positions elsewhere."""
+    """One partition and the position of a consumer group. `next_offset` None: the group stores its positions elsewhere."""
 
     partition: int
     end: int
@@ -31,7 +31,7 @@ class PartitionLag(msgspec.Struct, frozen=True):
 
 
 class Traffic(NamedTuple):
-    """One topic as one consumer group sees it. Times are UTC epoch seconds."""
+    """One topic and the lag of one consumer group. Times are UTC epoch seconds."""
 
     num_recent: int
     """Records appended in the last `RATE_SECONDS`."""
@@ -54,7 +54,7 @@ class _Sample(NamedTuple):
 
 
 class TrafficReader:
-    """Looks at the log again and again. Used from one thread at a time."""
+    """Measures the traffic of topics at every call. Used from one thread at a time."""
 
     def __init__(self, event_log: EventLog) -> None:
         self._log = event_log
@@ -62,14 +62,14 @@ class TrafficReader:
         self._oldest: dict[tuple[str, int], tuple[int, float | None]] = {}
 
     def read(self, topic: str, group: str, positions: Positions, now: float, *, tracked: bool = True) -> Traffic:
-        """One topic now.
+        """The traffic of one topic at this moment.
 
         Args:
             topic: which.
-            group: who reads it.
-            positions: of that group; read before the log, so that nothing waits a negative count.
+            group: the consumer group that reads it.
+            positions: of that group, read before this call, so that no count is negative.
             now: UTC epoch seconds.
-            tracked: False if the group keeps its positions elsewhere: what waits for it is then unknown here.
+            tracked: False if the group stores its positions elsewhere: its lag is then unknown here.
         """
         rows = []
         ends = self._log.ends(topic)
@@ -94,7 +94,7 @@ class TrafficReader:
         return held[1]
 
     def _num_recent(self, topic: str, ends: Mapping[int, int], now: float) -> int:
-        """From what was seen a minute ago; before that, what the log said then, fading."""
+        """The growth since the sample of a minute ago. In the first minute, the first sample stands in with a fading weight."""
         samples = self._samples.setdefault(topic, deque(maxlen=_MAX_SAMPLES))
         num_appended = sum(ends.values())
         if not samples or now - samples[-1].at > RATE_SECONDS:
@@ -115,7 +115,7 @@ def _count_since(event_log: EventLog, topic: str, ends: Mapping[int, int], since
 
 
 def _first_since(event_log: EventLog, topic: str, partition: int, end: int, since: float) -> int:
-    """The first offset appended at or after `since`: times rise with offsets, so stride back, then bisect."""
+    """The first offset appended at or after `since`. Times rise with offsets: stride back, then bisect."""
 
     def is_recent(offset: int) -> bool:
         return any(record.appended_at >= since for record in event_log.read(topic, partition, offset, 1))

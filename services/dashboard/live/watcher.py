@@ -56,17 +56,17 @@ class Watcher:
         """
         async with self._turn:
             if self._is_stale or time.monotonic() - self._read_at >= self._period:
-                self._is_stale = False  # before the read: what moves during it is read again
+                self._is_stale = False  # before the read, so that a move during it causes another read
                 state = await asyncio.get_running_loop().run_in_executor(self._executor, self._read, time.time())
                 self._latest, self._read_at = msgspec.json.encode(state), time.monotonic()
             return self._latest
 
     async def keep_watch(self) -> None:
-        """Read now and then, until cancelled."""
+        """Read every `unwatched` seconds, until cancelled."""
         while True:
             try:
                 await self.latest()
-            except Exception as error:  # noqa: BLE001 whatever it is, the next look may work, and alarms need one
+            except Exception as error:  # noqa: BLE001 the next read may work, and alarms need one
                 if not isinstance(error, Unavailable):
                     note_fault("look", error)
             await asyncio.sleep(self._unwatched)
@@ -78,7 +78,7 @@ class Watcher:
             Unavailable: too many viewers.
         """
         if self.num_viewers >= MAX_VIEWERS:
-            raise Unavailable(f"{MAX_VIEWERS} pages watch already; close one")
+            raise Unavailable(f"{MAX_VIEWERS} pages are open already; close one")
         return self._events()
 
     def stop(self) -> None:
@@ -87,13 +87,13 @@ class Watcher:
         self.wake()
 
     def wake(self) -> None:
-        """Something moved: read and send now."""
+        """Read and send now, because an arm moved."""
         self._is_stale = True
         self._woken.set()
         self._woken = asyncio.Event()
 
     def close(self) -> None:
-        """Wait for the read that is under way."""
+        """End every stream, and wait for the read that is in progress."""
         self.stop()
         self._executor.shutdown()
 
@@ -104,11 +104,11 @@ class Watcher:
             while not self._stopping.is_set():
                 try:
                     state = await self.latest()
-                except Exception as error:  # noqa: BLE001 the stream goes on: the next look may work
+                except Exception as error:  # noqa: BLE001 the stream goes on: the next read may work
                     if not isinstance(error, MillraceError):
                         note_fault("look", error)
                     yield _event("fault", msgspec.json.encode(_in_words(error)))
-                    sent = b""  # so that the state comes again, and takes the fault back, even if it is the same
+                    sent = b""  # the next state is sent even if it is unchanged: it ends the fault
                 else:
                     if state != sent:
                         yield _event("state", state)

@@ -1,4 +1,4 @@
-"""What gates each task of this home, and what the newest verdict could see: said on the Policies page."""
+"""The gate of each task of this home, and the smallest difference that its newest verdict could detect. Shown on the Policies page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.sentinels import read_sentinels, sentinels_of_home
 
 
 class TaskGate(NamedTuple):
-    """One task. `sees`: the least difference that the newest verdict could see, in points; None if it is not known."""
+    """The gate of one task. `sees`: the smallest difference of shares that the newest verdict could detect; None: not known."""
 
     task: str
     alarm: Literal["", "ungated", "unreadable"]
@@ -21,7 +21,7 @@ class TaskGate(NamedTuple):
 
 
 def read_gates(task_files: tuple[Path, ...], home: Path, newest: Mapping[str, Any] | None) -> list[TaskGate]:
-    """A row for each task; one that says what is wrong with the files, if something is. `newest`: details of a verdict."""
+    """One row for each task, or a single row with the mistake in the files. `newest`: details of the newest verdict."""
     try:
         tasks = load_tasks(task_files)
         sentinels = read_sentinels(sentinels_of_home(home), tasks)
@@ -40,7 +40,7 @@ def read_gates(task_files: tuple[Path, ...], home: Path, newest: Mapping[str, An
 
 
 def _sees(task: str, newest: Mapping[str, Any] | None) -> float | None:
-    """The largest over what it was compared with: the weaker of the two looks."""
+    """The largest over all comparisons: the verdict needs each of them."""
     comparisons = ((newest or {}).get("tasks", {}).get(task) or {}).get("comparisons", [])
     least = [item["least_difference"] for item in comparisons]
     return max((value for value in least if value is not None), default=None)

@@ -1,1 +1,1 @@
-"""The Rewards page: what each version earns, what had no reward and why, what stood out, what judges cost, who votes."""
+"""The Rewards page: rewards by version, answers without a reward, alarms, the cost of judges, and voters."""

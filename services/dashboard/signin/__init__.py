@@ -1,1 +1,1 @@
-"""Who may see the dashboard: sign-in, sessions, roles."""
+"""Signing in: sessions, the rights of routes, and how every room renders a page."""

@@ -1,6 +1,6 @@
-"""Who looks at the pages: sessions in the database, one-time tokens, and whether a request comes from our own page.
+"""Sessions in the database, one-time tokens, and checks that a request comes from our own pages.
 
-Every replica sees the same sessions, and a restart signs nobody out. A session may do what its key may do now, and ends with it.
+All replicas share the sessions, and a restart signs nobody out. A session has the current rights of its key, and ends with the key.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TOKEN_FILE = "dashboard.token"  # noqa: S105 the name of a file
 IDLE_SECONDS = 3600.0
 LONGEST_SECONDS = 12 * 3600.0
 NOTE_SECONDS = 60.0
-"""Use is written down at most this often."""
+"""The last use of a session is stored at most this often."""
 MAX_SESSIONS = 1000
 
 Role = Literal["viewer", "app", "operator"]
@@ -34,7 +34,7 @@ _VIEWER: frozenset[Scope] = frozenset(("operator:read",))
 
 
 class Session(NamedTuple):
-    """One signed-in browser. `csrf` is known to our pages only. Times are UTC epoch seconds."""
+    """One signed-in browser. `csrf` is a secret that only our own pages contain. Times are UTC epoch seconds."""
 
     role: Role
     name: str
@@ -43,11 +43,11 @@ class Session(NamedTuple):
     used_at: float
     scopes: frozenset[Scope]
     tenant: str | None
-    """Whose numbers it may see; None: everybody's, with what people and models said."""
+    """The tenant whose numbers it may see; None: all tenants' numbers, and the words of people and models."""
 
     @property
     def decides(self) -> bool:
-        """May change what is served."""
+        """Whether it may change what is served."""
         return "operator:write" in self.scopes
 
 
@@ -60,10 +60,10 @@ class Sessions:
 
     @contextmanager
     def starting(self, caller: Caller | None) -> Iterator[str]:
-        """A fresh session id, good once the block ends without an error. The longest unused gives way to it.
+        """A fresh session id, valid once the block ends without an error. Beyond `MAX_SESSIONS` the longest unused session ends.
 
         Args:
-            caller: whose key opens it; None: the link that this home printed, whose holder may only look.
+            caller: the holder of the key; None: the session comes from the one-time link of this home, and may only look.
 
         Raises:
             Unavailable: the database cannot be written.
@@ -74,21 +74,25 @@ class Sessions:
             who = {"role": caller.role, "name": f"{caller.role} {caller.key_id}", "key_id": caller.key_id}
         row = {**who, "csrf": secrets.token_urlsafe(32), "started_at": now, "used_at": now}
         with self._database.transaction() as connection:
-            repository.remove_expired(connection, used_before=now - IDLE_SECONDS, started_before=now - LONGEST_SECONDS)
-            repository.remove_oldest(connection, MAX_SESSIONS - 1)
-            repository.add(connection, {"id_hash": _digest(session_id), **row})
+            repository.add(
+                connection,
+                {"id_hash": _digest(session_id), **row},
+                used_before=now - IDLE_SECONDS,
+                started_before=now - LONGEST_SECONDS,
+                most=MAX_SESSIONS,
+            )
             yield session_id
 
     def start(self, caller: Caller | None) -> str:
-        """The same without a condition."""
+        """A fresh session id, valid at once; see `starting`."""
         with self.starting(caller) as session_id:
             return session_id
 
     def find(self, session_id: str | None) -> Session:
-        """The session behind a cookie.
+        """The session of a cookie.
 
         Raises:
-            Unauthorized: there is none, or it has expired, or its key has, or was revoked.
+            Unauthorized: there is no such session, or it or its key has expired, or the key was revoked.
             Unavailable: the database cannot be read.
         """
         if not session_id:
@@ -107,7 +111,7 @@ class Sessions:
         ):
             raise Unauthorized("the session has ended; sign in with a Millrace key")
         if now - row.used_at > NOTE_SECONDS:
-            # Whoever may look may look on while the database takes no writes: that is when looking matters.
+            # A session goes on while the database takes no writes: that is when operators need the pages.
             with suppress(Unavailable), self._database.transaction() as connection:
                 repository.note_use(connection, id_hash, now)
         scopes = holder.scopes if holder is not None else _VIEWER
@@ -115,39 +119,39 @@ class Sessions:
         return Session(row.role, row.name, row.csrf, row.started_at, row.used_at, scopes, tenant)
 
     def end(self, session_id: str | None) -> None:
-        """Forget a session, on every replica."""
+        """End a session, on every replica."""
         if session_id:
             with self._database.transaction() as connection:
                 repository.remove(connection, _digest(session_id))
 
 
 def spend_token(home: Path, token: str) -> None:
-    """Exchange the token that whoever started the process left in the home; it works once.
+    """Use up the one-time token that was stored in the home when the process was started.
 
-    Of many replicas on one home, one succeeds: the file is taken by renaming it, which only one can.
+    If several replicas share the home, only one succeeds: each takes the file by renaming it.
 
     Raises:
-        Unauthorized: it is not that token, or it was used.
+        Unauthorized: the token is wrong or was used already.
     """
     path, taken = home / TOKEN_FILE, home / f"{TOKEN_FILE}.{secrets.token_hex(8)}"
     try:
-        # Looked at first, so that a wrong guess takes nothing away.
+        # Compared before the file is taken, so that a wrong guess does not remove it.
         if _holds(path, token):
             path.rename(taken)
             if _holds(taken, token):
                 taken.unlink()
                 return
-            # A fresh token was left between the two: it stays for whoever has it.
+            # A fresh token was stored between the two steps: put it back.
             with suppress(FileExistsError):
                 os.link(taken, path)
             taken.unlink()
     except FileNotFoundError:
         pass
-    raise Unauthorized("this link was used already, or is not of this home; sign in with a key")
+    raise Unauthorized("this link was used already or belongs to another home; sign in with a key")
 
 
 def check_same_origin(headers: Mapping[str, str]) -> None:
-    """Refuse a change that another site's page asked a browser for.
+    """Refuse a change that a page of another site made the browser send.
 
     Raises:
         Forbidden: `Sec-Fetch-Site` or `Origin` names another site, or a browser sent neither.
@@ -159,10 +163,10 @@ def check_same_origin(headers: Mapping[str, str]) -> None:
 
 
 def check_csrf(session: Session, sent: str | None) -> None:
-    """Refuse a change without the secret that stands in our page.
+    """Refuse a change without the secret of our own pages.
 
     Raises:
-        Forbidden: it is missing or another.
+        Forbidden: it is missing or wrong.
     """
     if not hmac.compare_digest(session.csrf.encode(), (sent or "").encode()):
         raise Forbidden("the page is out of date; reload it and try again")

@@ -1,1 +1,1 @@
-"""What a tenant sees: its own numbers, and nothing that cannot be told apart by tenant."""
+"""The state of one tenant: only numbers that exist for each tenant."""

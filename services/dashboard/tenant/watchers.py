@@ -1,7 +1,8 @@
-"""Who watches what: everybody's numbers, or one tenant's.
+"""One watcher for all tenants together, and one for each tenant whose pages are open.
 
-In: the database. Out: a watcher for each tenant that somebody looks at. Waits for: nothing; a tenant's watcher reads only while
-it is asked.
+    GET /api/state, /events ──▶ Watchers.of(tenant) ──▶ Watcher ──▶ StateReader or TenantReader ──▶ database
+
+All watchers of tenants share one thread, and read only while a page of their tenant is open.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from services.dashboard.tenant.queries import TenantTotals, read_scores, read_to
 from services.dashboard.tenant.state import TenantState, build_tenant_state
 
 MAX_IDLE = 64
-"""Watchers that nobody looks at any more are kept up to this number: a page that comes again finds its state."""
+"""Up to this number, watchers without viewers are kept, so that a page that is opened again finds its state."""
 
 
 class TenantReader:
-    """Looks at one tenant, each of them consistent. Used from one thread at a time.
+    """Reads the states of tenants, each from one snapshot of the database. Used from one thread at a time.
 
-    However many tenants look on, their looks together take `COST_SHARE` of the time: each gets its part of that.
+    All tenants together spend at most `COST_SHARE` of the time on reads: each of them gets an equal part.
     """
 
     def __init__(self, policy: str, database: Database) -> None:
@@ -49,7 +50,7 @@ class TenantReader:
 
     @property
     def num_watched(self) -> int:
-        """Tenants that share the time: those that were asked for in the last `MOST_SECONDS`."""
+        """Tenants that share the time: those whose state was read in the last `MOST_SECONDS`."""
         return len(self._looks)
 
     def _look(self, tenant: str, now: float) -> TenantState:
@@ -67,18 +68,18 @@ class TenantReader:
 
 
 class Watchers:
-    """Belongs to one event loop."""
+    """The watchers of one process, by tenant. Belongs to one event loop."""
 
-    def __init__(self, everybody: Watcher, reader: TenantReader) -> None:
-        self._everybody = everybody
+    def __init__(self, all_tenants: Watcher, reader: TenantReader) -> None:
+        self._all_tenants = all_tenants
         self._reader = reader
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="dashboard-own")
         self._own: dict[str, Watcher] = {}
 
     def of(self, tenant: str | None) -> Watcher:
-        """The watcher of a tenant; None: of everybody."""
+        """The watcher of one tenant; None: of all tenants together."""
         if tenant is None:
-            return self._everybody
+            return self._all_tenants
         if tenant not in self._own:
             if len(self._own) >= MAX_IDLE:
                 self._own = {name: held for name, held in self._own.items() if held.num_viewers}
@@ -86,17 +87,17 @@ class Watchers:
         return self._own[tenant]
 
     def wake(self) -> None:
-        """Something moved."""
-        for watcher in (self._everybody, *self._own.values()):
+        """An arm moved: all watchers read and send now."""
+        for watcher in (self._all_tenants, *self._own.values()):
             watcher.wake()
 
     def stop(self) -> None:
         """End every stream, now."""
-        for watcher in (self._everybody, *self._own.values()):
+        for watcher in (self._all_tenants, *self._own.values()):
             watcher.stop()
 
     def close(self) -> None:
         """Wait for the reads that are under way."""
         self.stop()
-        self._everybody.close()
+        self._all_tenants.close()
         self._executor.shutdown()

@@ -1,1 +1,1 @@
-"""The Loop page: rates over time and how fresh each stage is."""
+"""Figures of the Loop page that are read less often: rates over time, and the delay of each stage."""

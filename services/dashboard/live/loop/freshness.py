@@ -1,4 +1,4 @@
-"""How long each stage took for what the newest live versions learned. Pure."""
+"""How long each stage took for the samples that the newest live versions learned. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from contracts.assignments import LIVE
 from services.dashboard.live.loop.queries import SampleTimes
 
 NUM_VERSIONS = 3
-"""Samples of this many versions that went live are looked at."""
+"""Only samples of this many newest live versions are measured."""
 
 
 class Leg(msgspec.Struct, frozen=True):
-    """One stage: half of the samples took at most `p50` seconds, nineteen of twenty at most `p95`; None: no sample."""
+    """The delay of one stage in seconds: median and 95th percentile; None without samples."""
 
     name: str
     title: str
@@ -26,7 +26,7 @@ class Leg(msgspec.Struct, frozen=True):
 
 
 def newest_live(changes: Iterable[Any]) -> dict[int, float]:
-    """The newest versions that went live, and when each did so first.
+    """The newest versions that went live, and the time when each first did.
 
     Args:
         changes: moves of arms, newest first.
@@ -37,12 +37,12 @@ def newest_live(changes: Iterable[Any]) -> dict[int, float]:
 
 
 def legs(samples: Sequence[SampleTimes], published: Mapping[int, float], live: Mapping[int, float]) -> list[Leg]:
-    """The stages in order, and at last the whole way.
+    """The stages in order, and the whole way as the last one.
 
     Args:
         samples: see `read_learned`.
-        published: version to when its manifest was made.
-        live: version to when it went live first.
+        published: version to the time of its manifest.
+        live: version to the time when it first went live.
     """
     return [
         _leg("joined", "answer → joined", ((row.created_at, row.joined_at) for row in samples)),
@@ -55,12 +55,12 @@ def legs(samples: Sequence[SampleTimes], published: Mapping[int, float], live: M
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of them do not exceed."""
+    """The smallest value that at least `share` of the values do not exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def _leg(name: str, title: str, spans: Iterable[tuple[float | None, float | None]]) -> Leg:
-    # Processes' clocks differ: a stage that seems to end before it began took no time that they could tell.
+    # Clocks of machines differ: a stage that seems to end before it began counts as zero seconds.
     took = sorted(max(0.0, end - start) for start, end in spans if start is not None and end is not None)
     if not took:
         return Leg(name, title, 0, None, None)

@@ -1,11 +1,11 @@
-"""Rates over time and the times of samples that were learned: index ranges only, each with a limit."""
+"""Rates over time, and the times of learned samples. Every query reads an index range with a limit."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from typing import NamedTuple
 
-from sqlalchemy import BigInteger, Column, Connection, Table, cast, func, select
+from sqlalchemy import BigInteger, Column, ColumnElement, Connection, Table, cast, func, select
 
 from contracts.ids import sample_key
 from contracts.tables import generation, outcome, score, signal
@@ -13,16 +13,16 @@ from contracts.tables import generation, outcome, score, signal
 BUCKET_SECONDS = 10
 WINDOW_SECONDS = 900
 AHEAD_SECONDS = 3600
-"""Of clocks that are ahead of ours: their events are read, and shown once their time has come."""
+"""Clocks of other machines may be ahead this much: their events are read, and shown when their time has come."""
 MAX_SAMPLES = 400
 MAX_LOOKED = 20_000
 VERSIONS_BACK = 16
-"""A sample is learned by a version at most this much younger than the one that made it: past the trainer's usual
-`max_version_lag`, so that the index on (state, version) bounds the search."""
+"""A sample is learned by a version at most this much newer than the version that made it, which is more than the usual
+`max_version_lag` of a trainer. The bound lets the index on (state, version) limit the search."""
 
 
 class SampleTimes(NamedTuple):
-    """The times of one trained sample, UTC epoch seconds; None: no row says."""
+    """The times of one trained sample, in UTC epoch seconds; None: not known."""
 
     version: int
     """The first version that contains it."""
@@ -34,7 +34,7 @@ class SampleTimes(NamedTuple):
 
 
 def read_rates(connection: Connection, start: float, tenant: str | None = None) -> dict[str, dict[int, int]]:
-    """Series to bucket number since `start` to how many events lie in it. `tenant` None: everybody's."""
+    """Series to bucket number since `start` to the number of events in the bucket. `tenant` None: all tenants."""
     return {
         "generations": _bucketed(connection, generation, generation.c.created_at, start, tenant),
         "signals": _bucketed(connection, signal, signal.c.received_at, start, tenant),
@@ -43,39 +43,27 @@ def read_rates(connection: Connection, start: float, tenant: str | None = None) 
 
 
 def read_learned(connection: Connection, versions: Collection[int]) -> list[SampleTimes]:
-    """Samples that these versions were the first to learn."""
+    """Samples that one of these versions was the first to learn."""
     if not versions:
         return []
-    newest = (
-        select(
-            generation.c.completion_id,
-            generation.c.choice,
-            generation.c.created_at,
-            generation.c.joined_at,
-            generation.c.state_version,
-        )
-        .where(
-            generation.c.state == "trained",
-            generation.c.version <= max(versions),
-            generation.c.version >= min(versions) - VERSIONS_BACK,
-        )
-        .order_by(generation.c.version.desc())
-        .limit(MAX_LOOKED)
-        .subquery()
+    columns = generation.c["completion_id", "choice", "created_at", "joined_at", "state_version"]
+    trained = select(*columns).where(
+        generation.c.state == "trained",
+        generation.c.version <= max(versions),
+        generation.c.version >= min(versions) - VERSIONS_BACK,
     )
-    statement = select(newest).where(newest.c.state_version.in_(versions)).limit(MAX_SAMPLES)
-    rows = list(connection.execute(statement))
-    ids = [row.completion_id for row in rows]
+    newest = trained.order_by(generation.c.version.desc()).limit(MAX_LOOKED).subquery()
+    rows = list(connection.execute(select(newest).where(newest.c.state_version.in_(versions)).limit(MAX_SAMPLES)))
     keys = [sample_key(row.completion_id, row.choice) for row in rows]
-    signalled, scored, trained = _signalled(connection, ids), _scored(connection, keys), _trained(connection, keys)
+    signalled = _signalled(connection, [row.completion_id for row in rows])
+    scored = _first(connection, score, score.c.key.in_(keys), score.c.reward.is_not(None))
+    learned = _first(connection, outcome, outcome.c.key.in_(keys), outcome.c.state == "trained")
     return [
         SampleTimes(
             row.state_version,
             row.created_at,
             row.joined_at,
-            signalled.get(key),
-            scored.get(key),
-            trained.get(key),
+            *(times.get(key) for times in (signalled, scored, learned)),
         )
         for row, key in zip(rows, keys, strict=True)
     ]
@@ -84,9 +72,9 @@ def read_learned(connection: Connection, versions: Collection[int]) -> list[Samp
 def _bucketed(
     connection: Connection, table: Table, at: Column[float], start: float, tenant: str | None
 ) -> dict[int, int]:
-    # Seconds first: PostgreSQL rounds where SQLite cuts, which moves an event by half a second at most.
+    # Whole seconds first: PostgreSQL rounds and SQLite truncates, which moves an event by at most half a second.
     bucket = (cast(at - start, BigInteger) // BUCKET_SECONDS).label("bucket")
-    # A time far ahead is in no bucket, and would be no number of PostgreSQL's.
+    # A time in the far future has no bucket, and its number is too large for PostgreSQL.
     shown = at.between(start, start + WINDOW_SECONDS + AHEAD_SECONDS)
     statement = select(bucket, func.count()).select_from(table).where(shown).group_by(bucket)
     if tenant is not None:
@@ -95,27 +83,13 @@ def _bucketed(
 
 
 def _signalled(connection: Connection, ids: list[str]) -> dict[str, float]:
-    statement = (
-        select(signal.c.completion_id, signal.c.choice, func.min(signal.c.received_at).label("at"))
-        .where(signal.c.completion_id.in_(ids), signal.c.revision.is_not(None))
-        .group_by(signal.c.completion_id, signal.c.choice)
-    )
-    return {sample_key(row.completion_id, row.choice): row.at for row in connection.execute(statement)}
+    key = signal.c["completion_id", "choice"]
+    mine = select(*key, func.min(signal.c.received_at).label("at")).where(signal.c.completion_id.in_(ids))
+    rows = connection.execute(mine.where(signal.c.revision.is_not(None)).group_by(*key))
+    return {sample_key(row.completion_id, row.choice): row.at for row in rows}
 
 
-def _scored(connection: Connection, keys: list[str]) -> dict[str, float]:
-    statement = (
-        select(score.c.key, func.min(score.c.at).label("at"))
-        .where(score.c.key.in_(keys), score.c.reward.is_not(None))
-        .group_by(score.c.key)
-    )
-    return {row.key: row.at for row in connection.execute(statement)}
-
-
-def _trained(connection: Connection, keys: list[str]) -> dict[str, float]:
-    statement = (
-        select(outcome.c.key, func.min(outcome.c.at).label("at"))
-        .where(outcome.c.key.in_(keys), outcome.c.state == "trained")
-        .group_by(outcome.c.key)
-    )
-    return {row.key: row.at for row in connection.execute(statement)}
+def _first(connection: Connection, table: Table, *conditions: ColumnElement[bool]) -> dict[str, float]:
+    """Sample key to the time of its first row that meets the conditions."""
+    first = select(table.c.key, func.min(table.c.at).label("at")).where(*conditions).group_by(table.c.key)
+    return {row.key: row.at for row in connection.execute(first)}

@@ -13,12 +13,12 @@ Columns = dict[str, list[float | None]]
 
 
 def window_start(now: float) -> float:
-    """Where the first bucket begins; the last one, which is not over, is left out."""
+    """The start of the first bucket. The bucket that is not over yet is left out."""
     return float((int(now) // BUCKET_SECONDS - NUM_BUCKETS) * BUCKET_SECONDS)
 
 
 def step_buckets(times: Iterable[float], start: float) -> dict[int, int]:
-    """The same for steps, of which only the newest are at hand."""
+    """Bucket number to the number of training steps, from the times of the newest steps."""
     buckets: dict[int, int] = {}
     for at in times:
         if at >= start:
@@ -30,7 +30,7 @@ def step_buckets(times: Iterable[float], start: float) -> dict[int, int]:
 def rates(buckets: Mapping[str, Mapping[int, int]], start: float) -> Columns:
     """Columns of equal length: `at`, the end of a bucket, and events per second of each series.
 
-    Begins at the first bucket with any event; empty if there is none.
+    The columns begin at the first bucket with an event; they are empty without any event.
     """
     first = min((number for counts in buckets.values() for number in counts), default=NUM_BUCKETS)
     shown = range(max(first, 0), NUM_BUCKETS)

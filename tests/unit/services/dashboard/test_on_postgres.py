@@ -6,7 +6,7 @@ import time
 
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import func, select
+from sqlalchemy import func, insert, select
 
 from contracts.errors import Unauthorized
 from contracts.keys import create_key
@@ -88,7 +88,7 @@ def test_sessions_are_shared_and_bounded(settings: Settings) -> None:
     with database.transaction() as connection:
         for number in range(MAX_SESSIONS):
             row = {"id_hash": f"{number}", "role": "app", "name": "", "csrf": "", "started_at": time.time()}
-            repository.add(connection, row | {"used_at": time.time()})
+            connection.execute(insert(dashboard_session).values(**row, used_at=time.time()))
     session_id = Sessions(database).start(None)
     assert Sessions(other).find(session_id).name == "one-time link"
     with database.snapshot() as connection:

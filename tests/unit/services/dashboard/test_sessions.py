@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, insert, select, update
 
 from contracts.errors import Forbidden, Unauthorized, Unavailable
 from contracts.keys import Caller, NewKey, Role, Scope, check_key, make_key, revoke_keys
 from contracts.tables import api_key, dashboard_session
 from runtime.database import Database
-from services.dashboard.signin import repository
 from services.dashboard.signin.sessions import (
     IDLE_SECONDS,
     LONGEST_SECONDS,
@@ -130,7 +129,7 @@ def test_the_longest_unused_gives_way_and_what_expired_is_swept(database: Databa
     with database.transaction() as connection:
         for number in range(MAX_SESSIONS):
             held = {"id_hash": f"{number}", "role": "app", "name": "", "csrf": "", "started_at": clock.now}
-            repository.add(connection, held | {"used_at": clock.now + number / MAX_SESSIONS})
+            connection.execute(insert(dashboard_session).values(**held, used_at=clock.now + number / MAX_SESSIONS))
     clock.now += 2
     sessions.start(a_caller(database))
     assert len(rows(database)) == MAX_SESSIONS
