@@ -1,7 +1,7 @@
 """One choice as it grows: tokens in, visible text out. Pure.
 
-Text is shown as soon as it cannot change any more: an unfinished character waits for its other bytes, and the beginning
-of a stop string waits until it is one or is not.
+Text is shown as soon as it is final: an incomplete character waits for its other bytes, and a text that may become a stop
+string waits until this is decided.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ _UNFINISHED = "\ufffd"
 
 
 class SampledToken(NamedTuple):
-    """A sampled token and the log-prob it was sampled with."""
+    """A sampled token and its log-prob when it was sampled."""
 
     id: int
     logprob: float
 
 
 class Delta(NamedTuple):
-    """What one step added to a choice."""
+    """The tokens and text that one step added to a choice."""
 
     choice: int
     text: str
@@ -32,26 +32,26 @@ class Delta(NamedTuple):
 
 
 class Detokenizer:
-    """Token ids to text, a step at a time: only the last few ids are decoded again."""
+    """Turns token ids into text, one at a time; only the last few ids are decoded again."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._ids: list[int] = []
-        self._num_shown = 0  # of the ids held, those whose text has been given out
+        self._num_shown = 0  # how many of the kept ids have their text shown
 
     def push(self, token_id: int) -> str:
-        """The text that became certain."""
+        """Add a token. Returns the text that became final."""
         self._ids.append(token_id)
         text = self._pending()
         if not text or text.endswith(_UNFINISHED):
             return ""
-        # What was shown stays as context: decoders treat the first token of a text differently.
+        # Shown ids stay as context: decoders treat the first token of a text differently.
         self._ids = self._ids[self._num_shown :]
         self._num_shown = len(self._ids)
         return text
 
     def flush(self) -> str:
-        """The rest, with unfinished characters as U+FFFD."""
+        """The rest of the text, with incomplete characters as U+FFFD."""
         return self._pending()
 
     def _pending(self) -> str:
@@ -70,7 +70,7 @@ class StopFinder:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that is certainly before any stop, and whether one was found."""
+        """Add text. Returns the text that is certainly before any stop string, and whether one was found."""
         self._held += text
         found = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if found:
@@ -81,12 +81,12 @@ class StopFinder:
         return shown, False
 
     def flush(self) -> str:
-        """What was held back and turned out to be no stop."""
+        """The text that was held back and did not become a stop string."""
         return self._held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The longest end of `text` that begins `stop`."""
+    """The length of the longest end of `text` that is a beginning of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
 
@@ -105,13 +105,13 @@ class Choice:
 
     @property
     def version(self) -> int | None:
-        """The version that made the last token."""
+        """The version that made the last token; None before the first."""
         return self.spans[-1].version if self.spans else None
 
     def add(
         self, tokens: Sequence[SampledToken], spans: Sequence[Span], reason: Literal["stop", "length"] | None
     ) -> Delta:
-        """Append what the engine made. Tokens after a stop string are not part of the answer."""
+        """Append new tokens. Those after a stop string are not part of the answer."""
         before = len(self.tokens)
         text = ""
         for token in tokens:
@@ -134,6 +134,6 @@ class Choice:
         return shown if found else shown + self._stop_finder.flush()
 
     def cut(self, reason: Literal["cancelled", "error"]) -> None:
-        """End an unfinished answer where it is; what was held back was never shown."""
+        """End an unfinished answer as it is; text that was held back is dropped."""
         if self.finish_reason is None:
             self.finish_reason = reason

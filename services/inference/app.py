@@ -23,7 +23,7 @@ from services.inference.endpoint import Endpoint
 from services.inference.engine.client import PATIENCE_SECONDS, EngineClient
 from services.inference.engine.http import READ_SECONDS
 from services.inference.hot_load import HotLoad
-from services.inference.idempotency import Repeats
+from services.inference.idempotency import IdempotentRequests
 from services.inference.recorder import Recorder
 from services.inference.routes import add_hot_load_routes, add_routes
 from services.inference.template import load_template
@@ -39,21 +39,21 @@ def create_app(
     patience_seconds: float = PATIENCE_SECONDS,
     silence_seconds: float = READ_SECONDS,
 ) -> FastAPI:
-    """The service of one home; `event_log`, `links` and `list_versions` (of the weight store) replace its own.
+    """The application of one home; `event_log`, `links` and `list_versions` (of the weight store) replace the home's own.
 
-    `patience_seconds`: how long engines may be gone; `silence_seconds`: the longest time without a token.
+    `patience_seconds`: how long the engine may be unreachable; `silence_seconds`: the longest time without a token.
 
     Raises:
-        InvalidSettings: the base policy's folder lacks a file, or Redis' URL is not valid.
+        InvalidSettings: the base policy's folder lacks a file, or the URL of Redis is not valid.
         InvalidTask: a task file has a mistake.
     """
-    database, log = settings.database(), event_log or _durable_log(settings)
+    policy, database, log = settings.policy, settings.database(), event_log or _durable_log(settings)
     links = links or settings.replica_links()
-    assignments, repeats = Assignments(database, settings.policy), Repeats(links.idempotency)
+    assignments, repeats = Assignments(database, policy), IdempotentRequests(links.idempotency)
     engine = EngineClient(settings.engine_url, engine_key(settings.home), patience_seconds, silence_seconds)
     recorder = Recorder(log)
     endpoint = Endpoint(
-        policy=settings.policy,
+        policy=policy,
         tasks=load_tasks(settings.tasks),
         template=load_template(settings.base),
         assignments=assignments,
@@ -81,9 +81,9 @@ def create_app(
     service.state.recorder, service.state.spool = recorder, log if isinstance(log, Spool) else None
     add_routes(service, endpoint, repeats, Limit(links.limiter, "requests", settings.requests_per_minute))
     hot_load = HotLoad(
-        policy=settings.policy,
+        policy=policy,
         database=database,
-        list_versions=list_versions or (lambda: _durable_versions(settings)),
+        list_versions=list_versions or (lambda: _durable_versions(settings, policy)),
         bell=links.bell,
         assignments=assignments,
         engine=engine,
@@ -93,12 +93,12 @@ def create_app(
 
 
 def _durable_log(settings: Settings) -> EventLog:
-    """The home's log. Kafka may be away: then what it should take waits on this machine's disk."""
+    """The home's log. While Kafka is unreachable, records wait on this machine's disk."""
     log = settings.event_log()
     return log if settings.kafka is None else Spool(log, settings.home / "spool")
 
 
-def _durable_versions(settings: Settings) -> list[int]:
+def _durable_versions(settings: Settings, policy: str) -> list[int]:
     from weights.stores.opening import open_weight_store  # noqa: PLC0415 its codecs are only for readers of weights
 
-    return open_weight_store(settings, measures=WeightStoreMetrics()).versions(settings.policy)
+    return open_weight_store(settings, measures=WeightStoreMetrics()).versions(policy)

@@ -1,4 +1,4 @@
-"""Which arm answers: the assignments, read again every 0.2 seconds, and a draw that is sticky within a session."""
+"""Which arm answers a request: assignments, read again every 0.2 seconds, and a random draw that is fixed for a session."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import structlog
 from contracts.assignments import CANDIDATE, LIVE, Assignment, read
 from contracts.errors import Unavailable, UnknownModel
 from runtime.database import Database
+from services.inference.versions import NUMBER
 
 PINNED = "pinned"
 _READ_SECONDS = 0.2
@@ -22,23 +23,23 @@ _log = structlog.get_logger(__name__)
 
 
 class ChosenArm(NamedTuple):
-    """Who answers one request, and with which probability it was chosen."""
+    """The arm that answers one request, and the probability with which it was chosen."""
 
     name: str
     probability: float
     model: str
-    """What the engine is asked for: the policy (whatever is live by then) or one version of it."""
+    """The model of the request to the engine: the policy (its live version by then) or one version of it."""
 
 
 def pinned_version(model: str, policy: str) -> int | None:
     """The version that a request's `model` names: N for `POLICY@vN`, None for `POLICY`.
 
     Raises:
-        UnknownModel: neither of the two.
+        UnknownModel: it has neither form.
     """
     if model == policy:
         return None
-    if found := re.fullmatch(rf"{re.escape(policy)}@v(0|[1-9][0-9]{{0,17}})", model):
+    if found := re.fullmatch(f"{re.escape(policy)}@v({NUMBER})", model):
         return int(found[1])
     raise UnknownModel(
         f"the model {model!r} does not exist; ask for {policy!r} or one version of it, {policy + '@v3'!r}",
@@ -51,7 +52,7 @@ def choose_arm(
 ) -> ChosenArm:
     """The arm of a request: the one that holds its version, else drawn by share; `draw` lies in [0, 1).
 
-    Who asks for a minimum takes no part in the draw: live, unless only the candidate is known to be new enough.
+    A request with a minimum version is not drawn: it goes to live, unless only the candidate is known to be new enough.
     """
     if version is not None:
         holders = [name for name, arm in assignments.items() if arm.version == version and name in (LIVE, CANDIDATE)]
@@ -69,15 +70,15 @@ def choose_arm(
 
 
 def draw_of(session_id: str | None) -> float:
-    """Uniform in [0, 1): always the same for one session, else random."""
+    """A number in [0, 1): the same for all requests of a session, random without a session."""
     if session_id is None:
-        return random.random()  # noqa: S311 a share of traffic is no secret
+        return random.random()  # noqa: S311 shares of traffic need no secret
     digest = hashlib.blake2b(session_id.encode(), digest_size=6, person=b"arm").digest()
     return int.from_bytes(digest) / 2**48
 
 
 class Assignments:
-    """The assignments of one policy, at most 0.2 seconds old while the database can be read."""
+    """The assignments of one policy, at most 0.2 seconds old while the database is reachable."""
 
     def __init__(self, database: Database, policy: str) -> None:
         self._database = database
@@ -86,7 +87,7 @@ class Assignments:
         self._read_at = float("-inf")
 
     async def held(self) -> Mapping[str, Assignment]:
-        """All arms by name. While the database cannot be read, the last known ones: users do not wait for it."""
+        """All arms by name. While the database is unreachable, the last known ones: users do not wait for it."""
         if time.monotonic() - self._read_at > _READ_SECONDS:
             self._read_at = time.monotonic()
             try:
@@ -96,7 +97,7 @@ class Assignments:
         return self._held
 
     def look_again(self) -> None:
-        """Somebody moved an arm: the next request reads. Callable from any thread."""
+        """An arm was moved: the next request reads again. Callable from any thread."""
         self._read_at = float("-inf")
 
     def _read(self) -> dict[str, Assignment]:

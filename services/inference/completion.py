@@ -1,8 +1,11 @@
-"""One request being answered.
+"""One request while it is answered.
 
-Flows in: tokens of the engine, one stream for each choice. Flows out: what the client may see (`deltas`), then one
-durable record of all choices (`record`). Waits for: the engine, then the log. A client that leaves (`abandon`) stops the
-engine at once, and what was said so far is recorded as cancelled.
+    engine ─▶ _generate_choice(), one task per choice ─▶ _deltas ─▶ deltas(): the client, if it streams
+                          └─▶ choices, when all have ended ─▶ record(): one durable record
+
+In: tokens of the engine, one stream per choice. Out: visible text (`deltas`), then one durable record of all choices (`record`).
+Waits for: the engine, then the log. If the client leaves (`abandon`), the engine is stopped at once, and the answer so far is
+recorded as cancelled.
 """
 
 from __future__ import annotations
@@ -25,11 +28,11 @@ from services.inference.recorder import Recorder, generation_of
 
 
 class Completion:
-    """See the module. Starts at once; belongs to one event loop."""
+    """See the module. Starts at once. Belongs to one event loop."""
 
     def __init__(self, plan: RequestPlan, tokenizer: Tokenizer, engine: EngineClient, recorder: Recorder) -> None:
         self.plan = plan
-        self.choices = [Choice(index, tokenizer, plan.stops) for index in range(plan.num_choices)]
+        self.choices = [Choice(index, tokenizer, plan.request.stops) for index in range(plan.request.num_choices)]
         self._engine = engine
         self._recorder = recorder
         self._recorded = False
@@ -37,10 +40,10 @@ class Completion:
         self._generation = asyncio.create_task(self._generate())
 
     async def deltas(self) -> AsyncGenerator[list[Delta]]:
-        """What is added to any choice, until all have ended; together what has come meanwhile.
+        """The additions to all choices until they have ended; those that arrive together are one list.
 
         Raises:
-            MillraceError: the engine refused, or did not come back; what was said so far is recorded as failed.
+            MillraceError: the engine refused or failed; the answer so far is recorded with finish reason `error`.
         """
         ended = False
         while not ended:
@@ -57,7 +60,7 @@ class Completion:
             raise
 
     async def finish(self) -> bool:
-        """Wait for all choices and their record; see `record`."""
+        """Wait for all choices, then `record` them."""
         try:
             await asyncio.shield(self._generation)
         except MillraceError:
@@ -66,12 +69,12 @@ class Completion:
         return await self.record()
 
     async def record(self) -> bool:
-        """Make the ended choices durable; False if the log could not take them. Consent may forbid it: then True."""
+        """Make the ended choices durable. False if the log could not take them; True also if consent forbids logging."""
         self._recorded = True
         return await self._recorder.record(self._generations())
 
     def abandon(self) -> None:
-        """The client has left. Nothing happens if everything is recorded already."""
+        """The client has left. Nothing happens if the answer is recorded already."""
         if not self._recorded:
             self._leave("cancelled")
 
@@ -86,7 +89,7 @@ class Completion:
         system, now = self._engine.system, time.time()
         if system is None or not self.plan.logged:
             return []
-        # A choice without a token was seen by nobody, and holds nothing that could be learned or judged.
+        # A choice without a token has nothing to learn from or to judge.
         return [generation_of(self.plan, choice, system, now) for choice in self.choices if choice.tokens]
 
     async def _generate(self) -> None:
@@ -104,7 +107,7 @@ class Completion:
             await asyncio.gather(*parts)
         finally:
             for part in parts:
-                part.cancel()  # one refused: the answer as a whole fails
+                part.cancel()  # if one choice fails, the whole answer fails
 
     async def _generate_choice(self, choice: Choice) -> None:
         plan = self.plan
@@ -130,6 +133,6 @@ class Completion:
 
 
 def _check_versions(plan: RequestPlan, choice: Choice, piece: Piece) -> None:
-    # Before the tokens are added: those of a version that was not asked for are neither shown nor recorded.
+    # Checked before the tokens are added: tokens of a wrong version are neither shown nor recorded.
     if piece.tokens:
         plan.requirement.check([span.version for span in piece.spans] or [choice.version])

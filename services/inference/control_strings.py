@@ -1,10 +1,11 @@
-"""Control strings: what the tokenizer turns into a control token. A message's text must never become one.
+"""Control strings: texts that the tokenizer turns into control tokens. The text of a message must never become one.
 
-Flows in: messages. Flows out: the same messages, in which every character that could begin or complete a control string is
-replaced by a stand-in, a character that occurs nowhere else; after rendering, whatever is still a control string was said by
-the template. Stand-ins are single characters and no whitespace, so trimming, cutting, joining and changing case do to them
-what they would do to the characters themselves; texts that a template compares with are left as they are where they cannot
-be part of a control string (`</think>`).
+In: messages. Out: the same messages, in which every character that could begin or complete a control string is replaced by a
+stand-in, a character that occurs nowhere else. After rendering, every remaining control string comes from the template.
+
+A stand-in is a single character and not whitespace, so trimming, cutting, joining and changing case treat it like the
+character it stands for. Texts that a template compares with (`</think>`) are left alone where they cannot be part of a control
+string.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from contracts.errors import InvalidRequest
 from services.inference.template_texts import TemplateTexts
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Who may speak. A role is a word of ours, not of the caller's: it may complete a control string (`<|` + role + `|>`)."""
+"""The allowed roles. Roles are fixed words, not free text, so they may complete a control string (`<|` + role + `|>`)."""
 _STAND_INS = "".join(map(chr, (*range(0xFDD0, 0xFDEE), *range(0xE000, 0xE100))))
-"""Noncharacters, which no text should hold, then private ones; few, so that a text that holds them all costs little."""
+"""Noncharacters, which texts should not contain, then private ones. Few, so that a text that contains all costs little."""
 _NUM_BEGINNING = 6
-"""Characters that a regular expression looks for; a text of brackets would keep Python busy."""
+"""How many characters of a control string the regular expression searches for; one alone is slow on texts full of brackets."""
 
 Span = tuple[int, int]
 
 
 class MarkedMessages(NamedTuple):
-    """Messages with stand-ins, and what the stand-ins stand for."""
+    """Messages with stand-ins. `stand_ins`: by character."""
 
     messages: list[dict[str, Any]]
     stand_ins: dict[str, str]
 
     def restore(self, text: str) -> str:
-        """The characters themselves, in their places."""
+        """The text with its own characters again."""
         for character, stand_in in self.stand_ins.items():
             text = text.replace(stand_in, character)
         return text
@@ -43,14 +44,14 @@ class ControlStrings:
     """See the module.
 
     Args:
-        hard: control strings whoever says them.
-        soft: control strings that are the assistant's own words when it says them (`<think>`), else as hard ones.
-        literals: what the template says.
+        hard: control strings in the text of any role.
+        soft: control strings that are ordinary text in messages of the assistant (`<think>`), and hard in all others.
+        literals: the template's own texts.
     """
 
     def __init__(self, hard: Collection[str], soft: Collection[str], literals: TemplateTexts) -> None:
         every = frozenset(hard) | frozenset(soft)
-        # Where the template begins a control string that something else completes, the rest of it is dangerous too.
+        # If the template writes the beginning of a control string, a message could complete it: the rest is dangerous too.
         begun = _begun(literals.said, every)
         self._strings = every
         self._lengths = _lengths_by_beginning(every)
@@ -64,7 +65,7 @@ class ControlStrings:
         self._free = [c for c in _STAND_INS if not any(c in text for text in literals.said | every)]
 
     def find(self, text: str) -> list[Span]:
-        """Where control strings stand: from the left, the longest first, as tokenizers look for them."""
+        """The places of control strings: from the left, the longest first, as tokenizers search for them."""
         found: list[Span] = []
         place = 0
         while match := self._beginning.search(text, place):
@@ -77,16 +78,16 @@ class ControlStrings:
         return found
 
     def strings(self, text: str) -> list[str]:
-        """The control strings of a text, in their order."""
+        """The control strings of a text, in order."""
         return [text[start:end] for start, end in self.find(text)]
 
     def mark(self, messages: list[dict[str, Any]]) -> MarkedMessages | None:
         """The messages with stand-ins; None if nothing in them could be part of a control string.
 
         Raises:
-            InvalidRequest: they hold every character that could stand in.
+            InvalidRequest: they contain too many of the characters that serve as stand-ins.
         """
-        # One text for all: most requests end here, and must not notice.
+        # One text for all messages: most requests end here, so this has to be fast.
         text = "\0".join([text for message in messages for text in _said(message)])
         if not self._is_suspicious(text):
             return None
@@ -105,13 +106,13 @@ class ControlStrings:
         return False
 
     def _choose(self, text: str) -> dict[str, str]:
-        """By character, one that the text does not hold."""
+        """For each character that is replaced, a stand-in that the text does not contain."""
         firsts = {word[0] for word in self._words}
         characters = sorted({*self._marks, *firsts, *map(str.upper, firsts)})
         free = [character for character in self._free if character not in text]
         if len(free) < len(characters):
             raise InvalidRequest(
-                "the messages hold too many private and noncharacters of Unicode (U+E000, U+FDD0 ...); leave some out",
+                "the messages contain too many private-use characters and noncharacters of Unicode (U+E000, U+FDD0 ...); leave some out",
                 param="messages",
             )
         return dict(zip(characters, free, strict=False))
@@ -143,7 +144,7 @@ class ControlStrings:
         }
 
     def _harmless(self, literals: Iterable[str], controls: Collection[str]) -> list[str]:
-        """The literals whose marked characters are part of no control string wherever the literal stands."""
+        """The literals whose marked characters can never be part of a control string."""
         return [
             literal
             for literal in sorted(literals)
@@ -153,14 +154,14 @@ class ControlStrings:
 
 
 def _marks(controls: Iterable[str], begun: Iterable[str]) -> tuple[str, ...]:
-    """The characters that are replaced: the first of each control string; of those begun, all but letters and digits."""
+    """The characters to replace: the first of each control string, and of those begun all but letters and digits."""
     firsts = {case for control in controls for case in {control.lstrip()[0].lower(), control.lstrip()[0].upper()}}
     rest = {character for control in begun for character in control if not character.isalnum()}
     return tuple(sorted(character for character in firsts | rest if len(character) == 1 and not character.isspace()))
 
 
 def _lengths_by_beginning(controls: Collection[str]) -> dict[str, list[int]]:
-    """By the first characters of control strings, how long those may be that begin so, the longest first."""
+    """By the first characters of control strings: the lengths of those that begin so, the longest first."""
     beginnings = {control[:_NUM_BEGINNING] for control in controls}
     lengths: dict[str, set[int]] = {beginning: set() for beginning in beginnings}
     for control in controls:
@@ -171,7 +172,7 @@ def _lengths_by_beginning(controls: Collection[str]) -> dict[str, list[int]]:
 
 
 def _begun(literals: Iterable[str], controls: Collection[str]) -> list[str]:
-    """The control strings with whose beginning, and not all of it, a literal ends."""
+    """The control strings that a literal begins at its end, without completing them."""
     longest = max(map(len, controls), default=0)
     beginnings = {control[:size] for control in controls for size in range(1, len(control))}
     ends = {literal[-size:] for literal in literals for size in range(1, min(len(literal), longest) + 1)}
@@ -180,7 +181,7 @@ def _begun(literals: Iterable[str], controls: Collection[str]) -> list[str]:
 
 
 def _could_share(literal: str, control: str, marks: Collection[str]) -> bool:
-    """Whether a marked character of a literal could, where it stands, be one of a control string too."""
+    """Whether a marked character of a literal could also be part of a control string."""
     literal, control = literal.casefold(), control.casefold()
     places = [place for place, character in enumerate(literal) if character in marks]
     return any(
@@ -192,7 +193,7 @@ def _could_share(literal: str, control: str, marks: Collection[str]) -> bool:
 
 
 def _agree(literal: str, control: str, shift: int) -> bool:
-    """Whether two texts agree where they overlap, with the second moved to the right by `shift`."""
+    """Whether two texts agree where they overlap, if the second is moved to the right by `shift`."""
     start, end = max(0, shift), min(len(literal), shift + len(control))
     return literal[start:end] == control[start - shift : end - shift]
 

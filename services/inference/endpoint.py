@@ -1,7 +1,20 @@
-"""How a chat request becomes a response, whole or streamed.
+"""Turns a chat request into a response, whole or streamed.
 
-Flows in: requests that were read and checked. Flows out: bodies and events. Waits for: the first token, so that a
-refusal still has its own status; then for the rest, and for the log.
+    routes.py ─▶ plan() ─▶ RequestPlan ─▶ answer() or stream()
+                                              │ starts
+                                              ▼
+         engine ──pieces──▶ Completion: one task per choice ──▶ _deltas (queue) ──▶ stream(): events for the client
+           ▲                  │        └─▶ answer() waits for all choices
+           │ cancels          │ generations, when all choices have ended
+         ClientPresence       ▼
+         (client left)      Recorder._waiting ──▶ one thread appends for all that wait ──▶ log, durable
+
+Who waits for whom: the tasks of a completion wait for the engine. `stream` waits for the queue, which its completion fills;
+the queue has no bound, since an answer has at most `max_tokens` deltas. The end of a response (the body, or `[DONE]`) waits for
+the recorder. The recorder waits only for the log.
+
+In: requests that were read and checked. Out: bodies and events. Waits for: the first token, so that a refusal of the engine
+still has its own status code; then the rest, and the log.
 """
 
 from __future__ import annotations
@@ -9,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import structlog
 from fastapi import Request, Response
@@ -30,40 +44,31 @@ from services.inference.template import ChatTemplate
 from services.inference.versions import version_requirement
 
 
+@dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Everything that requests share."""
+    """What all requests share; see the module."""
 
-    def __init__(
-        self,
-        *,
-        policy: str,
-        tasks: Mapping[str, Task],
-        template: ChatTemplate,
-        assignments: Assignments,
-        engine: EngineClient,
-        recorder: Recorder,
-    ) -> None:
-        self._policy = policy
-        self._tasks = tasks
-        self._template = template
-        self._assignments = assignments
-        self._engine = engine
-        self._recorder = recorder
+    policy: str
+    tasks: Mapping[str, Task]
+    template: ChatTemplate
+    assignments: Assignments
+    engine: EngineClient
+    recorder: Recorder
 
     async def plan(
         self, request: ChatRequest, caller: Caller, purpose_header: str | None, attempt: Attempt | None = None
     ) -> RequestPlan:
-        """Decide everything about a request; see the errors of each decision."""
-        version = pinned_version(request.model, self._policy)
+        """Decide everything about a request. Raises what each of the decisions raises."""
+        version = pinned_version(request.model, self.policy)
         requirement = version_requirement(request.labels, version)
         version = requirement.exact if version is None else version
         purpose = decide_purpose(purpose_header, caller)
-        task = find_task(self._tasks, request)
+        task = find_task(self.tasks, request)
         prompt_ids = await self._encode(request)
-        sampling = decide_sampling(request, task.sampling, purpose, len(prompt_ids), self._template.context)
+        sampling = decide_sampling(request, task.sampling, purpose, len(prompt_ids), self.template.context)
         session_id = request.labels.get("session_id")
-        arms = await self._assignments.held()
-        arm = choose_arm(arms, self._policy, version, draw_of(session_id), requirement.minimum)
+        arms = await self.assignments.held()
+        arm = choose_arm(arms, self.policy, version, draw_of(session_id), requirement.minimum)
         logged = may_log(request, task, purpose)
         completion_id = new_completion_id(session_id, stored=logged)
         held = arms.get(arm.name)
@@ -71,22 +76,15 @@ class Endpoint:
         return RequestPlan(
             completion_id=completion_id,
             created_at=time.time(),
-            policy=self._policy,
-            model=request.model,
+            policy=self.policy,
             tenant=caller.tenant,
+            request=request,
             task=task,
             purpose=purpose,
             arm=arm,
             sampling=sampling,
             prompt_ids=prompt_ids,
-            messages=request.messages,
-            metadata=request.labels,
-            stops=request.stops,
-            num_choices=request.num_choices,
-            person=request.safety_identifier or request.user,
             logged=logged,
-            logprobs=bool(request.logprobs),
-            include_usage=request.stream_options is not None and bool(request.stream_options.include_usage),
             requirement=requirement,
             refusal=decide_refusal(requirement, held.version if held else None),
             attempt=attempt if purpose == "user" else None,
@@ -104,7 +102,7 @@ class Endpoint:
             completion.abandon()
         if logged is None:
             return Response(status_code=CLIENT_LEFT)
-        body = replies.completion_body(plan, completion.choices, self._template.tokenizer)
+        body = replies.completion_body(plan, completion.choices, self.template.tokenizer)
         return reply(body, headers=_headers(plan) | ({} if logged else {"x-millrace-logged": "false"}))
 
     async def stream(self, plan: RequestPlan, client: Request) -> Response:
@@ -115,7 +113,7 @@ class Endpoint:
         try:
             with presence:
                 first = await anext(deltas)
-                events = completion_events(completion, first, deltas, self._template.tokenizer)
+                events = completion_events(completion, first, deltas, self.template.tokenizer)
                 response = CompletionStream(completion, events, _headers(plan), presence)
             return response or Response(status_code=CLIENT_LEFT)
         finally:
@@ -125,19 +123,19 @@ class Endpoint:
 
     async def models(self) -> list[str]:
         """The policy, and the versions of it that can be asked for now."""
-        held = await self._engine.models()
-        return [self._policy, *(name for name in held if name.startswith(f"{self._policy}@v"))]
+        held = await self.engine.models()
+        return [self.policy, *(name for name in held if name.startswith(f"{self.policy}@v"))]
 
     async def _encode(self, request: ChatRequest) -> list[int]:
-        # A thread costs more than a short prompt does, and a long prompt would keep everybody else waiting.
+        # A thread costs more than encoding a short prompt. A long prompt would delay all other requests.
         if request.is_short:
-            return self._template.encode(request.messages)
-        return await asyncio.to_thread(self._template.encode, request.messages)
+            return self.template.encode(request.messages)
+        return await asyncio.to_thread(self.template.encode, request.messages)
 
     def _start(self, plan: RequestPlan) -> Completion:
         if plan.refusal is not None:
             raise plan.refusal
-        return Completion(plan, self._template.tokenizer, self._engine, self._recorder)
+        return Completion(plan, self.template.tokenizer, self.engine, self.recorder)
 
 
 def _headers(plan: RequestPlan) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""The fields of `POST /v1/chat/completions`: which are served, which cannot change an answer, which are refused.
+"""The fields of `POST /v1/chat/completions`: those that are served, those that cannot change an answer, those that are refused.
 
-A field that changes the answer is served or refused by name, never ignored; so is a field that nobody knows.
+A field that changes the answer is served or refused by name, never ignored. An unknown field is refused by name too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contracts.errors import InvalidRequest, Unsupported
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
-"""Of all messages together: parts of content, and tool calls."""
+"""The most parts of content and tool calls, of all messages together."""
 _NUM_SHOWN = 64
 _UNKNOWN_FIELD = re.compile(r"unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 _MISSING_FIELD = re.compile(r"missing required field `(\w+)` - at `\$\.(.*)`$")
@@ -25,7 +25,7 @@ HARMLESS = (
     "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
     "service_tier",
 )  # fmt: skip
-"""Accepted whatever they say: they are about speed, price or caches, or about tools where there are none."""
+"""Accepted with any value: they are about speed, price or caches, or about tools, which are not served."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -43,21 +43,21 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""Not served; accepted with these values, or null, which change nothing."""
+"""Not served; accepted with null or one of these values, which change nothing."""
 Json = msgspec.Raw | msgspec.UnsetType
-"""A field that is kept as it was written, or was not."""
+"""A field that is kept as undecoded JSON, or is absent."""
 _LONGEST_NEUTRAL = 64
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of a streamed answer. No stream of ours is obfuscated."""
+    """Options of a streamed answer. Our streams are never obfuscated."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
 class ServedFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What is served, beside the messages."""
+    """The fields that are served, except the messages."""
 
     model: str
     n: int | None = None
@@ -72,8 +72,8 @@ class ServedFields(msgspec.Struct, frozen=True, kw_only=True):
     min_p: float | None = None
     """Tokens less likely than this share of the likeliest are left out; 0 is off."""
     seed: int | None = None
-    """64 bits with sign; each choice has a seed of its own, made of it. `system_fingerprint` tells which weights answered.
-    Left out where the task owns the sampling and a user asks."""
+    """A signed 64-bit number; each choice gets a seed derived from it. `system_fingerprint` names the weights of an answer.
+    Ignored if the task owns the sampling and a user asks."""
     stop: str | list[str] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -97,7 +97,7 @@ class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an assistant called, and with what: JSON as a text, or an object."""
+    """The function that an assistant called, and its arguments: a string of JSON, or an object."""
 
     name: str
     arguments: Json = msgspec.UNSET
@@ -113,7 +113,7 @@ class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A message as callers send it. Templates read names and reasoning, or do not."""
+    """A message as callers send it. Whether names and reasoning matter depends on the chat template."""
 
     role: str
     content: str | list[ContentPart] | None = None
@@ -141,7 +141,7 @@ Body: Any = msgspec.defstruct(
     kw_only=True,
     forbid_unknown_fields=True,
 )
-"""Every field that is known; those that are not served stay JSON."""
+"""All known fields; those that are not served stay undecoded."""
 _unserved = attrgetter(*NEUTRAL)
 _NOTHING_UNSERVED = (msgspec.UNSET,) * len(NEUTRAL)
 _beside_content = attrgetter(*ChatMessage.__struct_fields__[2:])
@@ -157,7 +157,7 @@ _STRUCTS = (
 
 
 def check_neutral(body: Any) -> None:
-    """Refuse what is not served and would change the answer.
+    """Refuse fields that are not served and would change the answer.
 
     Raises:
         Unsupported: `param` names the field.
@@ -171,21 +171,21 @@ def check_neutral(body: Any) -> None:
 
 
 def is_plain(message: ChatMessage) -> bool:
-    """True if it says who speaks and what, and nothing else."""
+    """True if the message has only a role and content."""
     return bool(_beside_content(message) == _NOTHING_BESIDE)
 
 
 def unserved_of(message: ChatMessage) -> str | None:
-    """A field of a message that says something that is not served, if there is one."""
+    """A field of the message that is set and not served; None if there is none."""
     if message.refusal:
         return "refusal"
-    if _says_something(message.audio):
+    if _is_set(message.audio):
         return "audio"
-    return "function_call" if _says_something(message.function_call) else None
+    return "function_call" if _is_set(message.function_call) else None
 
 
 def explain(error: InvalidRequest) -> InvalidRequest:
-    """The same error; an unknown field with the nearest known one, a missing one with where it should be."""
+    """The same error, with the nearest known field for an unknown one, and the place of a missing one."""
     if missing := _MISSING_FIELD.search(error.message):
         return InvalidRequest(error.message, param=f"{missing[2]}.{missing[1]}")
     match = _UNKNOWN_FIELD.search(error.message)
@@ -197,10 +197,10 @@ def explain(error: InvalidRequest) -> InvalidRequest:
     served = [field for field in known if field not in NEUTRAL and field not in HARMLESS]
     hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(served)}"
     path = f"{where}.{name}" if where else name
-    return Unsupported(f"`{path}` is no field of this API; {hint}", param=path)
+    return Unsupported(f"`{path}` is not a field of this API; {hint}", param=path)
 
 
-def _says_something(content: Json) -> bool:
+def _is_set(content: Json) -> bool:
     return content is not msgspec.UNSET and bytes(content) != b"null"
 
 

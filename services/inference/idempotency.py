@@ -1,8 +1,8 @@
-"""A request that is sent again under the same `Idempotency-Key` gets the first one's answer.
+"""Idempotency keys: a request that is sent again under the same `Idempotency-Key` gets the first request's answer.
 
-Flows in: a request's key and body, and how to run it. Flows out: its response, or the kept one with `x-millrace-replayed`.
-Waits for: a first request that still runs, some seconds. Only whole answers with status 200 are kept, streamed ones as their
-events; whatever else happened runs again, and so does everything whose window was lost.
+In: a request's key and body, and how to run it. Out: its response, or the stored one with `x-millrace-replayed`. Waits for: a
+first request that is still running, some seconds. Only complete answers with status 200 are stored, streamed ones as their
+events. Any other request runs again, also if the stored answer was lost.
 """
 
 from __future__ import annotations
@@ -38,36 +38,36 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True):
     body: bytes
 
 
-class Repeats:
-    """See the module. Belongs to one event loop. `lease_seconds`: the window's."""
+class IdempotentRequests:
+    """See the module. Belongs to one event loop. `lease_seconds`: how long the store holds a claim without renewal."""
 
     def __init__(
-        self, window: IdempotencyStore, patience_seconds: float = PATIENCE_SECONDS, lease_seconds: float = LEASE_SECONDS
+        self, store: IdempotencyStore, patience_seconds: float = PATIENCE_SECONDS, lease_seconds: float = LEASE_SECONDS
     ) -> None:
-        self._window = window
+        self._store = store
         self._lease = lease_seconds
         self._patience = patience_seconds
         self._running: set[asyncio.Task[None]] = set()
 
     async def once(self, key: str | None, tenant: str, body: bytes, run: Callable[[], Awaitable[Response]]) -> Response:
-        """The response to a request; without a key it always runs.
+        """The response to a request; without a key the request always runs.
 
         Raises:
-            Conflict: the key belongs to another body.
+            Conflict: the key was used with another body.
             StillRunning: the first request has not ended in time.
         """
         if not key:
             return await run()
         name = hashlib.blake2b(f"{tenant}\0{key}".encode(), digest_size=16).hexdigest()
-        turn = RequestClaim(hashlib.blake2b(body, digest_size=16).digest(), secrets.token_bytes(8))
-        held = await self._claim(name, turn)
-        if held.digest != turn.digest:
+        claim = RequestClaim(hashlib.blake2b(body, digest_size=16).digest(), secrets.token_bytes(8))
+        held = await self._claim(name, claim)
+        if held.digest != claim.digest:
             error = Conflict("this idempotency key was used with another body; use a new key for a new request")
             error.headers = MappingProxyType({"x-should-retry": "false"})
             raise error
         if held.answer is not None:
             return _replay(msgspec.msgpack.decode(held.answer, type=_Answer))
-        hold = _Hold(self._window, name, turn, self._lease)
+        hold = _Hold(self._store, name, claim, self._lease)
         self._running.add(hold.task)
         hold.task.add_done_callback(self._running.discard)
         try:
@@ -77,60 +77,60 @@ class Repeats:
             raise
 
     async def close(self) -> None:
-        """Wait a moment for what is being kept."""
+        """Wait up to a second for answers that are being stored."""
         if self._running:
             _, late = await asyncio.wait(self._running, timeout=_CLOSE_SECONDS)
             for task in late:
                 task.cancel()
 
-    async def _claim(self, name: str, turn: RequestClaim) -> RequestClaim:
+    async def _claim(self, name: str, claim: RequestClaim) -> RequestClaim:
         deadline = time.monotonic() + self._patience
         while True:
-            held = await self._window.claim(name, turn)
-            if held == turn or held.digest != turn.digest or held.answer is not None:
+            held = await self._store.claim(name, claim)
+            if held == claim or held.digest != claim.digest or held.answer is not None:
                 return held
             if time.monotonic() >= deadline:
-                raise StillRunning("the first request under this idempotency key still runs; try again later")
+                raise StillRunning("the first request under this idempotency key is still running; try again later")
             await asyncio.sleep(_LOOK_SECONDS)
 
 
 class _Hold:
-    """A key that is held while its request runs: a replica that dies loses it within `LEASE_SECONDS`."""
+    """Holds a key by a lease while its request runs; if this replica dies, the lease expires after `LEASE_SECONDS`."""
 
-    def __init__(self, window: IdempotencyStore, name: str, turn: RequestClaim, lease_seconds: float) -> None:
-        self._window = window
+    def __init__(self, store: IdempotencyStore, name: str, claim: RequestClaim, lease_seconds: float) -> None:
+        self._store = store
         self._lease = lease_seconds
         self._name = name
-        self._turn = turn
+        self._claimed = claim
         self._ended: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
         self.task = asyncio.create_task(self._run())
 
     def end(self, answer: bytes | None) -> None:
-        """Keep this answer; None: there is none to keep."""
+        """Store this answer and release the key; None: only release it."""
         if not self._ended.done():
             self._ended.set_result(answer)
 
     async def _run(self) -> None:
         while not (await asyncio.wait({self._ended}, timeout=self._lease / 3))[0]:
-            await self._window.renew(self._name, self._turn)
+            await self._store.renew(self._name, self._claimed)
         answer = self._ended.result()
         if answer is None:
-            await self._window.release(self._name, self._turn)
+            await self._store.release(self._name, self._claimed)
         else:
-            await self._window.finish(self._name, self._turn, answer)
+            await self._store.finish(self._name, self._claimed, answer)
 
 
 class _Kept(Response):
-    """Passes a response on and remembers what was sent."""
+    """Sends a response and stores what was sent."""
 
     def __init__(self, response: Response, hold: _Hold) -> None:
         super().__init__(status_code=response.status_code)
-        self.raw_headers = response.raw_headers  # the same list: what is added to these headers is sent
+        self.raw_headers = response.raw_headers  # the same list, so headers that are added later are sent
         self._response = response
         self._hold = hold
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the response."""
         body = bytearray()
         is_whole = False
 

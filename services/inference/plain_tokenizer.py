@@ -1,7 +1,7 @@
 """A copy of a tokenizer that knows the control tokens by secret names only: a control string is plain text to it.
 
-Everything else is the tokenizer's own, so that pieces of text beside a control token are cut exactly as they would be beside
-the real one. The names are drawn when the process starts and go nowhere.
+Everything else is the same as in the tokenizer, so text beside a control token is split exactly as beside the real one. The
+names are drawn when the process starts and never leave it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class PlainTokenizer:
     """See the module.
 
     Args:
-        content: of tokenizer.json.
+        content: the content of tokenizer.json.
         controls: the control strings, each an added token.
     """
 
@@ -33,14 +33,14 @@ class PlainTokenizer:
         ids = {token["content"]: token["id"] for token in content["added_tokens"]}
         found = {self._tokenizer.token_to_id(self._names.get(text, text)): own for text, own in ids.items()}
         self._own_ids = {ours: own for ours, own in found.items() if ours != own}
-        # The unknown token stands for characters that the tokenizer does not know: ordinary text makes it too.
+        # Not the unknown token: ordinary text with unknown characters makes it too.
         self._control_ids = frozenset(ids[text] for text in controls) - {ids.get(_unknown(content["model"]))}
 
     def encode(self, text: str, spans: Sequence[tuple[int, int]], restore: Callable[[str], str]) -> list[int]:
-        """Token ids of a text of which only `spans` are control tokens; `restore` is applied to everything else.
+        """Token ids of a text in which only `spans` are control tokens; `restore` is applied to the rest.
 
         Raises:
-            InvalidRequest: other control tokens came out; what surrounds them makes it so.
+            InvalidRequest: the result has other control tokens, because of the text around a control string.
         """
         parts, end = list[str](), 0
         for start, stop in spans:
@@ -51,18 +51,18 @@ class PlainTokenizer:
         own = [self._own_ids.get(number, number) for number in ids] if self._own_ids else list(ids)
         if self.num_controls(own) != len(spans):
             raise InvalidRequest(
-                "the messages hold control strings that this policy's tokenizer cannot tell from its own; leave them out",
+                "the messages contain control strings that this policy's tokenizer cannot tell from its own; leave them out",
                 param="messages",
             )
         return own
 
     def num_controls(self, ids: Sequence[int]) -> int:
-        """How many of these ids are control tokens."""
+        """The number of control tokens among these ids."""
         return sum(number in self._control_ids for number in ids)
 
 
 def _unknown(model: _Content) -> str:
-    """The unknown token, or nothing."""
+    """The unknown token; empty if the tokenizer has none."""
     if isinstance(model.get("unk_id"), int):
         return str(model["vocab"][model["unk_id"]][0])
     return model.get("unk_token") or ""
@@ -75,7 +75,7 @@ def _renamed(content: _Content, names: dict[str, str]) -> _Content:
     elif "vocab" in model:
         model["vocab"] = [[names.get(text, text), score] for text, score in model["vocab"]]
     if "merges" in model:
-        model["merges"] = [merge for merge in model["merges"] if not _makes(merge, names)]
+        model["merges"] = [merge for merge in model["merges"] if not _has_control(merge, names)]
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
     added = [{**token, "content": names.get(token["content"], token["content"])} for token in content["added_tokens"]]
@@ -89,7 +89,7 @@ def _renamed(content: _Content, names: dict[str, str]) -> _Content:
     }
 
 
-def _makes(merge: str | list[str], names: dict[str, str]) -> bool:
-    """Whether a merge takes or makes a control string."""
+def _has_control(merge: str | list[str], names: dict[str, str]) -> bool:
+    """Whether a merge has a control string as a part or as its result."""
     first, second = merge.split(" ", 1) if isinstance(merge, str) else merge
     return first in names or second in names or first + second in names

@@ -1,10 +1,10 @@
-"""Everything that is decided about a request before the engine sees it. Pure."""
+"""What is decided about a request before the engine sees it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 
@@ -19,41 +19,28 @@ from services.inference.versions import VersionRequirement
 
 
 class RequestPlan(NamedTuple):
-    """One request, decided."""
+    """A request and every decision about it."""
 
     completion_id: str
     created_at: float
     policy: str
-    model: str
-    """As the caller named it."""
     tenant: str
+    request: ChatRequest
     task: Task
     purpose: Purpose
     arm: ChosenArm
     sampling: Sampling
     prompt_ids: list[int]
-    messages: list[dict[str, Any]]
-    metadata: dict[str, str]
-    stops: tuple[str, ...]
-    num_choices: int
-    person: str | None
     logged: bool
-    """False: consent forbids to keep it."""
-    logprobs: bool
-    include_usage: bool
+    """False: consent forbids keeping it."""
     requirement: VersionRequirement
     refusal: VersionNotServed | None
-    """Why it cannot be answered now. Whoever has its answer already, as a repeat, never hears of it."""
+    """Why it cannot be answered now. A repeat under the same idempotency key still gets the answer that is kept."""
     attempt: Attempt | None = None
-    """Which try of a user's request it is, if the client counts them."""
-
-    @property
-    def session_id(self) -> str | None:
-        """The session that the caller named."""
-        return self.metadata.get("session_id")
+    """Which attempt of a user's request it is, if the client counts them."""
 
     def sampling_of(self, choice: int) -> Sampling:
-        """How one choice is sampled: as the request says, with a seed of its own."""
+        """How one choice is sampled: like the request, with a seed for each choice."""
         seed = self.sampling.seed
         if seed is None or choice == 0:
             return self.sampling
@@ -61,21 +48,21 @@ class RequestPlan(NamedTuple):
 
     @property
     def ask_probability(self) -> float:
-        """With which the app is told to ask its user; 0 where nobody is asked: no user, or nothing that may be kept."""
+        """The probability that the app is told to ask its user; 0 without a user, or if nothing may be kept."""
         rule = self.task.asking
         return rule.probability if rule is not None and self.purpose == "user" and self.logged else 0.0
 
     @property
     def ask_feedback(self) -> bool | None:
-        """Whether the app should ask its user; None if the task says nothing of asking."""
+        """Whether the app should ask its user; None if the task has no rule for asking."""
         return None if self.task.asking is None else is_asked(self.completion_id, self.ask_probability)
 
 
 def find_task(tasks: Mapping[str, Task], request: ChatRequest) -> Task:
-    """The task of `metadata.task`, else the first.
+    """The task of `metadata.task`; without it the first task.
 
     Raises:
-        InvalidRequest: no such task.
+        InvalidRequest: there is no such task.
     """
     name = request.labels.get("task")
     if name is None:
@@ -86,9 +73,9 @@ def find_task(tasks: Mapping[str, Task], request: ChatRequest) -> Task:
 
 
 def decide_refusal(requirement: VersionRequirement, assigned: int | None) -> VersionNotServed | None:
-    """Refuse a minimum at once where the chosen arm is assigned an older version; None: only the tokens will tell.
+    """The refusal of a minimum version, if the chosen arm is assigned an older one; None if only the tokens can tell.
 
-    An exact version is left to the engine, which may hold what was assigned a moment ago, and refuses at once too.
+    An exact version is left to the engine: it may still hold the version of a moment ago, and else refuses at once too.
     """
     if requirement.minimum is None or assigned is None or requirement.is_met_by(assigned):
         return None
@@ -96,11 +83,11 @@ def decide_refusal(requirement: VersionRequirement, assigned: int | None) -> Ver
 
 
 def decide_purpose(header: str | None, caller: Caller) -> Purpose:
-    """What a request is for. Only operators may say anything but `user`.
+    """The purpose of a request. Only operators may send one other than `user`.
 
     Raises:
-        InvalidRequest: no such purpose.
-        Forbidden: not an operator's key.
+        InvalidRequest: there is no such purpose.
+        Forbidden: the key is not an operator's.
     """
     for purpose in get_args(Purpose):
         if purpose == (header or "user"):
@@ -113,16 +100,16 @@ def decide_purpose(header: str | None, caller: Caller) -> Purpose:
 def decide_sampling(
     request: ChatRequest, rule: SamplingRule, purpose: Purpose, num_prompt: int, context: int
 ) -> Sampling:
-    """How answers are sampled: as the task says where it owns the rule and a user asks, else as the caller does.
+    """The sampling parameters: the task's if it owns them and a user asks, else the caller's.
 
-    A task that owns the rule owns the chance too: a user's seed is left out, or an app that always sends the same one
-    would get the same answer to a prompt again and again, and nothing would be explored. The answer says what was used.
+    If the task owns the parameters, a user's seed is ignored: an app that always sends the same seed would always get the
+    same answer, and nothing would be explored. The response says which parameters were used.
 
-    A shorter answer than the task's is served to anybody. An answer may be cut to what the context leaves, unless a
-    caller who owns the rule asked for a length: then it is refused.
+    Any caller may ask for a shorter answer than the task allows. An answer is cut to what the context leaves, unless a
+    caller who owns the parameters asked for a length: then the request is refused.
 
     Raises:
-        ContextLengthExceeded: the prompt, or the length asked for with it, does not fit.
+        ContextLengthExceeded: the prompt, or the prompt with the requested length, does not fit.
     """
     room = context - num_prompt
     if room < 1:
@@ -148,10 +135,10 @@ def decide_sampling(
 
 
 def may_log(request: ChatRequest, task: Task, purpose: Purpose) -> bool:
-    """Whether the generation may be kept: `store` decides; without it the task does, for users."""
+    """Whether the generation may be kept: `store` decides; without it, the task's consent does for users."""
     return request.store if request.store is not None else purpose != "user" or task.consent == "train"
 
 
 def _seed_of(seed: int, choice: int) -> int:
-    # Not a sum: choice 1 of seed 1 would be choice 0 of seed 2.
+    # A hash, since with a sum choice 1 of seed 1 would equal choice 0 of seed 2.
     return int.from_bytes(blake2b(f"{seed}:{choice}".encode(), digest_size=8).digest(), "little", signed=True)

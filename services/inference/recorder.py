@@ -1,7 +1,10 @@
-"""Generations onto the log, durably, before their response ends.
+"""Appends generations to the log, durably, before their response ends.
 
-Flows in: the generations of finished or abandoned requests. Flows out: one append for all that wait, on one thread.
-Waits for: the log. While an append runs, whoever comes shares the next one, so that many requests pay for one fsync.
+    record() ─▶ _waiting ─▶ _append(), one at a time ─▶ one thread ─▶ log
+       ▲ waits for the append that takes its generations along ──┘
+
+In: the generations of finished or abandoned requests. Out: one append for all that wait. Waits for: the log. Requests that arrive
+during an append share the next one, so that many requests share one fsync.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ class Recorder:
     """See the module. Belongs to one event loop.
 
     Attributes:
-        num_lost: generations that were answered and could not be logged.
+        num_lost: generations that were served but could not be logged.
     """
 
     def __init__(self, event_log: EventLog) -> None:
@@ -44,7 +47,7 @@ class Recorder:
         self._left_behind: set[asyncio.Task[bool]] = set()
 
     async def record(self, generations: Sequence[Generation]) -> bool:
-        """Append; True once durable, False if the log cannot take them now: then they are lost, counted and said so."""
+        """Append. True once they are durable; False if the log cannot take them: then they are lost, counted and logged as lost."""
         if not generations:
             return True
         self._waiting += [message(GENERATIONS, generation.key, generation) for generation in generations]
@@ -63,13 +66,13 @@ class Recorder:
         return not lost
 
     def record_later(self, generations: Sequence[Generation]) -> None:
-        """Append without anybody waiting: the client has left."""
+        """Append in the background: the client has left."""
         task = asyncio.create_task(self.record(generations))
         self._left_behind.add(task)
         task.add_done_callback(self._left_behind.discard)
 
     async def close(self) -> None:
-        """Append what waits, then end the thread."""
+        """Append what is waiting, then end the thread."""
         while self._left_behind:
             await asyncio.wait(self._left_behind)
         self._thread.shutdown()
@@ -80,11 +83,11 @@ class Recorder:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._write, batch)
 
     def _write(self, batch: Sequence[Message]) -> frozenset[str]:
-        """Append; returns the keys that the log refuses for good."""
+        """Append. Returns the keys of generations that are too large for the log."""
         try:
             self._event_log.append(batch)
         except RecordTooLarge as error:
-            if len(batch) > 1:  # whoever shared the append with it must not pay for it
+            if len(batch) > 1:  # the others of the same append must not be lost with it
                 return frozenset().union(*(self._write([message]) for message in batch))
             _log.error("a generation is too large for the log", reason=error.message)
             return frozenset({batch[0].key})
@@ -97,12 +100,12 @@ def generation_of(plan: RequestPlan, choice: Choice, system: System, finished_at
     PROMPT_TOKENS.inc(len(plan.prompt_ids))
     COMPLETION_TOKENS.inc(len(choice.tokens))
     body = GenerationBody(
-        messages=plan.messages,
+        messages=plan.request.messages,
         text=choice.text,
         prompt_ids=pack_ids(plan.prompt_ids),
         completion_ids=pack_ids([token.id for token in choice.tokens]),
         logprobs=pack_floats([token.logprob for token in choice.tokens]),
-        metadata=plan.metadata,
+        metadata=plan.request.labels,
     )
     return Generation(
         completion_id=plan.completion_id,
@@ -121,11 +124,11 @@ def generation_of(plan: RequestPlan, choice: Choice, system: System, finished_at
         finished_at=finished_at,
         engine=system.engine,
         dtype=system.dtype or "",
-        session_id=plan.session_id,
-        join_key=plan.metadata.get("join_key"),
+        session_id=plan.request.labels.get("session_id"),
+        join_key=plan.request.labels.get("join_key"),
         ask_probability=plan.ask_probability,
-        person=plan.person,
+        person=plan.request.person,
         attempt=plan.attempt,
-        num_choices=plan.num_choices,
+        num_choices=plan.request.num_choices,
         body=seal_body(body),
     )

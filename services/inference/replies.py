@@ -1,7 +1,7 @@
 """The shapes of OpenAI's chat API. Pure.
 
-Beside them stand `policy_version`, `sampling` (what was used, whatever was asked for; in the first chunk of a choice) and,
-where the task asks users, `ask_feedback`.
+They have three fields more: `policy_version`, `sampling` (the parameters that were used; in a stream, in the first chunk of a
+choice) and, if the task asks users for feedback, `ask_feedback`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from tokenizers import Tokenizer
 
 from services.inference.answer import Choice, Delta, SampledToken
@@ -38,34 +37,29 @@ def completion_body(plan: RequestPlan, choices: Sequence[Choice], tokenizer: Tok
 
 
 def opening_chunk(plan: RequestPlan, choice: Choice) -> dict[str, Any]:
-    """The first chunk of a choice: who speaks, and how it is sampled."""
+    """The first chunk of a choice: its role and sampling parameters."""
     return {**_chunk(plan, choice, {"role": "assistant", "content": ""}), "sampling": plan.sampling_of(choice.index)}
 
 
 def delta_chunk(plan: RequestPlan, choice: Choice, delta: Delta, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What was added."""
+    """A chunk of new text."""
     return _chunk(plan, choice, {"content": delta.text}, logprobs=_logprobs(plan, delta.tokens, tokenizer))
 
 
 def closing_chunk(plan: RequestPlan, choice: Choice) -> dict[str, Any]:
-    """Why a choice ended."""
+    """The chunk with the finish reason of a choice."""
     return _chunk(plan, choice, {}, finish_reason=choice.finish_reason)
 
 
 def usage_chunk(plan: RequestPlan, choices: Sequence[Choice]) -> dict[str, Any]:
-    """The last chunk, if the caller asked for it."""
+    """The last chunk, if the caller asked for usage."""
     return {**_head(plan, "chat.completion.chunk", _version(choices)), "choices": [], "usage": usage(plan, choices)}
 
 
 def usage(plan: RequestPlan, choices: Sequence[Choice]) -> dict[str, int]:
-    """Tokens read and made."""
+    """The numbers of tokens of prompt and answer."""
     num_prompt, num_made = len(plan.prompt_ids), sum(len(choice.tokens) for choice in choices)
     return {"prompt_tokens": num_prompt, "completion_tokens": num_made, "total_tokens": num_prompt + num_made}
-
-
-def event(content: object) -> bytes:
-    """A server-sent event."""
-    return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
 def _chunk(
@@ -79,7 +73,7 @@ def _chunk(
     shown = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
     chunk = _head(plan, "chat.completion.chunk", choice.version)
     chunk["choices"] = [shown]
-    if plan.include_usage:
+    if plan.request.includes_usage:
         chunk["usage"] = None
     return chunk
 
@@ -93,7 +87,7 @@ def _head(plan: RequestPlan, kind: str, version: int | None) -> dict[str, Any]:
         "id": plan.completion_id,
         "object": kind,
         "created": int(plan.created_at),
-        "model": plan.model,
+        "model": plan.request.model,
         "system_fingerprint": f"{plan.policy}@v{version}",
         "policy_version": version,
     }
@@ -103,14 +97,14 @@ def _head(plan: RequestPlan, kind: str, version: int | None) -> dict[str, Any]:
 
 
 def _logprobs(plan: RequestPlan, tokens: Sequence[SampledToken], tokenizer: Tokenizer) -> dict[str, Any] | None:
-    if not plan.logprobs:
+    if not plan.request.logprobs:
         return None
     return {"content": [_logprob(token, tokenizer) for token in tokens], "refusal": None}
 
 
 def _logprob(token: SampledToken, tokenizer: Tokenizer) -> dict[str, Any]:
     text = tokenizer.decode([token.id], skip_special_tokens=False)
-    unfinished = "\ufffd" in text  # part of a character: its bytes are not those of the text
+    unfinished = "\ufffd" in text  # part of a character, so the bytes of the text are not its bytes
     return {
         "token": text,
         "logprob": token.logprob,

@@ -1,7 +1,7 @@
-"""The body of `POST /v1/chat/completions`, read and checked. Pure.
+"""Reads and checks the body of `POST /v1/chat/completions`. Pure.
 
-`services/inference/fields.py` says which fields there are. However large a body, reading it keeps the event loop for
-milliseconds: messages and parts are counted, and only they may be many.
+`services/inference/fields.py` lists the fields. Reading even the largest body takes only milliseconds of the event loop: the
+number of messages and parts is limited, and everything else is small.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _MAX_TOP_K = 2**31 - 1
 _SEEDS = range(-(2**63), 2**63)
 _MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
 _MAX_REFERENCE = 50_000
-"""The suite of a program is longer than any label."""
+"""`metadata.reference` may be longer than other labels: it may hold a test suite."""
 _LARGE = 2**18
-"""Bytes; a body above is looked at before it is read."""
+"""Bytes; a larger body is checked before it is decoded."""
 _MAX_ARGUMENTS = 2**18
-"""Bytes of all arguments of tool calls that are objects; those that are texts are not read."""
+"""Bytes of all arguments of tool calls that are objects; arguments that are strings are not decoded."""
 _MAX_DEPTH = 64
 _MAX_SHORT_MESSAGES, _MAX_SHORT_CHARACTERS = 64, 4000
 _served = attrgetter(*ServedFields.__struct_fields__)
@@ -50,27 +50,37 @@ _texts_of = attrgetter(*_TEXTS)
 
 
 class ChatRequest(ServedFields, frozen=True, kw_only=True):
-    """What a caller says, as it is served."""
+    """A checked request."""
 
     messages: list[dict[str, Any]]
-    """As templates expect them: nothing that is null, and text parts joined into one text."""
+    """As templates expect them: without null values, and with text parts joined into one text."""
 
     @property
     def num_choices(self) -> int:
-        """How many answers are wanted."""
+        """The number of answers."""
         return self.n or 1
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The strings before which an answer ends."""
+        """The stop strings: an answer ends before the first of them."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
     def longest(self) -> int | None:
-        """The longest answer the caller wants, in tokens."""
+        """The longest answer that the caller allows, in tokens; None without a limit."""
         if self.max_tokens is None or self.max_completion_tokens is None:
             return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
         return min(self.max_tokens, self.max_completion_tokens)
+
+    @property
+    def person(self) -> str | None:
+        """The app's id of its user."""
+        return self.safety_identifier or self.user
+
+    @property
+    def includes_usage(self) -> bool:
+        """True if a stream ends with the number of tokens."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -79,7 +89,7 @@ class ChatRequest(ServedFields, frozen=True, kw_only=True):
 
     @property
     def is_short(self) -> bool:
-        """True if making a prompt of it takes no longer than handing it to a thread."""
+        """True if encoding the messages takes no longer than handing them to a thread."""
         num_characters = 0
         for message in self.messages:
             for value in message.values():
@@ -94,7 +104,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
 
     Raises:
         InvalidRequest: `param` names the field.
-        Unsupported: a field that we know and do not serve, or one that nobody knows.
+        Unsupported: the field is not served, or unknown.
     """
     if len(body) > _LARGE:
         _check_size(body)
@@ -122,7 +132,7 @@ class _Outline(msgspec.Struct):
 
 
 def _check_size(body: bytes) -> None:
-    """Refuse junk before objects are made of it. Inside of a JSON text a quotation mark has a backslash before it."""
+    """Refuse too large a body before it is decoded. In a JSON string quotes are escaped, so `"role"` is a key of a message."""
     if body.count(b'"role"') > 2 * MAX_MESSAGES:
         raise _too_many(f"up to {MAX_MESSAGES:,} messages")
     if len(body) - len(bytes(read_json(_Outline, body).messages)) > _LARGE:
@@ -148,7 +158,7 @@ def _check_numbers(request: ChatRequest) -> None:
     if request.min_p is not None and not 0 <= request.min_p <= 1:
         raise InvalidRequest(f"min_p must lie in [0, 1], not {request.min_p:g}; 0 is off", param="min_p")
     if request.seed is not None and request.seed not in _SEEDS:
-        raise InvalidRequest(f"seed must fit into 64 bits with sign, not {request.seed}", param="seed")
+        raise InvalidRequest(f"seed must be a signed 64-bit number, not {request.seed}", param="seed")
     for name, value in (
         ("max_tokens", request.max_tokens),
         ("max_completion_tokens", request.max_completion_tokens),
@@ -169,11 +179,13 @@ def _check_metadata(pairs: dict[str, str]) -> None:
                 param="metadata",
             )
         if "\0" in key or "\0" in value:
-            raise InvalidRequest(f"metadata: {key!r} has a NUL character, which no table keeps", param="metadata")
+            raise InvalidRequest(
+                f"metadata: {key!r} has a NUL character, which PostgreSQL cannot store; leave it out", param="metadata"
+            )
     join_key = pairs.get("join_key")
     if join_key is not None and (not 1 <= len(join_key) <= MAX_KEY or "\0" in join_key):
         raise InvalidRequest(
-            f"metadata.join_key takes 1 to {MAX_KEY} characters and no NUL, not {len(join_key)} characters; signals name "
+            f"metadata.join_key takes 1 to {MAX_KEY} characters and no NUL, not {len(join_key)} characters; signals refer to "
             "the answer by it",
             param="metadata.join_key",
         )
@@ -210,7 +222,7 @@ def _plain_message(message: ChatMessage, index: int) -> dict[str, Any]:
     elif message.content is not None:
         plain["content"] = message.content
     elif message.role != "assistant":
-        raise InvalidRequest(f"{where}.content must be a text or a list of text parts", param=f"{where}.content")
+        raise InvalidRequest(f"{where}.content must be a string or a list of text parts", param=f"{where}.content")
     texts = zip(_TEXTS, _texts_of(message), strict=True)
     plain |= {name: text for name, text in texts if text is not None}
     if message.tool_calls:
@@ -228,7 +240,7 @@ def _check_arguments(calls: Iterable[ToolCall]) -> None:
     written = (bytes(call.function.arguments) for call in calls if call.function.arguments is not msgspec.UNSET)
     if sum(len(arguments) for arguments in written if not arguments.startswith(b'"')) > _MAX_ARGUMENTS:
         raise InvalidRequest(
-            f"arguments of tool calls that are objects take up to {_MAX_ARGUMENTS // 2**10} KiB; send them as texts",
+            f"arguments of tool calls that are objects take up to {_MAX_ARGUMENTS // 2**10} KiB; send them as strings",
             param="messages",
         )
 
@@ -238,7 +250,7 @@ def _plain_call(call: ToolCall, where: str) -> dict[str, Any]:
     arguments = None if written is msgspec.UNSET else msgspec.json.decode(written)
     if not isinstance(arguments, str | dict | None) or _is_deeper(arguments, _MAX_DEPTH):
         raise InvalidRequest(
-            f"{where}: arguments are a text, or an object nested up to {_MAX_DEPTH} levels deep", param=where
+            f"{where}: arguments are a string, or an object nested up to {_MAX_DEPTH} levels deep", param=where
         )
     function = {"name": call.function.name, "arguments": arguments}
     return {**({} if call.id is None else {"id": call.id}), "type": call.type or "function", "function": function}

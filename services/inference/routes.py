@@ -13,7 +13,7 @@ from services.inference.attempts import attempt_of
 from services.inference.endpoint import Endpoint
 from services.inference.fields import Body
 from services.inference.hot_load import HotLoad, HotLoadRequest
-from services.inference.idempotency import Repeats
+from services.inference.idempotency import IdempotentRequests
 from services.inference.requests import parse_chat_request
 from services.limits import Limit
 from services.openapi import takes
@@ -22,7 +22,7 @@ HOT_LOAD = "/hot_load/v1/models/hot_load"
 _STARTED_AT = int(time.time())
 
 
-def add_routes(service: FastAPI, endpoint: Endpoint, repeats: Repeats, limit: Limit) -> None:
+def add_routes(service: FastAPI, endpoint: Endpoint, repeats: IdempotentRequests, limit: Limit) -> None:
     """Add the routes of OpenAI's API to an application."""
 
     @with_caller

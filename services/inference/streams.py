@@ -1,7 +1,7 @@
 """Answers as server-sent events, and clients that leave.
 
-Flows in: what is added to each choice. Flows out: chunks; why a choice ended, and `[DONE]`, only once the generations are
-durable. Waits for: the next token, then the log.
+In: additions to each choice. Out: chunks; the finish reasons and `[DONE]` only after the generations are durable. Waits for: the
+next token, then the log.
 """
 
 from __future__ import annotations
@@ -15,31 +15,32 @@ from starlette.types import Receive, Scope, Send
 from tokenizers import Tokenizer
 
 from contracts.errors import MillraceError
+from services.http import event, wait_for_disconnect
 from services.inference import replies
 from services.inference.answer import Delta
 from services.inference.completion import Completion
 
 
 class Events(NamedTuple):
-    """Server-sent events that go out together."""
+    """Server-sent events that are sent together."""
 
     content: bytes
     last: bool = False
 
 
 class ClientPresence:
-    """Notices that a client leaves; only one for each request, since it reads what the client sends.
+    """Notices that a client leaves. One per request, since it reads what the client sends.
 
-    Entered, it cancels the task that entered it when the client leaves, and keeps that cancellation to itself.
+    As a context manager it cancels the current task when the client leaves, and suppresses that cancellation at its end.
     """
 
     def __init__(self, client: Request) -> None:
-        self._leaving = asyncio.create_task(_left(client))
+        self._leaving = asyncio.create_task(wait_for_disconnect(client))
         self._waiting: asyncio.Task[Any] | None = None
         self._cancelled = False
 
     def end(self) -> None:
-        """Nobody asks any more."""
+        """Stop watching."""
         self._leaving.cancel()
 
     def __enter__(self) -> None:
@@ -61,7 +62,7 @@ class ClientPresence:
 
 
 class CompletionStream(Response):
-    """A streamed answer. However it ends, a completion that was not recorded is abandoned."""
+    """A streamed answer. If its completion is not recorded by the end, it is abandoned."""
 
     media_type = "text/event-stream"
 
@@ -69,13 +70,13 @@ class CompletionStream(Response):
         self, completion: Completion, events: AsyncIterator[Events], headers: dict[str, str], presence: ClientPresence
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", **headers})
-        del self.headers["content-length"]  # nobody knows it yet
+        del self.headers["content-length"]  # not known yet
         self._completion = completion
         self._events = events
         self._presence = presence
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send it. Starlette's own stream does the same with a task group, which costs each answer more."""
+        """Send the answer. Starlette's own stream needs a task group for this, which costs more per answer."""
         try:
             with self._presence:
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -89,26 +90,26 @@ class CompletionStream(Response):
 async def completion_events(
     completion: Completion, first: list[Delta], deltas: AsyncIterator[list[Delta]], tokenizer: Tokenizer
 ) -> AsyncIterator[Events]:
-    """The events of one answer, as many at once as there are. A failure after the first token is one too: the status line is gone."""
+    """The events of one answer. A failure after the first token is an event too, because the status line has been sent."""
     opened = set[int]()
     new: list[Delta] | None = first
     try:
         while new is not None:
             chunks = [chunk for delta in new for chunk in _chunks(completion, delta, opened, tokenizer)]
             if chunks:
-                yield Events(b"".join(map(replies.event, chunks)))
+                yield Events(b"".join(map(event, chunks)))
             new = await anext(deltas, None)
     except MillraceError as error:
-        yield Events(replies.event(error.as_openai()), last=True)
+        yield Events(event(error.as_openai()), last=True)
         return
     plan = completion.plan
     logged = await completion.record()
     closing = [replies.closing_chunk(plan, choice) for choice in completion.choices]
-    if plan.include_usage:
+    if plan.request.includes_usage:
         closing.append(replies.usage_chunk(plan, completion.choices))
     if not logged:
         closing[-1]["millrace"] = {"logged": False}
-    yield Events(b"".join(map(replies.event, closing)) + replies.DONE, last=True)
+    yield Events(b"".join(map(event, closing)) + replies.DONE, last=True)
 
 
 def _chunks(completion: Completion, delta: Delta, opened: set[int], tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
@@ -116,10 +117,5 @@ def _chunks(completion: Completion, delta: Delta, opened: set[int], tokenizer: T
     if choice.index not in opened:
         opened.add(choice.index)
         yield replies.opening_chunk(plan, choice)
-    if delta.text or plan.logprobs:
+    if delta.text or plan.request.logprobs:
         yield replies.delta_chunk(plan, choice, delta, tokenizer)
-
-
-async def _left(client: Request) -> None:
-    while (await client.receive())["type"] != "http.disconnect":
-        pass

@@ -1,7 +1,7 @@
 """Messages to token ids and back, without transformers: the base folder's chat template and its tokenizer.
 
-The same ids as `AutoTokenizer.from_pretrained(base).apply_chat_template(messages, add_generation_prompt=True)` of
-transformers 5.23, for all messages but those whose text holds control strings (`<|im_start|>`): these stay text here. See
+The ids equal those of `AutoTokenizer.from_pretrained(base).apply_chat_template(messages, add_generation_prompt=True)` of
+transformers 5.23, except for messages whose text contains control strings (`<|im_start|>`): here these stay text. See
 services/inference/control_strings.py and plain_tokenizer.py.
 """
 
@@ -31,7 +31,7 @@ class ChatTemplate:
     """Template and tokenizer of one base policy.
 
     Attributes:
-        context: how many tokens prompt and answer may have together.
+        context: the most tokens of prompt and answer together.
         tokenizer: the policy's tokenizer.
     """
 
@@ -48,7 +48,7 @@ class ChatTemplate:
             literals = template_texts(sandbox.parse(source))
         except jinja2.TemplateError as error:
             raise InvalidSettings(f"{folder}: the chat template is not valid: {error}") from error
-        # jinja2 goes through all of them on every render, and its own chain of dicts is slow at that.
+        # jinja2 reads all globals on every render, which is slow with its own chain of dicts.
         self._template.globals = dict(self._template.globals)
         self._knows_developers = "developer" in source
         self._rewrites = literals.rewrites
@@ -65,7 +65,7 @@ class ChatTemplate:
         """The prompt as text.
 
         Raises:
-            InvalidRequest: the template refuses these messages, in its own words.
+            InvalidRequest: the template refuses these messages; the message is the template's.
         """
         if not messages:
             raise InvalidRequest("send at least one message", param="messages")
@@ -81,13 +81,13 @@ class ChatTemplate:
             raise InvalidRequest(f"the chat template refused the messages: {error}", param="messages") from error
 
     def encode(self, messages: list[dict[str, Any]]) -> list[int]:
-        """The prompt as token ids; long ones take a while, during which other threads run.
+        """The prompt as token ids. Releases the GIL while it encodes.
 
-        Control tokens are the template's: a message's own text never makes one.
+        All control tokens come from the template: the text of a message never makes one.
 
         Raises:
             InvalidRequest: see `render`.
-            ContextLengthExceeded: so long a text that its tokens need no counting.
+            ContextLengthExceeded: the text exceeds the context even before tokenizing.
         """
         marked = self._controls.mark(messages)
         if marked is None:
@@ -102,7 +102,7 @@ class ChatTemplate:
     def _encode_marked(self, messages: list[dict[str, Any]], marked: MarkedMessages) -> list[int]:
         text = self._bounded(self.render(marked.messages))
         spans = self._controls.find(text)
-        if self._rewrites:  # stand-ins are written otherwise than the characters themselves
+        if self._rewrites:  # the template may escape a character, but not its stand-in
             plain = self._bounded(self.render(messages))
             is_harmless = self._controls.strings(plain) == self._controls.strings(text)
         else:
@@ -115,7 +115,7 @@ class ChatTemplate:
         return self._plain_tokenizer.encode(text, spans, marked.restore)
 
     def _turn(self) -> str:
-        """A user's turn; nothing if the template wants more than one."""
+        """A turn of the user; empty if the template refuses a single turn."""
         try:
             return self._template.render(messages=[{"role": "user", "content": ""}], tools=None, **self._special)
         except (jinja2.TemplateError, TypeError):
@@ -143,7 +143,7 @@ def load_template(base: str) -> ChatTemplate:
     """Template and tokenizer of a folder, or of a hub id (downloaded once).
 
     Raises:
-        InvalidSettings: a file is missing or not what it should be.
+        InvalidSettings: a file is missing or not valid.
     """
     folder = Path(base)
     if not folder.is_dir():
@@ -203,7 +203,7 @@ def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _control_strings(tokens: list[dict[str, Any]], literals: TemplateTexts) -> tuple[frozenset[str], frozenset[str]]:
-    """The tokenizer's special tokens, and others that the template says: `<think>`, but `<|im_start|>` at times too."""
+    """Hard and soft control strings: special tokens, and other added tokens that the template uses (`<think>`)."""
     texts = {token["content"]: bool(token["special"]) for token in tokens if token["content"].strip()}
     soft = {text for text, special in texts.items() if not special and _BRACKETED.fullmatch(text)}
     return (
@@ -213,6 +213,6 @@ def _control_strings(tokens: list[dict[str, Any]], literals: TemplateTexts) -> t
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """Reasoning under every name that templates read it by."""
+    """The message with its reasoning under every name that templates use for it."""
     reasoning = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}

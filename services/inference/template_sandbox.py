@@ -1,6 +1,6 @@
-"""Where chat templates run: the sandbox of transformers 5.23 (utils/chat_template_utils.py), repeated without it.
+"""The sandbox in which chat templates run: a copy of the one in transformers 5.23 (utils/chat_template_utils.py).
 
-Templates come from the hub and are not trusted: they see JSON values, and nothing they do reaches Python.
+Templates come from the hub and are not trusted: they see JSON values, and cannot reach Python.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks the assistant's words for training; here it only shows what is inside."""
+    """`{% generation %}` marks the assistant's words for training; here it renders its content."""
 
     tags = {"generation"}  # noqa: RUF012 jinja2 declares it so
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        """What is set inside stays inside."""
+        """Variables that are set inside are not visible outside."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.Scope(body).set_lineno(line)
 
 
 class _Dict:
-    """`dict`, without the class behind it."""
+    """`dict` as a function, so that a template cannot reach the class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -41,7 +41,7 @@ class _Dict:
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """`namespace`, without names that begin with an underscore."""
+    """`namespace`, which refuses names that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         for name in dict(*args[1:], **kwargs):
@@ -78,7 +78,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)  # noqa: DTZ005 templates were trained on the local day
+    return datetime.now().strftime(form)  # noqa: DTZ005 as in transformers: the local day
 
 
 def _tojson(
@@ -88,5 +88,5 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike jinja2's own, without escapes for HTML."""
+    """Like jinja2's filter, but without HTML escapes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

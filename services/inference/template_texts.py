@@ -1,4 +1,4 @@
-"""What a chat template says itself, read from its syntax tree: which texts, and whether it looks at characters. Pure."""
+"""The texts of a chat template itself, read from its syntax tree. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class TemplateTexts(NamedTuple):
     """The texts of a template.
 
     Attributes:
-        said: all of them, also those outside of expressions.
-        compared: those inside expressions, so what a message's text may be compared with or cut at.
-        rewrites: True if it writes some characters in another way, as HTML or as escapes of JSON.
+        said: all texts, inside and outside of expressions.
+        compared: texts inside expressions; the template may compare a message's text with them, or cut it there.
+        rewrites: True if the template may escape characters, as HTML or JSON.
     """
 
     said: frozenset[str]
@@ -24,7 +24,7 @@ class TemplateTexts(NamedTuple):
 
 
 def template_texts(template: nodes.Template) -> TemplateTexts:
-    """Read the tree of a template."""
+    """Read the syntax tree of a template."""
     compared = frozenset(node.value for node in template.find_all(nodes.Const) if isinstance(node.value, str))
     outside = frozenset(node.data for node in template.find_all(nodes.TemplateData))
     filters = {node.name for node in template.find_all(nodes.Filter)}

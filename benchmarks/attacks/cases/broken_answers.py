@@ -113,7 +113,7 @@ _NO_ANSWERS = [
     Case("an empty stream", (), match="ended a stream"),
     Case("nothing but [DONE]", (DONE,), match="ended a stream"),
     Case("a role alone", (choice(delta={"role": "assistant"}), DONE), match="ended a stream"),
-    Case("a role, then cut", (choice(delta={"role": "assistant"}),), "cut", match="broke off an answer"),
+    Case("a role, then cut", (choice(delta={"role": "assistant"}),), "cut", match="ended an answer early"),
     Case("an end without a token", (choice(text="", finish_reason="stop"), DONE), match="no token"),
     Case("an end that is no end", (choice(finish_reason="abort"), DONE), match="abort"),
     Case("a chat answer", (choice(delta={"content": "Hi"}), choice(delta={}, finish_reason="stop")), match="no token"),
@@ -134,9 +134,9 @@ _TOKENS = [
     Case("an id below 0", (token(-1),), match=">= 0"),
     Case("an id beyond 31 bits", (token(2**31),), match="<= 2147483647"),
     Case("an id that is none", (token(0.5),), match="Expected `int`, got `float`"),  # type: ignore[arg-type] # on purpose
-    Case("a version below 0", (event({"choices": [{}], "spans": [{"start": 0, "version": -1}]}),), match="versions that are none"),
+    Case("a version below 0", (event({"choices": [{}], "spans": [{"start": 0, "version": -1}]}),), match="spans that are not valid"),
     Case("versions in disorder", (event({"choices": [{}], "spans": [{"start": 5, "version": 1}, {"start": 2, "version": 2}]}),),
-         match="versions that are none"),
+         match="spans that are not valid"),
     Case("two choices", (event({"choices": [{}, {}]}),), match="2 choices to a request for one"),
     Case("more tokens than asked for", tuple(token() for _ in range(40)), match="more than the 32 tokens", num_tokens=32),
 ]  # fmt: skip
@@ -159,18 +159,18 @@ _SYNTAX = [
          match="lost this request 3 times", num_asked=3),
 ]  # fmt: skip
 _CUTS = [
-    Case("closed without an answer", ending="reset", match="broke off an answer"),
-    Case("cut before the first token", ending="cut", match="broke off an answer"),
-    Case("silent before its status", head=None, ending="silent", code=SILENT, match="took no request|was silent"),
-    Case("silent before the first token", ending="silent", code=SILENT, match="not asked the same again"),
-    Case("headers for ever", (HEAD[:-2],), "dripping", code=SILENT, match="took no request", drips=b"x: y\r\n"),
+    Case("closed without an answer", ending="reset", match="ended an answer early"),
+    Case("cut before the first token", ending="cut", match="ended an answer early"),
+    Case("silent before its status", head=None, ending="silent", code=SILENT, match="did not accept the request|was silent"),
+    Case("silent before the first token", ending="silent", code=SILENT, match="was not sent again"),
+    Case("headers for ever", (HEAD[:-2],), "dripping", code=SILENT, match="did not accept the request", drips=b"x: y\r\n"),
     Case("comments for ever", ending="dripping", code=SILENT, match="sent no token"),
     Case("empty choices for ever", ending="dripping", code=SILENT, match="sent no token", drips=event({"choices": []})),
     Case("roles for ever", ending="dripping", code=SILENT, match="sent no token", drips=choice(delta={"role": "assistant"})),
     Case("a line for ever", ending="dripping", code=SILENT, match="sent no token", drips=b"data"),
 ]  # fmt: skip
 _TROUBLES: list[tuple[str, tuple[bytes, ...], Ending, str, str, bytes]] = [
-    ("cut", (), "cut", FAILED, "broke off an answer", b""),
+    ("cut", (), "cut", FAILED, "ended an answer early", b""),
     ("the end", (), "whole", FAILED, "ended a stream", b""),
     ("[DONE]", (DONE,), "whole", FAILED, "ended a stream", b""),
     ("silent", (), "silent", SILENT, "was silent|sent no token", b""),

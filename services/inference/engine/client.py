@@ -1,11 +1,12 @@
-"""The engine as inference sees it: token ids in, a stream of token ids out, over restarts.
+"""The client of the engine: token ids in, a stream of token ids out, across restarts of the engine.
 
-Flows in: a prompt in token ids. Flows out: tokens, each with its log-prob and the version that made it. Waits for: the
-engine, at most 30 seconds to take a request and 120 without a token. When an engine dies under a request, the tokens so far become
-the end of the prompt of a second request: tokens in, tokens out, so the answer goes on exactly where it was.
+In: a prompt as token ids. Out: tokens, each with its log-prob and the version that made it. Waits for: the engine, at most 30
+seconds to accept a request and 120 without a token. If the engine dies during a request, a second request has the tokens so far
+at the end of its prompt. Engines see token ids only, so the answer continues exactly where it was.
 
-A request is sent again only if no engine has it: there was no connection, the engine did not take it, says that it lost it, or is
-another one than it was sent to. An engine that is slow or breaks off is never asked the same again.
+A request is sent again only if no engine is working on it: there was no connection, the engine refused it, the engine reports
+that it lost it, or another engine has started since. An engine that is slow, or ends an answer early, never gets the same request
+again.
 """
 
 from __future__ import annotations
@@ -36,21 +37,21 @@ from services.inference.engine.wire import (
 
 PATIENCE_SECONDS = 30.0
 _POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.2, 2.0
-_MOST_LOSSES = 3  # a prompt that kills engines must not kill them all day
+_MOST_LOSSES = 3  # a prompt that kills engines must not kill them again and again
 _MODELS_SECONDS = 10.0
 _STATE_SECONDS = 2.0
 _REFUSAL_SECONDS, _REFUSAL_BYTES = 5.0, 2**16
 _OK, _UNAVAILABLE = 200, 503
-_ASK_LATER = "it is not asked the same again; try again later"
+_ASK_LATER = "the request was not sent again; try again later"
 _log = structlog.get_logger(__name__)
 
 
 class _Lost(Unavailable):
-    """The connection was closed under a request; whether the engine has it still, the next word of the engine tells."""
+    """The connection was closed during a request. The engine's next state tells whether it may still work on it."""
 
 
 class _Trouble:
-    """What became of one request so far: how often it was lost, and until when it waits for an engine, if it does."""
+    """The failures of one request: how often it was lost, and the deadline while it waits for an engine."""
 
     def __init__(self) -> None:
         self.num_lost = 0
@@ -59,11 +60,12 @@ class _Trouble:
 
 
 class EngineClient:
-    """See the module. `system` is known once the engine has been healthy.
+    """See the module. `system` is known once the engine was healthy.
 
     Args:
+        url: of the engine.
         key: the engine's secret.
-        patience_seconds: how long engines may be gone, and may take to take a request.
+        patience_seconds: how long the engine may be unreachable, and how long it may take to accept a request.
         silence_seconds: the longest time without a token.
     """
 
@@ -87,14 +89,14 @@ class EngineClient:
     async def generate(
         self, model: str, prompt_ids: list[int], sampling: Sampling, request_id: str, *, background: bool = False
     ) -> AsyncGenerator[Piece]:
-        """One answer, until the piece with a finish reason; closing the iterator cancels it.
+        """One answer, up to the piece with a finish reason. Closing the iterator cancels it.
 
-        `background`: not a user's, so users come before it.
+        `background`: the request is not a user's, and users come first.
 
         Raises:
             UnknownModel, VersionNotResident, ContextLengthExceeded, InvalidRequest: the engine refused.
             Overloaded: the engine has too much to do.
-            EngineFailed, EngineSilent: what it says cannot be used, or it says nothing; it is not asked again.
+            EngineFailed, EngineSilent: its answer cannot be used, or it sends nothing; the request is not sent again.
             Unavailable: no engine came back in time.
         """
         body = _body(model, sampling, request_id, background=background)
@@ -109,10 +111,10 @@ class EngineClient:
                 body |= {"prompt": [*prompt_ids, *made], "max_tokens": sampling.max_tokens - len(made)}
                 async with aclosing(self._attempt(body, len(made))) as pieces:
                     async for piece in pieces:
-                        if piece.spans:  # most pieces have none
+                        if piece.spans:  # most pieces have no spans
                             spans = _changes(version, piece.spans)
                             version = spans[-1].version if spans else version
-                            piece = piece._replace(spans=spans)  # noqa: PLW2901 the same one, corrected
+                            piece = piece._replace(spans=spans)  # noqa: PLW2901 the same piece, corrected
                         trouble.deadline = None
                         made += [token.id for token in piece.tokens]
                         _check_amount(len(made), sampling.max_tokens)
@@ -127,11 +129,11 @@ class EngineClient:
                 return
 
     async def models(self) -> list[str]:
-        """The model ids that the engine holds.
+        """The model ids that the engine serves.
 
         Raises:
-            Unavailable: it does not answer.
-            EngineFailed: it answers something else.
+            Unavailable: the engine does not answer.
+            EngineFailed: its answer cannot be used.
         """
         status, content = await self._fetch("/v1/models", _MODELS_SECONDS)
         if status != _OK:
@@ -139,11 +141,11 @@ class EngineClient:
         return read_models(content)
 
     async def check_health(self) -> str | None:
-        """Which engine it is that serves.
+        """The instance id of the engine, if it serves.
 
         Raises:
-            Unavailable: none does.
-            EngineFailed: it refuses our key, or its state is none.
+            Unavailable: the engine does not serve.
+            EngineFailed: it refuses our key.
         """
         status, content = await self._fetch("/state", _STATE_SECONDS)
         if status not in (_OK, _UNAVAILABLE):
@@ -155,10 +157,10 @@ class EngineClient:
         return health.instance
 
     async def health(self) -> Health:
-        """What the engine says of itself, also while it does not serve.
+        """The state of the engine, also while it does not serve.
 
         Raises:
-            Unavailable: it does not answer.
+            Unavailable: the engine does not answer.
         """
         _, content = await self._fetch("/state", _STATE_SECONDS)
         return read_health(content)
@@ -171,10 +173,10 @@ class EngineClient:
             raise _unreachable(error) from error
 
     async def _find_another(self, error: Unavailable, trouble: _Trouble, instance: str | None) -> None:
-        """Return once the request may be sent again; `instance`: where it was sent last.
+        """Return once the request may be sent again. `instance`: the engine that had it last.
 
         Raises:
-            EngineFailed: it may not.
+            EngineFailed: it may not be sent again.
             Unavailable: no engine came back in time.
         """
         is_lost = isinstance(error, _Lost | EngineRestarted)
@@ -185,12 +187,14 @@ class EngineClient:
             trouble.deadline, trouble.pause = time.monotonic() + self._patience, _POLL_SECONDS
         found = await self._wait_until_healthy(trouble.deadline, 0.0 if is_lost else trouble.pause, error)
         if isinstance(error, _Lost) and found in (None, instance):
-            raise EngineFailed(f"the engine serves, and broke off an answer ({error.message})") from error
+            raise EngineFailed(
+                f"the engine ended an answer early and still serves ({error.message}); {_ASK_LATER}"
+            ) from error
         if not is_lost:
             trouble.pause = min(_LONGEST_POLL_SECONDS, 2 * trouble.pause)
 
     async def _wait_until_healthy(self, deadline: float, pause: float, reason: Unavailable) -> str | None:
-        """Which engine it is that serves again."""
+        """Wait for an engine that serves. Returns its instance id."""
         while time.monotonic() < deadline:
             await asyncio.sleep(pause)
             pause = _POLL_SECONDS
@@ -203,7 +207,7 @@ class EngineClient:
         )
 
     async def _attempt(self, body: dict[str, object], num_made: int) -> AsyncGenerator[Piece]:
-        """One request to the engine, for an answer of which `num_made` tokens are there. See `generate` for what it raises."""
+        """One request to the engine, for an answer that has `num_made` tokens already. Raises like `generate`."""
         exchange = await self._begin(msgspec.json.encode(body))
         ended = False
         try:
@@ -233,7 +237,7 @@ class EngineClient:
             exchange.end(only_formalities=ended)
 
     def _check_silence(self, silent_since: float) -> float:
-        """Since when the engine has sent bytes that hold no token; `silent_since` 0: since now."""
+        """Since when the engine has sent only bytes without a token; `silent_since` 0: from now on."""
         now = time.monotonic()
         if silent_since and now - silent_since > self._silence:
             raise EngineSilent(f"the engine sent no token for {self._silence:g} s; {_ASK_LATER}")
@@ -244,13 +248,15 @@ class EngineClient:
             async with asyncio.timeout(self._patience):
                 return await self._http.begin("POST", "/v1/completions", body)
         except TimeoutError as error:
-            raise EngineSilent(f"the engine took no request for {self._patience:g} s; {_ASK_LATER}") from error
+            raise EngineSilent(
+                f"the engine did not accept the request within {self._patience:g} s; {_ASK_LATER}"
+            ) from error
         except Broken as error:
             raise _failure(error) from error
 
 
 def _body(model: str, sampling: Sampling, request_id: str, *, background: bool) -> dict[str, object]:
-    """What to ask for, but for the prompt and how much of it."""
+    """The body of a request, without the prompt and the number of tokens."""
     return {
         "model": model,
         "temperature": sampling.temperature,
@@ -267,21 +273,21 @@ def _body(model: str, sampling: Sampling, request_id: str, *, background: bool) 
 
 
 def _check_amount(num_made: int, max_tokens: int) -> None:
-    """Raises EngineFailed if so many tokens cannot be of the answer that was asked for."""
+    """Raises EngineFailed if an answer cannot have this number of tokens."""
     if num_made > max_tokens:
-        raise EngineFailed(f"the engine made more than the {max_tokens} tokens that were asked for")
+        raise EngineFailed(f"the engine made more than the {max_tokens} tokens that were requested")
     if num_made == 0:
-        raise EngineFailed("the engine ended an answer that has no token")
+        raise EngineFailed("the engine ended an answer without a token")
 
 
 def _changes(version: int | None, spans: list[Span]) -> list[Span]:
-    """The spans that change the version: a request that went on after a restart says its version again."""
+    """The spans that change the version: after a restart the engine reports the version again."""
     before = [version, *(span.version for span in spans)]
     return [span for span, previous in zip(spans, before, strict=False) if span.version != previous]
 
 
 async def _refusal(exchange: Exchange) -> bytes:
-    """What an answer other than 200 says; nothing, if it does not say it at once."""
+    """The body of a response other than 200; empty if it does not arrive soon."""
     try:
         async with asyncio.timeout(_REFUSAL_SECONDS):
             return await exchange.read_all(_REFUSAL_BYTES)
@@ -290,14 +296,14 @@ async def _refusal(exchange: Exchange) -> bytes:
 
 
 def _failure(error: Broken) -> MillraceError:
-    """What a request that has no whole answer failed of."""
+    """The error for a request without a complete answer."""
     if isinstance(error, NoConnection):
         return _unreachable(error)
     if isinstance(error, Closed):
         return _Lost(str(error))
     if isinstance(error, Silent):
         return EngineSilent(f"the engine was {error}; {_ASK_LATER}")
-    return EngineFailed(f"the engine does not speak as it should: {error}")
+    return EngineFailed(f"the engine does not speak HTTP as expected: {error}")
 
 
 def _unreachable(error: Broken | TimeoutError) -> Unavailable:

@@ -1,10 +1,10 @@
-"""HTTP/1.1 to one server, as little of it as inference needs: kept connections, and bodies as they arrive.
+"""A small HTTP/1.1 client for one server: keep-alive connections, and bodies as they arrive.
 
-Flows in: method, path and body. Flows out: the status, then the bytes of the body. Waits for: the server. A general client
-spends as long on one event of a stream as everything else together; `benchmarks/gateway/__main__.py` has the figures.
+In: method, path and body. Out: the status, then the bytes of the body. Waits for: the server. A general client takes as long for
+one event of a stream as everything else together; `benchmarks/gateway/__main__.py` measures it.
 
-Only a GET is ever sent twice. A connection that was idle for long is not used again, because servers close those, and then
-nobody could say whether what was sent on it was read.
+Only a GET is ever sent twice. A connection that was idle for long is not used again: the server may be closing it, and then it
+is unknown whether the server read the request.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ _RETRY_AFTER = b"retry-after"
 
 
 class Broken(Exception):
-    """There is no whole answer. The kinds say what is known of the request; another one is an answer that is not HTTP."""
+    """There is no complete response. The subclasses say what is known; the class itself means that it is not HTTP."""
 
 
 class NoConnection(Broken):
-    """None could be made: nothing was sent."""
+    """No connection could be made: nothing was sent."""
 
 
 class Closed(Broken):
-    """The server closed the connection before its answer was whole: it died, or it did not want to."""
+    """The server closed the connection before its response was complete."""
 
 
 class Silent(Broken):
-    """The server said nothing for too long, and may still be at it."""
+    """The server sent nothing for too long, and may still be working."""
 
 
 class TooLong(Broken):
-    """The body is longer than anybody here wants to read."""
+    """The body is longer than the limit."""
 
 
 class Exchange(asyncio.Protocol):
     """One connection, which carries one request after another. Belongs to one event loop.
 
     Attributes:
-        status: of the answer, once it has begun.
-        retry_after: what the answer's header of this name says; empty without.
-        idle_since: when it last became idle, on the clock of the loop.
+        status: of the response, once it has begun.
+        retry_after: the response's header of this name; empty if there is none.
+        idle_since: when the connection last became idle, on the clock of the loop.
     """
 
     def __init__(self, head: bytes, idle: list[Exchange], read_seconds: float = READ_SECONDS) -> None:
@@ -70,10 +70,10 @@ class Exchange(asyncio.Protocol):
         self._lingering: asyncio.TimerHandle | None = None
 
     async def begin(self, method: str, path: str, body: bytes) -> None:
-        """Send a request and wait for the status of its answer.
+        """Send a request and wait for the status of its response.
 
         Raises:
-            Broken: see there.
+            Broken: there is no response.
         """
         self.status, self.retry_after, self._body, self._begun, self._complete = 0, b"", [], False, False
         self._is_idle = False
@@ -85,10 +85,10 @@ class Exchange(asyncio.Protocol):
             await self._more()
 
     async def read(self) -> bytes:
-        """What has arrived of the body, at least one byte; none at its end.
+        """The bytes of the body that have arrived, at least one; empty at its end.
 
         Raises:
-            Broken: see there.
+            Broken: the body is not complete.
         """
         while not self._body:
             if self._complete:
@@ -102,21 +102,21 @@ class Exchange(asyncio.Protocol):
         """The whole body.
 
         Raises:
-            Broken: see there. It is too long, too.
+            Broken: the body is not complete, or longer than `most_bytes`.
         """
         parts, num_bytes = [], 0
         while part := await self.read():
             parts.append(part)
             num_bytes += len(part)
             if num_bytes > most_bytes:
-                raise TooLong(f"an answer of more than {most_bytes} bytes")
+                raise TooLong(f"a response of more than {most_bytes} bytes")
         return b"".join(parts)
 
     def end(self, *, only_formalities: bool = False) -> None:
-        """The caller wants no more: an unfinished answer is cut off, which is how the server learns of it.
+        """End the use of this response. Closes the connection if it is not complete, which tells the server to stop.
 
         Args:
-            only_formalities: what is still to come says nothing and comes at once; the connection is kept for it.
+            only_formalities: the rest has no content and arrives at once; the connection is kept.
         """
         if self._complete:
             self._keep()
@@ -132,7 +132,7 @@ class Exchange(asyncio.Protocol):
 
     @property
     def unanswered(self) -> bool:
-        """Not a byte has come: on a kept connection, the server had closed it."""
+        """True if no byte has arrived: if the connection was idle before, the server had closed it."""
         return not self._begun
 
     def _keep(self) -> None:
@@ -172,8 +172,8 @@ class Exchange(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        if self._is_idle:  # an answer that nobody asked for would be taken for that of the next request
-            self._fail(Broken("it spoke without being asked"))
+        if self._is_idle:  # without a request; it would be read as the response to the next one
+            self._fail(Broken("it sent a response without a request"))
             self.abort()
             return
         try:
@@ -194,12 +194,12 @@ class Exchange(asyncio.Protocol):
     # What the parser calls.
 
     def on_message_begin(self) -> None:
-        """An answer begins. Of one request there is one; the rest would be taken for part of it."""
+        """A response begins. A second one would be read as part of the first."""
         if self._complete:
-            raise Broken("it spoke without being asked")
+            raise Broken("it sent a response without a request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header has come."""
+        """One header has arrived."""
         if len(name) == len(_RETRY_AFTER) and name.lower() == _RETRY_AFTER:
             self.retry_after = value
 
@@ -209,14 +209,14 @@ class Exchange(asyncio.Protocol):
         self._begun = True
 
     def on_body(self, part: bytes) -> None:
-        """Some of the body has come."""
+        """A part of the body has arrived."""
         self._body.append(part)
 
     def on_message_complete(self) -> None:
-        """All of it has."""
+        """The body is complete."""
         self._complete = True
         if not self._parser.should_keep_alive():
-            self._failure = Closed("the server wants no more requests on this connection")
+            self._failure = Closed("the server takes no more requests on this connection")
         if self._lingering is not None:
             self._lingering.cancel()
             self._lingering = None
@@ -229,8 +229,8 @@ class HttpClient:
     Args:
         url: `http://host:port`.
         headers: sent with every request.
-        kind: of the connections.
-        read_seconds: the longest silence.
+        kind: the class of the connections.
+        read_seconds: the longest time without a byte.
     """
 
     def __init__(
@@ -251,10 +251,10 @@ class HttpClient:
         self._idle: list[Exchange] = []
 
     async def begin(self, method: str, path: str, body: bytes = b"") -> Exchange:
-        """Send a request; the answer has a status. The caller must `end` it.
+        """Send a request. Returns the exchange when the status has arrived; the caller must `end` it.
 
         Raises:
-            Broken: no connection, or no answer on it.
+            Broken: there is no connection, or no response.
         """
         freshest = asyncio.get_running_loop().time() - IDLE_SECONDS
         while self._idle:
@@ -270,7 +270,7 @@ class HttpClient:
         return await _begun(await self._connect(), method, path, body)
 
     async def fetch(self, method: str, path: str, body: bytes = b"", most_bytes: int = MOST_BYTES) -> tuple[int, bytes]:
-        """Status and whole body. Raises Broken as `begin` and `Exchange.read_all`."""
+        """Status and whole body. Raises Broken like `begin` and `Exchange.read_all`."""
         exchange = await self.begin(method, path, body)
         try:
             return exchange.status, await exchange.read_all(most_bytes)
@@ -278,7 +278,7 @@ class HttpClient:
             exchange.end()
 
     def close(self) -> None:
-        """Close the kept connections."""
+        """Close the idle connections."""
         for exchange in self._idle[:]:
             exchange.abort()
         self._idle.clear()

@@ -1,6 +1,6 @@
-"""What the engine says, read. Pure: vLLM's completions dialect, with the versions beside the tokens.
+"""Reads the responses of the engine: vLLM's completions dialect, with the version of each token. Pure.
 
-Nothing is filled in: a token without its log-prob, or a log-prob that is no number, is no token.
+Nothing is filled in: a token needs its id and a finite log-prob, else the answer is refused.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ _NOT_TAKEN = (Unavailable.code, EngineRestarted.code)
 _BAD_REQUEST, _KEYLESS, _TOO_LARGE, _UNPROCESSABLE, _TOO_MANY, _UNAVAILABLE = 400, (401, 403), 413, 422, 429, 503
 _LONGEST_WAIT_SECONDS = 60
 _SHOWN_CHARACTERS = 300
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _FIELDS = (b"event:", b"id:", b"retry:")
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 LogProb = Annotated[float, msgspec.Meta(ge=-1e6, le=1e-2)]
-"""Of a probability: what is above 0 is more than rounding, and a false one."""
+"""The logarithm of a probability; anything above rounding error is wrong."""
 
 
 class System(msgspec.Struct, frozen=True):
-    """What made the tokens, beside the weights."""
+    """The system that made the tokens: everything except the weights."""
 
     engine: str
     dtype: str | None
 
 
 class ArmProblem(msgspec.Struct, frozen=True):
-    """Why an arm does not hold the version it is pointed at, or nobody knows where it is pointed (`version` None)."""
+    """Why an arm does not hold its assigned version; `version` None: the assignments could not be read."""
 
     version: int | None
     code: str
@@ -54,7 +55,7 @@ class ArmProblem(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """What the engine says of itself: the version and the problem of each arm. `instance` is another after each start."""
+    """The state of the engine, with the version and the problem of each arm. `instance` changes with each start."""
 
     status: str
     versions: dict[str, int | None] = {}
@@ -65,12 +66,12 @@ class Health(msgspec.Struct, frozen=True):
 
     @property
     def system(self) -> System:
-        """The part that is logged with each answer."""
+        """The part that is logged with every answer."""
         return System(self.engine, self.dtype)
 
 
 class Piece(NamedTuple):
-    """What the engine made since the last piece. Span starts count tokens of the whole answer."""
+    """The tokens since the last piece. Span starts count tokens of the whole answer."""
 
     tokens: list[SampledToken]
     spans: list[Span]
@@ -117,10 +118,10 @@ _EVENT = msgspec.json.Decoder(_Event)
 
 
 def data_of(line: bytes) -> bytes | None:
-    """The data of a line of server-sent events, without its line feed; None if it has none.
+    """The data of a line of server-sent events, without its line feed; None if the line has no data.
 
     Raises:
-        EngineFailed: it is no such line, or the last one: whoever has the whole answer does not read that.
+        EngineFailed: it is not such a line, or it is `[DONE]`, which must not come before the finish reason.
     """
     line = line.rstrip(b"\r")
     if line.startswith(b"data:"):
@@ -130,27 +131,27 @@ def data_of(line: bytes) -> bytes | None:
         return data
     if not line or line.startswith((b":", *_FIELDS)):
         return None
-    raise EngineFailed(f"the engine's stream has a line that is no event: {_shown(line)}")
+    raise EngineFailed(f"the engine's stream has a line that is not an event: {_shown(line)}")
 
 
 def read_event(data: bytes, offset: int) -> tuple[Piece, System | None]:
-    """One event of a stream whose first token is number `offset` of the answer. It may hold no token.
+    """One event of a stream whose first token has number `offset` in the answer. An event may have no token.
 
     Raises:
-        EngineRestarted: it says that the engine lost the request.
-        EngineFailed: it says that the engine failed, or is not one.
+        EngineRestarted: the engine reports that it lost the request.
+        EngineFailed: the engine reports a failure, or the event cannot be used.
     """
     try:
         event = _EVENT.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise EngineFailed(f"the engine sent an event that cannot be used: {error}: {_shown(data)}") from error
     if event.error is not None:
         kind = EngineRestarted if event.error.code == EngineRestarted.code else EngineFailed
         raise kind(f"the engine failed: {event.error.message[:_SHOWN_CHARACTERS]}")
     if len(event.choices) != 1:
         if event.choices:
-            raise EngineFailed(f"the engine answered with {len(event.choices)} choices to a request for one")
-        return Piece([], [], None), event.system  # as some say how many tokens were used
+            raise EngineFailed(f"the engine sent {len(event.choices)} choices to a request for one")
+        return Piece([], [], None), event.system  # for example an event with the usage
     choice = event.choices[0]
     ids, logprobs = choice.token_ids or [], choice.logprobs.token_logprobs if choice.logprobs else []
     if len(ids) != len(logprobs) or (choice.text and not ids):
@@ -169,18 +170,18 @@ def _check_spans(spans: list[Span]) -> None:
     if any(not (0 <= span.start < 2**31 and 0 <= span.version < 2**63) for span in spans) or any(
         later.start <= span.start for span, later in pairwise(spans)
     ):
-        raise EngineFailed(f"the engine sent versions that are none: {_shown(msgspec.json.encode(spans))}")
+        raise EngineFailed(f"the engine sent spans that are not valid: {_shown(msgspec.json.encode(spans))}")
 
 
 def read_models(content: bytes) -> list[str]:
     """The ids of a list of models.
 
     Raises:
-        EngineFailed: it is none.
+        EngineFailed: the list cannot be read.
     """
     try:
         return [model.id for model in msgspec.json.decode(content, type=_Models).data]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise EngineFailed(f"the engine's list of models cannot be read: {error}") from error
 
 
@@ -188,19 +189,19 @@ def read_health(content: bytes) -> Health:
     """The body of /state.
 
     Raises:
-        Unavailable: it is not one of ours.
+        Unavailable: it cannot be read.
     """
     try:
         return msgspec.json.decode(content, type=Health)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Unavailable(f"the engine does not say how it is: {error}") from error
+    except _UNREADABLE as error:
+        raise Unavailable(f"the engine's state cannot be read: {error}") from error
 
 
 def read_refusal(status: int, retry_after: bytes, content: bytes) -> MillraceError:
-    """The error that an answer other than 200 stands for. `Unavailable` means that the engine did not take the request."""
+    """The error for a response other than 200. `Unavailable` means that the engine did not take the request."""
     try:
         failure = msgspec.json.decode(content, type=_Refusal).error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         failure = _Failure(_shown(content))
     message, code = failure.message[:_SHOWN_CHARACTERS], str(failure.code)
     if status == _TOO_MANY:
@@ -208,7 +209,7 @@ def read_refusal(status: int, retry_after: bytes, content: bytes) -> MillraceErr
         return Overloaded(f"the engine has too much to do: {message}; try again in {seconds} s", seconds)
     if status in _KEYLESS:
         return EngineFailed(
-            f"the engine refuses this process's key ({status}); give both the same: engine.key of the home, or "
+            f"the engine refuses this process's key ({status}); give both the same key: engine.key of the home, or "
             "MILLRACE_ENGINE_KEY"
         )
     if status == _UNAVAILABLE and code in _NOT_TAKEN:
@@ -220,7 +221,7 @@ def read_refusal(status: int, retry_after: bytes, content: bytes) -> MillraceErr
 
 
 def _seconds(retry_after: bytes) -> int:
-    """Whole seconds, at least one and at most a minute; a date, or nonsense, is one."""
+    """Whole seconds, from 1 to 60; a date or anything else counts as 1."""
     text = retry_after.strip()
     return min(_LONGEST_WAIT_SECONDS, max(1, int(text))) if text.isdigit() and len(text) < 10 else 1  # noqa: PLR2004 digits
 

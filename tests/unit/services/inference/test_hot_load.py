@@ -171,7 +171,7 @@ def test_without_a_list_of_its_own_the_weight_store_of_the_home_is_asked(
         answer = Pool(url, key, engine).signal("v7")
 
     assert refusal(answer) == (404, "not_found", "identity")
-    assert "'demo' has no v7; it has none" in answer.json()["error"]["message"]
+    assert "'demo' has no v7; it has no versions" in answer.json()["error"]["message"]
 
 
 def test_a_change_of_what_is_not_live_is_a_conflict(pool: Pool, database: Database) -> None:
@@ -268,7 +268,7 @@ def test_an_engine_that_does_not_serve_is_not_ready(pool: Pool, stage: Stage) ->
     [replica] = pool.state()["replicas"]
     assert (replica["readiness"], replica["current_snapshot_identity"]) == (False, None)
     assert replica["loading_state"] == {"stage": "pending"}
-    assert "does not say how it is" in replica["readiness_reason"]
+    assert "state cannot be read" in replica["readiness_reason"]
 
 
 class _Silent(FakeEngine):

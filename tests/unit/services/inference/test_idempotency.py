@@ -12,7 +12,7 @@ from starlette.types import Message
 
 from runtime.replicas import RequestClaim
 from runtime.replicas.in_process import LocalIdempotencyStore
-from services.inference.idempotency import MAX_ANSWER_BYTES, REPLAYED, Repeats
+from services.inference.idempotency import MAX_ANSWER_BYTES, REPLAYED, IdempotentRequests
 from services.inference.replies import DONE
 
 SCOPE = {"type": "http", "asgi": {"spec_version": "2.4"}}
@@ -45,7 +45,7 @@ def plain(body: bytes, status: int = 200) -> Response:
 
 
 async def is_kept(response: Response) -> bool:
-    repeats = Repeats(LocalIdempotencyStore())
+    repeats = IdempotentRequests(LocalIdempotencyStore())
 
     async def run() -> Response:
         return response
@@ -100,7 +100,7 @@ class Watched(LocalIdempotencyStore):
 
 async def test_a_key_is_held_as_long_as_its_request_runs_and_no_longer() -> None:
     window = Watched()
-    repeats = Repeats(window, lease_seconds=0.01)
+    repeats = IdempotentRequests(window, lease_seconds=0.01)
 
     async def run() -> Response:
         async with asyncio.timeout(10):

@@ -117,9 +117,9 @@ def test_what_is_asked_is_what_is_met(number: int, version: int) -> None:
     assert version_requirement({"task": "booking"}, 3).is_met_by(version)
 
 
-def test_tokens_of_an_unknown_version_meet_no_wish() -> None:
+def test_tokens_of_an_unknown_version_meet_no_requirement() -> None:
     VersionRequirement().check([None, 3])
-    with pytest.raises(VersionNotServed, match="nobody knows"):
+    with pytest.raises(VersionNotServed, match="is unknown"):
         VersionRequirement(minimum=0).check([None])
 
 
@@ -213,7 +213,7 @@ def test_an_exact_version_may_come_where_a_pinned_one_does_not_exist(inference: 
     for stream in WAYS:
         error = refused(inference, metadata={"exact_version": "9"}, stream=stream)
         assert error.param == "metadata.exact_version"
-        assert "asks for v9; now the engine says: demo@v9 is not resident" in error.message
+        assert "requires v9; now the engine says: demo@v9 is not resident" in error.message
         with pytest.raises(openai.NotFoundError) as caught:
             inference.ask(model="demo@v9", stream=stream)
         assert caught.value.code == "version_not_resident"
@@ -263,7 +263,7 @@ def test_an_engine_that_does_not_name_its_version_keeps_no_promise(
 ) -> None:
     engine.silent = True
 
-    assert "nobody knows" in refused(inference, metadata={"min_version": "0"}).message
+    assert "is unknown" in refused(inference, metadata={"min_version": "0"}).message
     assert inference.ask().choices[0].message.content == TEXT
 
 
