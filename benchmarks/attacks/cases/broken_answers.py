@@ -114,9 +114,13 @@ _NO_ANSWERS = [
     Case("nothing but [DONE]", (DONE,), match="ended a stream"),
     Case("a role alone", (choice(delta={"role": "assistant"}), DONE), match="ended a stream"),
     Case("a role, then cut", (choice(delta={"role": "assistant"}),), "cut", match="ended an answer early"),
-    Case("an end without a token", (choice(text="", finish_reason="stop"), DONE), match="no token"),
+    Case("an end without a token", (choice(text="", finish_reason="stop"), DONE), match="without a token"),
     Case("an end that is no end", (choice(finish_reason="abort"), DONE), match="abort"),
-    Case("a chat answer", (choice(delta={"content": "Hi"}), choice(delta={}, finish_reason="stop")), match="no token"),
+    Case(
+        "a chat answer",
+        (choice(delta={"content": "Hi"}), choice(delta={}, finish_reason="stop")),
+        match="without a token",
+    ),
 ]
 _TOKENS = [
     Case("no log-probs", (choice(token_ids=[40]),), match="1 token ids with 0 log-probs"),
@@ -148,8 +152,8 @@ _SYNTAX = [
     Case("an event nested deep", (b'data: {"choices": ' + b"[" * 100_000 + b"\n\n",), match="cannot be used"),
     Case("an event that is no UTF-8", (b'data: {"choices": [{"text": "\xff"}]}\n\n',), match="cannot be used"),
     Case("an event with an error in words", (b'data: {"error": "boom"}\n\n',), match="cannot be used"),
-    Case("lines that are no events", (b"Internal Server Error\n",), match="no event: Internal Server Error"),
-    Case("JSON instead of events", (b'{"choices": []}\n',), match="no event"),
+    Case("lines that are no events", (b"Internal Server Error\n",), match="not an event: Internal Server Error"),
+    Case("JSON instead of events", (b'{"choices": []}\n',), match="not an event"),
     Case("a line without end", tuple(b"data: " + b"x" * 2**18 for _ in range(8)), match="without an end of line"),
     Case("another protocol", (b"SSH-2.0-OpenSSH_9.6\r\n",), "cut", match="not HTTP", head=None),
     Case("a length that is none", (b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",), "cut", match="not HTTP", head=None),
@@ -179,7 +183,7 @@ _TROUBLES: list[tuple[str, tuple[bytes, ...], Ending, str, str, bytes]] = [
     ("no log-probs", (choice(token_ids=[41]),), "whole", FAILED, "1 token ids with 0", b""),
     ("a wrong number of them", (choice(token_ids=[1, 2], logprobs={"token_logprobs": [-1]}),), "whole", FAILED, "2 token", b""),
     ("malformed JSON", (b"data: {]\n\n",), "whole", FAILED, "cannot be used", b""),
-    ("malformed events", (b"oops\n\n",), "whole", FAILED, "no event", b""),
+    ("malformed events", (b"oops\n\n",), "whole", FAILED, "not an event", b""),
     ("an error event", (event({"error": {"message": "dry"}}),), "whole", FAILED, "dry", b""),
 ]  # fmt: skip
 _AFTER_TOKENS = [

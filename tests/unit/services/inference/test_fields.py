@@ -186,7 +186,10 @@ NESTED = {"function": {"name": "f", "arguments": {"x": [[]] * 20_000}}}
         ([{"role": "assistant", "tool_calls": [CALL] * (MAX_PARTS + 1)}], "parts and tool calls"),
         ([{"role": "assistant", "tool_calls": [NESTED] * 5}], "send them as strings"),
         ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": DEEP}}]}], "64 levels deep"),
-        ([{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 12}}]}], "a string, or an object"),
+        (
+            [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 12}}]}],
+            "a string, or an object",
+        ),
         ([{}] * 100_000, "messages"),
     ],
 )
