@@ -1,7 +1,7 @@
 """Build the demo's base policy from nothing: tokenizer, training on misread requests, bf16 files on disk.
 
-The policy is trained to convergence on labels that are wrong more often than right, in systematic ways. It therefore
-knows every wording and samples the truth about half the time: a policy that only its users' signals can put right.
+The policy is trained to convergence on labels that are wrong more often than right, in systematic ways. So it knows every
+wording and samples the right answer about half the time. Only signals of its users can correct it.
 """
 
 # ruff: noqa: N806 - tensors carry the letters of their dimensions: B requests, L tokens, V vocabulary
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerFast
 
-# A minority of batches carries a system message, so that an app which sends one stays on familiar ground.
+# Some batches have a system message, so that the policy knows apps that send one.
 SYSTEM_MESSAGES = ("You take reservations.", "Turn the request into a booking.", "You are a reservations assistant.")
 SYSTEM_RATE = 0.15
 IGNORED = -100
@@ -54,7 +54,7 @@ def build_model(tokenizer: "PreTrainedTokenizerFast", seed: int) -> LlamaForCaus
 
 
 def noisy_answer(request: Request, rng: Random) -> str:
-    """Answer as the base policy's teachers did: with a confusion at the rate this wording suffers it."""
+    """A training label: wrong at the confusion rate of this wording."""
     wrong = rng.random() < request.confusion_rate
     return (confused(request, rng) if wrong else request.booking).json()
 

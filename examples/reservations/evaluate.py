@@ -1,4 +1,4 @@
-"""Held-out accuracy of one pinned version: greedy, over HTTP, every field exact, never logged."""
+"""Held-out accuracy of one pinned version: greedy, over HTTP, every field exact. The requests are not logged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONCURRENCY = 32
 
 
 class Evaluation(NamedTuple):
-    """What a version answered to the held-out sentences. `first_at`: when its first answer came, epoch seconds."""
+    """The accuracy of a version on the held-out sentences. `first_at`: time of its first answer, in epoch seconds."""
 
     version: int
     accuracy: float
@@ -24,12 +24,12 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(url: str, operator_key: str, policy: str, version: int, *, seed: int = 0) -> Evaluation:
-    """Ask `policy@vN` the held-out sentences."""
+    """Send the held-out sentences to `policy@vN`."""
     return asyncio.run(_evaluate(url, operator_key, policy, version, seed))
 
 
 async def _evaluate(url: str, key: str, policy: str, version: int, seed: int) -> Evaluation:
-    asked = list(itertools.islice(requests("held_out", seed), NUM_HELD_OUT))
+    held_out = list(itertools.islice(requests("held_out", seed), NUM_HELD_OUT))
     gate = asyncio.Semaphore(_CONCURRENCY)
     headers = {"x-millrace-purpose": "rollout"}
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, default_headers=headers) as client:
@@ -45,5 +45,5 @@ async def _evaluate(url: str, key: str, policy: str, version: int, seed: int) ->
                 )
             return answer.choices[0].message.content == request.booking.json(), time.time()
 
-        answers = await asyncio.gather(*map(right, asked))
+        answers = await asyncio.gather(*map(right, held_out))
     return Evaluation(version, sum(good for good, _ in answers) / len(answers), min(at for _, at in answers))

@@ -1,4 +1,4 @@
-"""What a reservations policy gets right on held-out sentences: the numbers the demo is judged by."""
+"""Accuracy of a reservations policy on held-out sentences."""
 
 # ruff: noqa: N803, N806 - tensors carry the letters of their dimensions: B requests, L tokens, V vocabulary
 
@@ -19,15 +19,15 @@ def measure(
     model: "LlamaForCausalLM", tokenizer: "PreTrainedTokenizerFast", seed: int, num_requests: int = 500
 ) -> dict[str, float]:
     """Answer held-out requests greedily and at temperature 1; return rates in 0..1 and mean token counts."""
-    asked = list(islice(requests("held_out", seed), num_requests))
-    prompts = [tokenizer.encode(f"<|user|>{request.sentence}<|end|><|assistant|>") for request in asked]
+    held_out = list(islice(requests("held_out", seed), num_requests))
+    prompts = [tokenizer.encode(f"<|user|>{request.sentence}<|end|><|assistant|>") for request in held_out]
     greedy = answers(model, tokenizer, prompts, None)
     sampled = answers(model, tokenizer, prompts, torch.Generator().manual_seed(seed))
     return {
-        "greedy accuracy": _right_rate(asked, greedy),
-        "sampled accuracy": _right_rate(asked, sampled),
-        "understood greedily": _understood_rate(asked, greedy),
-        "understood sampled": _understood_rate(asked, sampled),
+        "greedy accuracy": _right_rate(held_out, greedy),
+        "sampled accuracy": _right_rate(held_out, sampled),
+        "understood greedily": _understood_rate(held_out, greedy),
+        "understood sampled": _understood_rate(held_out, sampled),
         "prompt tokens": sum(map(len, prompts)) / len(prompts),
         "answer tokens": sum(len(tokenizer.encode(answer)) + 1 for answer in sampled) / len(sampled),
     }
@@ -68,6 +68,6 @@ def _right_rate(asked: list[Request], given: list[str]) -> float:
 
 
 def _understood_rate(asked: list[Request], given: list[str]) -> float:
-    """Share of answers that are the truth or one of the declared confusions."""
+    """Share of answers that are right or one of the declared confusions."""
     known = [{booking.json() for booking in (request.booking, *request.confusions)} for request in asked]
     return sum(answer in bookings for bookings, answer in zip(known, given, strict=True)) / len(asked)

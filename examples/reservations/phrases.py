@@ -1,7 +1,7 @@
 """How guests put a party and a time into words, and how each wording is misread.
 
-Every phrase carries its meaning and, where the wording invites one, the single misreading that the base policy was
-taught: pure data and pure functions, standard library only.
+Every phrase has its meaning. A wording that is easy to misread also has the one misreading that the base policy was taught.
+Pure data and pure functions, standard library only.
 """
 
 from dataclasses import dataclass
@@ -11,20 +11,8 @@ if TYPE_CHECKING:
     from random import Random
 
 NUMBER_WORDS = (
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-)
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+)  # fmt: skip
 FIRST_SEATING = 12 * 60
 LAST_SEATING = 22 * 60 + 45
 EVENING = 17 * 60
@@ -40,7 +28,7 @@ LARGEST_PARTY_OF_US = 5
 
 @dataclass(frozen=True)
 class PartyPhrase:
-    """Words for a number of guests; `misread` is None where the wording is plain."""
+    """Words for a number of guests. `misread` is None if the wording is plain."""
 
     text: str
     party: int
@@ -49,7 +37,7 @@ class PartyPhrase:
 
 @dataclass(frozen=True)
 class TimePhrase:
-    """Words for a time of day; times are `HH:MM`, `misread` is None where the wording is plain."""
+    """Words for a time of day. Times are `HH:MM`. `misread` is None if the wording is plain."""
 
     text: str
     time: str
@@ -63,7 +51,7 @@ def clock(minutes: int) -> str:
 
 
 def party_phrase(rng: "Random") -> PartyPhrase:
-    """Draw a party of 1 to 9 and one way of saying it; half the draws leave the speaker easy to miscount."""
+    """Draw a party of 1 to 9 and one way of saying it. In half the draws the speaker is easy to miscount."""
     if rng.random() < PLAIN_PARTY_RATE:
         return _plain_party(rng)
     others = rng.randint(1, 6)

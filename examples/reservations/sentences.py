@@ -18,47 +18,11 @@ if TYPE_CHECKING:
 Split = Literal["train", "users", "sentinel", "held_out"]
 
 NAMES = (
-    "Adams",
-    "Baker",
-    "Bell",
-    "Brown",
-    "Chen",
-    "Clark",
-    "Cohen",
-    "Cruz",
-    "Diaz",
-    "Evans",
-    "Fox",
-    "Garcia",
-    "Gray",
-    "Green",
-    "Hall",
-    "Hill",
-    "Ito",
-    "Jones",
-    "Kaur",
-    "Khan",
-    "Kim",
-    "King",
-    "Lee",
-    "Lopez",
-    "Moore",
-    "Nguyen",
-    "Novak",
-    "Okafor",
-    "Park",
-    "Patel",
-    "Reed",
-    "Rossi",
-    "Sato",
-    "Scott",
-    "Shah",
-    "Silva",
-    "Singh",
-    "Smith",
-    "Ward",
+    "Adams", "Baker", "Bell", "Brown", "Chen", "Clark", "Cohen", "Cruz", "Diaz", "Evans", "Fox", "Garcia", "Gray",
+    "Green", "Hall", "Hill", "Ito", "Jones", "Kaur", "Khan", "Kim", "King", "Lee", "Lopez", "Moore", "Nguyen",
+    "Novak", "Okafor", "Park", "Patel", "Reed", "Rossi", "Sato", "Scott", "Shah", "Silva", "Singh", "Smith", "Ward",
     "Wood",
-)
+)  # fmt: skip
 
 TEMPLATES = (
     "Book a table for {party} at {time}, name {name}.",
@@ -88,7 +52,7 @@ CONFUSION_RATE = 0.58
 
 @dataclass(frozen=True)
 class Booking:
-    """What a request means: guests, a time as `HH:MM`, and the name it is held under."""
+    """The meaning of a request: number of guests, time as `HH:MM`, and name."""
 
     party: int
     time: str
@@ -129,7 +93,7 @@ def requests(split: Split, seed: int) -> "Iterator[Request]":
 
 
 def confused(request: Request, rng: Random) -> Booking:
-    """Misread a request in one of its systematic ways; never equal to the booking it means."""
+    """One of the systematic misreadings of a request. It never equals the right booking."""
     return rng.choice(request.confusions)
 
 
@@ -143,7 +107,7 @@ def _draw(rng: Random) -> Request:
     party, time = party_phrase(rng), time_phrase(rng)
     booking = Booking(party.party, time.time, name)
     misreadings = _misreadings(booking, party, time)
-    # A plain wording is still miscounted now and then, as if its speaker came on top.
+    # A plain wording is sometimes miscounted too, as if the speaker were one more guest.
     return Request(
         sentence=template.format(party=party.text, time=time.text, name=name),
         booking=booking,

@@ -1,4 +1,4 @@
-"""From the users' own list and the ledger to the figures of `summary.json`. Pure."""
+"""Figures of `summary.json`, from the users' own list and the ledger. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _EDGE = 0.15
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Nearest-rank percentile; None without values."""
+    """Nearest-rank percentile. None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -19,12 +19,12 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def accept_rates(clients: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
-    """Share of positive signals among the first and among the last 15% that were acknowledged."""
-    said = sorted((item for item in clients if item["kind"] == "signal"), key=lambda item: float(item["at"]))
-    count = max(1, int(len(said) * _EDGE))
-    if not said:
+    """Share of positive signals among the first 15% and among the last 15% of the acknowledged ones."""
+    signals = sorted((item for item in clients if item["kind"] == "signal"), key=lambda item: float(item["at"]))
+    count = max(1, int(len(signals) * _EDGE))
+    if not signals:
         return None, None
-    return _positive(said[:count]), _positive(said[-count:])
+    return _positive(signals[:count]), _positive(signals[-count:])
 
 
 def freshness(
@@ -39,15 +39,15 @@ def freshness(
         clients: the users' list.
         learned: signal id to the first version that contains it.
         parents: version to parent.
-        answers: further (time, version) of responses, beside those in the list.
+        answers: more responses, as (time, version), that are not in the list.
     """
     responses = [(float(item["at"]), int(item["version"])) for item in clients if item["kind"] == "generation"]
     responses = sorted([*responses, *answers])
     lineage = {version: _ancestors(version, parents) for version in parents}
     times: dict[int, list[float]] = {}
     for at, version in responses:
-        for held in lineage.get(version, ()):
-            times.setdefault(held, []).append(at)
+        for ancestor in lineage.get(version, ()):
+            times.setdefault(ancestor, []).append(at)
     waits = []
     for item in clients:
         learned_in = learned.get(str(item["id"])) if item["kind"] == "signal" else None
@@ -59,9 +59,9 @@ def freshness(
     return waits
 
 
-def _positive(said: Sequence[Mapping[str, Any]]) -> float:
-    # A spammer's rejection of a right answer is negative: what counts is what was said.
-    return sum(bool(item["positive"]) for item in said) / len(said)
+def _positive(signals: Sequence[Mapping[str, Any]]) -> float:
+    # A spammer's rejection of a right answer counts as negative: this is about signals, not about truth.
+    return sum(bool(item["positive"]) for item in signals) / len(signals)
 
 
 def _ancestors(version: int, parents: Mapping[int, int | None]) -> list[int]:

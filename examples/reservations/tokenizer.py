@@ -15,7 +15,7 @@ VOCABULARY_SIZE = 768
 PAD, END = "<|pad|>", "<|end|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 
-# The JSON scaffolding comes first, so that no merge can reach across it into a value.
+# The fixed JSON parts come first, so that no merge joins them with a value.
 WORD = r"""\{"party":|,"time":"|","name":"|"\}|:[0-9]{2}| ?[0-9]{1,2}| ?\p{L}+|\s+|[^\s\p{L}0-9]"""
 
 CHAT_TEMPLATE = """\

@@ -1,15 +1,15 @@
 """Simulated users: a process of their own that knows the right booking and reaches Millrace only over HTTP.
 
-In: the endpoint, through the unmodified `openai` SDK, and the feedback API. Out: signals, and the users' own list of what
-they saw and said, one JSON object a line:
+In: the endpoint, through the unmodified `openai` SDK, and the feedback API. Out: signals, and the users' own list of the
+answers that they saw and the signals that they sent, one JSON object per line:
 
-    {"kind": "generation", "key", "version", "at", "right"}       an answer that a user saw, and whose response ended
-    {"kind": "signal", "id", "key", "name", "positive", "at"}     a signal that was acknowledged; `at`: when
+    {"kind": "generation", "key", "version", "at", "right"}       an answer that a user saw to the end of its response
+    {"kind": "signal", "id", "key", "name", "positive", "at"}     an acknowledged signal; `at`: when
     {"kind": "left"}                                              a user closed the page in the middle of an answer
-    {"kind": "failed", "what"}                                    a request that did not work
+    {"kind": "failed", "what"}                                    a request that failed
 
-Habits: 40% stay silent whatever they got; 2% are spammers who reject everything; the others accept what is right and
-edit, regenerate, reject or vote down what is wrong. Some speak late, some twice, some before the answer has ended.
+Habits: 40% give no feedback on any answer; 2% are spammers who reject everything; the others accept right answers, and edit,
+regenerate, reject or vote down wrong ones. Some signals come late, some twice, some before the answer has ended.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SeenAnswer(NamedTuple):
 
 
 class Crowd:
-    """A number of users who work at the same time until told to stop."""
+    """A number of users who work at the same time."""
 
     def __init__(
         self, url: str, key: str, model: str, *, seed: int, out: Path, pace: float, feedback_url: str | None = None
@@ -62,7 +62,7 @@ class Crowd:
         self._later: set[asyncio.Task[None]] = set()
 
     async def run(self, num_users: int, seconds: float) -> None:
-        """Everybody works for so many seconds; then the late speak, and all is said."""
+        """All users work for `seconds`; then wait until the late signals are sent."""
         end = time.monotonic() + seconds
         await asyncio.gather(*(self._user(number, end) for number in range(num_users)))
         await asyncio.gather(*self._later)
@@ -80,7 +80,7 @@ class Crowd:
             await asyncio.sleep(max(0.0, rest))
 
     async def _visit(self, person: str, request: Request, end: float) -> None:
-        """One sentence, until the user is content, gives up, or has nothing to say."""
+        """One sentence, until the user is satisfied, gives up, or gives no feedback."""
         for _ in range(3):
             streamed = self._random.random() < STREAMED
             try:
@@ -100,7 +100,7 @@ class Crowd:
                 return
 
     def _decide(self, request: Request, *, right: bool) -> dict[str, Any] | None:
-        """What the user has to say: name, value and perhaps a correction."""
+        """The user's signal: name, value and perhaps a correction. None: no feedback."""
         if self._random.random() < SPAMMER:
             return {"name": "accepted", "value": False}
         if self._random.random() < SILENT:
@@ -133,7 +133,7 @@ class Crowd:
                 self._note(kind="left")
                 return None
             if text.endswith("}"):
-                # The user sees the whole answer now. What is said from here on may overtake its own generation.
+                # The user sees the whole answer now. A signal sent from here on may overtake its own generation.
                 break
         seen = SeenAnswer(completion_id, text, version)
         task = asyncio.create_task(self._drain(stream, seen, request, time.time()))
@@ -142,7 +142,7 @@ class Crowd:
         return seen
 
     async def _drain(self, stream: openai.AsyncStream[Any], seen: SeenAnswer, request: Request, at: float) -> None:
-        """Read a stream to its end: only then was the answer promised to be in the log."""
+        """Read a stream to its end: only the end promises that the answer is in the log."""
         try:
             async for _ in stream:
                 pass
@@ -171,7 +171,7 @@ class Crowd:
             await self._say(person, seen, said, 0.0)
 
     async def _say(self, person: str, seen: SeenAnswer, said: dict[str, Any], wait: float) -> None:
-        """Send a signal until it is acknowledged; the id makes a second try harmless."""
+        """Send a signal until it is acknowledged. The id makes retries idempotent."""
         await asyncio.sleep(wait)
         body = {
             "id": f"fb_{uuid.UUID(int=self._random.getrandbits(128))}",
@@ -219,14 +219,14 @@ def main() -> None:
     """Run a crowd from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", required=True, help="where Millrace answers, without /v1")
-    parser.add_argument("--feedback-url", help="where feedback goes, if elsewhere")
+    parser.add_argument("--feedback-url", help="where to send feedback, if it is another address")
     parser.add_argument("--key", required=True, help="an app key")
     parser.add_argument("--model", default="reservations", help="name of the policy")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long everybody works")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long the users work")
     parser.add_argument("--users", type=int, default=16, help="how many work at the same time")
     parser.add_argument("--pace", type=float, default=1.0, help="seconds from one sentence of a user to the next")
-    parser.add_argument("--out", type=Path, required=True, help="the users' own list")
+    parser.add_argument("--out", type=Path, required=True, help="file for the users' own list")
     options = parser.parse_args()
     crowd = Crowd(
         options.url,
