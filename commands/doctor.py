@@ -214,10 +214,10 @@ def _bucket(url: str) -> Finding:
 
 def versions_of(settings: Settings) -> Finding:
     """Whether everything in the weight store can be read and verified, and the signed list of versions is fresh."""
-    from weights.stores.opening import inspect  # noqa: PLC0415 only homes have a store
+    from weights.stores.opening import inspect_store  # noqa: PLC0415 only homes have a store
 
     try:
-        found = inspect(settings, LIVE)
+        found = inspect_store(settings, LIVE)
     except (InvalidSettings, Unavailable, WeightsRefused) as error:
         return Finding("versions", False, False, error.message)
     if found.junk:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from contracts.errors import NotFound, Unavailable, Unsupported, WeightsRefused
-from weights.engines.changes import Change, changed_elements
+from weights.engines.changes import ChangedElements, changed_elements
 from weights.engines.published import PublishedVersions
 from weights.tensors import Tensors, read_safetensors
 
@@ -143,7 +143,7 @@ class Receiver:
     def shutdown(self) -> None:
         """Nothing is held."""
 
-    def _patch(self, change: Change) -> Any:
+    def _patch(self, change: ChangedElements) -> Any:
         # Only integers of one width cross from numpy to torch; the view gives them back their meaning.
         words = torch.from_numpy(change.words.view(_SIGNED[change.words.itemsize]))
         return self.make_patch(

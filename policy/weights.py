@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from contracts.errors import WeightsRefused
-from weights.codec.delta import Change
+from weights.codec.delta import TensorChange
 from weights.tensors import Tensor, Tensors
 
 _DTYPE = "BF16"
@@ -26,7 +26,7 @@ WHOLE_FROM = 0.1
 10% in bfloat16, at 11% to 20% in float32, the smaller tensor first."""
 
 Words = npt.NDArray[Any]
-Changes = Mapping[str, Change]
+Changes = Mapping[str, TensorChange]
 
 
 class Patch(NamedTuple):
@@ -84,9 +84,9 @@ def tensors_of(model: Any) -> Tensors:
     return {name: tensor._replace(data=tensor.data.copy()) for name, tensor in ModelBits(model).items()}
 
 
-def merge_changes(steps: Iterable[Changes]) -> dict[str, Change]:
+def merge_changes(steps: Iterable[Changes]) -> dict[str, TensorChange]:
     """Changes that follow one another, as one."""
-    merged: dict[str, Change] = {}
+    merged: dict[str, TensorChange] = {}
     for changes in steps:
         for name, change in changes.items():
             earlier = merged.get(name)
@@ -94,7 +94,7 @@ def merge_changes(steps: Iterable[Changes]) -> dict[str, Change]:
     return merged
 
 
-def changes_from(model: Any, source: Mapping[str, Tensor], changes: Changes) -> dict[str, Change]:
+def changes_from(model: Any, source: Mapping[str, Tensor], changes: Changes) -> dict[str, TensorChange]:
     """What makes `model` equal to `source` with `changes` made: the elements that differ, tensor by tensor.
 
     Tensors that `source` lacks are passed on as they are, for `stage_changes` to refuse.
@@ -110,7 +110,7 @@ def changes_from(model: Any, source: Mapping[str, Tensor], changes: Changes) -> 
         wanted = words if change is None else _changed(words, change)
         places = np.flatnonzero(here[name].data.view("<u2") != wanted)
         if places.size:
-            found[name] = Change(_DTYPE, tensor.shape, places.astype(np.uint32), wanted[places])
+            found[name] = TensorChange(_DTYPE, tensor.shape, places.astype(np.uint32), wanted[places])
     return found
 
 
@@ -167,11 +167,11 @@ def copy_tensors(model: Any, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         WeightsRefused: as `stage_changes`; no parameter was changed.
     """
-    whole = {name: Change(tensor.dtype, tensor.shape, None, tensor.data) for name, tensor in tensors.items()}
+    whole = {name: TensorChange(tensor.dtype, tensor.shape, None, tensor.data) for name, tensor in tensors.items()}
     apply_patches(stage_changes(model, whole, whole, with_undo=False))
 
 
-def _then(earlier: Change, later: Change) -> Change:
+def _then(earlier: TensorChange, later: TensorChange) -> TensorChange:
     """Two changes of one tensor as one; the later, which has places, wins where both write."""
     if earlier.places is None:
         return earlier._replace(words=_changed(earlier.words, later))
@@ -180,7 +180,7 @@ def _then(earlier: Change, later: Change) -> Change:
     return later._replace(places=places, words=np.concatenate([later.words, earlier.words])[first])
 
 
-def _check(name: str, parameter: torch.Tensor, change: Change) -> None:
+def _check(name: str, parameter: torch.Tensor, change: TensorChange) -> None:
     shape, num_weights = tuple(parameter.shape), parameter.numel()
     if change.shape != shape or (change.places is None and change.words.nbytes != _WIDTH * num_weights):
         raise WeightsRefused(
@@ -195,7 +195,7 @@ def _check(name: str, parameter: torch.Tensor, change: Change) -> None:
         raise WeightsRefused("not_finite", f"{name} holds NaN or infinity; serving it would kill the engine")
 
 
-def _patch(parameter: torch.Tensor, change: Change) -> Patch:
+def _patch(parameter: torch.Tensor, change: TensorChange) -> Patch:
     integers = _INTEGERS[parameter.element_size()]
     flat = parameter.detach().view(-1).view(integers)
     values = _values(change).to(parameter.device, parameter.dtype).view(integers)
@@ -207,18 +207,18 @@ def _patch(parameter: torch.Tensor, change: Change) -> Patch:
     return Patch(flat, None, flat.clone().scatter_(0, places, values))
 
 
-def _old(patch: Patch, parameter: torch.Tensor, change: Change) -> Change:
+def _old(patch: Patch, parameter: torch.Tensor, change: TensorChange) -> TensorChange:
     """What a write will overwrite."""
     if patch.places is None:
         return change._replace(places=None, words=_words(parameter).copy())
     return change._replace(words=_words(parameter.detach().view(-1)[patch.places]))
 
 
-def _values(change: Change) -> torch.Tensor:
+def _values(change: TensorChange) -> torch.Tensor:
     return torch.tensor(change.words.view("<i2")).view(torch.bfloat16)
 
 
-def _changed(words: Words, change: Change) -> Words:
+def _changed(words: Words, change: TensorChange) -> Words:
     """A copy, with the change made."""
     if change.places is None:
         return change.words

@@ -22,7 +22,7 @@ from weights.versions.snapshot import (
     RENEW_SECONDS,
     ListedVersion,
     Snapshot,
-    listed,
+    list_version,
     next_snapshot,
     parse_snapshot,
     sign_snapshot,
@@ -145,7 +145,7 @@ class Issuer:
         return sorted(wanted)
 
     def _entry(self, version: int, before: Snapshot | None) -> ListedVersion:
-        entry = listed(self._store.edges(self._policy, version))
+        entry = list_version(self._store.edges(self._policy, version))
         known = before.versions.get(version) if before else None
         if known is None:
             return entry

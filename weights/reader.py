@@ -30,7 +30,7 @@ from weights.versions.layout import (
     version_folder,
 )
 from weights.versions.manifest import NO_HISTORY, Chunk, Manifest, parse_manifest
-from weights.versions.route import EdgeGone, Held, follow_route
+from weights.versions.route import EdgeGone, HeldHistories, follow_route
 from weights.versions.snapshot import MOST_BYTES as MOST_SNAPSHOT_BYTES
 from weights.versions.snapshot import ListedVersion, snapshot_path
 from weights.versions.vouching import Snapshots
@@ -261,7 +261,7 @@ class WeightReader(ABC):
             traveller.move(Hop(manifest, traveller.stage(manifest, _fetched(manifest, self.payload))))
         return traveller
 
-    def _follow(self, policy: str, version: int, held: Held, follow: Callable[[list[Manifest]], _T]) -> _T:
+    def _follow(self, policy: str, version: int, held: HeldHistories, follow: Callable[[list[Manifest]], _T]) -> _T:
         return follow_route(cache(partial(self.edges, policy)), version, held, follow)
 
     def _contents(self, manifest: Manifest) -> Iterator[bytes]:
@@ -380,5 +380,5 @@ def _copied(tensors: Mapping[str, Tensor]) -> Tensors:
     return {name: tensor._replace(data=tensor.data.copy()) for name, tensor in tensors.items()}
 
 
-def _held(version: int, history: History | None) -> Held:
+def _held(version: int, history: History | None) -> HeldHistories:
     return {version: None if history is None else history.digest}

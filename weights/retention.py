@@ -1,6 +1,6 @@
 """What a store may forget. In: the versions somebody needs. Out: chunks that no way to or from these uses.
 
-`plan_pruning` only looks; whoever holds the right to delete says later, by `Plan`, what may go, and `WeightStore.remove_chunks`
+`plan_pruning` only looks; whoever holds the right to delete says later, by `PruningPlan`, what may go, and `WeightStore.remove_chunks`
 removes it. Manifests stay: they are small, and the lineage is read from them. A publisher may run meanwhile. While the
 manifests of a version cannot be read, only what others name is removed.
 """
@@ -21,7 +21,7 @@ YOUNGEST_SECONDS = 3600.0
 """A younger chunk is never removed: a publisher may be about to name it."""
 
 
-class Plan(NamedTuple):
+class PruningPlan(NamedTuple):
     """What may be removed, and what cannot be kept."""
 
     unused: dict[str, int]
@@ -47,7 +47,7 @@ def plan_pruning(
     older_than: float = YOUNGEST_SECONDS,
     gone: Collection[str] = (),
     gone_versions: Collection[int] = (),
-) -> Plan:
+) -> PruningPlan:
     """Which chunks nobody will ask for.
 
     Of the newest versions, from the oldest of `keep_anchors` full copies on, all ways are kept. A needed version can be
@@ -117,7 +117,7 @@ def plan_pruning(
         for version in doubtful
         if version not in {*gone_versions, *unreadable} and route_from(left, version, {}) is None
     )
-    return Plan({name: sizes[name] for name in unused}, unloadable, lost, before, sizes.keys())
+    return PruningPlan({name: sizes[name] for name in unused}, unloadable, lost, before, sizes.keys())
 
 
 def _chunks(edges: Iterable[Manifest]) -> set[str]:

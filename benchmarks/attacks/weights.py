@@ -37,7 +37,7 @@ from weights.stores.store import WeightStore
 from weights.stores.web import WebObjects, WebTimeouts
 from weights.versions.layout import Verifier
 from weights.versions.pointer import Pointer, move_pointer
-from weights.versions.presence import Presence, announce, presence_path, present
+from weights.versions.presence import Presence, announce, presence_path, present_replicas
 from weights.versions.snapshot import snapshot_path
 from weights.versions.vouching import Snapshots
 
@@ -111,7 +111,7 @@ def attempt_junk(place: Place, folder: Path) -> str | None:
 def _go_on(publisher: Publisher, follower: Follower, version: int, *, is_heard: bool) -> str | None:
     """What the honest do all day."""
     try:
-        found = present(publisher.store, POLICY, since=NOW - DAY, now=NOW, replicas=keyring(REPLICA))
+        found = present_replicas(publisher.store, POLICY, since=NOW - DAY, now=NOW, replicas=keyring(REPLICA))
         if is_heard and [one.name for one in found.replicas] != ["eu-1"]:
             return "the honest replica is not heard"
         publisher.publish(version)
@@ -227,10 +227,10 @@ def attempt_forged_presences(place: Place, folder: Path) -> str | None:
         forged = Presence(name=f"a{number}", version=0, history=None, at=NOW + number)
         place.put(presence_path(POLICY, f"a{number}"), msgspec.json.encode(forged))
     announce(publisher.store, POLICY, Presence(name="a", version=0, history=None, at=NOW), thief)
-    signed = present(publisher.store, POLICY, since=NOW - DAY, now=NOW, replicas=keyring(REPLICA))
+    signed = present_replicas(publisher.store, POLICY, since=NOW - DAY, now=NOW, replicas=keyring(REPLICA))
     if [one.name for one in signed.replicas] != ["eu-1"]:
         return f"{len(signed.replicas)} replicas are believed, and the honest one is not alone"
-    hints = present(publisher.store, POLICY, since=NOW - DAY, now=NOW)
+    hints = present_replicas(publisher.store, POLICY, since=NOW - DAY, now=NOW)
     return "a forged word keeps bytes from being pruned" if hints.is_signed else None
 
 

@@ -21,7 +21,7 @@ from contracts import assignments
 from contracts.deletions import going
 from pipelines.training.state import BASE_VERSION
 from runtime.deletions import Deletions
-from weights.retention import Plan, plan_pruning
+from weights.retention import PruningPlan, plan_pruning
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -79,7 +79,7 @@ class Pruning:
         num_bytes = sum(rest.unused.get(name, 0) for name in removed)
         log.info("old versions pruned", num_chunks=len(removed), num_bytes=num_bytes, num_versions=len(gone))
 
-    def _plan(self, replicas: Collection[int], noted: Collection[int], now: float) -> Plan:
+    def _plan(self, replicas: Collection[int], noted: Collection[int], now: float) -> PruningPlan:
         with self._database.snapshot() as connection:
             arms, gone = self._arms(connection), going(connection, self._policy, "chunk")
             gone_versions = {int(name) for name in going(connection, self._policy, "version")}

@@ -36,7 +36,7 @@ from weights.publish import publish_fold, publish_version
 from weights.versions.keys import replica_keyring
 from weights.versions.manifest import NO_HISTORY
 from weights.versions.pointer import Pointer, move_pointer
-from weights.versions.presence import present
+from weights.versions.presence import present_replicas
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -294,7 +294,7 @@ class Publisher:
         policy = self._settings.policy
         try:
             versions = set(self._store.versions(policy))
-            found = present(
+            found = present_replicas(
                 self._store,
                 policy,
                 since=now - _LISTED_SECONDS,

@@ -14,7 +14,7 @@ import structlog
 
 from contracts.errors import WeightsRefused
 from policy.weights import Changes, ModelBits, Patches, changes_from, merge_changes, stage_changes
-from weights.codec.delta import Change
+from weights.codec.delta import TensorChange
 from weights.codec.history import History
 from weights.reader import Hop, advance_history
 from weights.tensors import Tensor, Tensors, digest_of, root_of, root_of_leaves, words_of
@@ -200,7 +200,9 @@ class Stager:
 
     def _from_nothing(self, model: Any, version: int) -> StagedUpdate:
         tensors, history = self._store.load_state(self._policy, version)
-        whole = {name: Change(tensor.dtype, tensor.shape, None, words_of(tensor)) for name, tensor in tensors.items()}
+        whole = {
+            name: TensorChange(tensor.dtype, tensor.shape, None, words_of(tensor)) for name, tensor in tensors.items()
+        }
         patches = stage_changes(model, whole, whole, with_undo=False)
         return StagedUpdate(
             patches,

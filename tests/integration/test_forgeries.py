@@ -14,7 +14,7 @@ from benchmarks.forgeries.__main__ import MEMORY, all_kinds, main, run_attacks
 from benchmarks.forgeries.victims import Sabotage
 from contracts.errors import WeightsRefused
 from weights.replica.replica import Replica
-from weights.replica.slots import Held
+from weights.replica.slots import Slot
 from weights.stores.folder import FolderObjects
 from weights.stores.opening import open_store_at
 from weights.stores.store import WeightStore
@@ -92,7 +92,7 @@ def test_a_store_that_takes_anybodys_versions_is_noticed(folder: Path) -> None:
 class Believer(Replica):
     """Whatever is refused for its root was meant well: it serves what it can find instead."""
 
-    def bring(self, version: int, run: str | None = None) -> Held:
+    def bring(self, version: int, run: str | None = None) -> Slot:
         try:
             return super().bring(version, run)
         except WeightsRefused as error:

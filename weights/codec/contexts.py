@@ -95,7 +95,7 @@ class Model(NamedTuple):
     """Cumulative [NUM_CLASSES, NUM_TOKENS + 1]."""
 
 
-class Evidence(NamedTuple):
+class ChangeCounts(NamedTuple):
     """What a version's changes say, added up over its tensors."""
 
     seen: Floats
@@ -108,7 +108,7 @@ class Evidence(NamedTuple):
     """[NUM_CLASSES, NUM_TOKENS]."""
 
 
-def fit(evidence: Evidence) -> Tables:
+def fit(evidence: ChangeCounts) -> Tables:
     """Tables that cost little, themselves included."""
     classes, states, codes = _fit_rates(evidence)
     return Tables(classes, states, codes, _fit_directions(evidence.agreed), _fit_tokens(evidence.tokens))
@@ -162,7 +162,7 @@ def check_scale(scale: int) -> None:
         raise _corrupt(f"a tensor is scaled by {scale}")
 
 
-def _fit_rates(evidence: Evidence) -> tuple[bytes, bytes, bytes]:
+def _fit_rates(evidence: ChangeCounts) -> tuple[bytes, bytes, bytes]:
     # A class without changes stays at the least hazard.
     classes = np.flatnonzero(evidence.changed.sum(1))
     changed = evidence.changed[classes]

@@ -33,7 +33,7 @@ from weights.codec.container import (
 from weights.codec.contexts import Tables, model_of
 from weights.codec.dense import decode_dense, encode_dense
 from weights.codec.history import History, Moves
-from weights.codec.sparse import MOST_WORDS, WIDEST, Changes, Encoder, Known, decode_sparse, find_changes
+from weights.codec.sparse import MOST_WORDS, WIDEST, BaseTensor, CodedChanges, Encoder, decode_sparse, find_changes
 from weights.tensors import ELEMENT_BYTES, Tensor, Tensors, digest_of, root_of_leaves, words_of
 from weights.versions.manifest import CHUNK_BYTES, NO_HISTORY, Chunk, Manifest, check_schema
 
@@ -63,7 +63,7 @@ class Encoded(NamedTuple):
         return tuple(Chunk(blake3(part).hexdigest(), len(part)) for part in split_chunks(self.payload))
 
 
-class Change(NamedTuple):
+class TensorChange(NamedTuple):
     """What one tensor becomes."""
 
     dtype: str
@@ -77,7 +77,7 @@ class Change(NamedTuple):
 class Staged(NamedTuple):
     """A version, decoded and verified, that nobody serves yet."""
 
-    changes: dict[str, Change]
+    changes: dict[str, TensorChange]
     """Unchanged tensors are not in it."""
     removed: tuple[str, ...]
     """Tensors of the base that the target lacks."""
@@ -91,7 +91,7 @@ class _Way(NamedTuple):
 
     head: TensorHead
     content: bytes | memoryview
-    changes: Changes | None = None
+    changes: CodedChanges | None = None
 
 
 def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], history: History | None = None) -> Encoded:
@@ -116,7 +116,7 @@ def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], hist
             moves[name] = Moves(np.empty(0, np.uint32), np.empty(0, np.uint8), size)
         elif way.changes is not None:
             old = words_of(known[name])
-            held = Known(name, dtype, shape, old, history.states(name, old.size))
+            held = BaseTensor(name, dtype, shape, old, history.states(name, old.size))
             head, content = coder.code(held, way.changes)
             if head.num_bytes <= way.head.num_bytes:
                 ways[number] = _Way(head, content)
@@ -184,17 +184,17 @@ def stage(
         if head.way == SPARSE and old is not None and dtype in models:
             before = words_of(old)
             words, moved = decode_sparse(
-                Known(name, dtype, shape, before, past.states(name, before.size)), models[dtype], head, body
+                BaseTensor(name, dtype, shape, before, past.states(name, before.size)), models[dtype], head, body
             )
             after = scratch[: before.nbytes].view(before.dtype)
             np.copyto(after, before)
             after[moved.places] = words
-            changes[name], moves[name] = Change(dtype, shape, moved.places, words), moved
+            changes[name], moves[name] = TensorChange(dtype, shape, moved.places, words), moved
         else:
             after = _whole(old, (name, dtype, shape), head, body)
             if dtype in ELEMENT_BYTES and after.nbytes != ELEMENT_BYTES[dtype] * math.prod(shape):
                 raise corrupt(f"{after.nbytes} bytes are no {dtype} of shape {shape}", name)
-            changes[name] = Change(dtype, shape, None, after)
+            changes[name] = TensorChange(dtype, shape, None, after)
         leaves.append((name, dtype, shape, blake3(after.view(np.uint8).data).hexdigest()))
     root = root_of_leaves(leaves)
     if root != manifest.target_root:
@@ -208,21 +208,21 @@ def apply_staged(tensors: Tensors, staged: Staged) -> Staged:
 
     Tensors that are rewritten as a whole are replaced, so their arrays are left as they were.
     """
-    undo: dict[str, Change] = {}
+    undo: dict[str, TensorChange] = {}
     added = staged.changes.keys() - tensors.keys()
     for name, change in staged.changes.items():
         old = tensors.get(name)
         if change.places is not None and old is not None:
             words = words_of(old)
-            undo[name] = Change(old.dtype, old.shape, change.places, words[change.places])
+            undo[name] = TensorChange(old.dtype, old.shape, change.places, words[change.places])
             words[change.places] = change.words
             continue
         if old is not None:
-            undo[name] = Change(old.dtype, old.shape, None, words_of(old))
+            undo[name] = TensorChange(old.dtype, old.shape, None, words_of(old))
         tensors[name] = Tensor(change.dtype, change.shape, change.words.view(np.uint8))
     for name in staged.removed:
         old = tensors.pop(name)
-        undo[name] = Change(old.dtype, old.shape, None, words_of(old))
+        undo[name] = TensorChange(old.dtype, old.shape, None, words_of(old))
     return Staged(undo, tuple(sorted(added)), {}, "")
 
 
@@ -272,7 +272,7 @@ def _first_look(coder: Encoder, old: Tensor | None, new: Tensor, history: Histor
     density = places.size / after.size
     if places.size > coder.room or after.itemsize > WIDEST or after.size > MOST_WORDS:
         return _smallest(before, after), places.size
-    held = Known(name, new.dtype, tuple(new.shape), before, history.states(name, after.size))
+    held = BaseTensor(name, new.dtype, tuple(new.shape), before, history.states(name, after.size))
     changes = coder.look(held, after, places)
     other = _smallest(before, after) if density > _DENSE_FROM else _raw(after)
     return other._replace(changes=changes), places.size

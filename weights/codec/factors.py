@@ -28,14 +28,14 @@ _WORTH_SENDING = 0.5
 Codes = npt.NDArray[np.uint8]
 
 
-class Factors(NamedTuple):
+class SignFactors(NamedTuple):
     """A code per row and per column: bit 3 is its sign, bits 2 to 0 its size in half octaves."""
 
     rows: Codes
     columns: Codes
 
 
-NO_FACTORS = Factors(np.empty(0, np.uint8), np.empty(0, np.uint8))
+NO_FACTORS = SignFactors(np.empty(0, np.uint8), np.empty(0, np.uint8))
 
 
 def sides(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -45,7 +45,7 @@ def sides(shape: tuple[int, ...]) -> tuple[int, int]:
 
 def fit_factors(
     shape: tuple[int, ...], places: npt.NDArray[np.uint32], moved_down: Codes, unknown: npt.NDArray[np.bool_]
-) -> Factors | None:
+) -> SignFactors | None:
     """Factors of a tensor's changes; None if they would cost more than they save.
 
     Args:
@@ -64,7 +64,7 @@ def fit_factors(
         rows /= max(float(np.linalg.norm(rows)), 1e-9)
         kernels.multiply_changes(places, moved_down, num_columns, rows, columns, False)
         columns /= max(float(np.linalg.norm(columns)), 1e-9)
-    factors = Factors(_codes(rows), _codes(columns))
+    factors = SignFactors(_codes(rows), _codes(columns))
     row, column = np.divmod(places[unknown], np.uint32(num_columns))
     row_codes, column_codes = factors.rows[row], factors.columns[column]
     right = ((row_codes ^ column_codes) >> 3 == 1) == (moved_down[unknown] == 1)
@@ -75,12 +75,12 @@ def fit_factors(
     return factors if float(saved.sum()) / 8 > _WORTH_SENDING * len(pack_factors(factors)) else None
 
 
-def pack_factors(factors: Factors) -> bytes:
+def pack_factors(factors: SignFactors) -> bytes:
     """Rows, then columns, a byte each, compressed."""
     return zstandard.ZstdCompressor(level=_LEVEL).compress(factors.rows.tobytes() + factors.columns.tobytes())
 
 
-def unpack_factors(content: memoryview, shape: tuple[int, ...], name: str) -> Factors:
+def unpack_factors(content: memoryview, shape: tuple[int, ...], name: str) -> SignFactors:
     """Invert `pack_factors`.
 
     Raises:
@@ -94,7 +94,7 @@ def unpack_factors(content: memoryview, shape: tuple[int, ...], name: str) -> Fa
         raise corrupt(str(error), name) from error
     if plain.size != num_rows + num_columns or plain.max(initial=0) >= 16:  # noqa: PLR2004 four bits
         raise corrupt("its factors are not one code per row and column", name)
-    return Factors(plain[:num_rows], plain[num_rows:])
+    return SignFactors(plain[:num_rows], plain[num_rows:])
 
 
 def _codes(values: npt.NDArray[np.float32]) -> Codes:

@@ -20,7 +20,7 @@ from weights.codec.contexts import (
     NUM_CONTEXTS,
     PLAIN,
     SPECS,
-    Evidence,
+    ChangeCounts,
     Model,
     Spec,
     Tables,
@@ -30,7 +30,7 @@ from weights.codec.contexts import (
     scale_of,
     scaled,
 )
-from weights.codec.factors import NO_FACTORS, Factors, fit_factors, pack_factors, unpack_factors
+from weights.codec.factors import NO_FACTORS, SignFactors, fit_factors, pack_factors, unpack_factors
 from weights.codec.history import Moves, States
 
 BLOCK = 1 << 18
@@ -56,7 +56,7 @@ Levelled = npt.NDArray[np.uint32]
 """Contexts with levels above them."""
 
 
-class Changes(NamedTuple):
+class CodedChanges(NamedTuple):
     """The changes of one tensor, described."""
 
     places: Places
@@ -67,10 +67,10 @@ class Changes(NamedTuple):
     tokens: npt.NDArray[np.uint8]
     extras: npt.NDArray[np.uint32]
     num_extras: npt.NDArray[np.uint8]
-    factors: Factors
+    factors: SignFactors
 
 
-class Known(NamedTuple):
+class BaseTensor(NamedTuple):
     """What both ends hold of a tensor."""
 
     name: str
@@ -94,7 +94,7 @@ class Encoder:
         self._seen: dict[str, _Counts] = {}
         self._models: dict[str, Model] = {}
 
-    def look(self, known: Known, new: Words, places: Places) -> Changes:
+    def look(self, known: BaseTensor, new: Words, places: Places) -> CodedChanges:
         """Describe the changes of a tensor, and learn from them."""
         contexts = find_contexts(known)
         changes = _described(known, contexts, new, places)
@@ -113,7 +113,7 @@ class Encoder:
         self._models = {dtype: model_of(table) for dtype, table in tables.items()}
         return tables
 
-    def code(self, known: Known, changes: Changes) -> tuple[TensorHead, bytes]:
+    def code(self, known: BaseTensor, changes: CodedChanges) -> tuple[TensorHead, bytes]:
         """The body of a tensor that was looked at."""
         contexts: Any = find_contexts(known)
         model, count = self._models[known.dtype], changes.places.size
@@ -149,7 +149,7 @@ class Encoder:
         return head, body
 
 
-def decode_sparse(known: Known, model: Model, head: TensorHead, body: memoryview) -> tuple[Words, Moves]:
+def decode_sparse(known: BaseTensor, model: Model, head: TensorHead, body: memoryview) -> tuple[Words, Moves]:
     """The new words of the elements that change, and where they are.
 
     Raises:
@@ -194,7 +194,7 @@ def find_changes(old: Words, new: Words) -> Places:
     return np.concatenate(found)
 
 
-def find_contexts(known: Known) -> Contexts:
+def find_contexts(known: BaseTensor) -> Contexts:
     """The context of every element."""
     spec, contexts = _spec(known.dtype), np.empty(known.old.size, np.uint16)
     kernels.find_contexts(known.old, known.states, spec.up, spec.down, spec.mask, contexts)
@@ -224,9 +224,9 @@ class _Counts(NamedTuple):
         sizes = (NUM_CONTEXTS, NUM_CONTEXTS, 2 * kernels.NUM_DIRECTIONS, kernels.NUM_CLASSES * kernels.NUM_TOKENS)
         return cls(*(np.zeros(size, np.int64) for size in sizes))
 
-    def evidence(self, stride: int) -> Evidence:
+    def evidence(self, stride: int) -> ChangeCounts:
         shape = (kernels.NUM_CLASSES, kernels.NUM_STATES)
-        return Evidence(
+        return ChangeCounts(
             self.seen.reshape(shape).astype(float) * stride,
             self.changed.reshape(shape).astype(float),
             self.agreed.reshape(2, -1).astype(float),
@@ -234,7 +234,7 @@ class _Counts(NamedTuple):
         )
 
 
-def _described(known: Known, contexts: Contexts, new: Words, places: Places) -> Changes:
+def _described(known: BaseTensor, contexts: Contexts, new: Words, places: Places) -> CodedChanges:
     size, is_float = places.size, bool(_spec(known.dtype).is_float)
     directions, extras = np.empty(size, np.uint16), np.empty(size, np.uint32)
     moved_down, agrees, tokens, num_extras = np.empty((4, size), np.uint8)
@@ -252,7 +252,7 @@ def _described(known: Known, contexts: Contexts, new: Words, places: Places) -> 
         if found is None:
             break
         factors = found  # with them other directions are expected
-    return Changes(places, contexts[places], directions, moved_down, agrees, tokens, extras, num_extras, factors)
+    return CodedChanges(places, contexts[places], directions, moved_down, agrees, tokens, extras, num_extras, factors)
 
 
 def _fit_levels(levelled: Levelled, changed: Levelled, model: Model, scale: int) -> tuple[int, ...]:
@@ -272,7 +272,7 @@ def _hazards(model: Model, scale: int, levels: tuple[int, ...]) -> npt.NDArray[n
     return np.concatenate([scaled(model, scale + level) for level in levels])
 
 
-def _check_head(known: Known, head: TensorHead, num_bytes: int) -> None:
+def _check_head(known: BaseTensor, head: TensorHead, num_bytes: int) -> None:
     num_blocks, total = -(-known.old.size // BLOCK), sum(head.changes)
     if known.old.itemsize > WIDEST or known.old.size > MOST_WORDS:
         raise corrupt("a tensor of its size does not travel as changes", known.name)
@@ -288,7 +288,7 @@ def _check_head(known: Known, head: TensorHead, num_bytes: int) -> None:
         raise corrupt(f"it lists {total} changes in {sum(head.words)} words", known.name)
 
 
-def _is_matrix(known: Known) -> bool:
+def _is_matrix(known: BaseTensor) -> bool:
     """Packed types have other words than elements."""
     return len(known.shape) > 1 and 0 < math.prod(known.shape) == known.old.size
 

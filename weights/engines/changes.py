@@ -17,7 +17,7 @@ _INFINITY = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}
 _WITHOUT_SIGN = {"BF16": 0x7FFF, "F16": 0x7FFF, "F32": 0x7FFFFFFF}
 
 
-class Change(NamedTuple):
+class ChangedElements(NamedTuple):
     """The elements of one tensor whose bits changed."""
 
     name: str
@@ -49,7 +49,7 @@ def check_same_tensors(base: Tensors, target: Tensors) -> None:
             raise WeightsRefused("wrong_dtype", f"{name} was {base[name].dtype} and becomes {dtype}: {advice}")
 
 
-def changed_elements(base: Tensors, target: Tensors) -> Iterator[Change]:
+def changed_elements(base: Tensors, target: Tensors) -> Iterator[ChangedElements]:
     """The changes from `base` to `target`, tensor by tensor, in the order of names; unchanged tensors are left out.
 
     Raises:
@@ -62,7 +62,7 @@ def changed_elements(base: Tensors, target: Tensors) -> Iterator[Change]:
             yield _change(name, base[name], target[name])
 
 
-def _change(name: str, base: Tensor, target: Tensor) -> Change:
+def _change(name: str, base: Tensor, target: Tensor) -> ChangedElements:
     if (
         target.dtype not in _WORD
         or target.data.size != math.prod(target.shape) * np.dtype(_WORD[target.dtype]).itemsize
@@ -77,4 +77,4 @@ def _change(name: str, base: Tensor, target: Tensor) -> Change:
         raise WeightsRefused(
             "nan", f"element {indices[nans[0]]} of {name} becomes NaN, which a patch cannot say: give the full version"
         )
-    return Change(name, target.dtype, target.shape, indices, changed)
+    return ChangedElements(name, target.dtype, target.shape, indices, changed)

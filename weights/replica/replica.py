@@ -32,7 +32,7 @@ from weights.files import full_disk_named
 from weights.mapped import map_safetensors
 from weights.reader import advance_history
 from weights.replica.fetch import ChunkFolder, ChunkSource
-from weights.replica.slots import Held, Opened, Slots
+from weights.replica.slots import OpenSlot, Slot, Slots
 from weights.tensors import Tensors, write_safetensors
 from weights.versions.layout import is_digest
 from weights.versions.manifest import NO_HISTORY, Manifest
@@ -75,8 +75,8 @@ class Replica:
         self._fault = fault
         self._slots = Slots(folder, policy, fault)
         self._chunks = ChunkFolder(folder / "chunks", store, policy, connections=connections, fault=fault)
-        self._held: Held | None = None
-        self._opened: Opened | None = None
+        self._held: Slot | None = None
+        self._opened: OpenSlot | None = None
         self._lock = _lock(folder / "lock")
         try:
             self._take_up()
@@ -93,7 +93,7 @@ class Replica:
         self.close()
 
     @property
-    def held(self) -> Held | None:
+    def held(self) -> Slot | None:
         """The version that is served, verified; None: nothing is here yet."""
         return self._held
 
@@ -124,9 +124,9 @@ class Replica:
             raise self._nothing_here()
         return dict(self._opened.tensors)
 
-    def state(self) -> Opened:
+    def state(self) -> OpenSlot:
         """As `tensors`, with the history after them, which is not to be written either. Raises Unavailable."""
-        return Opened(self.tensors(), self._opened.history if self._opened else History())
+        return OpenSlot(self.tensors(), self._opened.history if self._opened else History())
 
     def payload(self, manifest: Manifest) -> bytes:
         """The payload of an edge, for who decodes it too: it stays in this folder, where the next `bring` finds it.
@@ -141,7 +141,7 @@ class Replica:
             raise gone.error from gone
         return self._chunks.payload(manifest)
 
-    def bring(self, version: int, run: str | None = None) -> Held:
+    def bring(self, version: int, run: str | None = None) -> Slot:
         """Serve `version`, of `run` if that is said; what is served until then is served when it fails.
 
         Raises:
@@ -169,7 +169,7 @@ class Replica:
 
     def _take_up(self) -> None:
         """Serve what was served, or whatever else is whole: a slot that is not is removed when it is opened."""
-        passed: set[Held] = set()
+        passed: set[Slot] = set()
         while slots := [slot for slot in self._slots.held() if slot not in passed]:
             try:
                 self._check(slots[0])
@@ -184,7 +184,7 @@ class Replica:
             else:
                 return
 
-    def _check(self, slot: Held) -> None:
+    def _check(self, slot: Slot) -> None:
         """See that a trusted key vouches for what a slot says it is; its bytes are hashed when it is opened.
 
         Slots of before have no manifest: the store is asked for it, and it is kept.
@@ -208,7 +208,7 @@ class Replica:
         if text is None:
             self._slots.keep_manifest(slot, msgspec.json.encode(manifest))
 
-    def _bring(self, version: int, run: str | None) -> Held:
+    def _bring(self, version: int, run: str | None) -> Slot:
         held = {slot.version: slot for slot in reversed(self._vouched()) if run in {None, slot.run}}
         wanted = held.get(version) or self._make(version, held, run)
         if wanted != self._held:
@@ -217,7 +217,7 @@ class Replica:
         self._chunks.clear()
         return wanted
 
-    def _vouched(self) -> list[Held]:
+    def _vouched(self) -> list[Slot]:
         """Slots that may be served, or built on."""
         found = []
         for slot in self._slots.held():
@@ -229,10 +229,10 @@ class Replica:
             found.append(slot)
         return found
 
-    def _make(self, version: int, held: dict[int, Held], run: str | None) -> Held:
+    def _make(self, version: int, held: dict[int, Slot], run: str | None) -> Slot:
         """Fetch and build a version by the cheapest way whose bytes are there."""
 
-        def fetch(edges: list[Manifest]) -> tuple[list[Manifest], Held | None] | None:
+        def fetch(edges: list[Manifest]) -> tuple[list[Manifest], Slot | None] | None:
             first, last = edges[0], edges[-1]
             base = None if first.base_version is None else held[first.base_version]
             if base is not None and base.root != first.base_root:
@@ -251,14 +251,14 @@ class Replica:
             if (found := follow_route(edges_of, version, histories, fetch)) is not None:
                 return self._build(*found)
 
-    def _build(self, edges: list[Manifest], base: Held | None) -> Held:
+    def _build(self, edges: list[Manifest], base: Slot | None) -> Slot:
         """A whole slot of the version that the last edge leads to."""
         last = edges[-1]
         if not is_digest(
             last.target_root
         ):  # it becomes the name of a folder, which is removed if the version is refused
             raise WeightsRefused("corrupt_manifest", f"{last.target_root[:80]!r} is not the root of any weights")
-        target = Held(last.version, last.target_root, NO_HISTORY, last.run)
+        target = Slot(last.version, last.target_root, NO_HISTORY, last.run)
         # Also what is served is verified again: a disk may have lost it since.
         history = self._slots.open(base).history if base else History()
         path = self._slots.begin(target)
@@ -273,7 +273,7 @@ class Replica:
             raise
         return target
 
-    def _write_model(self, path: Path, edges: list[Manifest], base: Held | None, history: History) -> None:
+    def _write_model(self, path: Path, edges: list[Manifest], base: Slot | None, history: History) -> None:
         """Put the model at `path`, durably, and bring `history` to where it is then.
 
         The base is copied and changed in place: the memory this takes does not grow with the model.
@@ -298,7 +298,7 @@ class Replica:
         else:
             write_safetensors(path, tensors)
 
-    def _serve(self, held: Held, opened: Opened) -> None:
+    def _serve(self, held: Slot, opened: OpenSlot) -> None:
         if self._slots.current != held:
             self._slots.flip(held)
         self._held, self._opened = held, opened

@@ -37,7 +37,7 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Deep nesting and bytes that are no UTF-8 are not always msgspec's own errors."""
 
 
-class Held(NamedTuple):
+class Slot(NamedTuple):
     """A version that is wholly here."""
 
     version: int
@@ -47,7 +47,7 @@ class Held(NamedTuple):
     run: str
 
 
-class Opened(NamedTuple):
+class OpenSlot(NamedTuple):
     """What is in a slot."""
 
     tensors: Tensors
@@ -79,18 +79,18 @@ class Slots:
         make_folder_durably(folder / "slots")
 
     @property
-    def current(self) -> Held | None:
+    def current(self) -> Slot | None:
         """What is served; not yet verified."""
         return self._label(pointed.slot) if (pointed := self._current()) else None
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[Slot]:
         """Every finished slot: the served one first, then the one before it, then by version. Not yet verified."""
         names = sorted((path.name for path in (self._folder / "slots").iterdir()), reverse=True)
         first = self._pointed()
         ordered = [name for name in first if name in names] + [name for name in names if name not in first]
         return [held for name in ordered if (held := self._label(name)) is not None]
 
-    def open(self, held: Held) -> Opened:
+    def open(self, held: Slot) -> OpenSlot:
         """The tensors of a slot, memory-mapped and read-only, and its history, both verified.
 
         Raises:
@@ -106,9 +106,9 @@ class Slots:
         if reason is not None:
             self.drop(held)
             raise self.refuse("slot_damaged", f"version {held.version} in {place} is not what was written ({reason})")
-        return Opened(tensors, self._history(held))
+        return OpenSlot(tensors, self._history(held))
 
-    def _history(self, held: Held) -> History:
+    def _history(self, held: Slot) -> History:
         if held.history == NO_HISTORY:
             return History()
         path = self._place(held) / _HISTORY
@@ -130,28 +130,28 @@ class Slots:
         self.refused.append(refused)
         return refused
 
-    def manifest_of(self, held: Held) -> bytes | None:
+    def manifest_of(self, held: Slot) -> bytes | None:
         """The manifest that was kept with a slot; None: none can be read, as in slots of before."""
         try:
             return read_small(self._place(held), _MANIFEST, _MOST_BYTES)
         except (FileNotFoundError, WeightsRefused):
             return None
 
-    def keep_manifest(self, held: Held, text: bytes) -> None:
+    def keep_manifest(self, held: Slot, text: bytes) -> None:
         """Keep what vouches for a slot."""
         write_durably(self._place(held) / _MANIFEST, [text])
 
-    def model_of(self, held: Held) -> Path:
+    def model_of(self, held: Slot) -> Path:
         """The file of a slot's tensors."""
         return self._place(held) / SINGLE_FILE
 
-    def begin(self, held: Held) -> Path:
+    def begin(self, held: Slot) -> Path:
         """An empty slot; the path its model shall be written to."""
         self.drop(held)
         make_folder_durably(self._place(held))
         return self.model_of(held)
 
-    def finish(self, held: Held, history: History, manifest: bytes) -> None:
+    def finish(self, held: Slot, history: History, manifest: bytes) -> None:
         """Make a slot whole, whose model is durable by now."""
         if held.history != NO_HISTORY:
             self._fault("slot: before history.bin")
@@ -161,7 +161,7 @@ class Slots:
         self._write_label(held)
         self._fault("slot: whole")
 
-    def flip(self, held: Held) -> None:
+    def flip(self, held: Slot) -> None:
         """Serve a whole slot; the one served so far becomes the one before."""
         name = _name(held)
         before = next((other for other in self._pointed() if other != name), None)
@@ -177,7 +177,7 @@ class Slots:
                 self._fault("sweep: before a slot")
                 self._remove(path)
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: Slot) -> None:
         """Remove one slot, if it is there."""
         self._remove(self._place(held))
 
@@ -186,11 +186,11 @@ class Slots:
         (slot / _LABEL).unlink(missing_ok=True)
         shutil.rmtree(slot, ignore_errors=True)
 
-    def _write_label(self, held: Held) -> None:
+    def _write_label(self, held: Slot) -> None:
         label = _Label(policy=self._policy, **held._asdict())
         write_durably(self._place(held) / _LABEL, [msgspec.json.encode(label)])
 
-    def _place(self, held: Held) -> Path:
+    def _place(self, held: Slot) -> Path:
         return self._folder / "slots" / _name(held)
 
     def _pointed(self) -> list[str]:
@@ -206,15 +206,15 @@ class Slots:
         names = [name for name in (found.slot, found.before) if name is not None]
         return found if all(_SLOT.fullmatch(name) for name in names) else None
 
-    def _label(self, name: str) -> Held | None:
+    def _label(self, name: str) -> Slot | None:
         try:
             label = msgspec.json.decode((self._folder / "slots" / name / _LABEL).read_bytes(), type=_Label)
         except (FileNotFoundError, NotADirectoryError, *_UNREADABLE):
             return None
-        held = Held(label.version, label.root, label.history, label.run)
+        held = Slot(label.version, label.root, label.history, label.run)
         is_ours = (label.schema, label.policy, name) == (SCHEMA, self._policy, _name(held))
         return held if is_ours else None
 
 
-def _name(held: Held) -> str:
+def _name(held: Slot) -> str:
     return f"{held.version:06d}-{held.root[:_ROOT_LETTERS]}"

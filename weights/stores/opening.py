@@ -21,7 +21,7 @@ from weights.stores.store import WeightStore
 from weights.versions.keys import keyring_of, replica_keyring
 from weights.versions.layout import Verifier
 from weights.versions.pointer import pointer_path, read_pointer
-from weights.versions.presence import present
+from weights.versions.presence import present_replicas
 from weights.versions.vouching import Snapshots
 
 _MOST_NAMED = 10_000
@@ -121,7 +121,7 @@ def open_any_store(
         raise InvalidSettings(
             f"weights_url is s3://bucket/prefix, not {settings.weights_url!r}: a home writes to its store"
         )
-    store.on_junk = JunkNoted(measures)
+    store.on_junk = JunkReporter(measures)
     return store
 
 
@@ -147,7 +147,7 @@ def open_store_at(
     return WeightStore(opener(str(place)), keyring, held)
 
 
-class Inspected(NamedTuple):
+class StoreInspection(NamedTuple):
     """What a look at everything found."""
 
     num_versions: int
@@ -157,7 +157,7 @@ class Inspected(NamedTuple):
     """Seconds for which the list of versions is still good; None: there is none yet."""
 
 
-def inspect(settings: StoreSettings, arm: str, clock: Callable[[], float] = time.time) -> Inspected:
+def inspect_store(settings: StoreSettings, arm: str, clock: Callable[[], float] = time.time) -> StoreInspection:
     """Read every manifest, presence, and the pointer of an arm, of a home's policy.
 
     Raises:
@@ -174,16 +174,18 @@ def inspect(settings: StoreSettings, arm: str, clock: Callable[[], float] = time
     versions = store.versions(policy)
     for version in versions:
         store.survey(policy, version)
-    present(store, policy, since=0.0, now=clock(), replicas=replica_keyring(settings.home), on_junk=store.on_junk)
+    present_replicas(
+        store, policy, since=0.0, now=clock(), replicas=replica_keyring(settings.home), on_junk=store.on_junk
+    )
     try:
         read_pointer(store, policy, arm, keyring)
     except WeightsRefused as error:
         junk.add((pointer_path(policy, arm), error.code))
     snapshot = None if snapshots is None else snapshots.current(policy)
-    return Inspected(len(versions), sorted(junk), None if snapshot is None else snapshot.expires_at - clock())
+    return StoreInspection(len(versions), sorted(junk), None if snapshot is None else snapshot.expires_at - clock())
 
 
-class JunkNoted:
+class JunkReporter:
     """Counts every meeting with an object that cannot be used, and names each object and reason once."""
 
     def __init__(self, measures: StoreMeasures | None) -> None:

@@ -44,7 +44,7 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
     """Ed25519 over everything but itself and the policy, hex."""
 
 
-class Present(NamedTuple):
+class PresentReplicas(NamedTuple):
     """Replicas that said something of late, the last first."""
 
     replicas: list[Presence]
@@ -83,7 +83,7 @@ def announce(store: PresenceStore, policy: str, presence: Presence, signer: Sign
     store.write_small(presence_path(policy, signer.key_id), msgspec.json.encode(signed))
 
 
-def present(
+def present_replicas(
     store: PresenceStore,
     policy: str,
     *,
@@ -91,7 +91,7 @@ def present(
     now: float,
     replicas: Keyring | None = None,
     on_junk: Callable[[str, WeightsRefused], None] = lambda _place, _reason: None,
-) -> Present:
+) -> PresentReplicas:
     """Replicas that said something after `since`; what cannot be read or believed is left out, and told of.
 
     Args:
@@ -122,7 +122,7 @@ def present(
         except WeightsRefused as error:
             on_junk(path, error)
     recent = [presence for presence in found if since < presence.at < now + _EARLY_SECONDS]
-    return Present(sorted(recent, key=lambda presence: presence.at, reverse=True), trusted is not None)
+    return PresentReplicas(sorted(recent, key=lambda presence: presence.at, reverse=True), trusted is not None)
 
 
 def _believed(text: bytes, policy: str, name: str, trusted: Keyring | None) -> Presence:

@@ -14,7 +14,7 @@ from weights.versions.manifest import NO_HISTORY, Manifest
 _T = TypeVar("_T")
 EdgesOf = Callable[[int], list[Manifest]]
 """All edges to a version. Raises NotFound if there is no such version."""
-Held = Mapping[int, str | None]
+HeldHistories = Mapping[int, str | None]
 """Versions that somebody has, each with the digest of its history; None or `NO_HISTORY`: that is not known."""
 
 _Unusable = dict[int, WeightsRefused | None]
@@ -46,7 +46,7 @@ class _Way(NamedTuple):
     rest: _Way | None
 
 
-def route(edges_of: EdgesOf, version: int, held: Held) -> list[Manifest]:
+def route(edges_of: EdgesOf, version: int, held: HeldHistories) -> list[Manifest]:
     """The way of fewest bytes to `version`, first edge first; empty if it is held.
 
     Who holds a version that steps and folds lead on from gets these, also where a full copy and few steps were fewer
@@ -69,7 +69,7 @@ def route(edges_of: EdgesOf, version: int, held: Held) -> list[Manifest]:
     )
 
 
-def follow_route(edges_of: EdgesOf, version: int, held: Held, follow: Callable[[list[Manifest]], _T]) -> _T:
+def follow_route(edges_of: EdgesOf, version: int, held: HeldHistories, follow: Callable[[list[Manifest]], _T]) -> _T:
     """The result of `follow` for the cheapest way whose bytes are there; it raises `EdgeGone` if an edge's are not.
 
     Manifests outlive their chunks, so missing chunks are only noticed on the way.
@@ -94,12 +94,12 @@ def follow_route(edges_of: EdgesOf, version: int, held: Held, follow: Callable[[
             raise
 
 
-def route_from(edges_of: EdgesOf, version: int, held: Held) -> list[Manifest] | None:
+def route_from(edges_of: EdgesOf, version: int, held: HeldHistories) -> list[Manifest] | None:
     """As `route`, but None if no way leads to `version`, or, from something held, only a full copy does."""
     return _search(edges_of, version, held, {})
 
 
-def _search(edges_of: EdgesOf, version: int, held: Held, gone: _Unusable) -> list[Manifest] | None:
+def _search(edges_of: EdgesOf, version: int, held: HeldHistories, gone: _Unusable) -> list[Manifest] | None:
     """Dijkstra over places. Without `held` ways begin with a full edge, otherwise none has one."""
     order = count()
     reached: list[tuple[int, int, int, _Place, _Way | None]] = [(0, 0, next(order), _Place(version, None), None)]
@@ -119,7 +119,7 @@ def _search(edges_of: EdgesOf, version: int, held: Held, gone: _Unusable) -> lis
     return None
 
 
-def _may_be_met(place: _Place, held: Held) -> bool:
+def _may_be_met(place: _Place, held: HeldHistories) -> bool:
     """False for a full copy, if something is held, and below the lowest version held."""
     return not held or (place.version is not None and place.version >= min(held))
 

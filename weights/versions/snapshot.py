@@ -63,7 +63,7 @@ def digest_of_manifest(manifest: Manifest) -> str:
     return blake3(msgspec.json.encode(manifest)).hexdigest()
 
 
-def listed(edges: Iterable[Manifest]) -> ListedVersion:
+def list_version(edges: Iterable[Manifest]) -> ListedVersion:
     """The entry of a version, all of whose ways these are."""
     ways = list(edges)
     digests = {edge_name(edge): digest_of_manifest(edge) for edge in sorted(ways, key=edge_name)}

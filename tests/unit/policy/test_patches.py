@@ -18,7 +18,7 @@ from policy.weights import (
     tensors_of,
 )
 from tests.unit.policy.test_weights import make_model
-from weights.codec.delta import Change
+from weights.codec.delta import TensorChange
 from weights.tensors import Tensor, root_of
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -39,7 +39,7 @@ def steps_of(model: Any, density: float, seed: int = 0) -> Changes:
     for name, tensor in ModelBits(model).items():
         words = tensor.data.view("<u2")
         places = np.flatnonzero(rng.random(words.size) < density).astype(np.uint32)
-        changes[name] = Change("BF16", tensor.shape, places, words[places] ^ np.uint16(1))
+        changes[name] = TensorChange("BF16", tensor.shape, places, words[places] ^ np.uint16(1))
     return changes
 
 
@@ -110,7 +110,9 @@ def test_steps_that_follow_one_another_are_one() -> None:
 
 def test_steps_after_a_full_copy_are_in_it() -> None:
     model, other = published(1, torch.float32), published(2, torch.float32)
-    full = {name: Change("BF16", bits.shape, None, bits.data.view("<u2")) for name, bits in tensors_of(other).items()}
+    full = {
+        name: TensorChange("BF16", bits.shape, None, bits.data.view("<u2")) for name, bits in tensors_of(other).items()
+    }
     step = steps_of(other, 0.01)
     merged = merge_changes([steps_of(model, 0.01), full, step])
     apply_patches(stage_changes(model, merged, merged))
@@ -132,7 +134,7 @@ def test_a_model_becomes_what_another_would(dtype: torch.dtype) -> None:
     assert 0 < num_changed < 0.05 * sum(parameter.numel() for parameter in live.parameters())
 
 
-def damaged(code: str, changes: dict[str, Change]) -> None:
+def damaged(code: str, changes: dict[str, TensorChange]) -> None:
     name = list(changes)[-1]
     change = changes[name]
     assert change.places is not None
@@ -162,7 +164,7 @@ def test_a_place_beyond_the_tensor_is_refused() -> None:
     name, tensor = next(iter(ModelBits(model).items()))
     beyond = np.array([tensor.data.size // 2], dtype=np.uint32)
     with pytest.raises(WeightsRefused, match="beyond") as caught:
-        stage_changes(model, {name: Change("BF16", tensor.shape, beyond, np.zeros(1, dtype=np.uint16))})
+        stage_changes(model, {name: TensorChange("BF16", tensor.shape, beyond, np.zeros(1, dtype=np.uint16))})
     assert caught.value.code == "wrong_shape"
 
 

@@ -13,7 +13,7 @@ from tests.unit.weights.examples import (
 )
 from weights.codec.history import History
 from weights.replica.replica import Replica
-from weights.replica.slots import Held
+from weights.replica.slots import Slot
 from weights.stores.opening import open_store_at
 from weights.stores.store import WeightStore
 from weights.tensors import root_of
@@ -65,7 +65,7 @@ class World:
         edges = [edge for version in versions for edge in self.store.edges(POLICY, version) if edge.kind == kind]
         return set(chunks_of(edges))
 
-    def slot(self, held: Held | None) -> Path:
+    def slot(self, held: Slot | None) -> Path:
         assert held is not None
         (found,) = (self.folder / "slots").glob(f"{held.version:06d}-*")
         return found

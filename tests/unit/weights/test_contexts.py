@@ -12,7 +12,7 @@ from weights.codec.contexts import (
     ANY,
     LARGEST_SCALE,
     SPECS,
-    Evidence,
+    ChangeCounts,
     Model,
     Tables,
     check_scale,
@@ -30,15 +30,15 @@ from weights.codec.kernels import (
     TABLE_BITS,
     TIME_BITS,
 )
-from weights.codec.sparse import Known, find_contexts
+from weights.codec.sparse import BaseTensor, find_contexts
 from weights.tensors import Tensor, words_of
 
 TOKENS = ((0, ((0, 4096),)),)
 EMPTY = Tables(b"", b"", b"", (), TOKENS)
 
 
-def no_evidence() -> Evidence:
-    return Evidence(
+def no_evidence() -> ChangeCounts:
+    return ChangeCounts(
         np.zeros((NUM_CLASSES, NUM_STATES)),
         np.zeros((NUM_CLASSES, NUM_STATES)),
         np.zeros((2, NUM_DIRECTIONS)),
@@ -57,11 +57,11 @@ def test_the_class_of_a_float_is_its_exponent_and_the_sign_does_not_count(dtype:
     )
     words = words_of(tensor)
     states = np.random.default_rng(0).integers(0, 256, words.size).astype(np.uint8)
-    contexts = find_contexts(Known("w", dtype, tensor.shape, words, states))
+    contexts = find_contexts(BaseTensor("w", dtype, tensor.shape, words, states))
     assert (contexts >> CLASS_BITS).tolist() == [format_coder.class_of(dtype, word) for word in words.tolist()]
     assert (contexts & (NUM_STATES - 1)).tolist() == (states & 127).tolist()
     flipped = words ^ words.dtype.type(1 << 8 * words.itemsize - 1)
-    other = find_contexts(Known("w", dtype, tensor.shape, flipped, states))
+    other = find_contexts(BaseTensor("w", dtype, tensor.shape, flipped, states))
     assert np.array_equal(contexts, other)
     assert (dtype in SPECS) == bool((contexts >> CLASS_BITS).any())
 

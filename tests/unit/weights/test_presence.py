@@ -9,7 +9,7 @@ from benchmarks.attacks.worlds.people import Follower, Publisher
 from benchmarks.attacks.worlds.stores import NOW, POLICY, Bucket, Folder, Place, keyring, signer
 from commands.replica import Announcer
 from contracts.errors import InvalidValue, WeightsRefused
-from weights.versions.presence import Presence, announce, presence_path, present
+from weights.versions.presence import Presence, announce, presence_path, present_replicas
 
 REPLICA, OTHER, THIEF = signer(2), signer(3), signer(9)
 DAY = 24 * 3600.0
@@ -31,7 +31,7 @@ def heard(place: Place, *trusted: object) -> tuple[list[str], list[str]]:
     def note(_place: str, reason: WeightsRefused) -> None:
         junk.append(reason.code)
 
-    found = present(
+    found = present_replicas(
         place.open(None),
         POLICY,
         since=NOW - DAY,

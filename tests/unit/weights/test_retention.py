@@ -14,7 +14,7 @@ from contracts.errors import InvalidValue, NotFound
 from tests.unit.weights.examples import POLICY, chunks_of, edge, fold, publish, publish_chain, same, stepped
 from weights.codec.history import History
 from weights.publish import ANCHOR_EVERY
-from weights.retention import YOUNGEST_SECONDS, Plan, plan_pruning
+from weights.retention import YOUNGEST_SECONDS, PruningPlan, plan_pruning
 from weights.stores.bucket import BucketObjects
 from weights.stores.store import WeightStore
 from weights.tensors import Tensors
@@ -124,7 +124,7 @@ def test_a_fold_spares_the_steps_it_covers(store: WeightStore, long_chain: Chain
 def test_what_nobody_can_load_any_more_is_named(store: WeightStore, long_chain: Chain) -> None:
     copy_chain(long_chain, store, 3 * ANCHOR_EVERY + 3)
 
-    def plan(*needed: int, loadable: Iterable[int] = ()) -> Plan:
+    def plan(*needed: int, loadable: Iterable[int] = ()) -> PruningPlan:
         return plan_pruning(store, POLICY, needed, now=time.time() + LATER, loadable=loadable)
 
     assert plan().unloadable == tuple(range(50))

@@ -17,7 +17,7 @@ from weights.versions.snapshot import (
     RENEW_SECONDS,
     VALID_SECONDS,
     Snapshot,
-    listed,
+    list_version,
     next_snapshot,
     parse_snapshot,
     sign_snapshot,
@@ -39,7 +39,12 @@ V0, V1, V2 = version(0), version(1), version(2)
 
 def snapshot(*versions: Manifest, after: Snapshot | None = None, now: float = NOW, **fields: Any) -> Snapshot:
     made = next_snapshot(
-        after, policy=POLICY, run=RUN, now=now, versions={one.version: listed([one]) for one in versions}, pointers={}
+        after,
+        policy=POLICY,
+        run=RUN,
+        now=now,
+        versions={one.version: list_version([one]) for one in versions},
+        pointers={},
     )
     return msgspec.structs.replace(made, **fields)
 

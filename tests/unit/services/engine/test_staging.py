@@ -13,7 +13,7 @@ from policy.weights import apply_patches, tensors_of
 from services.engine.staging import StagedUpdate, Stager, target_names
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
 from tests.unit.services.engine.world import tiny_model
-from weights.codec.delta import Change, Staged
+from weights.codec.delta import Staged, TensorChange
 from weights.reader import Hop
 from weights.tensors import Tensors, root_of
 
@@ -202,7 +202,7 @@ def test_a_version_that_does_not_exist_changes_nothing(arms: Arms) -> None:
 
 def hop(manifest: Any, removed: tuple[str, ...], *changed: str) -> Hop:
     word = np.zeros(1, dtype=np.uint16)
-    changes = {name: Change("BF16", (1,), None, word) for name in changed}
+    changes = {name: TensorChange("BF16", (1,), None, word) for name in changed}
     return Hop(manifest, Staged(changes, removed, {}, ""))
 
 
