@@ -1,9 +1,7 @@
-"""Records that cannot be processed: kept with reason and traceback, up to limits.
+"""Records that cannot be processed: kept with reason and traceback, up to limits. Also messages that the log will never take.
 
-So a bad deploy stops instead of draining a topic. Beside them, messages that the log refuses for good.
-
-The limits count rows of the table that nobody has dealt with, not what this process remembers: a worker that is started again
-stops again, until somebody redrives or skips them (`millrace dead-letters`).
+The limits make a bad deploy halt instead of draining a topic. They count rows of the table with which nobody has dealt, not what this
+process remembers: a worker that restarts halts again, until an operator redrives or skips the rows (`millrace dead-letters`).
 """
 
 from __future__ import annotations
@@ -22,19 +20,19 @@ from contracts.tables.statements import insert_new
 from runtime.metrics import DEAD_LETTERS
 
 MAX_IN_A_ROW = 20
-"""Of one partition: not one record between them could be processed. A handler that fails always stops here."""
+"""Consecutive dead letters of one partition. A handler that always fails halts here."""
 MAX_OF_NEAREST, NEAREST = 30, 100
-"""So many of the latest so many offsets of one partition: of records that are bad at random, 60% stop within 100 offsets
-except once in 10^9, 10% go past a window once in 10^8, and 1% never do."""
+"""At most this many among the latest 100 offsets of a partition. If 60% of the records are bad at random, the worker halts within 100
+offsets, except once in 10^9; at 10% it halts in one of 10^8 windows; at 1% never."""
 MAX_OF_LATEST, LATEST = 100, 1000
-"""The same over a longer stretch, for what is bad more slowly: 15% stop, 5% do not."""
+"""The same over more records, for a lower rate: it halts at 15%, not at 5%."""
 MAX_DEAD_LETTERS = 100_000
-"""Of a consumer group, until somebody deals with them: five hours of 1% at 500 records a second. The alarm `DeadLetters` rings
-from the first one."""
+"""Of a consumer group, until an operator deals with them: five hours at 1% of 500 records a second. The alarm `DeadLetters` fires at
+the first one."""
 MAX_REASON, MAX_TRACEBACK = 2_000, 20_000
 OPEN, SKIPPED, REDRIVEN = "open", "skipped", "redriven"
 
-_Place = tuple[str, int]
+_Partition = tuple[str, int]
 
 log = structlog.get_logger()
 
@@ -48,7 +46,7 @@ class Culprit(NamedTuple):
 
 
 def culprit_of(record: LogRecord, error: BaseException) -> Culprit:
-    """With the first line of what was raised; an expected failure says enough without a traceback."""
+    """Describe a failure by the first line of its exception; an expected failure needs no traceback."""
     if isinstance(error, MillraceError):
         return Culprit(record, printable(error.message)[:MAX_REASON])
     first_line = (str(error).splitlines() or [""])[0]
@@ -57,26 +55,26 @@ def culprit_of(record: LogRecord, error: BaseException) -> Culprit:
 
 
 def traceback_of(error: BaseException) -> str:
-    """As text; of a long one the end, which is where it was raised."""
+    """The traceback as text; of a long one the end, where the exception was raised."""
     return printable("".join(traceback.format_exception(error))[-MAX_TRACEBACK:])
 
 
 def bury(connection: Connection, group: str, record: LogRecord, error: BaseException, now: float) -> None:
-    """`bury_all` for one."""
+    """`bury_all` for one record."""
     bury_all(connection, group, [culprit_of(record, error)], now)
 
 
 def bury_all(connection: Connection, group: str, culprits: Sequence[Culprit], now: float) -> None:
-    """Keep records that `group` cannot process; one that is read again is kept once.
+    """Keep records that `group` cannot process. A record that is read twice is kept once.
 
     Args:
-        connection: of the transaction that moves past them.
-        group: the process.
-        culprits: in the order of their offsets.
+        connection: the transaction that moves the position past them.
+        group: name of the process.
+        culprits: ordered by offset.
         now: UTC epoch seconds.
 
     Raises:
-        TooManyDeadLetters: they passed one of the limits above; none of them was skipped.
+        TooManyDeadLetters: a limit was passed; roll back, so that no record is skipped.
     """
     for culprit in culprits:
         _keep(connection, group, culprit, now)
@@ -93,7 +91,7 @@ def bury_all(connection: Connection, group: str, culprits: Sequence[Culprit], no
 
 
 def problem_at(offset: int, dead: Collection[int]) -> str:
-    """Which limit of a partition the dead letters up to an offset passed; empty if none."""
+    """The limit of a partition that dead letters up to an offset passed; empty if they passed no limit."""
 
     def num_of(length: int) -> int:
         return sum(offset - length < other <= offset for other in dead)
@@ -107,34 +105,34 @@ def problem_at(offset: int, dead: Collection[int]) -> str:
 
 
 def num_open(connection: Connection, group: str) -> int:
-    """How many of a group nobody has dealt with."""
+    """How many dead letters of a group are open."""
     statement = select(func.count()).where(dead_letter.c.consumer_group == group, dead_letter.c.state == OPEN)
     return connection.execute(statement.select_from(dead_letter)).scalar_one()
 
 
 def keep_unsent(connection: Connection, process: str, record: LogRecord, error: RecordTooLarge, now: float) -> None:
-    """Keep a message of `process` that the log will never take, instead of all that waits behind it.
+    """Keep a message of `process` that the log will never take, so that it does not block later messages.
 
-    It has no offset: the record carries the number of its outbox row, negative.
+    It has no offset: the record carries the negative id of its outbox row.
     """
     _keep(connection, process, Culprit(record, printable(error.message)), now)
-    log.error("the log refuses a message for good", process=process, key=record.key, reason=error.message)
+    log.error("the log will never take this message", process=process, key=record.key, reason=error.message)
 
 
 def printable(text: str) -> str:
-    """What every database keeps as text."""
+    """Escape characters that not every database can store as text."""
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
 def _keep(connection: Connection, group: str, culprit: Culprit, now: float) -> None:
-    record, reason, told = culprit
+    record, reason, trace = culprit
     place = {"topic": record.topic, "partition": record.partition, "offset": record.offset, "value": record.value}
-    row = {"consumer_group": group, "reason": reason, "traceback": told, "at": now, "key": printable(record.key)}
+    row = {"consumer_group": group, "reason": reason, "traceback": trace, "at": now, "key": printable(record.key)}
     if insert_new(connection, dead_letter, row | place):
         DEAD_LETTERS.labels(group).inc()
 
 
-def _open_offsets(connection: Connection, group: str, place: _Place, after: int) -> Collection[int]:
+def _open_offsets(connection: Connection, group: str, place: _Partition, after: int) -> Collection[int]:
     columns = dead_letter.c
     here = (columns.consumer_group == group, columns.topic == place[0], columns.partition == place[1])
     found: Iterable[int] = connection.execute(
@@ -145,9 +143,8 @@ def _open_offsets(connection: Connection, group: str, place: _Place, after: int)
 
 def _too_many(group: str, last: Culprit, problem: str) -> TooManyDeadLetters:
     return TooManyDeadLetters(
-        f"{group} could not process {problem}, the last because: {last.reason}. It was not skipped; mend the producer or this "
-        f"process, deal with those of {group} (millrace dead-letters list --process {group}, then redrive or skip), and it goes "
-        "on",
+        f"{group} could not process {problem}, the last because: {last.reason}. No record was skipped. Fix the producer or this "
+        f"process, then redrive or skip the dead letters (millrace dead-letters list --process {group}); it continues by itself",
         process=group,
         topic=last.record.topic,
         partition=last.record.partition,

@@ -1,10 +1,10 @@
-"""A loss of the log is accepted: positions that the log holds, and a state for everything that was in the part that is gone.
+"""Accepts a loss of the log: moves positions into the log that exists, and gives a final state to everything in the lost part.
 
-In: what is missing (`log_memory.losses`). Out: rows and outboxes, all in the caller's transaction. Waits for: nothing.
+In: what is missing (`loss_detection.losses`). Out: rows and outbox messages, in the caller's transaction. Waits for: nothing.
 
-What the database holds is said again by whoever says it always (docs/decisions/0001, "When the log is lost"): a signal by
-feedback's outbox, an episode by the join's own clock as a later revision, a fate by the join's outbox. Only answers that the
-join had not read are gone; they are counted.
+Everything that the database has is sent again by its usual sender (docs/decisions/0001, "When the log is lost"): signals by feedback's
+outbox, episodes by the join's clock as later revisions, outcomes by the join's outbox. Only answers that the join had not read are
+lost; they are counted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from runtime.log.loss_detection import LostRange, PositionKey, read_positions, w
 from runtime.log.outbox import message, put
 
 MOVED = "moved"
-"""In `generation_count`: by how much the join's positions were moved where rows stayed as they are."""
+"""In `generation_count`: by how many records the join's positions were moved."""
 _JOIN, _FEEDBACK, _TRAINING = "episodes", "feedback", "training"
 _AFTER_THE_WINDOW_SECONDS = 0.001
 _RETOLD = {EPISODES, EXPERIENCES, OUTCOMES}
@@ -45,10 +45,10 @@ _GONE = {"missing", "another"}
 
 
 class AcceptedLoss(NamedTuple):
-    """What became of what was lost."""
+    """The effects of an accepted loss."""
 
     num_generations: int
-    """Answers that the join had not read: gone."""
+    """Answers that the join had not read: lost."""
     num_signals: int
     num_episodes: int
     num_fates: int
@@ -68,25 +68,25 @@ def accept_loss(
     tasks: Mapping[str, Task],
     now: float,
 ) -> AcceptedLoss:
-    """See the module. `found`: what the log holds now."""
+    """See the module. `found`: the extent of the log now."""
     topics = {item.topic for item in lost}
     num_generations = sum(item.unread.get(_JOIN, 0) for item in lost if item.topic == GENERATIONS)
     _move_positions(connection, lost, found)
     _remember(connection, lost, found, now)
     num_signals = _send_signals(connection) if SIGNALS in topics else 0
     partitions = {item.partition for item in lost if item.topic in _RETOLD}
-    episodes, fates, unscored = _say_again(connection, partitions, tasks, now)
+    episodes, fates, unscored = _repeat(connection, partitions, tasks, now)
     return AcceptedLoss(num_generations, num_signals, episodes, fates, unscored, EXPERIENCES in topics)
 
 
 def num_written_off(connection: Connection) -> int:
-    """Answers that only a lost log had."""
+    """Answers that were only in a lost log."""
     statement = select(log_topic.c.num_lost).where(log_topic.c.topic == GENERATIONS)
     return connection.execute(statement).scalar_one_or_none() or 0
 
 
 def keys_before_loss(connection: Connection) -> set[str]:
-    """Sample keys that were joined before a loss of generations was accepted: the log need not have their records."""
+    """Sample keys that were joined before a loss of generations was accepted. Their records may be missing from the log."""
     lost_at = select(log_topic.c.lost_at).where(log_topic.c.topic == GENERATIONS).scalar_subquery()
     statement = select(generation.c.completion_id, generation.c.choice).where(generation.c.joined_at <= lost_at)
     return {sample_key(row.completion_id, row.choice) for row in connection.execute(statement)}
@@ -104,7 +104,7 @@ def _move_positions(connection: Connection, lost: Sequence[LostRange], found: Ma
             _store_position(connection, place, wanted)
             moved += wanted - offset if place[:2] == (_JOIN, GENERATIONS) else 0
     add_to_count(connection, generation_count, MOVED, moved)
-    # The trainer's positions are in its checkpoint: at its next start it begins no later than here.
+    # The trainer's positions are in its checkpoint. At its next start it begins here or earlier.
     for item in lost:
         if item.topic == EXPERIENCES:
             end = _new_position(item.first, item.why, found.get(EXPERIENCES), item.partition)
@@ -127,16 +127,16 @@ def _remember(connection: Connection, lost: Sequence[LostRange], found: Mapping[
     for topic in {item.topic for item in lost}:
         if (state := found.get(topic)) is not None:
             write_known(connection, topic, state, now)
-        else:  # the next start makes it, and notes which one that is
+        else:  # the next start makes the topic and notes its identity
             write_known(connection, topic, TopicState("", {}, {}), now)
-        # Nobody but the join reads generations, signals and outcomes; a record is lost once, whoever had not read it.
+        # A record is lost once, even if several groups had not read it.
         number = sum(max(item.unread.values(), default=0) for item in lost if item.topic == topic)
         columns = {"num_lost": log_topic.c.num_lost + number, "lost_at": now}
         connection.execute(update(log_topic).where(log_topic.c.topic == topic).values(**columns))
 
 
 def _send_signals(connection: Connection) -> int:
-    """Send what was acknowledged and not joined again, and retractions that the join has not heard of."""
+    """Send acknowledged signals again that were not joined, and retractions that the join has not seen."""
     joined = and_(signal.c.tenant == received_signal.c.tenant, signal.c.id == received_signal.c.id)
     waits = and_(waiting_signal.c.tenant == received_signal.c.tenant, waiting_signal.c.id == received_signal.c.id)
     statement = (
@@ -163,10 +163,10 @@ def _send_signals(connection: Connection) -> int:
     return len(messages)
 
 
-def _say_again(
+def _repeat(
     connection: Connection, partitions: set[int], tasks: Mapping[str, Task], now: float
 ) -> tuple[int, int, int]:
-    """Everything whose next word may have been in the lost stretch; returns how many episodes, fates and unscored."""
+    """Repeat everything whose next message may have been lost; returns how many episodes, outcomes and unscored samples."""
     if not partitions:
         return 0, 0, 0
     emitted, fates, unscored = 0, [], 0
@@ -185,14 +185,16 @@ def _say_again(
             continue
         unscored += fate is None
         fates.append(
-            _told(sample_key(completion_id, choice), max(1, revision), fate or _Fate("unscored", "log_lost"), now)
+            _outcome_message(
+                sample_key(completion_id, choice), max(1, revision), fate or _Fate("unscored", "log_lost"), now
+            )
         )
     put(connection, _JOIN, fates)
     return emitted, len(fates) - unscored, unscored
 
 
 def _undecided(connection: Connection, partitions: set[int]) -> Iterator[tuple[str, int, int, bytes, str | None]]:
-    """Generations that nothing will happen to by itself: nobody has decided their newest revision, and no window is open."""
+    """Generations that would stay as they are: their newest revision is undecided, and no window is open."""
     key = generation.c.completion_id.concat(":").concat(cast(generation.c.choice, String))
     decided = exists().where(outcome.c.key == key, outcome.c.revision >= generation.c.revision)
     statement = select(
@@ -211,7 +213,7 @@ def _undecided(connection: Connection, partitions: set[int]) -> Iterator[tuple[s
 
 
 def _fate_at_arrival(record: Generation | None, task: Task | None, revision: int) -> _Fate | None:
-    """As the join decided when the generation arrived; None if it was to be judged."""
+    """The decision of the join when the generation arrived; None if it was sent on to rewards."""
     if record is None:
         return None
     if record.finish_reason in {"cancelled", "error"}:
@@ -220,22 +222,24 @@ def _fate_at_arrival(record: Generation | None, task: Task | None, revision: int
         return _Fate("filtered", record.purpose)
     if task is None:
         return _Fate("filtered", "unknown_task") if revision == 0 else None
-    # The join fated it when it came, and never waited for its signals: curation, and which rule it was is lost.
+    # The join filtered it on arrival, by a curation rule. Which rule is lost.
     return _Fate("filtered", "log_lost") if revision == 0 else None
 
 
-def _told(key: str, revision: int, fate: _Fate, now: float) -> Message:
-    told = Outcome(key=key, revision=revision, epoch=0, state=fate.state, reason=fate.reason, writer="episodes", at=now)
-    return message(OUTCOMES, key, told)
+def _outcome_message(key: str, revision: int, fate: _Fate, now: float) -> Message:
+    record = Outcome(
+        key=key, revision=revision, epoch=0, state=fate.state, reason=fate.reason, writer="episodes", at=now
+    )
+    return message(OUTCOMES, key, record)
 
 
 def begin_no_later(connection: Connection, positions: dict[str, dict[int, int]]) -> None:
-    """Move the trainer's positions, as its checkpoint has them, back to what a log holds that was lost meanwhile."""
+    """Move the positions of the trainer's checkpoint back to the log that exists, if the other was lost meanwhile."""
     for row in connection.execute(select(position).where(position.c.consumer_group == _TRAINING)):
         held = positions.setdefault(row.topic, {})
         held[row.partition] = min(held.get(row.partition, 0), row.next_offset)
 
 
 def forget_training_positions(connection: Connection) -> None:
-    """The trainer's newest checkpoint begins no later than they said."""
+    """Delete the positions that `begin_no_later` applied, once they are in the trainer's newest checkpoint."""
     connection.execute(delete(position).where(position.c.consumer_group == _TRAINING))

@@ -1,14 +1,14 @@
-"""What operators do with dead letters: look, redrive, skip.
+"""What operators do with dead letters: list, redrive, skip.
 
-In: rows of `dead_letter`. Out: their new state, and through an outbox what the log is told of it. Waits for: nothing.
+In: rows of `dead_letter`. Out: their new state, and messages to the log, through an outbox. Waits for: nothing.
 
-Redriving appends the original bytes to the end of the same partition, under the same key. Positions stay as they are, and
-every consumer knows records by their own names: a generation and an episode's revision by key, a signal by id, an outcome by
-(key, revision, epoch, state). So what was handled meanwhile is handled once, however often it is redriven. What redriving cannot
-do: mend the bytes, or put a record back before those that came after it; one that fails again is buried again, at its new place.
+Redriving appends the original bytes to the end of the same partition, under the same key. Stored positions do not change. Every consumer
+recognizes a record by its own key: a generation and an episode's revision by key, a signal by id, an outcome by (key, revision, epoch,
+state). So a record that was handled meanwhile is handled once, however often it is redriven. Redriving cannot repair bytes, or put a
+record before the ones that came after it. A record that fails again is buried again, at its new position.
 
-Skipping says that the loss is accepted. A sample that still waits for the record becomes `unscored(dead_letter)`, a signal
-`rejected(dead_letter)`; a generation is counted as `dead_letter`. What the trainer told is left alone: its checkpoint holds it.
+Skipping accepts the loss. A sample that waits for the record becomes `unscored(dead_letter)`, a signal `rejected(dead_letter)`; a
+generation is counted as `dead_letter`. Outcomes of the trainer stay as they are: they are in its checkpoint.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _PLACE = re.compile(r"(\w+)/(\d+)@(-?\d+)").fullmatch
 
 
 class RecordPlace(NamedTuple):
-    """Where a record lies; a negative offset means that the log never took it."""
+    """Position of a record in the log. A negative offset means that the log never took it."""
 
     topic: str
     partition: int
@@ -70,16 +70,16 @@ class DeadLetter(NamedTuple):
 
 
 def parse_place(text: str) -> RecordPlace:
-    """Read `TOPIC/PARTITION@OFFSET`.
+    """Parse `TOPIC/PARTITION@OFFSET`.
 
     Raises:
-        InvalidRequest: it is none.
+        InvalidRequest: the text has another form.
     """
     found = _PLACE(text)
     if found is None or found[1] not in TOPICS:
         raise InvalidRequest(
-            f"{text!r} is no place; write TOPIC/PARTITION@OFFSET as `millrace dead-letters list` does, with a topic of "
-            f"{', '.join(TOPICS)}"
+            f"{text!r} is not a record's position; write TOPIC/PARTITION@OFFSET as `millrace dead-letters list` does, with one of "
+            f"the topics {', '.join(TOPICS)}"
         )
     return RecordPlace(found[1], int(found[2]), int(found[3]))
 
@@ -92,7 +92,7 @@ def find(
     place: RecordPlace | None = None,
     states: Collection[str] = (OPEN,),
 ) -> list[DeadLetter]:
-    """Dead letters, the oldest first."""
+    """Dead letters that match, oldest first."""
     columns = dead_letter.c
     which: list[ColumnElement[bool]] = [columns.state.in_(sorted(states))]
     which += [columns.consumer_group == process] if process is not None else []
@@ -103,29 +103,29 @@ def find(
 
 
 def get(connection: Connection, process: str, place: RecordPlace) -> DeadLetter:
-    """One of them.
+    """One dead letter.
 
     Raises:
-        NotFound: there is none.
+        NotFound: it does not exist.
     """
     found = find(connection, process=process, place=place, states=(OPEN, SKIPPED, REDRIVEN))
     if not found:
-        raise NotFound(f"{process} has no dead letter {place}; millrace dead-letters list --all shows what there is")
+        raise NotFound(f"{process} has no dead letter {place}; millrace dead-letters list --all shows all of them")
     return found[0]
 
 
 def redrive(connection: Connection, letters: Sequence[DeadLetter], now: float) -> None:
-    """Send the original bytes again, and remember that they were.
+    """Send the original bytes again, and mark the dead letters as redriven.
 
     Raises:
-        Conflict: one was redriven already, or cannot be; nothing was changed.
+        Conflict: one was redriven already, or cannot be redriven; nothing was changed.
     """
     for letter in letters:
         if problem := _no_redrive(letter):
             raise Conflict(f"{letter.place} of {letter.process} {problem}")
         _settle(connection, letter, REDRIVEN, now)
         if letter.state == SKIPPED and isinstance(record := decoded(letter), Signal):
-            # It gets a row of its own again, once it is joined.
+            # The join will add a new row for it.
             mine = (signal.c.completion_id == "", signal.c.tenant == record.tenant, signal.c.id == record.id)
             connection.execute(signal.delete().where(*mine, signal.c.reason == DEAD_LETTER))
         topic, partition, _ = letter.place
@@ -133,14 +133,14 @@ def redrive(connection: Connection, letters: Sequence[DeadLetter], now: float) -
 
 
 def skip(connection: Connection, letters: Sequence[DeadLetter], now: float) -> None:
-    """Accept the loss: they leave the limits' count, stay for looking, and what waits for them gets its final state.
+    """Accept the loss: they stay listed and no longer count towards the limits; samples that wait for them get a final state.
 
     Raises:
-        Conflict: one was dealt with already; nothing was changed.
+        Conflict: one is not open; nothing was changed.
     """
     for letter in letters:
         if letter.state != OPEN:
-            raise Conflict(f"{letter.place} of {letter.process} was {letter.state} already")
+            raise Conflict(f"{letter.place} of {letter.process} was already {letter.state}")
         _settle(connection, letter, SKIPPED, now)
         record = decoded(letter)
         if letter.place.topic == SIGNALS:
@@ -150,7 +150,7 @@ def skip(connection: Connection, letters: Sequence[DeadLetter], now: float) -> N
 
 
 def decoded(letter: DeadLetter) -> Record | None:
-    """What its bytes say, whatever the values are; None if they are no record."""
+    """The decoded record, with unchecked values; None if the bytes cannot be decoded."""
     try:
         return decode_shape(KINDS[letter.place.topic], letter.value)
     except InvalidRecord:
@@ -159,37 +159,37 @@ def decoded(letter: DeadLetter) -> Record | None:
 
 def _no_redrive(letter: DeadLetter) -> str:
     if letter.state == REDRIVEN:
-        return "was redriven already; if it failed again, it is a dead letter at another place"
+        return "was already redriven; if it failed again, it is a dead letter at another position"
     if letter.place.offset < 0:
-        return "was never in the log, which refuses it for its size: skip it"
+        return "was never in the log, because it is too large: skip it"
     if len(letter.key or "") > MAX_ID:
-        return f"has a key of {len(letter.key or '')} characters, which none of our records has: skip it"
+        return f"has a key of {len(letter.key or '')} characters, longer than any valid key: skip it"
     return ""
 
 
 def _settle(connection: Connection, letter: DeadLetter, state: str, now: float) -> None:
     here = (dead_letter.c.consumer_group == letter.process, _is_at(letter.place), dead_letter.c.state == letter.state)
     if connection.execute(update(dead_letter).where(*here).values(state=state, settled_at=now)).rowcount != 1:
-        raise Conflict(f"somebody else dealt with {letter.place} of {letter.process} just now; look again")
+        raise Conflict(f"somebody else just changed {letter.place} of {letter.process}; list the dead letters again")
 
 
 def _reject(connection: Connection, record: Record | None) -> None:
-    """A row about no completion, as of all signals whose answer will never be known."""
+    """Add a signal row without a completion, as for all signals whose answer will never be known."""
     if not isinstance(record, Signal) or problem_of(record):
-        return  # no app was told that it was accepted: feedback takes none of these
+        return  # feedback never accepted such a signal, so no app expects it
     name = {"tenant": record.tenant, "id": record.id}
     accepted = select(received_signal.c.record).where(*(received_signal.c[column] == name[column] for column in name))
     seen = select(signal.c.id).where(*(signal.c[column] == name[column] for column in name))
     stored = connection.execute(accepted).scalar_one_or_none()
     if stored is None or connection.execute(seen).first() is not None:
         return
-    said = {"choice": record.choice, "name": record.name, "submitter": record.submitter.id, "at": record.at}
+    details = {"choice": record.choice, "name": record.name, "submitter": record.submitter.id, "at": record.at}
     state = {"received_at": record.received_at, "state": "rejected", "reason": DEAD_LETTER, "record": stored}
-    insert_new(connection, signal, {"completion_id": "", **name, **said, **state})
+    insert_new(connection, signal, {"completion_id": "", **name, **details, **state})
 
 
 def _final_words(connection: Connection, letter: DeadLetter, record: Record | None, now: float) -> list[Message]:
-    """The state of the sample that waited for it; nothing if somebody else has named it, or will."""
+    """The final outcome of the sample that waits for this record; empty if another process decides it."""
     if isinstance(record, Outcome) and record.writer == "training":
         return []
     key = getattr(record, "key", None) or letter.key or ""

@@ -158,7 +158,7 @@ def test_what_fails_again_is_a_dead_letter_at_its_new_place(world: World) -> Non
     world.work()
     [second] = world.listed()
     assert parse_place(second["place"]).offset == parse_place(first["place"]).offset + 1
-    assert "redriven already" in str(_raised(world, "redrive", "episodes", first["place"]))
+    assert "already redriven" in str(_raised(world, "redrive", "episodes", first["place"]))
 
 
 @pytest.mark.parametrize("then", ["nothing", "redriven"])
@@ -258,7 +258,7 @@ def test_what_would_not_decode_today_is_shown_with_its_fields(world: World) -> N
     ("words", "message"),
     [
         (("show", "episodes", "generations/0"), "TOPIC/PARTITION@OFFSET"),
-        (("show", "episodes", "nothing/0@1"), "is no place"),
+        (("show", "episodes", "nothing/0@1"), "is not a record's position"),
         (("show", "episodes", "generations/0@7"), "has no dead letter generations/0@7"),
         (("redrive", "episodes"), "or say --all"),
         (("skip", "episodes", "generations/0@7", "--all"), "not both"),

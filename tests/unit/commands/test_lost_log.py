@@ -66,7 +66,7 @@ def test_a_start_without_its_log_is_refused_until_the_loss_is_accepted(
     shutil.rmtree(settings.home / "log")
     for _ in range(2):
         with pytest.raises(
-            LogLost, match=r"generations is missing: 26 records are gone, all of them read .*accept-loss"
+            LogLost, match=r"generations is missing: 26 records are gone, all of them were read .*accept-loss"
         ):
             prepare_home(settings, {})
     accept_loss(settings.home, yes=False)
