@@ -16,19 +16,8 @@ import msgspec
 
 from benchmarks.attacks.attack import Attack
 from benchmarks.attacks.worlds.people import OURS, REPLICA, Follower, Publisher
-from benchmarks.attacks.worlds.stores import (
-    NOW,
-    POLICY,
-    RUN,
-    Bucket,
-    Folder,
-    Place,
-    junk,
-    keyring,
-    publish,
-    signer,
-    weights_of,
-)
+from benchmarks.attacks.worlds.stores import NOW, POLICY, RUN, Bucket, Folder, Place, junk, publish, signer, weights_of
+from benchmarks.versions import keyring
 from contracts.errors import MillraceError, Unavailable, WeightsRefused
 from weights.publish import publish_version
 from weights.replica.replica import Replica

@@ -22,19 +22,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.deltas.peers import Peer, missing_peers, peers
 from benchmarks.deltas.tables import show
 from benchmarks.deltas.tools import cpu_seconds
 from benchmarks.deltas.traces import TOLERANCE, Versions, Walk, joined, learning_rate_for, random_walk, read_trace
 from benchmarks.report import summarise, write_report
+from benchmarks.versions import make_signer
 from contracts.errors import InvalidValue, MillraceError
 from weights.codec.delta import CODEC, Encoded, apply_staged, decode, encode, stage
 from weights.codec.history import History
 from weights.tensors import Tensors, root_of
 from weights.versions.manifest import Manifest
-from weights.versions.signing import Signer
 
 FOLDS = (8, 16)
 DENSITIES = {"0.5%": 0.005, "1%": 0.01, "2%": 0.02}
@@ -192,7 +191,7 @@ def manifest_of(encoded: Encoded, base_root: str, history: str | None) -> Manife
         epoch=1,
         num_samples=1,
     )
-    return Signer(Ed25519PrivateKey.from_private_bytes(bytes(32))).sign(manifest)
+    return make_signer("deltas").sign(manifest)
 
 
 def _measured(chain: Chain, rounds: int) -> dict[str, Any]:

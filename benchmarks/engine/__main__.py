@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.engine.arms import EngineArm, GenerateArm, Job, Speed, make_jobs, open_engine
+from benchmarks.engine.arms import EngineArm, GenerateArm, Job, Speed, make_jobs, open_engine_on
 from benchmarks.paths import BASE
 from benchmarks.report import print_table, summarise, write_report
 from policy.load import load_model
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
     plain = load_model(str(options.base), device=options.device, dtype=dtype)
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_engine(Path(folder), options.base, options.device, dtype, settings) as engine,
+        open_engine_on(Path(folder), options.base, options.device, dtype, settings) as engine,
     ):
         ours, peer = EngineArm(engine), GenerateArm(plain)
         if options.profile:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -19,13 +18,14 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoTokenizer
 
+from benchmarks.versions import publish_next
+from contracts.assignments import LIVE
 from contracts.errors import InvalidValue
 from examples.reservations.sentences import requests
 from policy.load import load_model
 from services.engine.engine import Engine
 from services.engine.sampling import CompletionRequest
 from services.engine.settings import EngineSettings
-from weights.publish import publish_version
 from weights.stores.opening import open_store_at
 from weights.tensors import read_safetensors
 
@@ -130,37 +130,31 @@ class GenerateArm:
 
 
 @contextmanager
-def open_engine(
-    folder: Path, base: Path, device: str, dtype: torch.dtype, settings: EngineSettings
-) -> Iterator[Engine]:
-    """The engine as its process runs it, with `base` published as version 0 under `folder` and live."""
-    store = open_store_at(folder)
-    publish_version(
-        store,
-        policy=POLICY,
-        run=POLICY,
-        version=0,
-        parent=None,
-        base=None,
-        target=read_safetensors(base),
-        step=0,
-        epoch=0,
-        num_samples=0,
-        created_at=time.time(),
-    )
+def open_engine(folder: Path, make_model: Callable[[], Any], settings: EngineSettings) -> Iterator[Engine]:
+    """The engine as its process runs it, over the versions published in a folder; version 0 is live."""
     engine = Engine(
         policy=POLICY,
         settings=settings,
-        store=store,
-        make_model=lambda: load_model(str(base), device=device, dtype=dtype),
+        store=open_store_at(folder),
+        make_model=make_model,
         on_swap=lambda _record: None,
         on_gave_up=lambda: None,
     )
-    engine.update("live", 0)
     try:
+        engine.update(LIVE, 0)
         yield engine
     finally:
         engine.close()
+
+
+@contextmanager
+def open_engine_on(
+    folder: Path, base: Path, device: str, dtype: torch.dtype, settings: EngineSettings
+) -> Iterator[Engine]:
+    """The same, with `base` published under `folder` as version 0."""
+    publish_next(open_store_at(folder), POLICY, 0, base=None, target=read_safetensors(base))
+    with open_engine(folder, lambda: load_model(str(base), device=device, dtype=dtype), settings) as engine:
+        yield engine
 
 
 @cache

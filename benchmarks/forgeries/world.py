@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from blake3 import blake3
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks.versions import make_signer, publish_next, random_bf16
 from weights.codec.delta import encode
 from weights.codec.history import History
-from weights.publish import publish_fold, publish_version
+from weights.publish import publish_fold
 from weights.replica.replica import Replica
 from weights.stores.opening import open_store_at
 from weights.tensors import Tensor, Tensors, root_of
@@ -63,7 +63,7 @@ class World:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
-        self.signer, self.stranger, self.retired = (_signer(f"{seed} {who}") for who in ("own", "other", "old"))
+        self.signer, self.stranger, self.retired = (make_signer(f"{seed} {who}") for who in ("own", "other", "old"))
         self.keyring = self._make_keys()
         self.store = open_store_at(folder / "store", self.keyring)
         self.versions = _versions(seed)
@@ -143,10 +143,9 @@ class World:
         """All versions, the newest in several chunks, and a fold to it, as small policies have no large payloads."""
         scratch, history = open_store_at(self.folder / "scratch", self.keyring), History()
         for number, version in enumerate(self.versions):
-            publish_version(
-                scratch, policy=POLICY, run=RUN, version=number, parent=number - 1 if number else None,
-                base=self.versions[number - 1].tensors if number else None, target=version.tensors, step=number, epoch=0,
-                num_samples=1, created_at=1000.0 + number, history=history, signer=self.signer,
+            publish_next(
+                scratch, POLICY, number, base=self.versions[number - 1].tensors, target=version.tensors, run=RUN, history=history,
+                signer=self.signer,
             )  # fmt: skip
         publish_fold(
             scratch, policy=POLICY, base_version=FOLD_BASE, base=self.versions[FOLD_BASE].tensors, version=NEWEST,
@@ -202,10 +201,6 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "lock")
 
 
-def _signer(phrase: str) -> Signer:
-    return Signer(Ed25519PrivateKey.from_private_bytes(blake3(phrase.encode()).digest()))
-
-
 def _versions(seed: int) -> list[Version]:
     draws, history = np.random.default_rng(seed), History()
     tensors, versions = _first(draws), []
@@ -219,17 +214,13 @@ def _versions(seed: int) -> list[Version]:
 
 
 def _first(draws: np.random.Generator) -> Tensors:
-    def bf16(*shape: int) -> Tensor:
-        words = draws.normal(0, 0.02, shape).astype("<f4").view("<u4") >> 16
-        return Tensor("BF16", shape, words.astype("<u2").reshape(-1).view(np.uint8))
-
     def other(dtype: str, numpy_dtype: str, *shape: int) -> Tensor:
         values = draws.normal(0, 20, shape).astype(numpy_dtype)
         return Tensor(dtype, shape, values.reshape(-1).view(np.uint8))
 
     return {
-        "matrix": bf16(*_MATRIX),
-        "norm": bf16(64),
+        "matrix": random_bf16(draws, _MATRIX),
+        "norm": random_bf16(draws, (64,)),
         "long": other("I8", "<i1", 2**18 + 5000),
         "eighth": other("F8_E4M3", "<i1", 64, 64),
         "single": other("F32", "<f4", 50, 70),

@@ -1,26 +1,18 @@
 """SIGKILL at random moments of an engine that goes from version to version under load: what does it serve afterwards?
 
-    python -m benchmarks.kills.engine --kills 30              the engine as a command, its weights in a bucket
-    python -m benchmarks.kills.engine --kills 3 --forked      the same engine without its imports at each start
-
 Kills aim at moments behind the assignment of a version (before it is noticed, fetched, staged, swapped, kept), while its
 bytes arrive, behind the last of them (staging, swap, local copy), and while a killed engine starts again. After each, the
 copy on disk is exactly v or v+1; started again, the engine comes to v+1; no full copy is fetched a second time. In the
 end every answer's labels must be of versions it could have been served by, and a sample of log-probs is worked out again
-under them. Status 1 if anything else was seen.
+under them.
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
 import os
 import random
-import shutil
 import socket
-import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -33,7 +25,6 @@ from benchmarks.engine.arms import POLICY
 from benchmarks.kills.bucket_server import BucketServer
 from benchmarks.kills.engine_world import Asked, EngineProcess, Home, Users, wait_until_serving
 from benchmarks.paths import BASE
-from benchmarks.report import print_table
 from benchmarks.swap.labels import Labels, check_labels
 from policy.load import load_model
 from policy.weights import copy_tensors
@@ -180,8 +171,11 @@ class Run:
             self.problems.append(f"version {self._home.version}: {problem}")
 
 
-def run_kills(folder: Path, num_kills: int, *, seed: int, is_forked: bool, num_users: int, num_checked: int) -> Any:
-    """What was found."""
+def kill_engine(
+    folder: Path, num_kills: int, *, seed: int, is_forked: bool, num_users: int, num_checked: int
+) -> dict[str, Any]:
+    """Kill the engine of a world in `folder` so many times; what was found."""
+    torch.set_num_threads(1)
     started = time.monotonic()
     bucket = BucketServer(folder / "bucket")
     os.environ |= {"AWS_ENDPOINT_URL": bucket.url, "AWS_ACCESS_KEY_ID": "kills", "AWS_SECRET_ACCESS_KEY": "kills"}
@@ -226,40 +220,3 @@ def run_kills(folder: Path, num_kills: int, *, seed: int, is_forked: bool, num_u
         "good": not run.problems,
         "seconds": round(time.monotonic() - started, 1),
     }
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--users", type=int, default=3, help="answers under way all the time")
-    parser.add_argument("--checked", type=int, default=300, help="answers that are worked out again")
-    parser.add_argument("--forked", action="store_true", help="start engines without their imports")
-    parser.add_argument("--folder", type=Path, help="on the disk to test; by default a temporary one")
-    parser.add_argument("--json", action="store_true", help="print one object")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    folder = Path(tempfile.mkdtemp(dir=options.folder))
-    try:
-        figures = run_kills(
-            folder,
-            options.kills,
-            seed=options.seed,
-            is_forked=options.forked,
-            num_users=options.users,
-            num_checked=options.checked,
-        )
-    finally:
-        shutil.rmtree(folder)
-    if options.json:
-        print(json.dumps(figures))
-    else:
-        print_table("engine kills", ["", ""], [(name, figures[name]) for name in figures if name != "problems"])
-        for problem in figures["problems"]:
-            print(problem)
-    return 0 if figures["good"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

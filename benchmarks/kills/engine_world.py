@@ -25,7 +25,7 @@ from benchmarks.engine.arms import POLICY, Job, make_jobs
 from benchmarks.kills.bucket_server import BUCKET, BucketServer
 from benchmarks.paths import BASE, EXAMPLE
 from benchmarks.swap.labels import Answer
-from benchmarks.swap.world import moved
+from benchmarks.versions import moved, publish_next
 from commands.keys import make_first_keys
 from contracts import assignments
 from contracts.assignments import LIVE
@@ -35,7 +35,6 @@ from runtime.engine_key import authorization, engine_key
 from runtime.listening import LISTEN_FD
 from runtime.settings import Settings, write_settings
 from weights.codec.history import History
-from weights.publish import publish_version
 from weights.stores.opening import open_store_at
 from weights.tensors import read_safetensors, root_of
 from weights.versions.keys import keyring_of, signer_of
@@ -91,18 +90,12 @@ class Home:
         """The next version."""
         self.version += 1
         base, self._weights = self._weights, moved(self._weights, _DENSITY if self.version else 0.0, self.version)
-        publish_version(
+        publish_next(
             self.store,
-            policy=POLICY,
-            run="kills",
-            version=self.version,
-            parent=self.version - 1 if self.version else None,
-            base=base if self.version else None,
+            POLICY,
+            self.version,
+            base=base,
             target=self._weights,
-            step=self.version,
-            epoch=0,
-            num_samples=0,
-            created_at=0.0,
             history=self._history,
             signer=self._signer,
         )

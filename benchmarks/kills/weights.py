@@ -1,44 +1,32 @@
 """SIGKILL at random moments of publishing and of bringing a version: is it always exactly one of two versions?
 
-    python -m benchmarks.kills.weights --kills 1000          as many kills of a publisher, and of a replica
-    python -m benchmarks.kills.weights --kills 20 --json     one object instead of the table
-
 Every fourth kill aims at a moment in time, the others at a step of the work (a named place, or a change of the disk) and up
-to a millisecond behind it. After each, the disk is looked at: a version is published wholly or not at all
-and publishing again succeeds; a replica holds exactly v or v+1, takes up what it had fetched where it stood, and ends at
-v+1 without a full copy. Status 1 if anything else was seen.
+to a millisecond behind it. Checks after each kill: a version is published wholly or not at all, and publishing again succeeds; a
+replica holds exactly v or v+1, resumes its download where it stopped, and reaches v+1 without a full copy.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
-import shutil
-import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.kills.child import NEVER, Ended, Moment, run_child
-from benchmarks.report import print_table
+from benchmarks.versions import keyring, make_signer, moved, publish_next, random_bf16
 from contracts.errors import MillraceError
 from weights.codec.history import History
-from weights.publish import publish_version
 from weights.replica.fetch import ChunkSource
 from weights.replica.replica import Replica
 from weights.stores.opening import open_store_at
 from weights.stores.store import WeightStore
-from weights.tensors import Tensor, Tensors, root_of
+from weights.tensors import Tensors, root_of
 from weights.versions.manifest import Chunk, Manifest
-from weights.versions.signing import Keyring, Signer
 
 POLICY = "killed"
 _SHAPES = {"embed": (1024, 256), "down": (512, 512), "norm": (256,), "up": (512, 512)}
@@ -77,17 +65,16 @@ class World:
     """A store, a replica, and what has to be in them."""
 
     def __init__(self, folder: Path, seed: int) -> None:
-        signer = Signer(Ed25519PrivateKey.from_private_bytes(seed.to_bytes(32, "little")))
-        self.signer = signer
-        self.store = open_store_at(folder / "store", Keyring({signer.key_id: signer.public_key}))
+        self.signer = make_signer(f"kills {seed}")
+        self.store = open_store_at(folder / "store", keyring(self.signer))
         self.replica_folder = folder / "replica"
         self.log = folder / "asked"
         self.source = SlowStore(self.store, self.log)
-        self.random = np.random.default_rng(seed)
+        draws = np.random.default_rng(seed)
         self.moments = random.Random(seed)  # noqa: S311 moments, not secrets
         self.history = History()
         self.version = 0
-        self.weights = [_first_weights(self.random)]
+        self.weights: list[Tensors] = [{name: random_bf16(draws, shape) for name, shape in _SHAPES.items()}]
         self.roots = [root_of(self.weights[0])]
         self.problems: list[str] = []
         self.passed: dict[str, Counter[str]] = {"publisher": Counter(), "replica": Counter()}
@@ -96,25 +83,18 @@ class World:
 
     def grow(self) -> None:
         """Draw the next version's weights."""
-        self.weights = [self.weights[-1], _stepped(self.weights[-1], self.random)]
+        self.weights = [self.weights[-1], moved(self.weights[-1], _DENSITY, seed=self.version)]
         self.roots.append(root_of(self.weights[-1]))
         self.version += 1
 
     def publish(self, history: History) -> None:
         """The newest version, whatever of it is there already."""
-        is_first = self.version == 0
-        publish_version(
+        publish_next(
             self.store,
-            policy=POLICY,
-            run="kills",
-            version=self.version,
-            parent=None if is_first else self.version - 1,
-            base=None if is_first else self.weights[0],
+            POLICY,
+            self.version,
+            base=self.weights[0],
             target=self.weights[-1],
-            step=self.version,
-            epoch=0,
-            num_samples=1,
-            created_at=0.0,
             history=history,
             signer=self.signer,
         )
@@ -141,7 +121,7 @@ class World:
         return Moment(self.moments.randrange(longest.num_steps), self.moments.uniform(0, _LONGEST_DELAY))
 
 
-def run_kills(folder: Path, num_kills: int, seed: int) -> dict[str, Any]:
+def kill_publisher_and_replica(folder: Path, num_kills: int, seed: int) -> dict[str, Any]:
     """Kill publisher and replica `num_kills` times each, version after version; what was found."""
     world = World(folder, seed)
     world.publish(world.history)
@@ -263,53 +243,3 @@ def _asked(log: Path, start: int) -> list[tuple[str, int, int]]:
 
 def _full_chunks(world: World, version: int) -> list[Chunk]:
     return [chunk for edge in world.store.edges(POLICY, version) if edge.kind == "full" for chunk in edge.chunks]
-
-
-def _first_weights(draws: np.random.Generator) -> Tensors:
-    return {
-        name: Tensor("BF16", shape, (draws.normal(0, 0.02, shape).astype("<f4").view("<u4") >> 16).astype("<u2").reshape(-1).view(np.uint8))
-        for name, shape in _SHAPES.items()
-    }  # fmt: skip
-
-
-def _stepped(tensors: Tensors, draws: np.random.Generator) -> Tensors:
-    result = {}
-    for name, tensor in tensors.items():
-        words = tensor.data.view("<u2").copy()
-        changed = draws.random(words.size) < _DENSITY
-        words[changed] += draws.choice(np.array([1, 0xFFFF], dtype="<u2"), int(changed.sum()))
-        result[name] = tensor._replace(data=words.view(np.uint8))
-    return result
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=1000, help="of a publisher, and as many of a replica")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--folder", type=Path, help="on the disk to test; by default a temporary one")
-    parser.add_argument("--json", action="store_true", help="print one object")
-    options = parser.parse_args(arguments)
-    folder = Path(tempfile.mkdtemp(dir=options.folder))
-    try:
-        figures = run_kills(folder, options.kills, options.seed)
-    finally:
-        shutil.rmtree(folder)
-    if options.json:
-        print(json.dumps(figures))
-    else:
-        _print(figures)
-    return 0 if figures["good"] else 1
-
-
-def _print(figures: dict[str, Any]) -> None:
-    for who, places in figures["killed_behind"].items():
-        print_table(f"{who}: {figures['kills'][who]} kills", ["behind", "kills"], list(places.items()))
-    rows = [(name, figures[name]) for name in figures if name not in {"kills", "killed_behind", "problems"}]
-    print_table("found", ["", ""], rows)
-    for problem in figures["problems"]:
-        print(problem)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

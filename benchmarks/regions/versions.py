@@ -9,26 +9,25 @@ Flows in: sizes. Flows out: versions and pointers in a folder. Waits for: the di
 
 from __future__ import annotations
 
-import time
+import secrets
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 import numpy as np
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from benchmarks.deltas.traces import Walk, learning_rate_for, random_walk
+from benchmarks.versions import keyring, make_signer, publish_next
 from contracts.assignments import LIVE
 from weights.codec.history import History
-from weights.publish import publish_fold, publish_version
+from weights.publish import publish_fold
 from weights.stores.opening import open_store_at
 from weights.tensors import Tensor, Tensors
 from weights.versions.keys import trusted_folder
 from weights.versions.manifest import Manifest
 from weights.versions.pem import public_pem
 from weights.versions.pointer import Pointer, move_pointer
-from weights.versions.signing import Keyring, Signer
 
 CYCLE, LARGE = "cycle", "large"
 RUN = "regions"
@@ -44,8 +43,8 @@ class Trainer:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._signer = Signer(Ed25519PrivateKey.generate())
-        self._keyring = Keyring({self._signer.key_id: self._signer.public_key})
+        self._signer = make_signer(secrets.token_hex())
+        self._keyring = keyring(self._signer)
         self.store = open_store_at(root, self._keyring)
         self._epoch = 0
 
@@ -99,20 +98,8 @@ class Trainer:
     def _publish(
         self, policy: str, version: int, parent: Tensors | None, target: Tensors, history: History | None
     ) -> Manifest:
-        return publish_version(
-            self.store,
-            policy=policy,
-            run=RUN,
-            version=version,
-            parent=version - 1 if version else None,
-            base=parent,
-            target=target,
-            step=version,
-            epoch=0,
-            num_samples=0,
-            created_at=time.time(),
-            history=history,
-            signer=self._signer,
+        return publish_next(
+            self.store, policy, version, base=parent, target=target, run=RUN, history=history, signer=self._signer
         )
 
 

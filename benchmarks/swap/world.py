@@ -8,25 +8,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from benchmarks.engine.arms import POLICY, Job, make_jobs
 from benchmarks.swap.labels import Answer
+from benchmarks.versions import moved, publish_next
 from contracts.errors import MillraceError, Unavailable
 from services.engine.engine import Engine
 from services.engine.sampling import CompletionRequest
-from services.engine.settings import EngineSettings
 from services.engine.swap import SwapRecord, added_gap
 from weights.codec.history import History
-from weights.publish import publish_version
-from weights.stores.opening import open_store_at
 from weights.stores.store import WeightStore
-from weights.tensors import Tensor, Tensors
+from weights.tensors import Tensors
 
 LIVE = "live"
 _FORTH_AND_BACK = (1, 1, 1, 1, -1)
@@ -52,58 +47,13 @@ def way(num_swaps: int) -> list[int]:
     return list(itertools.accumulate(moves))
 
 
-def moved(tensors: Mapping[str, Tensor], density: float, seed: int) -> Tensors:
-    """A copy in which this share of the bfloat16 weights went one unit in the last place up or down."""
-    draw = np.random.default_rng(seed)
-    found = {}
-    for name, tensor in tensors.items():
-        words = tensor.data.view("<u2").copy()
-        places = draw.choice(words.size, size=draw.binomial(words.size, density), replace=False, shuffle=False)
-        # Adding to the bits moves a positive weight away from zero: the sign of a step is as random as the weight's.
-        words[places] += draw.choice(np.array([1, 2**16 - 1], dtype=np.uint16), size=places.size)
-        words[_is_not_finite(words)] = 0
-        found[name] = tensor._replace(data=words.view(np.uint8))
-    return found
-
-
 def publish_chain(store: WeightStore, base: Tensors, num_versions: int, density: float) -> None:
     """Version 0, and `num_versions` more, each a step from the one before."""
     history, parent, target = History(), base, base
     for version in range(num_versions + 1):
         if version:
             parent, target = target, moved(target, density, seed=version)
-        publish_version(
-            store,
-            policy=POLICY,
-            run=POLICY,
-            version=version,
-            parent=version - 1 if version else None,
-            base=parent if version else None,
-            target=target,
-            step=version,
-            epoch=0,
-            num_samples=0,
-            created_at=time.time(),
-            history=history,
-        )
-
-
-@contextmanager
-def open_engine(folder: Path, make_model: Any, settings: EngineSettings) -> Iterator[Engine]:
-    """An engine over the versions in a folder, holding version 0."""
-    engine = Engine(
-        policy=POLICY,
-        settings=settings,
-        store=open_store_at(folder),
-        make_model=make_model,
-        on_swap=lambda _record: None,
-        on_gave_up=lambda: None,
-    )
-    try:
-        engine.update(LIVE, 0)
-        yield engine
-    finally:
-        engine.close()
+        publish_next(store, POLICY, version, base=parent, target=target, history=history)
 
 
 def swap_under_load(engine: Engine, versions: Sequence[int], base: Path, num_streams: int) -> Outcome:
@@ -158,8 +108,3 @@ class _Load:
 
 def _in_flight(token_times: list[list[float]], moment: float) -> list[list[float]]:
     return [times for times in token_times if times[0] <= moment < times[-1]]
-
-
-def _is_not_finite(words: np.ndarray[Any, np.dtype[np.uint16]]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    is_special: np.ndarray[Any, np.dtype[np.bool_]] = (words & 0x7F80) == 0x7F80  # noqa: PLR2004 the exponent, all ones
-    return is_special

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 from sqlalchemy import delete, select, update
 
-from benchmarks.attacks.worlds.stores import NOW, POLICY, RUN, Bucket, keyring, publish, signer
+from benchmarks.attacks.worlds.stores import NOW, POLICY, RUN, Bucket, publish, signer
+from benchmarks.versions import keyring
 from contracts.errors import InvalidSettings, StaleWrite
 from contracts.tables import weight_snapshot
 from runtime.database import Database

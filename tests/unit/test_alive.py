@@ -20,8 +20,6 @@ _LOADED_BY_OTHERS = {
     "weights.engines.vllm": ("docs/engines.md", "from weights.engines.vllm import"),
     "weights.engines.sglang": ("docs/engines.md", "from weights.engines.sglang import"),
     "weights.engines.sglang_layout": ("docs/engines.md", "from weights.engines.sglang_layout import"),
-    # Started by `python -m`, until it is a command.
-    "services.cache.cache": ("docs/operating.md", "services/cache/cache.py"),
 }
 """Module to the page that shows how it is loaded, and the words there."""
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import httpx
 import torch
 
-from benchmarks.engine.arms import POLICY, open_engine
+from benchmarks.engine.arms import POLICY, open_engine_on
 from benchmarks.paths import BASE
 from runtime.engine_key import authorization
 from services.engine.app import make_app
@@ -41,7 +41,7 @@ def flood(settings: EngineSettings) -> Flooded:
     """Fill an engine that is paused, then let it go on."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_engine(Path(folder), BASE, "cpu", torch.float32, settings) as engine,
+        open_engine_on(Path(folder), BASE, "cpu", torch.float32, settings) as engine,
     ):
         engine.pause()
         return asyncio.run(_flood(engine))

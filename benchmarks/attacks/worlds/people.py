@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.attacks.worlds.stores import NOW, POLICY, RUN, Place, keyring, publish, signer, weights_of
+from benchmarks.attacks.worlds.stores import NOW, POLICY, RUN, Place, publish, signer, weights_of
+from benchmarks.versions import keyring
 from commands.replica import Sources, bring_from
 from contracts.errors import MillraceError
 from runtime.database import Database

@@ -10,17 +10,16 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import obstore
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from obstore.store import MemoryStore
 
-from weights.publish import publish_version
+from benchmarks.versions import make_signer, publish_next
 from weights.stores.bucket import BucketObjects
 from weights.stores.opening import open_store_at
 from weights.stores.store import WeightStore
 from weights.tensors import Tensor, Tensors
 from weights.versions.layout import Verifier
 from weights.versions.manifest import Manifest
-from weights.versions.signing import Keyring, Signer
+from weights.versions.signing import Signer
 
 POLICY, RUN = "desk", "run-1"
 NOW = 1_780_000_000.0
@@ -28,12 +27,7 @@ NOW = 1_780_000_000.0
 
 def signer(seed: int = 0) -> Signer:
     """A key pair that is always the same."""
-    return Signer(Ed25519PrivateKey.from_private_bytes(bytes([seed] * 32)))
-
-
-def keyring(*signers: Signer) -> Keyring:
-    """Who trusts these."""
-    return Keyring({one.key_id: one.public_key for one in signers})
+    return make_signer(f"attack {seed}")
 
 
 def weights_of(version: int) -> Tensors:
@@ -44,21 +38,8 @@ def weights_of(version: int) -> Tensors:
 
 def publish(store: WeightStore, version: int, by: Signer, run: str = RUN) -> Manifest:
     """The version after the one before."""
-    parent = version - 1 if version else None
-    return publish_version(
-        store,
-        policy=POLICY,
-        run=run,
-        version=version,
-        parent=parent,
-        base=None if parent is None else weights_of(parent),
-        target=weights_of(version),
-        step=version,
-        epoch=0,
-        num_samples=1,
-        created_at=NOW,
-        signer=by,
-    )
+    base = weights_of(version - 1) if version else None
+    return publish_next(store, POLICY, version, base=base, target=weights_of(version), run=run, signer=by)
 
 
 class Place(Protocol):

@@ -9,7 +9,8 @@ import torch
 from transformers import DynamicCache
 
 from benchmarks.swap.labels import Answer, Labels, check_labels, pieces
-from benchmarks.swap.world import moved, way
+from benchmarks.swap.world import way
+from benchmarks.versions import moved
 from contracts.records import Span
 from tests.unit.services.engine.world import rounding, tiny_model
 from weights.tensors import Tensor

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from benchmarks.attacks.worlds.people import Follower, Publisher
-from benchmarks.attacks.worlds.stores import NOW, POLICY, Bucket, Folder, Place, keyring, signer
+from benchmarks.attacks.worlds.stores import NOW, POLICY, Bucket, Folder, Place, signer
+from benchmarks.versions import keyring
 from commands.replica import Announcer
 from contracts.errors import InvalidValue, WeightsRefused
 from weights.versions.presence import Presence, announce, presence_path, present_replicas

@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.attacks.worlds.stores import POLICY, RUN, Folder, keyring, publish, signer, weights_of
+from benchmarks.attacks.worlds.stores import POLICY, RUN, Folder, publish, signer, weights_of
+from benchmarks.versions import keyring
 from contracts.errors import NotFound, Unavailable, WeightsRefused
 from weights.replica.replica import Replica
 from weights.tensors import root_of

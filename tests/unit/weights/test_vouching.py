@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchmarks.attacks.worlds.stores import NOW, POLICY, RUN, keyring, signer
+from benchmarks.attacks.worlds.stores import NOW, POLICY, RUN, signer
+from benchmarks.versions import keyring
 from contracts.errors import WeightsRefused
 from tests.unit.weights.examples import edge
 from weights.versions.manifest import Manifest

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from benchmarks.attacks.worlds.stores import Folder, keyring, publish
+from benchmarks.attacks.worlds.stores import Folder, publish
+from benchmarks.versions import keyring
 from pipelines.release.renewal import renewal
 from runtime.database import Database
 from runtime.settings import Settings

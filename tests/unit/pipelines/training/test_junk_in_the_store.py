@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.attacks.worlds.stores import Folder, Junk, junk, keyring, signer
+from benchmarks.attacks.worlds.stores import Folder, Junk, junk, signer
+from benchmarks.versions import keyring
 from contracts.assignments import LIVE
 from contracts.errors import WeightsRefused
 from pipelines.training.worker import Trainer
