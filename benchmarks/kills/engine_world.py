@@ -39,6 +39,7 @@ from weights.stores.opening import open_store_at
 from weights.tensors import read_safetensors, root_of
 from weights.versions.keys import keyring_of, signer_of
 
+_RUN = "kills"
 _PREFIX = "weights"
 _DENSITY = 0.01
 _NUM_JOBS = 1000
@@ -65,7 +66,7 @@ class Home:
             requests_per_minute=0,
             signals_per_minute=0,
             home=self.folder,
-            run="kills",
+            run=_RUN,
             policy=POLICY,
             base=str(BASE),
             tasks=(EXAMPLE / "task.toml",),
