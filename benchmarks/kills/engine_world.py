@@ -97,6 +97,7 @@ class Home:
             self.version,
             base=base,
             target=self._weights,
+            run=_RUN,
             history=self._history,
             signer=self._signer,
         )
