@@ -11,7 +11,7 @@ from contracts.errors import InvalidTask
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from rewards.judges.identity import identity_of, label_of
-from rewards.judges.registry import judges_of, probe
+from rewards.judges.registry import judges_of, new_http, probe
 from rewards.judges.report import below, read_report
 from rewards.judges.store import MemoryStore
 from rewards.verifiers.check import Answer
@@ -166,8 +166,8 @@ def test_a_judge_that_never_answers_is_refused_at_start(tmp_path: Path, http: ht
             InvalidTask, match=r"task\.toml:10: judge 'first' does not answer at http.*HTTP 401.*mend `url`"
         ):
             probe_all(task, http)
-    with pytest.raises(InvalidTask, match="does not answer"):
-        probe_all(task, http)
+    with new_http() as fresh, pytest.raises(InvalidTask, match="does not answer"):
+        probe_all(task, fresh)
     assert not http.is_closed
 
 
