@@ -2,8 +2,8 @@
 
 Silence is not a zero. Where users' signals have a weight and none came, the reward is null, unless the task gives silence a
 value or a value is expected from what others said (`signals/silence.py`). A failed gate is the model's fault and earns the
-worst reward, whatever else is missing. A component that is missing through our own fault makes the reward null or, if the
-task says so and it is no gate, leaves its weight to the others.
+worst reward, whatever else is missing. A component that is missing through our own fault makes the reward null, or it
+leaves its weight to the others if the task allows that and it is not a gate.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def combine(
     Args:
         task: says by name which score is a gate and which a component.
         graders: scores of verifiers and judges.
-        signals: scores of what users did; the one with a weight decides.
+        signals: scores of users' signals; the one with a weight decides.
         has_signals: False leaves users out: neither what they did nor their silence counts.
         expected: stands for silence, in the task's range of rewards.
     """
@@ -101,7 +101,7 @@ def grade_of(task: Task, graders: Sequence[Score]) -> float | None:
 def users_value(task: Task, graders: Sequence[Score], signals: Sequence[Score]) -> float | Verdict:
     """What users said of an answer, in the task's range of rewards; or a verdict that says why it is unknown.
 
-    Where no signal decides, a judge of what the user wrote next speaks for them; after that, the task's value of silence.
+    Where no signal decides, a judge of the user's next message speaks for them; else it is the task's value of silence.
     """
     judged = _in_role(task, "signal", graders)
     spoken = [(1.0, _in_range(task, score)) for score in judged if score.status == "scored"]

@@ -3,8 +3,8 @@
     episode ─▶ components ─▶ verdict ─▶ weight ─▶ experience
                components.py rubric.py  weight.py experience.py
 
-Each step is a pure function of the task and of what the step before it returned. Only the weight also depends on the
-database: on who voted before, how fast and how late (`signals/weighing.py`).
+Each step is a pure function of the task and the steps before. Only the weight also depends on the database:
+on who voted before, how fast and how late (`signals/weighing.py`).
 """
 
 from __future__ import annotations

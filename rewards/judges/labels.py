@@ -1,7 +1,7 @@
 """Labels to measure a judge against: JSON lines that people wrote.
 
 {"prompt": "..." or [messages], "completion": "...", "label": "yes"}            a level by name, or counted from 0
-{"prompt": ..., "completion": ..., "follow_up": "...", "label": ...}            for a judge of what the user wrote next
+{"prompt": ..., "completion": ..., "follow_up": "...", "label": ...}            for a judge of the next message
 {"prompt": ..., "pair": ["...", "..."], "better": "first" | "second" | "tie"}   two answers, for comparisons
 Each may have a `reference`.
 """

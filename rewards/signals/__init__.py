@@ -1,1 +1,1 @@
-"""What users did, as numbers."""
+"""What users did, as numbers: rewards, weights of votes, and what is expected of silent users."""

@@ -1,9 +1,9 @@
-"""The mean reward of a version, from those rewards that there are and a random audit of the rest. Pure.
+"""The mean reward of a version, from its known rewards and a random audit of the other answers. Pure.
 
-Users' own word is biased: who is unhappy answers more often than others, or less, and nothing that is observed says how
-much (missing not at random). An audit drawn at random is not. Where an answer has a reward, that is what counts; only for
-answers that nobody reacted to does the judge of the audit stand in. Its word is worth that much only if it means the same as
-the reward, which shows on answers that have both: `why_different` says if it does not, and then nothing is estimated.
+Rewards from users are biased: unhappy users react more often than others, or less often, and no observation shows by how
+much (missing not at random). A random audit has no such bias. An answer with a reward counts with its reward; only for
+answers without any reaction does the audit judge stand in. That is valid only if the judge measures the same as the reward,
+which can be tested on answers that have both. If it does not, `why_different` returns the reason, and nothing is estimated.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from rewards.signals.estimates import Estimate, mean_of, pooled
 from rewards.sums import Sums
 
 MIN_COMPARED = 30
-"""Answers with a reward and an audit, before which nobody can say whether both mean the same."""
+"""Answers with both a reward and an audit that are needed to test whether both mean the same."""
 MARGIN = 0.1
-"""Share of the range of rewards: means that surely lie closer together are the same."""
+"""Share of the range of rewards: two means count as the same if they surely differ by less."""
 _CONFIDENCE = 0.95
 _ROUNDING = 1e-9
 
 
 class Accuracy(NamedTuple):
-    """How good an audit judge is, from labels. Without counts it counts as known exactly."""
+    """How accurate an audit judge is, from labels. Without counts, the rates are treated as exact."""
 
     sensitivity: float
     """P(says good | is good)."""
@@ -42,7 +42,7 @@ def rogan_gladen(said_good: Estimate, judge: Accuracy) -> Estimate:
     """The share of good answers, from the share that an imperfect judge calls good.
 
     (p + specificity - 1) / (sensitivity + specificity - 1), cut to [0, 1]. Rogan & Gladen, Am. J. Epidemiology 107, 1978.
-    The error counts that of the judge's own rates, by the delta method:
+    The error includes the uncertainty of the judge's rates, by the delta method:
     (SE(p)^2 + (1 - v)^2 spec (1 - spec) / num_bad + v^2 sens (1 - sens) / num_good) / (sens + spec - 1)^2.
 
     Raises:
@@ -65,42 +65,42 @@ def rogan_gladen(said_good: Estimate, judge: Accuracy) -> Estimate:
 
 
 class VersionAudit(NamedTuple):
-    """What is known of one version: shares of its task's range, each as the first revision of a sample had it."""
+    """Sums over the first revisions of a version's samples. Values are shares of the task's range of rewards."""
 
     said: Sums = Sums()
-    """Rewards that a user's word decided."""
+    """Rewards that a user decided."""
     rewarded: Sums = Sums()
-    """All rewards: what a gate refused, or graders alone decided, too."""
+    """All rewards, including those that a gate or graders alone decided."""
     silent: Sums = Sums()
-    """Samples without a reward: their number alone."""
+    """Samples without a reward; only their number."""
     audited: Sums = Sums()
-    """What the audit said of samples that have a reward."""
+    """Audit values of samples that have a reward."""
     compared: Sums = Sums()
-    """The rewards of the same samples."""
+    """The rewards of these samples."""
     differences: Sums = Sums()
-    """Audit - reward, of the same samples."""
+    """Audit - reward, of these samples."""
     audited_silent: Sums = Sums()
-    """What the audit said of samples without a reward."""
+    """Audit values of samples without a reward."""
 
     @property
     def num(self) -> int:
-        """All samples."""
+        """The number of all samples."""
         return self.rewarded.num + self.silent.num
 
     @property
     def naive(self) -> Estimate:
-        """The mean reward where a user spoke."""
+        """The mean reward over samples that a user reacted to."""
         return mean_of(self.said)
 
     @property
     def measured(self) -> Estimate:
-        """The mean reward where there is one."""
+        """The mean reward over samples with a reward."""
         return mean_of(self.rewarded)
 
     def corrected(self, judge: Accuracy | None = None) -> Estimate:
-        """The mean reward of all: of those that have none, what the audit says, its errors corrected if they are known.
+        """The mean reward of all samples. Audits stand in for missing rewards, corrected if the judge's errors are known.
 
-        Two strata, of which the sizes are drawn too: SE^2 = p^2 SE_1^2 + (1 - p)^2 SE_2^2 + p (1 - p) (m_1 - m_2)^2 / N.
+        Two strata, whose sizes are random too: SE^2 = p^2 SE_1^2 + (1 - p)^2 SE_2^2 + p (1 - p) (m_1 - m_2)^2 / N.
         """
         if not self.silent.num:
             return self.measured
@@ -122,7 +122,7 @@ class VersionAudit(NamedTuple):
 
 
 def audit_of_sample(share: float | None, audited: float | None, *, is_said: bool) -> VersionAudit:
-    """What one sample says of its version. `share`: its reward, if it has one; `is_said`: a user's word decided it."""
+    """The sums of a single sample. `share`: its reward, if it has one; `is_said`: a user decided it."""
     audit = Sums() if audited is None else _once(audited)
     if share is None:
         return VersionAudit(silent=Sums(1), audited_silent=audit)
@@ -137,7 +137,7 @@ def _once(value: float) -> Sums:
 
 
 def together(versions: Iterable[VersionAudit]) -> VersionAudit:
-    """What is known of all of them."""
+    """The sums of all versions."""
     found = VersionAudit()
     for known in versions:
         found = VersionAudit(*(one.plus(other) for one, other in zip(found, known, strict=True)))
@@ -145,14 +145,14 @@ def together(versions: Iterable[VersionAudit]) -> VersionAudit:
 
 
 def why_different(known: VersionAudit, judge: Accuracy | None = None) -> str:
-    """Why the audit cannot stand for the reward where that is missing; empty if it can.
+    """Why the audit cannot stand in for a missing reward; empty if it can.
 
-    On the answers that have both, the two means must surely lie within a tenth of the range, and the two must surely rise
-    and fall together: else the judge measures something else, and a "corrected" mean would be of that.
+    On the answers that have both, the means must surely lie within a tenth of the range, and the two must surely be
+    positively correlated. Otherwise the judge measures something else, and so would the "corrected" mean.
     """
     num = known.differences.num
     if num < MIN_COMPARED:
-        return f"only {num} answers have both a reward and an audit; whether they mean the same takes {MIN_COMPARED}"
+        return f"only {num} answers have both a reward and an audit; it takes {MIN_COMPARED} to test whether they mean the same"
     apart = mean_of(known.differences)
     if judge is not None:
         audit, reward = rogan_gladen(mean_of(known.audited), judge), mean_of(known.compared)
@@ -161,11 +161,11 @@ def why_different(known: VersionAudit, judge: Accuracy | None = None) -> str:
     if low < -MARGIN or high > MARGIN:
         return (
             f"on the {num} answers that have both, the audit lies {apart.value:+.0%} of the range from the reward "
-            f"({low:+.0%} to {high:+.0%}), and it takes less than {MARGIN:.0%} to be the same"
+            f"({low:+.0%} to {high:+.0%}), and to mean the same they must differ by less than {MARGIN:.0%}"
         )
     lowest = _lowest_correlation(known)
     if lowest <= 0.0:
-        return f"on the {num} answers that have both, audit and reward do not rise and fall together"
+        return f"on the {num} answers that have both, audit and reward are not surely correlated"
     return ""
 
 
@@ -184,6 +184,6 @@ def _lowest_correlation(known: VersionAudit) -> float:
 
 
 def _spread(sums: Sums) -> float:
-    """Sum of squares about the mean; what is left of rounding is none."""
+    """Sum of squares about the mean; 0 where only rounding errors are left."""
     found = sums.squares - sums.total**2 / sums.num
     return found if found > _ROUNDING * sums.num else 0.0

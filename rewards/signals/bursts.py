@@ -1,8 +1,8 @@
-"""How fast votes to one effect come in about one kind of prompt, and when that is a burst. Pure.
+"""Detects bursts: unusually many votes of one side about one kind of prompt. Pure.
 
-Each (task, cluster, side) has a count for the running interval and, for the finished ones, a number, a sum and a sum of squares
-that fade. With a gamma prior of half a vote the next count is negative binomial: Poisson noise, plus what is not known about
-the rate, plus what the history shows beyond Poisson.
+Each (task, cluster, side) has the count of the current interval, and a decaying number, sum and sum of squares of finished
+intervals. With a gamma prior of half a vote the next count is negative binomial: Poisson noise, plus uncertainty about the
+rate, plus any overdispersion in the history.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import NamedTuple
 from contracts.tasks.people import BurstRule
 
 ENOUGH = 6.0
-"""Finished intervals, before which nobody can say what is usual."""
+"""Finished intervals that are needed to know what is usual."""
 _PRIOR_VOTES, _PRIOR_BUCKETS = 0.5, 0.5
 _EXACT = 200.0
 
 
 class VotePace(NamedTuple):
-    """Votes of one side about one cluster. Intervals are numbered by time / length; -1 is never."""
+    """Votes of one side about one cluster. Intervals are numbered by time / length; -1 means never."""
 
     bucket: int
     num: int = 0
@@ -32,7 +32,7 @@ class VotePace(NamedTuple):
     cleared: int = -1
 
     def at(self, bucket: int, history: int) -> VotePace:
-        """As of a later interval; what came before fades by 1 - 1 / history for each. Bursts leave no trace in it."""
+        """The pace in a later interval; history decays by 1 - 1 / `history` per interval. Bursts do not enter the history."""
         if bucket <= self.bucket:
             return self
         keep = 1.0 - 1.0 / history
@@ -55,13 +55,13 @@ class VotePace(NamedTuple):
 
 
 def alarm_at(pace: VotePace, rule: BurstRule) -> float:
-    """From how many votes in the running interval it is a burst: the smallest n with P(N >= n) < tail; maybe infinite."""
+    """The number of votes that makes the current interval a burst: the smallest n with P(N >= n) < tail; may be infinite."""
     if pace.num_buckets < ENOUGH:
         return math.inf
     return max(rule.min_votes, _usual(pace.num_buckets, pace.total, pace.squares, rule.tail))
 
 
-@lru_cache(4096)  # the same for every vote of an interval
+@lru_cache(4096)  # every vote of an interval has the same arguments
 def _usual(num_buckets: float, total: float, squares: float, tail: float) -> int:
     votes, mean = total + _PRIOR_VOTES, total / num_buckets
     excess = squares / num_buckets - mean**2 - mean

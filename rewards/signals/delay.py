@@ -1,9 +1,9 @@
-"""How long signals take, from those measured so far: what a reward that is still open is worth. Pure.
+"""How long signals take to arrive, estimated from measured delays; so the weight of a reward that may still change. Pure.
 
-Young answers have had no time for slow signals: counting them as silent is the mistake of every young window (Chapelle,
-Modeling Delayed Feedback in Display Advertising, KDD 2014). Each answer is observed for as long as it is old, and then censored;
-the product limit (Kaplan & Meier, JASA 53, 1958) uses each for as long as it was observed. Some never speak: the curve ends
-below 1 (a cure fraction; Maller & Zhou 1996), and the share of signals that are in after t is F(t) = arrived(t) / arrived(window).
+Young answers have had no time for slow signals, and it is a mistake to count them as silent (Chapelle, Modeling Delayed
+Feedback in Display Advertising, KDD 2014). An answer is censored at its age; the product limit (Kaplan & Meier, JASA 53, 1958)
+uses each answer as long as it was observed. Some users never react, so the curve ends below 1 (a cure fraction; Maller & Zhou
+1996), and the share of signals that have arrived by t is F(t) = arrived(t) / arrived(window).
 
 Answers are counted in cohorts of nearly the same age, delays in buckets of a fourth of an octave.
 """
@@ -16,16 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rewards.signals.estimates import Estimate
-
 PER_OCTAVE = 4
 ENOUGH = 30
-"""Measured delays, before which they are taken as uniform over the window."""
+"""Measured delays that are needed for an estimate; with fewer, delays are assumed uniform over the window."""
 COHORTS_PER_WINDOW = 32
 KEPT_WINDOWS = 2
-"""Older cohorts are forgotten: users change."""
+"""In windows. Older cohorts are deleted, since users change."""
 ANSWERS = -1
-"""Not a delay: the number of answers in a cohort."""
+"""Not a delay, but the bucket that counts the answers of a cohort."""
 
 
 def bucket_of(seconds: float) -> int:
@@ -41,28 +39,28 @@ def edges_of(window_seconds: float) -> np.ndarray:
 
 
 def cohort_seconds(window_seconds: float) -> float:
-    """How long a cohort lasts."""
+    """The length of a cohort, in seconds."""
     return window_seconds / COHORTS_PER_WINDOW
 
 
 def cohort_of(answered_at: float, window_seconds: float) -> int:
-    """The cohort of an answer that ended then."""
+    """The cohort of an answer that was finished at this time (UTC epoch seconds)."""
     return math.floor(answered_at / cohort_seconds(window_seconds))
 
 
 class Curve(NamedTuple):
-    """How many signals are in, by time since the answer. `edges` [B] seconds; `arrived` [B], of all answers."""
+    """Which share of answers had a signal, by time since the answer. `edges` [B] seconds; `arrived` [B] shares."""
 
     edges: np.ndarray
     arrived: np.ndarray
     observed_seconds: float
-    """Age of the oldest answers behind it, at most the window: later delays were never seen."""
+    """Age of the oldest observed answers, at most the window; longer delays could not be seen yet."""
     num_delays: int
 
     def completion(self, seconds: float) -> float:
-        """F: the share of the signals that ever come inside the window which came within so many seconds.
+        """F: of the signals that arrive inside the window, the share that arrives within so many seconds.
 
-        What nobody could observe yet is taken as uniform; so is everything while fewer than 30 delays were measured.
+        Delays that could not be observed yet are assumed uniform; so are all, while fewer than `ENOUGH` were measured.
         """
         window = float(self.edges[-1])
         if seconds >= window:
@@ -72,11 +70,6 @@ class Curve(NamedTuple):
         edges, arrived = np.concatenate([[0.0], self.edges]), np.concatenate([[0.0], self.arrived])
         reached, so_far = np.interp([self.observed_seconds, seconds], edges, arrived)
         return float(min(1.0, so_far / reached)) * self.observed_seconds / window
-
-    @property
-    def share(self) -> float:
-        """Of the answers that a signal comes for, inside the window or as far as was observed."""
-        return float(self.arrived[-1])
 
 
 def product_limit(num_answers: np.ndarray, num_signals: np.ndarray, ages: np.ndarray, edges: np.ndarray) -> Curve:
@@ -101,7 +94,7 @@ def product_limit(num_answers: np.ndarray, num_signals: np.ndarray, ages: np.nda
 def curve_of(counts: Iterable[tuple[int, int, int]], now: float, window_seconds: float, first_seconds: float) -> Curve:
     """The curve as of `now`, from (cohort, bucket, number); the bucket `ANSWERS` counts the answers of a cohort.
 
-    Cohorts younger than `first_seconds` are left out: of silent answers nobody has heard before that, not even that they exist.
+    Cohorts younger than `first_seconds` are left out: until then the worker does not even know of silent answers.
     """
     edges, length = edges_of(window_seconds), cohort_seconds(window_seconds)
     oldest = cohort_of(now - KEPT_WINDOWS * window_seconds, window_seconds)
@@ -116,22 +109,3 @@ def curve_of(counts: Iterable[tuple[int, int, int]], now: float, window_seconds:
                 num_signals[cohort - oldest, min(bucket, len(edges) - 1)] += num
     ages = now - (np.arange(num_cohorts) + oldest + 1) * length
     return product_limit(num_answers, num_signals, ages, edges)
-
-
-def corrected_rate(num_signals: int, num_answers: int, completion: float) -> Estimate:
-    """The share of answers that a signal will have come for, from those seen in a short window: seen / F(window).
-
-    SE^2 = p (1 - p) / n / F^2 with p the share seen; the error of F itself is not in it.
-    """
-    if not num_answers or completion <= 0:
-        return Estimate(math.nan, math.inf)
-    seen = num_signals / num_answers
-    return Estimate(seen / completion, math.sqrt(seen * (1 - seen) / num_answers) / completion)
-
-
-def correction_of(earlier: tuple[float, float], later: tuple[float, float]) -> float:
-    """What is learned of a later revision after an earlier one was: (weight, reward) of both, w2 r2 - w1 r1.
-
-    So what was applied adds up to the last revision, whatever came before it.
-    """
-    return later[0] * later[1] - earlier[0] * earlier[1]

@@ -1,4 +1,4 @@
-"""An estimate with its standard error, from sums: a worker keeps three numbers, not the samples. Pure."""
+"""Estimates with standard errors, from sums: a worker stores three numbers instead of all samples. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import ArrayLike
-
 from rewards.signals.student_t import t_quantile
 from rewards.sums import Sums
 
 
 class Estimate(NamedTuple):
-    """A value and its standard error, infinite where there is too little data to tell, with its degrees of freedom."""
+    """A value, its standard error (infinite if there is too little data) and its degrees of freedom."""
 
     value: float
     error: float
@@ -28,14 +25,8 @@ class Estimate(NamedTuple):
         return self.value - margin, self.value + margin
 
 
-def sums_of(values: ArrayLike) -> Sums:
-    """The number of these values, their sum, and that of their squares."""
-    kept = np.asarray(values, np.float64)
-    return Sums(len(kept), float(kept.sum()), float((kept**2).sum()))
-
-
 def mean_of(sums: Sums) -> Estimate:
-    """The mean; its squared error is the sample variance / n."""
+    """The mean. Its squared error is the sample variance / n."""
     if sums.num < 2:  # noqa: PLR2004 one value has no variance
         return Estimate(sums.mean, math.inf, 0.0)
     variance = max(0.0, sums.squares - sums.total**2 / sums.num) / (sums.num - 1)

@@ -1,11 +1,11 @@
-"""What the silent are expected to have said, for a batch of the reward worker.
+"""Expected values of silent answers, and the counts behind them, for one batch of the reward worker.
 
-In: what was counted before, read once a batch and only if one of its tasks says `silence = "expected"`; then each revision,
-after its vote was weighed. Out: for a silent one what it is worth, and counts to add, all in the worker's transaction: a
-revision is counted with its score or not at all. Waits: for nothing; counts are only ever added to, so replicas agree.
+In: stored counts, read once a batch and only if one of its tasks has `silence = "expected"`; then each revision, after its
+vote was weighed. Out: the value of a silent revision, and counts to add, in the worker's transaction: a revision is counted
+together with its score or not at all. Waits for: nothing. Counts are only added to, so replicas need no order.
 
-Each answer is counted once, at its first revision. What is said of it counts while it is heard: a revision that says
-something else, or that nobody says anything in any more, takes the word before it out again.
+Each answer is counted once, at its first revision. A reaction counts as long as the newest revision has it: a revision with
+another reaction, or with none, subtracts the one before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rewards.sums import Sums
 
 
 def expects(task: Task) -> bool:
-    """Whether silence about its answers is given a value from what others said."""
+    """Whether silence about an answer gets a value from reactions to others."""
     return task.silence == "expected"
 
 
@@ -59,7 +59,7 @@ class Expectations:
             self._read(connection)
 
     def of(self, item: ScoredSample) -> Expected | None:
-        """What silence about this answer is worth; None if nobody can say."""
+        """What silence about this answer is worth; None if that is unknown."""
         if item.grade is None or not expects(self._tasks[item.task]):
             return None
         return expected_of(
@@ -67,7 +67,7 @@ class Expectations:
         )
 
     def count(self, item: ScoredSample, earlier: str, said: float | None) -> str:
-        """Count a revision about which `said` was heard, in rewards; returns its evidence, `earlier` is that of the one before."""
+        """Count a revision with reaction `said` (a reward, or None). `earlier` is the previous evidence; returns the new one."""
         if not expects(self._tasks[item.task]):
             return earlier
         if item.revision == 1 and item.grade is not None:
@@ -82,7 +82,7 @@ class Expectations:
         return str(now)
 
     def keep(self, connection: Connection) -> None:
-        """Add what this batch said."""
+        """Store the counts of this batch."""
         add_heard(connection, {place: tally for place, tally in self._added.items() if any(tally)})
         responses = {
             of: Sums(tally.num_answers, tally.num_heard) for of, tally in self._heard.items() if any(tally[:2])

@@ -1,7 +1,7 @@
-"""How much one person may say: a cap on votes, and a mean of their own that is drawn towards everybody's. Pure.
+"""Bounds the influence of one person: a cap on votes, and a personal mean that is shrunk towards everybody's mean. Pure.
 
-A cap bounds a person, not a crowd: n invented identities have n people's votes. Whoever gives out identities has to make them
-cost something.
+The cap bounds a person, not a crowd: n invented identities have n votes. The app that issues identities must make them
+costly.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from rewards.signals.trust import Agreement
 
 ANONYMOUS = "anonymous"
-"""What feedback writes where the app names nobody."""
+"""The submitter that feedback writes if the app names none."""
 
 
 @dataclass
 class Person:
-    """What is remembered of who votes. `num` and `total`: their votes and the sum of those rewards, counted or not."""
+    """What is stored about a voter. `num` and `total`: number and sum of the rewards they gave, including refused votes."""
 
     num: int = 0
     total: float = 0.0
@@ -25,11 +25,11 @@ class Person:
     agreement: Agreement = field(default_factory=Agreement)
 
     def has_votes(self, at: float, votes: int, window_seconds: float) -> bool:
-        """Whether a vote received then still counts; what is older than the window belongs to it."""
+        """Whether a vote received at this time is within the cap. A vote older than the window counts as in the window."""
         return at >= self.window_started_at + window_seconds or self.window_num < votes
 
     def spend(self, at: float, window_seconds: float) -> None:
-        """One vote of the window is gone; the first after it ended opens the next."""
+        """Use up one vote of the window. The first vote after its end opens the next window."""
         if at >= self.window_started_at + window_seconds or not self.window_num:
             self.window_started_at, self.window_num = at, 0
         self.window_num += 1
@@ -41,10 +41,10 @@ def shrunk_mean(num: int, total: float, everybody: float, shrinkage: float) -> f
 
 
 def offset_of(person: Person, everybody: float, shrinkage: float) -> float:
-    """What is added to a reward so that it says how much better the answer is than what this person gives: R - b."""
+    """R - b, added to a reward to correct for how generous this person is; b is the shrunk mean of their rewards."""
     return everybody - shrunk_mean(person.num, person.total, everybody, shrinkage)
 
 
 def clipped(reward: float, low: float, high: float) -> float:
-    """Inside the task's range."""
+    """The reward, limited to the task's range."""
     return min(high, max(low, reward))

@@ -1,8 +1,8 @@
-"""What users did, as scores: the task file says what each value is worth.
+"""Converts what users did to scores, with the values that the task file gives.
 
-The first worthwhile signal in the order of declaration decides (weight 1); the others are kept with weight 0. Of several
-under one name the newest counts. That an answer was merely shown counts only where nobody did anything with it, and what users
-are asked for decides where nobody had asked only if nothing else came.
+The first signal with a value, in the order of the task file, decides (weight 1); the others are kept with weight 0. Of several
+signals with one name, the newest counts. The signal that an answer was shown decides only if there is no other. A signal that
+users are asked for, but that came unasked, decides only if nothing else came.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ _MAX_COMPARED = 20_000
 
 
 class About(NamedTuple):
-    """The answer that signals are about. `finished_at`: UTC epoch seconds."""
+    """The answer that the signals are about. `finished_at`: UTC epoch seconds."""
 
     text: str
     finished_at: float
     was_asked: bool = True
-    """The app was told to ask what the user thinks, if the task asks at all."""
+    """The app was told to ask the user for feedback, if the task asks at all."""
 
 
 def score_signals(task: Task, about: About, signals: Iterable[Signal]) -> list[Score]:
-    """One score for each signal that is worth something, or would be had it not been a slip of the hand.
+    """One score for each signal that has a value in the task.
 
-    Rewards are in the task's range. What came less than `min_seconds` after the answer is unlabelled, not a zero.
+    Rewards are in the task's range. A signal less than `min_seconds` after the answer is taken for an accident: its score
+    is unlabelled, not zero.
     """
     newest = {signal.name: signal for signal in sorted(signals, key=lambda item: (item.at, item.id))}
     grader = f"signal/{VERSION}#{task.hash}"
@@ -54,9 +55,9 @@ def score_signals(task: Task, about: About, signals: Iterable[Signal]) -> list[S
 
 
 def kept_share(answer: str, edited: str) -> float:
-    """The share of an answer that survived an edit, in [0, 1]: 1 - Levenshtein distance / length of the longer one.
+    """The share of an answer that survived an edit, in [0, 1]: 1 - Levenshtein distance / length of the longer text.
 
-    Of very long texts only the beginnings are compared, since the distance takes time quadratic in the length.
+    Only the beginnings of very long texts are compared, since the distance takes quadratic time.
     """
     return Levenshtein.normalized_similarity(answer[:_MAX_COMPARED], edited[:_MAX_COMPARED])
 

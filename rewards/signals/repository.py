@@ -1,4 +1,4 @@
-"""SQL of who votes, how fast, and how late. Rows are taken in the order of their keys, so that replicas wait one way."""
+"""SQL of voters, paces and delays. Rows are locked in the order of their keys, so that replicas cannot deadlock."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rewards.signals.votes import DelayName, PaceName, PersonName, VoteDecision
 from rewards.sums import Sums
 
 FORGOTTEN_AT_ONCE = 2_000
-"""Rows of a table: whoever forgets holds sums that all replicas add to."""
+"""Rows deleted per transaction, which also holds locks on sums that all replicas add to."""
 _OF_USERS = "known_"
 _RESPONSES = ("response", "response_asked")
-"""By `asked`."""
+"""Metrics, indexed by `asked`."""
 
 
 def remembered(connection: Connection, keys: Collection[str]) -> dict[str, VoteDecision]:
-    """What was decided about these samples, by key."""
+    """Previous decisions about these samples, by key."""
     if not keys:
         return {}
     found = connection.execute(select(vote).where(among(connection, vote.c.key, keys)))
@@ -37,14 +37,14 @@ def remembered(connection: Connection, keys: Collection[str]) -> dict[str, VoteD
 
 
 def remember(connection: Connection, decided: Mapping[str, VoteDecision], known: Collection[str], at: float) -> None:
-    """Store what was decided; `known`: the keys that have a row."""
+    """Store decisions. `known`: the keys that have a row."""
     rows = [{"key": key, **made._asdict(), "counted": list(made.counted), "at": at} for key, made in decided.items()]
     insert_all_new(connection, vote, [row for row in rows if row["key"] not in known])
     update_all(connection, vote, [row for row in rows if row["key"] in known])
 
 
 def hold_people(connection: Connection, names: Collection[PersonName]) -> dict[PersonName, Person]:
-    """These people, known or new; nobody else changes them before the transaction ends."""
+    """Read these people, known or new, and lock them until the transaction ends."""
     if not names:
         return {}
     insert_all_new(connection, submitter, [_row_of(name, Person()) for name in names])
@@ -91,7 +91,7 @@ def _row_of(name: PersonName, person: Person) -> dict[str, object]:
 
 
 def hold_paces(connection: Connection, names: Collection[PaceName]) -> dict[PaceName, VotePace]:
-    """The paces of these; those that are new have bucket -1. Nobody else changes them before the transaction ends."""
+    """Read these paces and lock them until the transaction ends. New ones have bucket -1."""
     if not names:
         return {}
     insert_all_new(connection, vote_pace, [_pace_row(name, VotePace(-1)) for name in names])
@@ -116,7 +116,7 @@ def _pace_row(name: PaceName, pace: VotePace) -> dict[str, object]:
 
 
 def quarantined_paces(connection: Connection, task: str) -> list[tuple[str, str, VotePace]]:
-    """Cluster, side and pace of what weighs nothing at its last vote."""
+    """Cluster, side and pace of each burst whose votes weigh nothing."""
     found = select(vote_pace).where(vote_pace.c.task == task, vote_pace.c.quarantined_until >= vote_pace.c.bucket)
     return [
         (row["cluster"], row["side"], VotePace(**{name: row[name] for name in VotePace._fields}))
@@ -125,13 +125,13 @@ def quarantined_paces(connection: Connection, task: str) -> list[tuple[str, str,
 
 
 def clear_burst(connection: Connection, task: str, cluster: str, side: str) -> bool:
-    """Somebody looked: its votes count again, and no more alarms in this interval. False if there is no such pace."""
+    """Let votes of a burst count again, without alarms in this interval. False if there is no such pace."""
     known = update(vote_pace).where(vote_pace.c.task == task, vote_pace.c.cluster == cluster, vote_pace.c.side == side)
     return connection.execute(known.values(quarantined_until=-1, cleared=vote_pace.c.bucket)).rowcount > 0
 
 
 def add_delays(connection: Connection, counts: Mapping[DelayName, int]) -> None:
-    """Add to the counts of answers and of delays."""
+    """Add to the counts of answers and delays."""
     names = ("task", "name", "cohort", "bucket")
     add_all(
         connection, signal_delay, [{**dict(zip(names, key, strict=True)), "num": num} for key, num in counts.items()]
@@ -149,25 +149,25 @@ def delays_of(connection: Connection, tasks: Collection[str]) -> dict[tuple[str,
 
 
 def forget_delays(connection: Connection, task: str, name: str, before_cohort: int) -> None:
-    """Drop cohorts that are too old to say how users are now."""
+    """Delete cohorts that are too old to describe today's users."""
     is_old = (signal_delay.c.task == task, signal_delay.c.name == name, signal_delay.c.cohort < before_cohort)
     delete_free(connection, signal_delay, *is_old, limit=FORGOTTEN_AT_ONCE)
 
 
 def forget_votes(connection: Connection, before: float) -> bool:
-    """Drop what was decided before (UTC epoch seconds); False if there may be more of it."""
+    """Delete decisions older than `before` (UTC epoch seconds). False if more may be left."""
     return delete_free(connection, vote, vote.c.at < before, limit=FORGOTTEN_AT_ONCE) < FORGOTTEN_AT_ONCE
 
 
 def add_heard(connection: Connection, counts: Mapping[HeardKey, Tally]) -> None:
-    """Add to what was said of answers that are graded alike."""
+    """Add to the tallies of reactions."""
     add_all(connection, heard, [place._asdict() | tally._asdict() for place, tally in counts.items()])
 
 
 def heard_since(
     connection: Connection, task: str, task_hash: str, first: int, last: int
 ) -> list[tuple[int, int, Tally]]:
-    """(bucket, asked, tally) of the hours from `first` to `last`, the newest first."""
+    """(bucket, asked, tally) of the hours from `first` to `last`, newest first."""
     columns = heard.c
     rows = connection.execute(
         select(heard)
@@ -178,12 +178,12 @@ def heard_since(
 
 
 def forget_heard(connection: Connection, task: str, before: int) -> None:
-    """Drop hours that are too old to say what people think now."""
+    """Delete hours that are too old to count."""
     delete_free(connection, heard, heard.c.task == task, heard.c.cohort < before, limit=FORGOTTEN_AT_ONCE)
 
 
 def add_responses(connection: Connection, counts: Mapping[tuple[str, int, int], Sums]) -> None:
-    """Add to the answers of versions (`num`) and those that were spoken about (`total`), by (task, version, asked)."""
+    """Add to the answers of versions (`num`) and those with a reaction (`total`), by (task, version, asked)."""
     rows = [
         {"task": task, "version": version, "cluster": "", "metric": _RESPONSES[asked], **sums._asdict()}
         for (task, version, asked), sums in counts.items()
@@ -194,7 +194,7 @@ def add_responses(connection: Connection, counts: Mapping[tuple[str, int, int], 
 def responses_of(
     connection: Connection, versions: Collection[tuple[str, int]]
 ) -> dict[tuple[str, int], dict[int, tuple[int, int]]]:
-    """Answers of (task, version) and how many were spoken about, by `asked`."""
+    """Answers by (task, version) and how many of them had a reaction, by `asked`."""
     found: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}
     tasks, numbers = {task for task, _ in versions}, {version for _, version in versions}
     columns = behaviour.c
@@ -213,7 +213,7 @@ def responses_of(
 
 
 def add_known(connection: Connection, known: Mapping[tuple[str, int], VersionAudit]) -> None:
-    """Add what a batch says, by (task, version), to what is known of versions."""
+    """Add the audit sums of a batch, by (task, version)."""
     rows = [
         {"task": task, "version": version, "cluster": "", "metric": f"{_OF_USERS}{name}", **sums._asdict()}
         for (task, version), found in known.items()
@@ -224,7 +224,7 @@ def add_known(connection: Connection, known: Mapping[tuple[str, int], VersionAud
 
 
 def known_of(connection: Connection, task: str) -> dict[int, VersionAudit]:
-    """What is known of each version of a task that is audited."""
+    """The audit sums of each version of a task."""
     columns, found = behaviour.c, dict[int, VersionAudit]()
     of_users = [f"{_OF_USERS}{name}" for name in VersionAudit._fields]
     rows = connection.execute(
@@ -239,7 +239,7 @@ def known_of(connection: Connection, task: str) -> dict[int, VersionAudit]:
 
 
 def mean_of_people(connection: Connection, task: str) -> tuple[float, int]:
-    """The mean over people of each one's mean reward, and how many they are: each counts once, however much they said."""
+    """The mean over people of their mean rewards, and the number of people. Each counts once, however often they voted."""
     mean = func.avg(submitter.c.total / submitter.c.num)
     is_known = (submitter.c.task == task, submitter.c.num > 0, submitter.c.id != "")
     row = connection.execute(select(mean.label("mean"), func.count().label("num")).where(*is_known)).one()

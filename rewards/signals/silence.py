@@ -1,19 +1,20 @@
-"""What a silent answer is worth: what people who spoke said of answers that the graders call as good. Pure.
+"""The expected value of a silent answer: the mean of reactions to answers with similar grades. Pure.
 
-Answers are sorted into five buckets by what the graders alone make of them. In each bucket the mean of what was said stands
-for what was not. People who were asked at random come first, since nobody chose to speak there; where fewer than 30 of them
-answered, everybody else who spoke; where they are fewer too, silence stays unlabelled.
+Answers are sorted into five buckets by their grade, the value that graders alone give. In each bucket, the mean of the known
+reactions stands for the missing ones. Reactions of users who were asked at random come first, because they have no selection
+bias; if fewer than 30 of these answered, those of all other users count; if these are too few as well, silence stays
+unlabelled.
 
     weight = 1/2 x min(response, response of the version) x n / (n + 20)
 
-`response` is the share of answers in the bucket that somebody spoke about (of those asked about, if they were asked), n the
-number behind the mean. So all that is imputed from speakers weighs, taken together, at most half of what was said, and
-a version whose answers nobody reacts to earns next to nothing, whatever was said of others. A version that is new counts as
-20 answers with everybody's response.
+`response` is the share of answers in the bucket that had a reaction (among those asked about, if users were asked), and n the
+number of reactions behind the mean. So all imputed rewards together weigh at most half as much as the reactions, and a version
+whose answers get no reactions earns next to nothing, whatever was said of other versions. A new version starts as if it had
+20 answers with the overall response.
 
-The mean is everybody's, not the version's: silence is worth what the others of its bucket are worth, so it is never better
-than an average answer. SilenceEvidence is kept by the hour of the answer and read from the newest on, until a thousand spoke; what
-is older than a week, or than twice the slowest window, counts no more.
+The mean is over all versions, so a silent answer is never worth more than an average one of its bucket. Evidence is stored by
+the hour of the answer, and read from the newest on until there are a thousand reactions. Evidence older than a week, or than
+twice the slowest window, no longer counts.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from typing import NamedTuple
 NUM_BUCKETS = 5
 COHORT_SECONDS = 3600.0
 KEPT_SECONDS = 7 * 86_400.0
-"""At least so long, or twice the slowest window of the task."""
+"""Evidence is kept so long, or twice the slowest window of the task if that is longer."""
 ENOUGH = 30
-"""With fewer who spoke in a bucket nothing is expected of the silent."""
+"""Reactions in a bucket that are needed to expect something of silent answers."""
 NEWEST = 1000
-"""Older evidence is not read once so many spoke."""
+"""Reactions after which older evidence is not read."""
 PRIOR = 20.0
-"""Answers' worth of doubt: in a mean, and in the response of a new version."""
+"""Strength of the prior, in answers: for a mean, and for the response of a new version."""
 BOUND = 0.5
-"""No imputed reward weighs more."""
+"""The largest weight of an imputed reward."""
 
 
 class HeardKey(NamedTuple):
-    """Where an answer is counted. `asked` is 1 if it was drawn for asking."""
+    """The row in which an answer is counted. `asked` is 1 if the user was asked for feedback."""
 
     task: str
     task_hash: str
@@ -47,24 +48,24 @@ class HeardKey(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """How many answers there were, about how many somebody spoke, and the sum of what was said, in rewards."""
+    """The number of answers, the number of those with a reaction, and the sum of the reactions' rewards."""
 
     num_answers: int = 0
     num_heard: int = 0
     total: float = 0.0
 
     def plus(self, other: Tally) -> Tally:
-        """Both together."""
+        """The sum of both."""
         return Tally(self.num_answers + other.num_answers, self.num_heard + other.num_heard, self.total + other.total)
 
     @property
     def response(self) -> float:
-        """The share that was spoken about; more may have spoken than were counted, if a grader was away at first."""
+        """The share of answers with a reaction. It is capped at 1, since an answer is not counted while a grader is away."""
         return min(1.0, self.num_heard / self.num_answers) if self.num_answers > 0 else 0.0
 
 
 class Expected(NamedTuple):
-    """What is expected of the silent: a reward, its weight, and the number of people's words behind it."""
+    """What is expected of a silent answer: a reward, its weight, and the number of reactions behind it."""
 
     value: float
     weight: float
@@ -72,7 +73,7 @@ class Expected(NamedTuple):
     is_asked: bool
 
     def in_words(self) -> str:
-        """For the score that says so."""
+        """The reason in the score that stands for the silence."""
         who = "asked at random" if self.is_asked else "who spoke"
         return f"nobody spoke: the mean of {self.num} people {who} about answers graded alike"
 
@@ -83,7 +84,7 @@ def bucket_of(grade: float) -> int:
 
 
 def cohort_of(finished_at: float) -> int:
-    """The hour of an answer that ended then (UTC epoch seconds)."""
+    """The hour of an answer that was finished at this time (UTC epoch seconds)."""
     return math.floor(finished_at / COHORT_SECONDS)
 
 
@@ -93,7 +94,7 @@ def first_cohort(now: float, longest_window_seconds: float) -> int:
 
 
 def newest_of(rows: Iterable[tuple[int, int, Tally]]) -> dict[tuple[int, int], Tally]:
-    """Tallies by (bucket, asked), from (bucket, asked, tally) of hours, the newest first: enough of each, no more."""
+    """Tallies by (bucket, asked). `rows` have one for each hour, newest first; reading stops at `NEWEST` reactions."""
     found: dict[tuple[int, int], Tally] = {}
     for bucket, asked, tally in rows:
         so_far = found.get((bucket, asked), Tally())
@@ -105,9 +106,9 @@ def newest_of(rows: Iterable[tuple[int, int, Tally]]) -> dict[tuple[int, int], T
 def expected_of(
     tallies: Mapping[tuple[int, int], Tally], bucket: int, responses: Mapping[int, tuple[int, int]]
 ) -> Expected | None:
-    """What silence in this bucket is worth; None while too few spoke.
+    """What silence in this bucket is worth; None if there are too few reactions.
 
-    `responses`: of the version, answers and how many of them were spoken about, by `asked`.
+    `responses`: answers of the version and how many of them had a reaction, by `asked`.
     """
     for asked in (1, 0):
         tally = tallies.get((bucket, asked), Tally())
@@ -121,7 +122,7 @@ def expected_of(
 
 
 class SilenceEvidence(NamedTuple):
-    """Where one person's word about an answer is counted, so that it can be taken out again; as text in a row."""
+    """Where a reaction was counted, so that it can be subtracted again. Stored as text."""
 
     task_hash: str
     bucket: int
@@ -133,7 +134,7 @@ class SilenceEvidence(NamedTuple):
 
 
 def read_evidence(text: str) -> SilenceEvidence | None:
-    """Invert `str`; None of an empty text."""
+    """Parse the text; None if it is empty."""
     if not text:
         return None
     task_hash, bucket, value = text.split()

@@ -1,4 +1,4 @@
-"""Quantiles of Student's t: what an interval from few values has to be as wide as. Pure.
+"""Quantiles of Student's t, for intervals from few values. Pure.
 
 P(T <= t) = 1 - I_x(v / 2, 1 / 2) / 2 for t > 0, x = v / (v + t^2), I the regularised incomplete beta function, by its
 continued fraction (Abramowitz and Stegun 26.5.8, evaluated as Lentz did, Applied Optics 15, 1976). Inverted by halving.
@@ -16,10 +16,10 @@ _TINY, _CLOSE, _TERMS, _HALVINGS = 1e-300, 1e-15, 500, 200
 
 @lru_cache(1024)
 def t_quantile(probability: float, degrees: float) -> float:
-    """The value that t with so many degrees of freedom (> 0, not only whole ones) stays below with this probability."""
+    """The value that t stays below with this probability. `degrees` of freedom: > 0, not only whole numbers."""
     if degrees >= _NORMAL_FROM:
         return NormalDist().inv_cdf(probability)
-    if probability < 0.5:  # noqa: PLR2004 it is symmetric
+    if probability < 0.5:  # noqa: PLR2004 the distribution is symmetric
         return -t_quantile(1.0 - probability, degrees)
     low, high = 0.0, 1.0
     while t_probability(high, degrees) < probability:
@@ -42,7 +42,7 @@ def _beta(x: float, a: float, b: float) -> float:
     """I_x(a, b), the regularised incomplete beta function."""
     if x <= 0.0 or x >= 1.0:
         return min(1.0, max(0.0, x))
-    if x > (a + 1.0) / (a + b + 2.0):  # where the fraction of the other end converges fast
+    if x > (a + 1.0) / (a + b + 2.0):  # there the complement converges faster
         return 1.0 - _beta(1.0 - x, b, a)
     front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     return math.exp(front) / a * _fraction(x, a, b)

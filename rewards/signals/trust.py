@@ -1,7 +1,7 @@
-"""Whether to believe a person: how often they agree with audits, against chance. Pure.
+"""Whether to trust a person: how often they agree with audits, compared with chance. Pure.
 
-Chance is Scott's pi (1955), from what both said taken together, not Cohen's kappa: who always votes down has a kappa of exactly
-zero whatever the truth, and would never be found.
+Chance agreement is that of Scott's pi (1955), which pools both raters, not that of Cohen's kappa: a person who always votes
+down has a kappa of exactly zero whatever the truth, and would never be found.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _EXACT = 1000
 
 
 class Agreement(NamedTuple):
-    """Of one person, over their audited samples: agreed on good or bad; what they called good, and the audit did."""
+    """Counts over the audited samples of one person: agreements, and how often each of the two said good."""
 
     num_checked: int = 0
     num_agreed: int = 0
@@ -22,7 +22,7 @@ class Agreement(NamedTuple):
     num_found_good: int = 0
 
     def plus(self, *, said_good: bool, found_good: bool) -> Agreement:
-        """With one more."""
+        """The counts with one more sample."""
         return Agreement(
             self.num_checked + 1,
             self.num_agreed + (said_good == found_good),
@@ -32,20 +32,20 @@ class Agreement(NamedTuple):
 
     @property
     def chance(self) -> float:
-        """Agreement by chance, at least one half: g^2 + (1 - g)^2, g the share of good in all that both said."""
+        """Agreement by chance, at least one half: g^2 + (1 - g)^2, where g is the share of good among both raters' votes."""
         good = (self.num_said_good + self.num_found_good) / (2 * self.num_checked) if self.num_checked else 0.5
         return good**2 + (1 - good) ** 2
 
     @property
     def pi(self) -> float:
-        """(agreed - chance) / (1 - chance), in [-1, 1]; 0 while nothing was checked."""
+        """(agreed - chance) / (1 - chance), in [-1, 1]; 0 if nothing was checked."""
         if not self.num_checked or self.chance == 1.0:
             return 0.0
         return (self.num_agreed / self.num_checked - self.chance) / (1 - self.chance)
 
 
 def is_suspended(agreement: Agreement, tail: float) -> bool:
-    """Whether so little agreement, or less, has a probability below `tail` for somebody who votes by chance."""
+    """Whether a person who votes at random would agree so rarely with a probability below `tail`."""
     if agreement.num_agreed >= agreement.chance * agreement.num_checked:
         return False
     return lower_tail(agreement.num_agreed, agreement.num_checked, agreement.chance) < tail

@@ -1,7 +1,8 @@
-"""Whose word a reward is, and what that weighs. Pure: people and paces are given, and changed in memory.
+"""Whose vote decided a reward, and how much that vote weighs. Pure: people and paces are passed in, and changed in memory.
 
-Refusals in their order: nobody asked (`not_asked`), the person disagrees with audits (`suspended_submitter`), has said enough
-(`influence_cap`), or the vote is part of a burst (`burst`). Only a vote that counts is charged to the cap.
+A vote is refused for these reasons, tested in this order: the person was not asked (`not_asked`), disagrees with audits
+(`suspended_submitter`), has used up their votes (`influence_cap`), or the vote is part of a burst (`burst`). Only a vote that
+counts is charged to the cap.
 """
 
 from __future__ import annotations
@@ -44,28 +45,28 @@ class ScoredSample(NamedTuple):
     cluster: str
     signals: Sequence[Signal]
     scores: Sequence[Score]
-    """Of the signals: the one with weight decided."""
+    """Of the signals; the one with a weight decided."""
     finished_at: float
     closed_at: float
     provisional: bool
     reward: float | None
     fault: Fault = "none"
     person: str | None = None
-    """Who asked the question: stands for a submitter who is not named."""
+    """The person who asked the question. They count as the submitter of an anonymous signal."""
     ask_probability: float = 0.0
-    """As the generation carries it."""
+    """Copied from the generation."""
     audited: float | None = None
-    """What the audit said of it, in [0, 1], if it was audited."""
+    """The value of the audit, in [0, 1], if it was audited."""
     grade: float | None = None
-    """What the graders alone make of it, in [0, 1]; None if they are not all there, or if nobody asks."""
+    """The value by graders alone, in [0, 1]; None if a grader is missing, or if the task does not need it."""
     said: float | None = None
-    """What was said of it or judged of what came next, before votes are weighed, in rewards; None if nothing was."""
+    """The reward by users alone, before votes are weighed; None if there is none, or if the task does not need it."""
     is_silent: bool = False
-    """It has no reward only because nobody said anything."""
+    """It has no reward, and the only reason is that no user reacted."""
 
 
 class Vote(NamedTuple):
-    """The signal that decided a reward. `who` is None if no person is known, or it was no user."""
+    """The signal that decided a reward. `who` is None if the person is unknown or the submitter is not a user."""
 
     name: str
     submitter: str
@@ -77,14 +78,14 @@ class Vote(NamedTuple):
 
     @property
     def everybody(self) -> PersonName | None:
-        """The name under which all people of its task are remembered together."""
+        """The name of the row that sums up all people of the task."""
         return (*self.who[:2], _EVERYBODY) if self.who else None
 
 
 class VoteDecision(NamedTuple):
-    """What was made of a sample: whose vote ("" for nobody's), its value and weight, the reward before the offset.
+    """The decision about a sample: its submitter ("" if there was no vote), value, weight, and reward before the offset.
 
-    `counted`: the signals whose delay is counted. `evidence`: where its word counts for the silent (silence.py).
+    `counted`: the signals whose delay was counted. `evidence`: where its reaction is counted for silent answers (silence.py).
     """
 
     submitter: str
@@ -98,11 +99,11 @@ class VoteDecision(NamedTuple):
 
 
 UNDECIDED = VoteDecision("", 0.0, 1.0, "", None, 0.0)
-"""Of a sample that is remembered although nobody voted."""
+"""For a sample that must be stored although it has no vote."""
 
 
 class Rules:
-    """What a task says about votes, ready for use."""
+    """The rules of a task about votes, ready for use."""
 
     def __init__(self, task: Task) -> None:
         """Raises InvalidTask if it asks for a signal that it does not declare."""
@@ -111,12 +112,12 @@ class Rules:
         self.slow = {name: window for name, window in windows.items() if window > task.window_seconds}
         if unknown := sorted(task.asked_for - task.signals.keys()):
             raise InvalidTask(
-                f"{task.where('asking', 'signals')}: asking.signals: {unknown[0]!r} is no signal of task {task.name!r}; "
+                f"{task.where('asking', 'signals')}: asking.signals: {unknown[0]!r} is not a signal of task {task.name!r}; "
                 f"ask for some of {sorted(task.signals)}"
             )
 
     def waiting(self, item: ScoredSample, decided_by: str | None) -> list[str]:
-        """The slow signals that have not come, and would decide in place of this one; none where users decide nothing."""
+        """The slow signals that are missing and would replace the deciding one; empty if users decide nothing."""
         if item.fault == "model" or self.task.signals_weight <= 0:
             return []
         heard = {signal.name for signal in item.signals}
@@ -126,12 +127,12 @@ class Rules:
         return [name for name in above if name in self.slow and name not in heard and self.share(name, asked=asked) > 0]
 
     def share(self, name: str, *, asked: bool) -> float:
-        """What a signal weighs, whoever sent it."""
+        """The weight of a signal before its submitter is looked at."""
         asking = self.task.asking
         return 1.0 if asking is None or asked or name not in self.task.asked_for else asking.volunteers
 
     def vote(self, item: ScoredSample) -> Vote | None:
-        """Whose word the reward is; None if it is nobody's."""
+        """The vote that decided the reward; None if no signal did."""
         if item.reward is None or item.fault == "model" or self.task.signals_weight <= 0:
             return None
         score = next((score for score in item.scores if score.weight > 0 and score.value is not None), None)
@@ -142,7 +143,7 @@ class Rules:
         low, high = self.task.reward.low, self.task.reward.high
         is_good = score.value >= low + _HALF * (high - low)
         submitter = newest.submitter
-        # The question's own name for them was never checked; PostgreSQL keeps no NUL.
+        # The name in the request was never validated, and PostgreSQL cannot store NUL.
         asker = (item.person or "").replace("\0", "")
         person = (submitter.id if submitter.id != ANONYMOUS else asker)[:_MAX_ID]
         is_user = submitter.kind == "user"
@@ -159,22 +160,22 @@ class Rules:
 
 
 def start_of(pace: PaceName) -> PaceName:
-    """The name under which it is remembered when the first vote of its task came."""
+    """The name of the row that remembers when the first vote of the task came."""
     return pace[0], "", _ALL
 
 
 class Ballot:
-    """The votes of a batch, one after the other."""
+    """Decides about the votes of a batch, one after the other."""
 
     def __init__(
         self, earlier: dict[str, VoteDecision], people: dict[PersonName, Person], paces: dict[PaceName, VotePace]
     ) -> None:
-        """`earlier`: what was made of these samples before, by key. Those given are changed."""
+        """`earlier`: previous decisions about these samples, by key. The arguments are changed in place."""
         self.made, self.people, self.paces = earlier, people, paces
         self.delays: Counter[DelayName] = Counter()
 
     def take(self, rules: Rules, item: ScoredSample, vote: Vote | None) -> tuple[VoteDecision, str]:
-        """What is made of a sample now, and why its vote weighs less; where it is refused, an earlier one stands."""
+        """The decision about a sample, and why its vote weighs less. If the vote is refused, an earlier one stays in force."""
         earlier = self.made.get(item.key)
         counted = self._count_delays(rules, item, earlier.counted if earlier else ())
         if vote is None:
@@ -182,7 +183,7 @@ class Ballot:
                 self.made[item.key] = (earlier or UNDECIDED)._replace(counted=counted)
             return VoteDecision("", 0.0, 1.0, "", item.reward, 0.0), ""
         share = rules.share(vote.name, asked=_was_asked(item))
-        # A volunteer who then says what counts unasked: if the first word weighed nothing, nothing was charged for it.
+        # A volunteer's first vote weighed nothing, so it was not charged. Another signal of theirs may count as a new vote.
         is_new = earlier is not None and earlier.reason == "not_asked" and earlier.weight == 0.0 < share
         if earlier is not None and earlier.submitter == vote.submitter and not is_new:
             made = self._revised(item, vote, earlier, share)
@@ -195,12 +196,12 @@ class Ballot:
         return made, reason
 
     def remember_evidence(self, key: str, evidence: str) -> None:
-        """Where a sample's word counts for the silent."""
+        """Store where a sample's reaction is counted for silent answers."""
         if evidence or key in self.made:
             self.made[key] = self.made.get(key, UNDECIDED)._replace(evidence=evidence)
 
     def _revised(self, item: ScoredSample, vote: Vote, earlier: VoteDecision, share: float) -> VoteDecision:
-        """The same person says something else, or more is known: nothing is charged twice."""
+        """The same person changed their vote, or more is known. Nothing is charged twice."""
         if vote.who and earlier.reason != "not_asked":
             self.people[vote.who].total += vote.value - earlier.value
         if earlier.reason == "not_asked" and share == 1.0:
@@ -219,7 +220,7 @@ class Ballot:
             if refusal:
                 share, reason = 0.0, refusal
             elif trust.relative:
-                # What it says beyond the person's habit: who votes often does not become everybody.
+                # Everybody's mean takes the corrected vote, so that frequent voters do not dominate it.
                 said = clipped(vote.value + offset, rules.task.reward.low, rules.task.reward.high)
                 everybody.num, everybody.total = everybody.num + 1, everybody.total + said
         elif share > 0.0 and self._is_burst(rules.task.trust.burst, vote):
@@ -248,13 +249,13 @@ class Ballot:
             self.paces[start] = VotePace(bucket)
         pace = self.paces[vote.pace]
         if pace.bucket < 0:
-            # Silent since the first vote of its task: nobody begins without a history by choosing a rare prompt.
+            # Count as silent since the first vote of the task: a rare prompt must not be a way to start without a history.
             pace = VotePace(min(bucket, self.paces[start].bucket)).at(bucket, rule.history)
         self.paces[vote.pace], is_burst = bursts.vote(pace, vote.at, rule)
         return is_burst
 
     def _count_delays(self, rules: Rules, item: ScoredSample, counted: tuple[str, ...]) -> tuple[str, ...]:
-        """Count a new answer, and each slow signal once, when it is first heard; returns those counted so far."""
+        """Count a new answer, and each slow signal when it first arrives; returns the signals counted so far."""
         for name, window in rules.slow.items():
             cohort = delay.cohort_of(item.finished_at, window)
             if item.revision == 1:

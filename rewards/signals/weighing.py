@@ -1,15 +1,16 @@
-"""What a sample weighs: whose word it is, how much they have said already, and whether more is to come.
+"""Finds the weight of a sample: who voted, how much they voted before, and whether more signals may come.
 
 In: scored samples of users, in the order of the log, each revision once. Out: a weight for each, inside the worker's
-transaction. Waits: nothing; what people said, how fast and how late is remembered in the database, a few statements a batch.
+transaction. Waits for: nothing. People, paces and delays are stored in the database, in a few statements per batch.
 
-A vote is the signal that decided a reward. It is charged to its submitter once per sample, however often that is revised.
-Refused, it weighs nothing; where somebody else had decided before, theirs stays. What a gate refused is the model's fault and no
-vote. Operators, judges and code have no limits. Nor have signals that name nobody, unless the question did.
+A vote is the signal that decided a reward. It is charged to its submitter once per sample, however often the sample is
+revised. A refused vote weighs nothing; if another person had decided before, their vote stays. A refusal by a gate is the
+model's fault and not a vote. Operators, judges and code have no limits, and neither have anonymous signals, unless the request
+named a person.
 
-While a slower signal may still decide, the weight is the share of such signals that would be in by now.
+While a slower signal may still decide, the weight is the share of such signals that would have arrived by now.
 
-Of what is silent, or was said by somebody who does not count, a task may ask what others would have said (`expecting.py`).
+For a silent answer, or one whose vote is refused, a task may use what is expected from reactions to others (`expectations.py`).
 """
 
 from __future__ import annotations
@@ -43,15 +44,18 @@ from rewards.signals.silence import Expected, first_cohort
 from rewards.signals.votes import Ballot, PaceName, PersonName, Rules, ScoredSample, Vote, start_of
 
 REMEMBERED_SECONDS = 30 * 86_400.0
-"""A vote is known as charged for so long, or twice the longest window."""
+"""How long a vote is remembered as charged; at least twice the longest window."""
 _REFRESH_SECONDS, _FORGET_SECONDS = 60.0, 600.0
 
 
 class Weight(NamedTuple):
-    """`value` in [0, 1]; `reward` takes the place of the item's.
+    """The weight of a sample.
 
-    `reason`: `not_asked`, `suspended_submitter`, `influence_cap` or `burst` where the vote counts less for it, else empty.
-    `expected`: what stands for the word of users if nobody's counts; `reward` is then not this sample's.
+    Attributes:
+        value: in [0, 1].
+        reason: `not_asked`, `suspended_submitter`, `influence_cap` or `burst` if the vote counts less for it, else empty.
+        reward: replaces the reward of the sample.
+        expected: stands for the users if no vote counts; `reward` is then not used.
     """
 
     value: float
@@ -61,7 +65,7 @@ class Weight(NamedTuple):
 
 
 class Weighing:
-    """Weighs samples. Rows that it changes are held until the transaction ends."""
+    """Weighs samples. Rows that it changes stay locked until the transaction ends."""
 
     def __init__(self, tasks: Mapping[str, Task], clock: Callable[[], float]) -> None:
         """Raises InvalidTask if a task asks for a signal that it does not declare."""
@@ -73,7 +77,7 @@ class Weighing:
         self._forgot_at = clock()
 
     def weigh(self, connection: Connection, items: Sequence[ScoredSample]) -> list[Weight]:
-        """The weight of each, in their order. Sees each (key, revision) once, and no revision without the first."""
+        """The weight of each, in their order. Expects each (key, revision) once, and first revisions before later ones."""
         if not items:
             return []
         votes = [self._rules[item.task].vote(item) for item in items]
@@ -93,7 +97,7 @@ class Weighing:
         return weights
 
     def forget(self, connection: Connection) -> None:
-        """Drop what is too old to matter, a part at a time; most calls do nothing."""
+        """Delete what is too old to matter, a part at a time; most calls do nothing."""
         now = self._clock()
         if now - self._forgot_at < _FORGET_SECONDS:
             return
@@ -109,7 +113,7 @@ class Weighing:
     def _known(
         self, items: Sequence[ScoredSample], votes: Sequence[Vote | None]
     ) -> dict[tuple[str, int], VersionAudit]:
-        """What new samples of audited tasks say of their versions, before anybody's vote was weighed."""
+        """Audit sums of new samples by (task, version), before votes are weighed."""
         values: dict[tuple[str, int], VersionAudit] = {}
         for item, vote in zip(items, votes, strict=True):
             task = self._rules[item.task].task
@@ -149,7 +153,7 @@ class Weighing:
         return Weight(made.weight * share, reason, reward)
 
     def _share(self, item: ScoredSample, vote: Vote | None) -> float:
-        """Of the signals that may still decide in place of this vote, those that would be in by now."""
+        """Of the slow signals that may still replace this vote, the share that would have arrived by now."""
         if not item.provisional:
             return 1.0
         elapsed = item.closed_at - item.finished_at
@@ -157,7 +161,7 @@ class Weighing:
         return min((self._curves[item.task, name].completion(elapsed) for name in waiting), default=1.0)
 
     def _refresh(self, connection: Connection, items: Sequence[ScoredSample]) -> None:
-        """Read the curves that are needed and old. In the stream's own time: a backlog is no silence."""
+        """Reread old curves that are needed. Uses the time of the records, so that a backlog does not look like silence."""
         now: dict[str, float] = {}
         for item in items:
             if item.provisional and self._rules[item.task].slow:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
-from rewards.signals.delay import ANSWERS, Curve, cohort_seconds, corrected_rate, curve_of, product_limit
+from rewards.signals.delay import ANSWERS, Curve, cohort_seconds, curve_of, product_limit
 
 EDGES = np.array([1.0, 2.0, 4.0])
 
@@ -42,9 +40,9 @@ def test_before_thirty_delays_it_is_all_uniform() -> None:
 
 def test_no_data_and_broken_data_stay_in_range() -> None:
     empty = curve_of([], 1e9, 100.0, 10.0)
-    assert (empty.num_delays, empty.share, empty.completion(50.0)) == (0, 0.0, 0.5)
+    assert (empty.num_delays, empty.arrived[-1], empty.completion(50.0)) == (0, 0.0, 0.5)
     more_signals_than_answers = product_limit(np.array([10]), np.array([[20, 20, 0]]), np.array([4.0]), EDGES)
-    assert more_signals_than_answers.share == 1.0
+    assert more_signals_than_answers.arrived[-1] == 1.0
     assert 0.0 <= more_signals_than_answers.completion(1.5) <= 1.0
 
 
@@ -53,9 +51,3 @@ def test_only_cohorts_that_are_old_enough_and_not_too_old_are_used() -> None:
     assert length == 10.0
     counts = [(cohort, bucket, 40) for cohort in (10, 300, 319) for bucket in (ANSWERS, 0)]
     assert curve_of(counts, now, 320.0, 20.0).num_delays == 40  # of the second; the third is 0 to 10 s old
-
-
-def test_a_rate_of_a_window_is_divided_by_what_is_in_after_it() -> None:
-    estimate = corrected_rate(150, 1000, 0.5)
-    assert estimate[:2] == pytest.approx((0.3, math.sqrt(0.15 * 0.85 / 1000) / 0.5))
-    assert corrected_rate(0, 0, 0.5).error == math.inf

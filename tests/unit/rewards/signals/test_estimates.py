@@ -9,8 +9,9 @@ from numpy.typing import ArrayLike
 
 from contracts.errors import InvalidValue
 from rewards.signals.audit import Accuracy, VersionAudit, audit_of_sample, rogan_gladen, together, why_different
-from rewards.signals.estimates import Estimate, mean_of, pooled, sums_of
+from rewards.signals.estimates import Estimate, mean_of, pooled
 from rewards.sums import Sums
+from tests.unit.rewards.signals.crowds import sums_of
 
 
 def test_sums_of_parts_add_up_to_the_sums_of_the_whole() -> None:
@@ -97,9 +98,9 @@ def test_an_audit_that_means_the_reward_is_taken() -> None:
     [
         (np.ones(29), np.ones(29), "only 29 answers have both .* takes 30"),
         (np.full(400, 0.35), np.arange(400) % 5 > 0, r"lies -45% of the range from the reward"),
-        (np.arange(400) % 2, np.arange(400) // 2 % 2, "do not rise and fall together"),  # as good, of other answers
-        (np.arange(400) % 2, 1 - np.arange(400) % 2, "do not rise and fall together"),
-        (np.ones(400) * 0.5, np.arange(400) % 2, "do not rise and fall together"),  # the same of everything
+        (np.arange(400) % 2, np.arange(400) // 2 % 2, "are not surely correlated"),  # as good, of other answers
+        (np.arange(400) % 2, 1 - np.arange(400) % 2, "are not surely correlated"),
+        (np.ones(400) * 0.5, np.arange(400) % 2, "are not surely correlated"),  # the same of everything
         (np.arange(40) % 2, np.roll(np.arange(40) % 2, 0) * (np.arange(40) > 3), r"\(.* to .*\)"),  # 40 cannot tell
     ],
 )  # fmt: skip

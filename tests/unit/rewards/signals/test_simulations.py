@@ -19,19 +19,16 @@ from rewards.signals.delay import (
     Curve,
     bucket_of,
     cohort_of,
-    corrected_rate,
-    correction_of,
     curve_of,
     edges_of,
 )
-from rewards.signals.estimates import sums_of
 from rewards.signals.repository import delays_of, known_of, mean_of_people
 from rewards.signals.silence import Tally, expected_of
 from rewards.signals.votes import ScoredSample
 from rewards.signals.weighing import Weighing
 from rewards.sums import Sums
 from runtime.database import Database
-from tests.unit.rewards.signals.crowds import NOW, a_task, an_item, weigh, weighted_mean
+from tests.unit.rewards.signals.crowds import NOW, a_task, an_item, sums_of, weigh, weighted_mean
 
 pytestmark = pytest.mark.slow  # seconds, for what changes rarely: CI runs it
 
@@ -176,8 +173,8 @@ def test_a_rate_of_a_short_window_is_corrected_by_delays_of_the_same_data() -> N
         curve, seen = observed_curve(dice, 5_000, 2.5 * DAY)
         completions.append(curve.completion(FIRST))
         naive.append(seen)
-        corrected.append(corrected_rate(round(seen * 5_000), 5_000, completions[-1]).value)
-        shares.append(curve.share)
+        corrected.append(seen / completions[-1])
+        shares.append(float(curve.arrived[-1]))
     assert bias_of(naive, COMES)[0] <= -0.1
     for estimates, truth in ((corrected, COMES), (shares, COMES), (completions, IN_AFTER_FIRST)):
         bias, error = bias_of(estimates, truth)
@@ -190,7 +187,7 @@ def test_answers_too_young_to_be_judged_do_not_count_as_silent() -> None:
     curve, _ = observed_curve(dice, 40_000, WINDOW / 2)  # nobody is as old as the window
     observed = 1 - math.exp(-curve.observed_seconds / MEAN_DELAY)
     assert curve.observed_seconds < WINDOW
-    assert curve.share == pytest.approx(COMES / ALL_IN * observed, abs=0.01)
+    assert curve.arrived[-1] == pytest.approx(COMES / ALL_IN * observed, abs=0.01)
 
 
 def slow_thumbs(number: int, answered: float, delay: float) -> Iterator[ScoredSample]:
@@ -228,13 +225,15 @@ def test_the_worker_learns_the_delay_from_its_stream_and_corrects_what_it_applie
     assert young[-1] == pytest.approx(IN_AFTER_FIRST, abs=0.03)
     with database.snapshot() as connection:
         curve = curve_of(delays_of(connection, {"chat"})["chat", "thumbs"], NOW + 5 * DAY, WINDOW, FIRST)
-    assert curve.share == pytest.approx(COMES, abs=0.01)
+    assert curve.arrived[-1] == pytest.approx(COMES, abs=0.01)
 
     rest = weigh(database, weighing, items[len(known) :])
     applied: dict[str, list[tuple[float, float]]] = {}
     for item, weight in zip(items, weights + rest, strict=True):
         applied.setdefault(item.key, [(0.0, 0.0)]).append((weight.value, weight.reward or 0.0))
-    totals = {key: sum(map(correction_of, steps, steps[1:])) for key, steps in applied.items()}
+    # Each revision applies the difference to the one before.
+    products = {key: [weight * reward for weight, reward in steps] for key, steps in applied.items()}
+    totals = {key: sum(map(float.__sub__, steps[1:], steps)) for key, steps in products.items()}
     last = {item.key: item.reward for item in items}
     assert totals == pytest.approx(last)
     assert sum(totals.values()) == (delays <= WINDOW).sum()

@@ -225,7 +225,7 @@ def test_what_nobody_was_asked_for_is_not_waited_for(database: Database) -> None
 
 
 def test_a_task_that_asks_for_what_it_does_not_declare_is_refused() -> None:
-    with pytest.raises(InvalidTask, match=r"'stars' is no signal of task 'chat'; ask for some of \['thumbs'\]"):
+    with pytest.raises(InvalidTask, match=r"'stars' is not a signal of task 'chat'; ask for some of \['thumbs'\]"):
         Weighing({"chat": a_task(asking={"probability": 0.1, "signals": ["stars"]})}, lambda: NOW)
 
 
