@@ -13,13 +13,12 @@ from contracts.errors import InvalidSettings
 from contracts.tasks.loading import load_tasks
 from rewards.judges.identity import identity_of
 from rewards.signals.audit import Accuracy, VersionAudit
-from rewards.signals.estimates import sums_of
 from rewards.signals.votes import ScoredSample
 from rewards.signals.weighing import Weighing
 from rewards.sums import Sums
 from runtime.database import Database
 from tests.unit.rewards.judges.figures import FIGURES
-from tests.unit.rewards.signals.crowds import NOW, a_task, an_item, weigh
+from tests.unit.rewards.signals.crowds import NOW, a_task, an_item, sums_of, weigh
 
 TASK = """name = "chat"
 window_seconds = 600
