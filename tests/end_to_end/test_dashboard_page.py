@@ -227,7 +227,7 @@ def test_an_empty_home_says_what_to_do(page: Chromium, tmp_path: Path) -> None:
             "/rewards": "curl http://127.0.0.1",
             "/ledger": "None: every",
         }
-        for path, words in {"/": "No answer has made the whole way", **said}.items():
+        for path, words in {"/": "No answer has completed the loop", **said}.items():
             page.open(site.url + path)
             page.wait_for(READY)
             assert words in page.evaluate("document.querySelector('main').innerText"), path

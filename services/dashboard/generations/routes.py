@@ -77,26 +77,26 @@ def show(request: Request, session: OperatorReader, completion_id: str, choice: 
     """One answer with its signals, scores and outcomes."""
     with request.app.state.database.snapshot() as connection:
         # A text that is not an id is in no table, and the database may refuse it in a query.
-        whole = find_answer(connection, completion_id, choice) if is_completion_id(completion_id) else None
-    if whole is None:
+        answer = find_answer(connection, completion_id, choice) if is_completion_id(completion_id) else None
+    if answer is None:
         raise NotFound(
             f"there is no answer {completion_id[:MAX_ID]} with choice {choice} here; it may not have been joined yet, or its "
             "day was deleted"
         )
-    body = whole.record.open() if whole.record else None
+    body = answer.record.open() if answer.record else None
     shown: list[AnswerToken] = []
-    problem = whole.problem
-    if whole.record and body:
+    problem = answer.problem
+    if answer.record and body:
         ids = unpack_ids(body.completion_ids)
         texts = request.app.state.token_texts
-        shown = tokens(ids, unpack_floats(body.logprobs), whole.record.spans, texts.texts(ids[:MAX_TOKENS]))
+        shown = tokens(ids, unpack_floats(body.logprobs), answer.record.spans, texts.texts(ids[:MAX_TOKENS]))
         problem = texts.problem
     return render(
         request,
         "generation.html",
         session,
-        whole=whole,
-        record=whole.record,
+        answer=answer,
+        record=answer.record,
         body=body,
         messages=messages(body.messages) if body else [],
         num_prompt=len(unpack_ids(body.prompt_ids)) if body else 0,
@@ -104,7 +104,7 @@ def show(request: Request, session: OperatorReader, completion_id: str, choice: 
         tokens=shown,
         limits=LIMITS,
         problem=problem,
-        story=story(whole),
+        story=story(answer),
     )
 
 

@@ -44,7 +44,7 @@ def loop_tiles(rows: LoopRows, accuracies: Mapping[int, float | None], identitie
             "not judged yet" if base is None else f"base {percent(base)}",
         ),
         _trained_tile(identities.generations),
-        Tile("Ledger", "balanced", "everything has a name", "good")
+        Tile("Ledger", "balanced", "every answer and signal has a state", "good")
         if balanced
         else Tile("Ledger", "unbalanced", "see the alarm above", "bad"),
     ]

@@ -1,8 +1,8 @@
 """Reads a state once for all of its viewers, and sends it to each of them when it changed.
 
-    wake() ──────┐                         ┌─▶ viewer: events(), one stream each
-    the period ──┼─▶ one read at a time ──▶ latest state ─┼─▶ viewer
-    keep_watch ──┘   (one thread)          └─▶ GET /api/state: latest()
+    wake() ──────┐                                          ┌─▶ events(): the stream of one viewer
+    the period ──┼─▶ one read at a time ──▶ latest state ───┼─▶ events(): the stream of another
+    keep_watch ──┘   (in one thread)                        └─▶ latest(): GET /api/state
 
 A viewer waits at most one period, or until `wake`; several viewers share one read. `keep_watch` reads every fifteen seconds even without
 viewers, because alarms need no viewer. A read that fails is reported to the viewers, and the next read may work.

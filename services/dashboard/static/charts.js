@@ -1,4 +1,4 @@
-// Lines over time or over versions, by uPlot (a global of its own script). Colours come from the style sheet, so both themes are drawn alike.
+// Lines over time or over versions, drawn by uPlot (a global of its script). Colours come from the style sheet, so that both themes work.
 
 import { clock, version } from "./format.js";
 import { element } from "./elements.js";

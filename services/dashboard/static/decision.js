@@ -1,4 +1,4 @@
-// Decisions in two steps: a button says where to, the dialog shows what that does, asks for a reason and confirms.
+// Decisions in two steps: a button names the version; the dialog shows the effects, asks for a reason and confirms.
 
 import { element } from "./elements.js";
 import { version } from "./format.js";
@@ -13,13 +13,13 @@ const KINDS = {
   rollback: { verb: "Roll back", consequence: () => "Counting what this would change…" },
   promote: {
     verb: "Promote",
-    consequence: (live, to, note) => `Users get ${version(to)} instead of ${version(live)}, whatever the gate says. ${note} Requests in flight finish; you can roll back.`,
+    consequence: (live, to, note) => `Users get ${version(to)} instead of ${version(live)}, against any verdict of the gate. ${note} Requests in flight finish; you can roll back.`,
   },
 };
 
 export const mayDecide = decides !== undefined;
 
-// body: what is sent besides the reason
+// body: the fields of the request, without the reason
 function open(kind, body, note = "") {
   const { verb, consequence } = KINDS[kind];
   confirm.disabled = false;
@@ -35,7 +35,7 @@ function open(kind, body, note = "") {
   if (kind === "rollback") showEffects(asked);
 }
 
-// Nobody confirms a rollback before its numbers stand in the dialog.
+// A rollback can be confirmed only once the dialog shows its effects.
 async function showEffects(shown) {
   confirm.disabled = true;
   const answer = await fetch(`/api/rollback?to=${shown.body.to}`).catch(() => null);
@@ -52,7 +52,7 @@ async function showEffects(shown) {
 }
 
 function refuse(refusal) {
-  problem.textContent = refusal?.error?.message ?? "The server did not answer; nothing is known to have changed. Look again.";
+  problem.textContent = refusal?.error?.message ?? "The server did not answer, so it is not known whether anything changed. Look again.";
   problem.hidden = false;
 }
 
@@ -78,7 +78,7 @@ export function decisionButton(kind, to, current, note) {
   return button;
 }
 
-// The button beside the live version: where a rollback would go now.
+// The button beside the live version: a rollback to the last accepted version.
 export function offerRollback(tile) {
   const button = element("button", { className: "small" });
   const hint = element("p", { className: "detail" }, "operators can roll back");

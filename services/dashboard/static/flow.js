@@ -1,4 +1,4 @@
-// Freshness and lag: what each stage takes, and what waits in front of it.
+// Freshness and lag: the delay of each stage, and the records that wait for it.
 
 import { element } from "./elements.js";
 import { count, seconds } from "./format.js";
@@ -12,7 +12,7 @@ export function drawFreshness(container, legs) {
   const span = Math.max(1, Math.ceil(Math.log(longest / SHORTEST) / DECADE));
   const share = (value) => Math.min(1, Math.max(0, Math.log(Math.max(value, SHORTEST) / SHORTEST) / DECADE / span));
   if (!legs.some((leg) => leg.number)) {
-    container.replaceChildren(element("p", { className: "quiet" }, "No answer has made the whole way yet: it needs a signal, a score, a step and a version that went live."));
+    container.replaceChildren(element("p", { className: "quiet" }, "No answer has completed the loop yet: that takes a signal, a score, a training step and a version that goes live."));
     return;
   }
   const rows = legs.map((leg) => {
@@ -41,7 +41,7 @@ export function drawFreshness(container, legs) {
 }
 
 function waiting(lag, now) {
-  if (lag.num_waiting == null) return "its positions are in the trainer's checkpoint";
+  if (lag.num_waiting == null) return "the trainer keeps its positions in its checkpoint";
   if (!lag.num_waiting) return "nothing waits";
   return `${count(lag.num_waiting)} wait${lag.oldest_at == null ? "" : `, oldest ${seconds(Math.max(0, now - lag.oldest_at))}`}`;
 }

@@ -1,4 +1,4 @@
-// The Ledger page: both identities, term by term, and what could not be read.
+// The Ledger page: both identities, term by term, and records that could not be processed.
 
 import { element, fillTable } from "./elements.js";
 import { clock, count, dataSize, version, words } from "./format.js";

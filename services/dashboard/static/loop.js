@@ -1,4 +1,4 @@
-// The loop as a drawing: stages with their rate, edges with what waits on them. Two layouts, chosen by the room there is.
+// The loop as a drawing: stages with their rates, and edges with the records that wait. The layout depends on the width.
 
 import { count, seconds } from "./format.js";
 import { shape, text } from "./svg.js";
@@ -6,7 +6,7 @@ import { shape, text } from "./svg.js";
 const LATE_SECONDS = 30;
 const BOX = { width: 124, height: 62 };
 
-// Centres of the stages, and where the text of an edge stands: its own middle plus (dx, dy).
+// Centres of the stages. The text of an edge stands at the middle of the edge plus (dx, dy).
 const WIDE = {
   width: 1200,
   height: 226,

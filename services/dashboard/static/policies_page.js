@@ -1,4 +1,4 @@
-// The Policies page: arms, the tree of versions, and what each version is.
+// The Policies page: arms, the tree of versions, and a table of versions.
 
 import { decisionButton, mayDecide } from "./decision.js";
 import { element, fillTable } from "./elements.js";

@@ -1,4 +1,4 @@
-// The Rewards page comes whole from the server; this draws the charts from the columns that came with it.
+// The server renders the Rewards page; this script draws its charts from the columns in the page.
 
 import { Chart } from "./charts.js";
 import { figure, percent } from "./format.js";

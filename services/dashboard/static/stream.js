@@ -1,4 +1,4 @@
-// Follows the server's events, says so when they stop, and comes back when they do.
+// Follows the server's events, reports when they stop, and reconnects.
 
 import { clock } from "./format.js";
 
@@ -35,7 +35,7 @@ export function follow(pill, banner, handlers) {
     source.addEventListener("error", retry);
   };
 
-  // Ours, not the browser's: a refused reconnect would end it for good, and a session that ended needs the form.
+  // We reconnect ourselves: the browser gives up after one refusal, and an ended session needs the sign-in form.
   const retry = () => {
     source.close();
     lost();

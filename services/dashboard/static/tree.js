@@ -1,5 +1,5 @@
-// The tree of versions: time runs to the right; what is live, its ancestors and what grew from it lie on the first lane,
-// every other branch below.
+// The tree of versions: time runs to the right. The live version, its ancestors and its descendants share the first lane;
+// every other branch is below.
 
 import { percent, version } from "./format.js";
 import { shape, text } from "./svg.js";

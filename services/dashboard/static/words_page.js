@@ -1,4 +1,4 @@
-// The pages of answers and versions come whole from the server; this adds the reader's own times and word of newer answers.
+// The server renders the pages of answers and versions; this script shows times in the reader's time zone, and announces newer answers.
 
 import { fillEndpoints, find, followLoop, localTimes } from "./page.js";
 

@@ -169,7 +169,7 @@ def test_a_version_shows_what_it_learned_page_by_page(client: TestClient) -> Non
 
 def test_a_version_shows_what_the_gate_saw(client: TestClient) -> None:
     page = client.get("/policies/2").text
-    assert "What the gate saw" in page
+    assert "Comparisons of the gate" in page
     assert '<td>reservations</td><td>exact</td><td><a href="/policies/1">v1</a> <small>live</small></td>' in page
     assert "<td>4 <small>of 200</small></td>" in page
     assert "<td>6.6 points</td>" in page
@@ -189,7 +189,7 @@ def test_the_policies_page_says_what_gates_each_task(open_client: Any, small: Se
     nothing = "none of its graders says whether an answer is right: versions ship however bad they are at it"
     (small.home / "millrace.toml").write_text(f'[release]\nsentinels = "{sentinels}"\n')
     assert gates_on_the_page(open_client, small, product / "task.toml", chat) == [
-        "reservations exact on 200 sentinels the newest verdict could see 6.6 points",
+        "reservations exact on 200 sentinels the newest verdict could detect 6.6 points",
         f"chat ungated {nothing}",
     ]
 
@@ -225,7 +225,7 @@ def test_what_cannot_be_shown_is_said_on_a_page(client: TestClient, path: str, s
 def test_an_empty_home_says_what_to_do(open_client: Any, bare: Settings) -> None:
     client = signed_in(open_client(bare), bare)
     assert "curl" in client.get("/generations").text
-    assert "No answer fits" in client.get("/generations?state=trained").text
+    assert "No answer matches" in client.get("/generations?state=trained").text
     assert "curl" in client.get("/").text
     state = client.get("/api/state").json()
     assert state["versions"] == state["arms"] == state["dead_letters"] == state["rates"]["at"] == []

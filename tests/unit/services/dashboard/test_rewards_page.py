@@ -155,7 +155,7 @@ def test_one_task_of_several_is_chosen_by_its_name(open_client: Any, settings: S
     assert f"<b>{OTHER}</b>" in page
     assert "1 <small>people" in section(page, "people-title")
     assert "Nothing was scored in the last day." in page
-    assert "Nothing was kept out." in page
+    assert "Nothing was filtered." in page
     assert rows(section(page, "judges-title"))[0][0] == "strict"
     unknown = client.get("/rewards?task=nonsense")
     assert unknown.status_code == 404
@@ -200,7 +200,7 @@ def test_another_tenant_sees_none_of_it(open_client: Any, settings: Settings) ->
     client.post("/api/login", data={"key": key}, headers={"origin": "http://testserver"})
     page = client.get("/rewards").text
     assert [int(row[-1]) for row in rows(section(page, "faults-title"))[:1]] == [1]
-    assert "Nobody who has a name has voted" in page
+    assert "No named person has voted" in page
     assert OTHER not in page
     answer = client.get(f"/rewards?task={OTHER}")
     assert answer.status_code == 404
@@ -230,4 +230,4 @@ def test_answers_without_sums_have_a_page_that_says_what_is_missing(open_client:
     page = signed_in(open_client(settings), settings).get("/rewards").text
     assert columns(page, "rewards") == {"at": [], "reward": [], "null": [], "model_fault": [], "unlabelled": []}
     assert "No user's answer has been scored" in page
-    assert "Every answer of the last day has a reward, or waits for one." in page
+    assert "Every answer of the last day has a reward or waits for one." in page

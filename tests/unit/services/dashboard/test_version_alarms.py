@@ -28,8 +28,8 @@ def test_alarms_of_a_version_are_on_its_page_and_on_no_other(small: Settings) ->
     with TestClient(create_app(small), follow_redirects=False) as opened:
         client = signed_in(opened, small)
         page, other = client.get("/policies/3").text, client.get("/policies/2").text
-    assert "What its answers do" not in other
-    shown = page[page.index("What its answers do") : page.index("What it was the first to learn")]
+    assert "Alarms <small>" not in other
+    shown = page[page.index("Alarms <small>") : page.index("Samples that it learned first")]
     assert "<b>asks</b>" in shown
     assert "0.041 <small>of 2,100, v1 to v2" in shown
     assert "above the line of 0.01" in shown
