@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+import typer
 
 from contracts.assignments import LIVE
 from contracts.errors import InvalidSettings, MillraceError, NotFound, Unavailable, WeightsRefused
@@ -39,30 +41,32 @@ _ANNOUNCE_SECONDS = 60.0
 
 def run_replica(
     *,
-    policy: str,
-    store: str,
-    folder: Path,
-    version: int | None,
-    follow: bool,
-    every: float,
-    unsigned: bool,
-    name: str = "",
-    fallbacks: Sequence[str] = (),
+    policy: Annotated[str, typer.Option(help="Name of the policy.")],
+    store: Annotated[
+        str, typer.Option(help="s3://bucket/prefix, http(s)://..., or a folder. S3 reads the AWS_* variables.")
+    ],
+    folder: Annotated[
+        Path, typer.Option(help="Folder for this replica alone; it keeps the trusted keys in keys/trusted.")
+    ],
+    version: Annotated[int | None, typer.Option(help="Version to bring. Default: the live one.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Stay, and bring each new live version.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between two looks at the pointer.")] = 2.0,
+    name: Annotated[
+        str, typer.Option(help="Name under which the publisher sees it. Default: the machine's name.")
+    ] = "",
+    unsigned: Annotated[bool, typer.Option("--unsigned", help="Accept versions without a signature.")] = False,
+    fallbacks: Annotated[
+        list[str] | None,
+        typer.Option("--fallback", help="Another store, for when --store fails or is stale. Repeat it for more."),
+    ] = None,
 ) -> None:
-    """Bring `version`, or what the pointer names, and say which file serves it; with `follow` until SIGTERM or SIGINT.
-
-    `fallbacks` are asked in turn where `store` fails, or shows an old state.
-
-    Raises:
-        InvalidSettings: no key is trusted, or a store cannot be used.
-        NotFound, Unavailable, WeightsRefused: without `follow`, why it could not be brought.
-    """
+    """Keep a policy's weights in a folder, in step with a weight store. Needs no home, no database and no torch."""
     if follow and version is not None:
         raise InvalidSettings("--follow follows the pointer, --version asks for one version: give one of them")
     keyring = None if unsigned else _keyring(folder)
     snapshots = None if keyring is None else Snapshots(keyring, folder / "snapshots")
     with ExitStack() as stack:
-        places = (store, *fallbacks)
+        places = (store, *(fallbacks or ()))
         stores = [stack.enter_context(closing(open_to_read(place, snapshots, folder, policy))) for place in places]
         sources = Sources(stores)
         replica = stack.enter_context(Replica(folder, sources, policy))

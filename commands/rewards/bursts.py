@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidSettings
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
@@ -16,12 +18,14 @@ from rewards.signals.repository import clear_burst, quarantined_paces
 from runtime.settings import load_settings
 
 
-def run_bursts(home: Path, name: str, clear: str | None) -> None:
-    """List the bursts of a task that still weigh nothing, or end one, named `CLUSTER/SIDE`.
-
-    Raises:
-        InvalidSettings: there is no such task or burst, or the task looks for none.
-    """
+def run_bursts(
+    name: Annotated[str, typer.Option("--task", help="Name of a task with [trust.burst].")],
+    home: HomeOption = DEFAULT_HOME,
+    clear: Annotated[
+        str | None, typer.Option(help="CLUSTER/SIDE: let the votes of this burst count again, after you checked them.")
+    ] = None,
+) -> None:
+    """List the bursts of a task: votes that count for nothing because too many came at once."""
     settings = load_settings(home)
     tasks = load_tasks(settings.tasks)
     if name not in tasks:

@@ -12,11 +12,13 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidSettings
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
@@ -31,12 +33,15 @@ _FEW = 30
 """Values that are all alike have no spread to be seen; from so many on their mean is taken as it is."""
 
 
-def run_estimate(home: Path, name: str, *, as_json: bool = False) -> dict[int, VersionAudit]:
-    """Print what is known of each version of a task; returns it. Only reads.
+def run_estimate(
+    name: Annotated[str, typer.Option("--task", help="Name of a task with [audit].")],
+    home: HomeOption = DEFAULT_HOME,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")] = False,
+) -> dict[int, VersionAudit]:
+    """Estimate the mean reward of each version: of answers with signals, and of all answers if the audit measures the reward.
 
-    Raises:
-        InvalidSettings: there is no such task, none of its samples is audited, or the audit does not measure the reward; in
-            that last case everything else was printed.
+    Only reads. If the audit does not measure the reward, the last column is refused, with exit status 1.
     """
     settings = load_settings(home)
     tasks = load_tasks(settings.tasks)

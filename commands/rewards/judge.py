@@ -6,7 +6,9 @@ import os
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -21,15 +23,21 @@ from rewards.judges.registry import new_http, probe, trial_judge
 from rewards.judges.report import ENOUGH_LABELS, Figure, Figures, Report, shortfalls
 
 _TENTHS = 10
+app = typer.Typer(help="Measure a judge against labels.", no_args_is_help=True)
 
 
-def run_admit(task_file: Path, judge: str, labels_file: Path, out: Path | None) -> int:
-    """Measure, print, write; 0 if the judge meets its bar.
-
-    Raises:
-        InvalidTask: the task file is wrong, has no such judge, or the judge does not answer.
-        InvalidValue: the labels are wrong.
-    """
+@app.command("admit")
+def run_admit(
+    task_file: Annotated[Path, typer.Option("--task", help="The task file that declares the judge.")],
+    judge: Annotated[str, typer.Option(help="Name of the judge in the task file.")],
+    labels_file: Annotated[
+        Path, typer.Option("--labels", help="JSON lines with prompt, completion, label; or with prompt, pair, better.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write the report. Default: the judge's `admission` file.")
+    ] = None,
+) -> int:
+    """Measure a judge: agreement, order flips, master keys. Exit status 1 if it is below its bar."""
     (task,) = load_tasks((task_file,)).values()
     index = _index(task, task_file, judge)
     rule = task.judges[index]

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO
+from typing import Annotated, TextIO
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from commands.options import DEFAULT_HOME, HomeOption
 from contracts.errors import InvalidSettings
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
@@ -27,9 +29,19 @@ _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 
 
 def run_rescore(
-    *, home: Path, task: str, since: str, task_file: Path | None, out: Path | None, limit: int | None
+    *,
+    task: Annotated[str, typer.Option(help="Name of the task whose episodes to replay.")],
+    since: Annotated[str, typer.Option(help="How far back: 90s, 30m, 2h, 7d, or a time: 2026-11-20T08:00Z.")] = "24h",
+    task_file: Annotated[
+        Path | None, typer.Option(help="Task file with the new graders. Default: the graders of the home.")
+    ] = None,
+    home: HomeOption = DEFAULT_HOME,
+    out: Annotated[
+        Path | None, typer.Option(help="Write every episode there, before and after, as JSON lines.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of episodes, oldest first.")] = None,
 ) -> ReplayComparison:
-    """Replay, and print what would change. The log and the database are only read."""
+    """Replay the log with other graders and print what would change. Only reads the log and the database."""
     settings = load_settings(home)
     wanted = _task(settings, task, task_file)
     start = parse_since(since, time.time())

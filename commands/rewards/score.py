@@ -12,8 +12,9 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Annotated, Any, BinaryIO, cast
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -32,6 +33,26 @@ _CHUNK_BYTES = 1 << 20
 _MAX_DEADLINE = 600.0
 
 Numbered = tuple[int, bytes]
+
+
+def score(
+    *,
+    verifier: Annotated[str | None, typer.Option(help="Kind of the verifier; --list shows them.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Config of the verifier, a .toml or .json file.")] = None,
+    task: Annotated[
+        Path | None, typer.Option(help="Task file instead of a verifier: all its graders, and the reward.")
+    ] = None,
+    deadline: Annotated[float, typer.Option(help="Seconds for one case, for kinds that can be stopped.")] = 5.0,
+    show: Annotated[bool, typer.Option("--list", help="List the kinds of verifiers.")] = False,
+) -> int:
+    """Grade answers with a verifier or a task.
+
+    Reads JSON lines with prompt, completion and reference from standard input; writes the scores to standard output.
+    """
+    if show:
+        print_kinds()
+        return 0
+    return run_score(verifier=verifier, config=config, task=task, deadline=deadline)
 
 
 def run_score(

@@ -31,25 +31,25 @@ def test_a_burst_is_listed_until_somebody_clears_it(
     tmp_path: Path, migrated: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = with_burst(tmp_path, migrated)
-    run_bursts(home, "chat", None)
+    run_bursts("chat", home)
     listed = capsys.readouterr().out
     assert "other-3/bad" in listed
     assert "900" in listed
     assert "1970-01-01 17:50 UTC" in listed
     assert "other-3/good" not in listed
-    run_bursts(home, "chat", "other-3/bad")
-    run_bursts(home, "chat", None)
+    run_bursts("chat", home, "other-3/bad")
+    run_bursts("chat", home)
     assert capsys.readouterr().out == ("votes of other-3/bad count again\nno burst in task 'chat': every vote counts\n")
 
 
 def test_what_is_not_there_is_named_with_what_to_do(tmp_path: Path, migrated: Path) -> None:
     home = with_burst(tmp_path, migrated)
     with pytest.raises(InvalidSettings, match="lists them"):
-        run_bursts(home, "chat", "nosuch/bad")
+        run_bursts("chat", home, "nosuch/bad")
     with pytest.raises(InvalidSettings, match="there are"):
-        run_bursts(home, "nosuch", None)
+        run_bursts("nosuch", home)
 
 
 def test_a_task_that_looks_for_none_says_how_to(tmp_path: Path, migrated: Path) -> None:
     with pytest.raises(InvalidSettings, match=r"add \[trust.burst\] to .*task.toml:1"):
-        run_bursts(a_home(tmp_path, migrated, TASK), "chat", None)
+        run_bursts("chat", a_home(tmp_path, migrated, TASK))

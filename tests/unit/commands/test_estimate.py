@@ -72,7 +72,7 @@ def test_each_version_is_shown_where_people_spoke_and_for_all(
 ) -> None:
     home = a_home(tmp_path, migrated, TASK + AUDITED)
     noted(home, crowd(200, 3, agree=True))
-    known = run_estimate(home, "chat")[3]
+    known = run_estimate("chat", home)[3]
     assert (known.num, known.said.num, known.rewarded.num, known.silent.num) == (200, 100, 100, 100)
     assert (known.audited.num, known.audited_silent.num) == (50, 25)
     assert known.naive.value == pytest.approx(0.9)
@@ -86,7 +86,7 @@ def test_each_version_is_shown_where_people_spoke_and_for_all(
 def test_json_says_the_same_in_rewards(tmp_path: Path, migrated: Path, capsys: pytest.CaptureFixture[str]) -> None:
     home = a_home(tmp_path, migrated, TASK + AUDITED)
     noted(home, crowd(200, 3, agree=True))
-    run_estimate(home, "chat", as_json=True)
+    run_estimate("chat", home, as_json=True)
     found = json.loads(capsys.readouterr().out)
     (row,) = found.pop("versions")
     assert found == {
@@ -108,12 +108,12 @@ def test_an_audit_of_something_else_is_refused_and_the_rest_is_shown(
     noted(home, crowd(400, 3, agree=False))
     says = r"not estimated: on the 100 answers that have both, the audit lies .* from the reward .*task.toml:\d+\)"
     with pytest.raises(InvalidSettings, match=says):
-        run_estimate(home, "chat")
+        run_estimate("chat", home)
     printed = capsys.readouterr().out
     assert "0.900" in printed
     assert "of all" not in printed.replace("of all:", "")
     with pytest.raises(InvalidSettings, match=says):
-        run_estimate(home, "chat", as_json=True)
+        run_estimate("chat", home, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["refused"].startswith("on the 100 answers")
     assert found["versions"][0]["of_all"] is None
@@ -132,17 +132,17 @@ def test_what_was_shown_for_a_criterion_of_its_own_is_refused(tmp_path: Path, mi
         )
     noted(home, items, reward={"low": -1.0, "high": 1.0})
     with pytest.raises(InvalidSettings, match="the mean over all answers is not estimated"):
-        run_estimate(home, "chat")
+        run_estimate("chat", home)
 
 
 def test_too_few_to_compare_is_refused_and_nothing_at_all_is_no_mistake(
     tmp_path: Path, migrated: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = a_home(tmp_path, migrated, TASK + AUDITED)
-    assert run_estimate(home, "chat") == {}
+    assert run_estimate("chat", home) == {}
     noted(home, crowd(40, 3, agree=True))
     with pytest.raises(InvalidSettings, match="only 10 answers have both"):
-        run_estimate(home, "chat")
+        run_estimate("chat", home)
     assert "0.900" in capsys.readouterr().out
 
 
@@ -180,7 +180,7 @@ def test_no_estimate_lies_outside_the_range_of_rewards(audits: list[float], word
 )
 def test_what_cannot_be_estimated_is_said(tmp_path: Path, migrated: Path, name: str, task: str, says: str) -> None:
     with pytest.raises(InvalidSettings, match=says):
-        run_estimate(a_home(tmp_path, migrated, task), name)
+        run_estimate(name, a_home(tmp_path, migrated, task))
 
 
 def test_what_the_judge_itself_gets_wrong_is_corrected_where_it_was_measured(
