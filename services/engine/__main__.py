@@ -33,19 +33,20 @@ _GRACEFUL_SECONDS = 5
 
 
 def main(home: Path) -> None:
-    """Serve until told to stop.
+    """Serve until SIGTERM or SIGINT.
 
     Raises:
         InvalidSettings: the home has no usable millrace.toml, or its base policy cannot be loaded.
     """
     set_up_logs("engine")
     settings = load_settings(home)
+    policy = settings.policy
     own = load_section(home, "engine", EngineSettings)
     torch.set_num_threads(own.threads)
     dtype = torch.float32 if settings.device == "cpu" else torch.bfloat16
     database = settings.database()
     store = open_weight_store(settings, measures=WeightStoreMetrics())
-    copy = LocalCopy(settings.home / "replica", store, settings.policy, settings.run) if settings.weights_url else None
+    copy = LocalCopy(settings.home / "replica", store, policy, settings.run) if settings.weights_url else None
     server: uvicorn.Server | None = None
 
     def swapped(record: SwapRecord) -> None:
@@ -54,12 +55,12 @@ def main(home: Path) -> None:
         keep_swap(database, record)
 
     def end() -> None:
-        """Finish what can be finished; the supervisor starts a fresh process."""
+        """End the process in order; the supervisor starts a new one."""
         if server is not None:
             server.should_exit = True
 
     engine = Engine(
-        policy=settings.policy,
+        policy=policy,
         settings=own,
         store=copy or store,
         make_model=lambda: _load(settings, dtype),
@@ -67,7 +68,7 @@ def main(home: Path) -> None:
         on_gave_up=end,
         run=settings.run,
     )
-    follower = Follower(engine, lambda: read_wanted(database, settings.policy), on_exit=end)
+    follower = Follower(engine, lambda: read_wanted(database, policy), on_exit=end)
     config = uvicorn.Config(
         make_app(engine, follower, engine_key(settings.home)),
         http=GuardedProtocol,
@@ -90,19 +91,19 @@ def main(home: Path) -> None:
 
 
 def check_ready(engine: Engine) -> None:
-    """Raises Unavailable unless the engine serves: it may load, restart or be paused."""
+    """Raises Unavailable unless the engine serves; it may be loading, restarting or paused."""
     status, facts = engine.health()
     if status != "serving":
         raise Unavailable(f"the engine is {status}; it holds {facts['versions']}")
 
 
 def _load(settings: Settings, dtype: torch.dtype) -> Any:
-    warm_up()  # while nothing serves yet
+    warm_up()  # now, while nothing serves yet
     try:
         return load_model(settings.base, device=settings.device, dtype=dtype)
     except (MillraceError, ValueError, KeyError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        # transformers says what it does not know by ValueError or KeyError, torch a missing device by RuntimeError.
+        # transformers raises ValueError or KeyError for an unknown model, torch RuntimeError for a missing device.
         raise InvalidSettings(f"{settings.base} cannot be loaded on {settings.device}: {reason}") from error
 
 

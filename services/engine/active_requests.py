@@ -1,4 +1,4 @@
-"""One request in flight: tokens arrive from the generation thread, each labelled with the version that made it."""
+"""A request in flight: its tokens arrive from the generation thread, each with the version that made it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contracts.records import Span
 
 
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens since the last chunk of this answer. Span starts count tokens of the whole answer."""
+    """The tokens since the last chunk. Span starts count tokens of the whole answer."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -25,11 +25,11 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActiveRequest:
-    """A request between submission and its last token.
+    """A request between its submission and its last token.
 
-    Flows in: the tokens so far, after every step, on the generation thread (`advance`). Flows out: chunks, on the event
-    loop that submitted it (`chunks`); one per step if `streaming`, else a single one at the end. `num_reserved`: tokens of
-    the prompt and the most that may be made.
+    In: all tokens so far, after each step, on the generation thread (`advance`). Out: chunks, on the event loop that submitted
+    the request (`chunks`); one per step if `streaming`, else one at the end. `num_reserved`: the tokens of the prompt and of the
+    longest answer.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class ActiveRequest:
     def advance(
         self, token_ids: list[int], logprobs: list[float], *, finished: bool, version: int
     ) -> TokenChunk | None:
-        """Note the tokens of one step: all of the answer's ids [T] and log-probs [T] so far; the chunk to send, if any.
+        """Take all ids [T] and log-probs [T] of the answer so far. Returns the chunk to send, if any.
 
-        New tokens were made by `version`: weights change only between steps.
+        The new tokens were made by `version`: weights change only between steps.
         """
         num_known = len(self.token_times)
         if len(token_ids) > num_known and (not self._spans or self._spans[-1].version != version):
@@ -73,19 +73,19 @@ class ActiveRequest:
         return chunk
 
     def fail(self, reason: str) -> TokenChunk:
-        """End the answer: the chunk that says so."""
+        """End the answer with an error. Returns the chunk that reports it."""
         self.finished = True
         return TokenChunk(token_ids=[], logprobs=[], spans=[], error=reason)
 
     def put(self, chunk: TokenChunk) -> None:
-        """Hand a chunk to the reader; on the event loop only."""
+        """Pass a chunk to the reader. Call it on the event loop."""
         self._queue.put_nowait(chunk)
 
     async def chunks(self) -> AsyncIterator[TokenChunk]:
-        """The answer as it is made, up to and including the chunk with a finish reason.
+        """The chunks of the answer, up to the one with a finish reason.
 
         Raises:
-            EngineRestarted: the generation loop died under it.
+            EngineRestarted: the generation loop died during the request.
         """
         while True:
             chunk = await self._queue.get()
@@ -105,12 +105,12 @@ class ActiveRequest:
 
 
 def hand_over(chunks: list[tuple[ActiveRequest, TokenChunk]]) -> None:
-    """Chunks to their readers, from any thread, waking each event loop once."""
+    """Pass chunks to their readers, from any thread; each event loop is woken once."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[ActiveRequest, TokenChunk]]] = defaultdict(list)
     for active, chunk in chunks:
         by_loop[active.loop].append((active, chunk))
     for loop, batch in by_loop.items():
-        if not loop.is_closed():  # its readers are gone; raising here would end the generation thread
+        if not loop.is_closed():  # else its readers are gone; an error here would end the generation thread
             loop.call_soon_threadsafe(_put_all, batch)
 
 

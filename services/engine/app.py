@@ -1,4 +1,4 @@
-"""The engine's web application: while it runs, the follower follows; when it ends, the engine is closed."""
+"""The engine's web application: it starts the follower, and stops follower and engine at its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from services.http import make_service
 
 
 def make_app(engine: Engine, follower: Follower, key: str) -> FastAPI:
-    """The application over an engine; `key`: what every caller must send."""
+    """The application over an engine; `key`: the secret that every caller must send."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -27,5 +27,5 @@ def make_app(engine: Engine, follower: Follower, key: str) -> FastAPI:
 
     app = make_service("Millrace engine", lifespan)
     app.include_router(make_router(engine, follower))
-    app.add_middleware(Guard, key=key)  # the last one added is the first one asked
+    app.add_middleware(Guard, key=key)  # the middleware that is added last runs first
     return app

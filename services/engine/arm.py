@@ -1,9 +1,9 @@
-"""One arm: a model, its version, and a batching manager kept running over it.
+"""One arm: a model, its version, and a batching manager that is kept running over it.
 
-Flows in: checked requests from the event loop (`submit`, `cancel`), staged changes (`swap`). Flows out: chunks to each
-active. Waits for: nothing; a supervisor thread waits for the generation thread to die, fails what it held and starts
-another. Weights change only inside the manager's pause, that is between two steps, and a step's tokens are labelled on
-the generation thread, so a label is never off by one.
+In: requests from the event loop (`submit`, `cancel`), staged changes of weights (`swap`). Out: chunks for each active request.
+Waits for: nothing. A supervisor thread waits for the generation thread to die, fails its requests and starts a new manager.
+Weights change only while the manager is paused between two steps, and the tokens of a step get their version on the generation
+thread. So a token never has the wrong version.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _QUICK_SECONDS = 10.0
 _STEP_TIMEOUT = 2.0
 _NUM_RECENT_GAPS = 1000
 _NUM_RECENT_ENDS = 64
-_TURNS_OF_CACHE = 4  # that wait, unless settings say otherwise
+_TURNS_OF_CACHE = 4  # the default bound of open tokens, in sizes of the cache
 _log = structlog.get_logger(__name__)
 
 
 class EngineArm:
-    """See the module. `on_gave_up` is called when restarting does not help."""
+    """See the module. `on_gave_up` is called when restarts do not help."""
 
     def __init__(
         self, name: str, model: Any, version: int, settings: EngineSettings, on_gave_up: Callable[[], None]
@@ -51,7 +51,7 @@ class EngineArm:
         self._on_gave_up = on_gave_up
         self._end_ids = end_ids(model)
         self.recent_gaps: deque[float] = deque(maxlen=_NUM_RECENT_GAPS)
-        """Seconds between two tokens of one answer, of the answers that ended last."""
+        """Seconds between two tokens, of the answers that ended last."""
         self._bounds = Bounds(
             settings.max_open_requests, settings.max_open_tokens or _TURNS_OF_CACHE * settings.cache_tokens
         )
@@ -60,18 +60,18 @@ class EngineArm:
         self._num_submitted = 0
         self._stepped = threading.Event()
         self._stopping = threading.Event()
-        self._lock = threading.Lock()  # submission against restart: no active may fall between two managers
+        self._lock = threading.Lock()  # a request must not be submitted to a manager that is being replaced
         self.start()
 
     def start(self) -> None:
-        """Run a manager, and a thread that keeps one running."""
+        """Start a manager, and the thread that restarts it."""
         self.gave_up = False
         self._launch()
         self._supervisor = threading.Thread(target=self._supervise, name=f"supervise-{self.name}", daemon=True)
         self._supervisor.start()
 
     def stop(self) -> None:
-        """End the manager; requests in flight fail."""
+        """Stop the manager; requests in flight fail."""
         with self._lock:
             self._stopping.set()
         if self._manager.is_running():
@@ -80,21 +80,21 @@ class EngineArm:
 
     @property
     def serving(self) -> bool:
-        """True while a generation thread runs and takes requests."""
+        """True while the generation thread runs and accepts requests."""
         manager = self._manager
         return manager.is_running() and manager.background_thread_status.can_accept_new_requests() is None
 
     @property
     def num_in_flight(self) -> int:
-        """Requests that have been submitted and not ended."""
+        """Requests that were submitted and have not ended."""
         return len(self._active)
 
     def submit(self, request: CompletionRequest) -> ActiveRequest:
-        """Start a request; on an event loop.
+        """Start a request. Call it on an event loop.
 
         Raises:
-            InvalidRequest: refused before the manager saw it.
-            Overloaded: too much is open already.
+            InvalidRequest, ContextLengthExceeded: see `check_request`.
+            Overloaded: too many requests or tokens are open.
             Unavailable: the manager is restarting or stopping.
         """
         check_request(request, self.limits)
@@ -123,7 +123,7 @@ class EngineArm:
                 request.prompt,
                 request_id=request_id,
                 max_new_tokens=request.max_tokens,
-                streaming=True,  # the router sees every token; the active decides what to send
+                streaming=True,  # the router sees every token; the active request decides what to send
                 eos_token_id=list(stops) or [-1],
                 **processor_arguments(request, self.limits.vocab_size),
             )
@@ -133,14 +133,14 @@ class EngineArm:
         return active
 
     def cancel(self, active: ActiveRequest) -> None:
-        """Give up on a request and free its cache; nothing happens if it has ended."""
+        """Cancel a request and free its cache; nothing happens if it has ended."""
         with self._lock:
             if self._active.pop(active.request_id, None) is not None:
                 self._manager.cancel_request(active.request_id)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """No step runs inside; requests in flight stay. Enter and leave on one thread.
+        """A block in which no step runs; requests in flight are kept. Enter and leave it on one thread.
 
         Raises:
             Unavailable: the manager died before it could pause.
@@ -153,11 +153,11 @@ class EngineArm:
             yield
 
     def swap(self, patches: Patches, version: int, *, held: bool) -> tuple[float, float, list[list[float]]]:
-        """Change the weights between two steps; `held` if a pause around this one goes on, so that no token can follow.
+        """Change the weights between two steps. `held`: an outer pause continues, so no token can follow.
 
         Returns:
-            The moment of the swap (perf_counter), the length of the pause in seconds, and per request that was in
-            flight the times of its tokens, up to at least one after the swap (or the request's end, or two seconds).
+            The time of the swap (perf_counter), the length of the pause in seconds, and for each request in flight the times
+            of its tokens, up to at least one after the swap (or the request's end, or two seconds).
         """
         with self.pause():
             parked_at = perf_counter()
@@ -178,7 +178,7 @@ class EngineArm:
         self.start()
 
     def receive(self, outputs: list[Any]) -> None:
-        """Tokens of one step, or failures; on the generation thread."""
+        """Take the tokens of one step, or failures. Called on the generation thread."""
         chunks: list[tuple[ActiveRequest, TokenChunk]] = []
         for output in outputs:
             active = self._active.get(output.request_id)
@@ -213,7 +213,7 @@ class EngineArm:
     def _launch(self) -> None:
         self._manager = build_manager(self.model, self._settings, self.receive)
         self._manager.start()
-        self._thread: threading.Thread = self._manager._generation_thread  # noqa: SLF001 its death has no public sign
+        self._thread: threading.Thread = self._manager._generation_thread  # noqa: SLF001 there is no public way to notice its end
         self._started_at = monotonic()
 
     def _supervise(self) -> None:

@@ -1,8 +1,17 @@
-"""The engine: arms, the versions they hold, and the way a version gets in.
+"""The engine: its arms, the versions they hold, and how a new version is loaded.
 
-Flows in: versions from the weight store (`update`), pauses. Flows out: arms that serve, a record of every swap. Waits
-for: the store, off the pause path. One control thread does all of it in turn, so two updates never overlap and a pause
-is left by the thread that entered it; the event loop only looks arms up.
+    event loop: routes ─▶ resolve() ─▶ EngineArm.submit() ─▶ the manager's queue ─▶ generation thread of the arm
+                             ▲                                                            │ tokens of each step
+                             └── ActiveRequest._queue ◀── hand_over() wakes the loop ◀────┘
+    follower thread: update() ─┐
+    routes: pause(), resume() ─┴▶ _control, one thread ─▶ Stager: fetch and verify ─▶ EngineArm.swap(), between two steps
+
+Who waits for whom: a route waits for its request's queue, which the generation thread fills after each step. Callers of `update`,
+`pause` and `resume` wait for the control thread, which does one thing at a time: two updates never overlap, and the thread that
+enters a pause also leaves it. The control thread waits for the store while the arm serves; only then it waits for the arm's
+manager to pause, and after the swap for one token of each request in flight, for at most two seconds.
+
+In: versions of the weight store (`update`), pauses. Out: arms that serve, and a record of every swap.
 """
 
 from __future__ import annotations
@@ -38,13 +47,13 @@ class Engine:
     """See the module.
 
     Args:
-        policy: the name that requests carry as `model`.
+        policy: the `model` of requests.
         settings: sizes of each arm.
         store: where versions come from.
-        run: whose versions this engine serves; None: any.
-        make_model: a new model of the policy's architecture, on its device; its weights are replaced.
-        on_swap: told of every change of weights under traffic, on the control thread.
-        on_gave_up: told when the live arm dies again and again; a new process is the last resort.
+        run: the training run whose versions this engine serves; None: any run.
+        make_model: makes a model of the policy's architecture on its device; its weights are replaced.
+        on_swap: called on the control thread after every change of weights under traffic.
+        on_gave_up: called when the live arm dies again and again; a new process is the last resort.
     """
 
     def __init__(
@@ -72,14 +81,14 @@ class Engine:
         self._control = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-control")
 
     def resolve(self, model: str) -> EngineArm:
-        """The arm that serves `POLICY` (live) or `POLICY@vN` (whichever arm holds exactly version N now).
+        """The arm that serves `POLICY` (live) or `POLICY@vN` (an arm that holds version N now).
 
-        A swap may still come before the first token or between two: the spans of the answer tell.
+        A swap may follow before the first token or between two tokens; the spans of the answer show it.
 
         Raises:
-            UnknownModel: not this engine's policy.
-            VersionNotResident: no arm holds that version.
-            Unavailable: the live arm has not loaded yet.
+            UnknownModel: it is not this engine's policy.
+            VersionNotResident: no arm holds this version.
+            Unavailable: the live arm is still loading.
         """
         policy, at, version = model.partition("@v")
         if policy != self.policy or (at and not version.isdecimal()):
@@ -101,26 +110,26 @@ class Engine:
         return {name: self.arms[name].version for name in ARMS if name in self.arms}
 
     def update(self, arm: str, version: int, root: str | None = None, run: str | None = None) -> SwapRecord | None:
-        """Bring an arm to a version, newer or older; the record, or None if nothing was interrupted.
+        """Bring an arm to a version, newer or older. Returns the record of the swap, or None if nothing was interrupted.
 
-        It is decoded and verified while the arm serves what it served; the pause only writes what differs. `root` is what
-        its weights must add up to and `run` which run it must be of, as whoever assigned it says; None: what its manifest
-        says, and the engine's own run.
+        The version is decoded and verified while the arm serves the old one; the pause only writes the weights that differ.
+        `root` and `run`: the checksum and the training run that the assignment names; None: those of the manifest and of this
+        engine.
 
         Raises:
-            NotFound, WeightsRefused: the version cannot be had; the arm serves what it served.
-            Unavailable: the arm is restarting; ask again.
+            NotFound, WeightsRefused: the version cannot be loaded; the arm keeps its version.
+            Unavailable: the arm is restarting; try again.
         """
         if arm not in ARMS:
             raise InvalidRequest(f"arm must be one of {', '.join(ARMS)}, not {arm!r}", param="arm")
         return self._control.submit(self._update, arm, version, root, run).result()
 
     def pause(self) -> None:
-        """Stop every arm between two steps, keeping requests in flight, until `resume`."""
+        """Pause every arm between two steps until `resume`; requests in flight are kept."""
         self._control.submit(self._pause).result()
 
     def resume(self) -> None:
-        """Go on; nothing happens if not paused."""
+        """End the pause, if there is one."""
         self._control.submit(self._resume).result()
 
     @property
@@ -129,7 +138,7 @@ class Engine:
         return self._paused
 
     def health(self) -> tuple[Literal["serving", "starting", "restarting", "paused", "failed"], dict[str, Any]]:
-        """The state of the live arm, and the facts of all arms. `instance`: no other start of an engine has the same."""
+        """The status of the live arm, and facts about all arms. `instance` is different for each start of an engine."""
         live = self.arms.get("live")
         facts = {
             "instance": self.instance,
@@ -147,7 +156,7 @@ class Engine:
         return ("serving" if live.serving else "restarting"), facts
 
     def system(self) -> dict[str, str | None]:
-        """Engine and dtype: the provenance of every answer."""
+        """Engine and dtype, the provenance of every answer."""
         live = self.arms.get("live")
         return {"engine": ENGINE, "dtype": str(live.model.dtype).removeprefix("torch.") if live else None}
 
@@ -155,7 +164,7 @@ class Engine:
         """Stop every arm; requests in flight fail."""
         self.resume()
         self._control.shutdown()
-        gc.freeze()  # every manager collects all garbage of the process twice when it stops: seconds, for nothing
+        gc.freeze()  # every manager runs two full garbage collections when it stops, which takes seconds
         for arm in self.arms.values():
             arm.stop()
 
@@ -171,10 +180,10 @@ class Engine:
         stage_seconds = perf_counter() - started
         if arm.gave_up:
             arm.replace(step.patches, version)
-            self._stager.made(name, arm.model, step)
+            self._stager.applied(name, arm.model, step)
             return None
         swapped_at, pause_seconds, token_times = arm.swap(step.patches, version, held=self._paused)
-        self._stager.made(name, arm.model, step)
+        self._stager.applied(name, arm.model, step)
         record = SwapRecord(
             policy=self.policy,
             arm=name,
@@ -199,7 +208,7 @@ class Engine:
         step = self._stager.stage(name, model, version, root, run)
         apply_patches(step.patches)
         arm = EngineArm(name, model, version, self._settings, self._on_gave_up if name == "live" else _ignore)
-        self._stager.made(name, model, step)
+        self._stager.applied(name, model, step)
         if self._paused:
             self._held.enter_context(arm.pause())
         self.arms[name] = arm
@@ -221,4 +230,4 @@ class Engine:
 
 
 def _ignore() -> None:
-    """A candidate that dies stays down until its next version; live goes on."""
+    """A candidate that gave up stays down until its next version; live goes on."""

@@ -1,7 +1,8 @@
-"""Follows the assignments: whatever version an arm is pointed at, the engine comes to hold.
+"""Follows the assignments: loads the version that an arm is assigned into the engine.
 
-Flows in: arm → version, its root and its run, read every tenth of a second, and at once when woken. Flows out: updates of the engine. Waits
-for: nothing; a version that cannot be staged leaves the old one serving, is named in /state, and is tried again, ever less often.
+In: arm → version, its root and its run, read every tenth of a second, and at once after `wake`. Out: updates of the engine. Waits
+for: nothing. If a version cannot be loaded, the old one keeps serving, /state names the problem, and the version is tried again
+with growing delays.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ _log = structlog.get_logger(__name__)
 
 
 class AssignedVersion(NamedTuple):
-    """What an arm is pointed at. `version` None: leave it as it is; `root` None: whatever the version's weights add up to."""
+    """The assignment of an arm. `version` None: keep the current one; `root` None: accept any checksum of the weights."""
 
     version: int | None
     root: str | None = None
     run: str | None = None
-    """The run that the version is of; None: that of the engine's home."""
+    """The training run of the version; None: the run of the engine's home."""
 
 
 class UpdateProblem(msgspec.Struct, frozen=True, kw_only=True):
-    """A version that could not be brought in, or assignments that could not be read (`version` None)."""
+    """Why a version could not be loaded, or the assignments could not be read (`version` None)."""
 
     version: int | None
     code: str
@@ -46,7 +47,7 @@ class UpdateProblem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def due(wanted: int | None, held: int | None, problem: UpdateProblem | None, now: float) -> bool:
-    """True if an arm should be brought to the version it is pointed at, now."""
+    """True if an arm should be brought to its assigned version now."""
     if wanted is None or wanted == held:
         return False
     return problem is None or problem.version != wanted or now >= problem.retry_at
@@ -55,7 +56,7 @@ def due(wanted: int | None, held: int | None, problem: UpdateProblem | None, now
 def next_problem(
     previous: UpdateProblem | None, version: int | None, error: MillraceError, now: float
 ) -> UpdateProblem:
-    """What is remembered of a failure; the wait doubles while the same version fails."""
+    """The problem after a failure; the delay doubles while the same version fails."""
     attempts = previous.attempts + 1 if previous is not None and previous.version == version else 1
     wait = min(_FIRST_RETRY_SECONDS * 2.0 ** (attempts - 1), _LAST_RETRY_SECONDS)
     return UpdateProblem(
@@ -67,13 +68,13 @@ class Follower:
     """See the module.
 
     Args:
-        engine: what is brought along.
-        read_assignments: arm → what it is pointed at now; arms other than the engine's are ignored.
-        on_exit: called if the thread ends by an error; the process should end too.
-        poll_seconds: the longest pause between two looks.
+        engine: the engine to update.
+        read_assignments: reads arm → assignment; arms other than the engine's are ignored.
+        on_exit: called if the thread ends with an error; the process should end too.
+        poll_seconds: the longest time between two reads.
 
     Attributes:
-        fatal: why no version can ever be loaded, if that is why it ended.
+        fatal: the error, if the thread ended because no version can ever be loaded.
     """
 
     def __init__(
@@ -95,21 +96,21 @@ class Follower:
         self._thread = threading.Thread(target=self._run, name="engine-follower", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the update that is under way, if any."""
+        """End after the current update, if there is one."""
         self._stopping.set()
         self._awake.set()
         self._thread.join()
 
     def wake(self) -> None:
-        """An arm was moved: read now. Callable from any thread."""
+        """An assignment changed: read now. Callable from any thread."""
         self._awake.set()
 
     def problems(self) -> dict[str, UpdateProblem]:
-        """What cannot be brought in, by arm; `assignments` if they cannot be read."""
+        """The current problems by arm; under `assignments`, that they cannot be read."""
         return dict(self._problems)
 
     def step(self, now: float) -> None:
@@ -136,7 +137,7 @@ class Follower:
             self._engine.update(arm, version, to.root, to.run)
         except MillraceError as error:
             if isinstance(error, InvalidSettings) and not self._engine.versions():
-                raise  # nothing serves yet, and starting again would not help
+                raise  # nothing serves yet, and a restart would not help
             self._remember(arm, version, error, now)
         else:
             self._problems.pop(arm, None)

@@ -1,4 +1,4 @@
-"""Who may speak to the engine: programs that have the home's secret, and no web page. Decided before any route is looked for."""
+"""Access to the engine: only programs that have the home's secret, and no web pages. Checked before routing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.engine_key import is_authorized
 from services.http import reply_error
 
 OPEN = ("GET", "/health")
-"""The one thing that anybody may ask: whether it serves."""
+"""The one route that is open to everybody: whether the engine serves."""
 _POLICY_VIOLATION = 1008
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -38,9 +38,11 @@ class Guard:
 
 
 def refuse(method: str, path: str, headers: Headers, key: str) -> MillraceError | None:
-    """Why a request is not let in; None if it is. Header names are in lower case, as ASGI has them."""
+    """Why a request is refused; None if it is accepted. Header names are in lower case, as in ASGI."""
     if _values(headers, b"origin"):
-        return OriginRefused("a web page may not speak to the engine; ask from a program, without an Origin header")
+        return OriginRefused(
+            "web pages may not use the engine; send the request from a program, without an Origin header"
+        )
     if (method, path) == OPEN:
         return None
     given = _values(headers, b"authorization")
@@ -50,7 +52,7 @@ def refuse(method: str, path: str, headers: Headers, key: str) -> MillraceError 
         )
     kinds = [value.split(b";")[0].strip().lower() for value in _values(headers, b"content-type")]
     if kinds != [b"application/json"] and (kinds or _has_body(headers)):
-        return UnsupportedMediaType("a body is JSON: send it with `content-type: application/json`")
+        return UnsupportedMediaType("a body must be JSON: send it with `content-type: application/json`")
     return None
 
 

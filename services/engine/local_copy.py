@@ -1,9 +1,9 @@
-"""What is served, on the engine's own disk too, where the weight store is a bucket: a restart fetches only what is new.
+"""A copy of the live version on the engine's own disk, if the weight store is a bucket: a restart fetches only what is new.
 
-Flows in: versions that the live arm came to hold (`keep`), edges from the store. Flows out: whole versions and staged
-changes, as from the store itself. Waits for: the store, and the disk. The folder is written by a thread of its own,
-beside serving, out of the very chunks that were fetched to serve; only who needs the store waits for that to end, so a
-way back by undo log and a pause never do. What cannot be kept is logged: the next start then fetches more.
+In: versions that the live arm now holds (`keep`), edges from the store. Out: whole versions and staged changes, as from the store
+itself. Waits for: the store and the disk. A thread of its own writes the folder while the engine serves, from the chunks that
+were fetched to serve. Only calls that need the store wait for it; a way back by undo log, or a pause, never does. If the copy
+fails, this is logged, and the next start fetches more.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LocalCopy:
 
     @cached_property
     def _replica(self) -> Replica:
-        """Opened when it is needed first: what lies there is verified then, which takes time."""
+        """Opened at its first use, because opening verifies the files, which takes time."""
         return Replica(self._folder, self._store, self._policy)
 
     def edges(self, policy: str, version: int) -> list[Manifest]:
@@ -48,21 +48,21 @@ class LocalCopy:
         return self._store.edges(policy, version)
 
     def run_of(self, policy: str, version: int) -> str:
-        """See `VersionSource.run_of`; of what is here the store is not asked."""
+        """See `VersionSource.run_of`. For the version in the folder, the store is not asked."""
         self._keeping.result()
         held = self._replica.held
         return held.run if held is not None and held.version == version else self._store.run_of(policy, version)
 
     def load_state(self, policy: str, version: int) -> tuple[Tensors, History]:
-        """See `VersionSource.load_state`; of a version that is here the store is not asked.
+        """See `VersionSource.load_state`. For the version in the folder, the store is not asked.
 
         Raises:
-            Conflict: another process keeps this folder.
-            NotFound, Unavailable, WeightsRefused: as `Replica.bring`.
+            Conflict: another process uses this folder.
+            NotFound, Unavailable, WeightsRefused: see `Replica.bring`.
         """
         self._check(policy)
         self._keeping.result()
-        # To bring what is served would forget the chunks that were fetched for a candidate.
+        # Bringing the version that is served already would drop the chunks that were fetched for a candidate.
         if self._replica.serves != version:
             self._replica.bring(version, self._run)
         return self._replica.state()
@@ -77,7 +77,7 @@ class LocalCopy:
         *,
         base_root: str,
     ) -> list[Hop]:
-        """See `VersionSource.stage_onto`; what is fetched stays in the folder."""
+        """See `VersionSource.stage_onto`. Fetched chunks stay in the folder."""
         self._check(policy)
         self._keeping.result()
         return self._store.stage_onto(
@@ -85,14 +85,14 @@ class LocalCopy:
         )
 
     def keep(self, version: int) -> None:
-        """Bring the folder to the version that is live now; returns at once. Of several only the last is kept."""
+        """Bring the folder to the live version. Returns at once; of several versions only the last is kept."""
         if self._keeping.done():
-            self._keeping.result()  # raises what nobody expected
+            self._keeping.result()  # raises unexpected errors
         self._wanted = version
         self._keeping = self._keeper.submit(self._keep)
 
     def close(self) -> None:
-        """Finish what is being kept, and let another process have the folder."""
+        """Finish the current copy, and release the folder for other processes."""
         self._keeper.shutdown()
         if "_replica" in self.__dict__:
             self._replica.close()

@@ -1,4 +1,4 @@
-"""transformers' continuous batching, set up the one way we use it."""
+"""transformers' continuous batching, configured for this engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
 class Router(OutputRouter):  # type: ignore[misc] # transformers is untyped
     """Takes a manager's outputs on its generation thread, before the next step begins.
 
-    The manager's own handlers run later, on an event loop, when the weights may already be others.
+    The manager's own handlers run later, on an event loop, when the weights may have changed already.
     """
 
     def __init__(self, receive: Callable[[list[Any]], None]) -> None:
@@ -29,16 +29,16 @@ class Router(OutputRouter):  # type: ignore[misc] # transformers is untyped
         self._receive = receive
 
     def deliver(self, output: Any) -> None:
-        """One output; also the way failures come."""
+        """Take one output; failures come this way too."""
         self._receive([output])
 
     def deliver_batch(self, outputs: list[Any]) -> None:
-        """All outputs of a step."""
+        """Take all outputs of a step."""
         self._receive(outputs)
 
 
 class IdleFilter(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # transformers is untyped
-    """A per-request filter, left out of steps in which every request has it off: each sorts the whole vocabulary."""
+    """A filter that is skipped in steps in which all requests have it off: each filter sorts the whole vocabulary."""
 
     def __init__(self, wrapped: Any, off: dict[str, float]) -> None:
         self.supported_kwargs, self.ignored_kwargs = wrapped.supported_kwargs, wrapped.ignored_kwargs
@@ -47,11 +47,11 @@ class IdleFilter(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # tra
         self._is_idle = False
 
     def fill_defaults(self, int32_tensor: Any) -> None:
-        """Of the wrapped filter."""
+        """See the wrapped filter."""
         self._wrapped.fill_defaults(int32_tensor)
 
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> Any:
-        """The values of the next step's requests [B]; here they are on the host, so looking at them waits for nothing."""
+        """The values of the next step's requests [B]. They are still on the host, so reading them waits for no device."""
         given = [request.state.logit_processor_kwargs for request in requests_with_new_token]
         self._is_idle = all(values.get(name) == off for values in given for name, off in self._off.items())
         return self._wrapped.prepare_tensor_args(requests_with_new_token)
@@ -62,20 +62,20 @@ class IdleFilter(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # tra
 
 
 def build_manager(model: Any, settings: EngineSettings, receive: Callable[[list[Any]], None]) -> Any:
-    """A manager over a model, not yet started; outputs go to `receive` on its generation thread."""
-    # Per-request sampling exists only for processors that the default configuration makes necessary.
+    """A manager over a model, not started yet; outputs go to `receive` on its generation thread."""
+    # A processor exists only if the default configuration needs it, so the defaults use all of them.
     defaults = GenerationConfig(do_sample=True, temperature=0.9, top_k=1, top_p=0.9, eos_token_id=-1)
     config = ContinuousBatchingConfig(
         page_size=settings.page_size,
         num_blocks=settings.cache_tokens // settings.page_size,
         max_batch_tokens=settings.max_batch_tokens,
         max_requests_per_batch=min(settings.max_in_flight, settings.max_batch_tokens),
-        allow_block_sharing=False,  # a prefix computed by one version must never serve another
-        use_async_batching=False,  # a step in flight over a swap would be labelled with the wrong version
+        allow_block_sharing=False,  # a prefix computed by one version must not be used by another
+        use_async_batching=False,  # a step in flight during a swap would get the wrong version
         return_logprobs=True,
         per_request_processors=True,
-        auto_switch_to_flash=False,  # would look for kernels on the network
-        use_cuda_graph=False,  # a graph would keep the filters of the step it was recorded in
+        auto_switch_to_flash=False,  # it would download kernels
+        use_cuda_graph=False,  # a graph would repeat the filters of the step in which it was recorded
     )
     manager = model.init_continuous_batching(generation_config=defaults, continuous_batching_config=config)
     off = {"temperature": 1.0, "top_k": model.config.vocab_size, "top_p": 1.0, "min_p": 0.0}
@@ -90,7 +90,7 @@ def build_manager(model: Any, settings: EngineSettings, receive: Callable[[list[
 
 
 def _sample_with_seeds(manager: Any) -> None:
-    create = manager._create_batch_processor  # noqa: SLF001 the runner exists only once the generation thread has begun
+    create = manager._create_batch_processor  # noqa: SLF001 the runner exists only after the generation thread has started
 
     def create_with_seeds() -> Any:
         processor = create()
@@ -101,7 +101,7 @@ def _sample_with_seeds(manager: Any) -> None:
 
 
 def limits_of(model: Any, settings: EngineSettings) -> ModelLimits:
-    """What requests to this model may hold."""
+    """The limits of requests to this model."""
     context = min(model.config.max_position_embeddings, settings.cache_tokens)
     return ModelLimits(vocab_size=model.config.vocab_size, context=context)
 

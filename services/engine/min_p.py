@@ -1,4 +1,4 @@
-"""Min-p, per request: tokens less likely than a share of the likeliest are left out (Nguyen et al. 2024, arXiv:2407.01082)."""
+"""Min-p per request: leaves out tokens less likely than a share of the likeliest (Nguyen et al. 2024, arXiv:2407.01082)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 
 
 class MinP(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # transformers is untyped
-    """transformers has no such processor for continuous batches. The likeliest token always stays; 0 leaves out nothing."""
+    """transformers lacks this processor for continuous batching. The likeliest token always stays; 0 leaves out nothing."""
 
     supported_kwargs = {"min_p": float}  # noqa: RUF012 transformers declares it so
     ignored_kwargs = ()
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
-        """Off; the bits of a float32 0 are those of an int32 0."""
+        """Off: a float32 0 and an int32 0 have the same bits."""
         int32_tensor.zero_()
 
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> torch.Tensor:

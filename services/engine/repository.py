@@ -1,4 +1,4 @@
-"""SQL of the engine: what the arms shall hold, and what swaps cost."""
+"""SQL of the engine: the assignments of its arms, and the records of swaps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from services.engine.swap import SwapRecord
 
 
 def read_wanted(database: Database, policy: str) -> dict[str, AssignedVersion]:
-    """Arm → version, root and run, as assigned now."""
+    """Arm → the version, root and run that it is assigned now."""
     with database.snapshot() as connection:
         arms = assignments.read(connection, policy)
         return {name: AssignedVersion(arm.version, arm.root, arm.run) for name, arm in arms.items()}
 
 
 def keep_swap(database: Database, record: SwapRecord) -> None:
-    """Store what a swap cost, as far as the table has columns for it."""
+    """Store the record of a swap: the fields that the table has columns for."""
     kept = {name: getattr(record, name) for name in record.__struct_fields__ if name in swap.columns}
     with database.transaction() as connection:
         connection.execute(insert(swap).values(kept))

@@ -1,6 +1,6 @@
-"""What a caller may ask for, decided before the batching manager sees it.
+"""Checks a request before the batching manager sees it.
 
-One bad number kills the manager for everybody (a temperature of 0 makes NaN), so nothing unchecked reaches it.
+One bad number kills the manager for all requests (a temperature of 0 makes NaN), so nothing unchecked reaches it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _SEEDS = range(-(2**63), 2**63)
 
 
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of `POST /v1/completions`: the part of vLLM's that we need. Other fields are ignored."""
+    """The body of `POST /v1/completions`: the fields of vLLM's that we need. Other fields are ignored."""
 
     model: str
     prompt: list[int]
-    """Token ids [T]; the engine knows no text."""
+    """Token ids [T]; the engine takes no text."""
     max_tokens: int = 16
     temperature: float = 1.0
     """0 is greedy."""
@@ -32,57 +32,45 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     min_p: float = 0.0
     """Tokens less likely than this share of the likeliest are left out; 0 is off."""
     logprobs: int | None = None
-    """Accepted for the dialect; the sampled token's log-prob is always returned."""
+    """Accepted for compatibility; the sampled token's log-prob is always returned."""
     stream: bool = False
     return_token_ids: bool = True
     stop_token_ids: list[int] | None = None
-    """Stop at these too, beside the model's own end tokens."""
+    """Token ids that end the answer, in addition to the model's own end tokens."""
     ignore_eos: bool = False
     """Do not stop at the model's own end tokens."""
     request_id: str | None = None
     n: int = 1
     stop: Any = None
     priority: int = 0
-    """Above 0: not a user's, and taken only while half of the engine's bounds are free."""
+    """Above 0: not a user's request; accepted only while half of the engine's bounds are free."""
     seed: int | None = None
-    """64 bits with sign. The same seed gives the same tokens for one version, prompt and sampling parameters, whatever is
-    served beside it, but for rounding: see services/engine/seeded.py."""
+    """A signed 64-bit number. With the same version, prompt and sampling parameters, the same seed gives the same tokens in any
+    batch, except for rounding: see services/engine/seeded.py."""
 
 
 class ModelLimits(msgspec.Struct, frozen=True):
-    """What one arm can serve: token ids below `vocab_size`, prompt and answer within `context` tokens."""
+    """What one arm can serve: token ids below `vocab_size`, prompt and answer of `context` tokens together."""
 
     vocab_size: int
     context: int
 
 
-def parse_request(body: bytes) -> CompletionRequest:
-    """Read a body.
-
-    Raises:
-        InvalidRequest: not JSON, a missing field or one of the wrong type; the message says which.
-    """
-    try:
-        return msgspec.json.decode(body, type=CompletionRequest)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error), param=str(error).rpartition("$.")[2].rstrip("`").split("[")[0]) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
-
-
 def check_request(request: CompletionRequest, limits: ModelLimits) -> None:
-    """Refuse whatever the manager could not survive or would silently ignore.
+    """Refuse a request that would break the manager, or that it would silently ignore in part.
 
     Raises:
         InvalidRequest: `param` names the field.
-        ContextLengthExceeded: prompt and `max_tokens` together do not fit.
+        ContextLengthExceeded: prompt and `max_tokens` together exceed the context.
     """
     _check_sampling(request)
     _check_tokens(request, limits)
     if request.stop is not None:
-        raise InvalidRequest("`stop` is not supported by this engine; the caller applies it", param="stop")
+        raise InvalidRequest(
+            "`stop` is not supported by this engine; leave it out and apply it to the answer", param="stop"
+        )
     if request.n != 1:
-        raise InvalidRequest("one choice per request: send `n` requests", param="n")
+        raise InvalidRequest("the engine makes one choice per request; send `n` requests", param="n")
 
 
 def _check_sampling(request: CompletionRequest) -> None:
@@ -102,7 +90,7 @@ def _check_sampling(request: CompletionRequest) -> None:
     if request.max_tokens < 1:
         raise InvalidRequest(f"max_tokens must be at least 1, not {request.max_tokens}", param="max_tokens")
     if request.seed is not None and request.seed not in _SEEDS:
-        raise InvalidRequest(f"seed must fit into 64 bits with sign, not {request.seed}", param="seed")
+        raise InvalidRequest(f"seed must be a signed 64-bit number, not {request.seed}", param="seed")
 
 
 def _check_tokens(request: CompletionRequest, limits: ModelLimits) -> None:
@@ -115,16 +103,16 @@ def _check_tokens(request: CompletionRequest, limits: ModelLimits) -> None:
     if wanted > limits.context:
         raise ContextLengthExceeded(
             f"{len(request.prompt)} prompt tokens and max_tokens {request.max_tokens} make {wanted}, "
-            f"more than this policy's context of {limits.context}",
+            f"more than this policy's context of {limits.context}; send fewer",
             param="max_tokens",
         )
 
 
 def processor_arguments(request: CompletionRequest, vocab_size: int) -> dict[str, float | int]:
-    """The manager's per-request processors for a checked request; every one is always given, a seed only if there is one.
+    """The arguments of the manager's per-request processors for a checked request: all of them, and the seed if there is one.
 
-    Greedy is `top_k=1` at temperature 1, so its log-probs are those of a distribution with one token: 0.0. If two
-    tokens tie for the largest logit exactly, one of them is drawn (log-prob -0.69); that can happen in bfloat16.
+    Greedy is `top_k=1` at temperature 1, so its log-probs are those of a distribution over one token: 0.0. If two tokens
+    share the largest logit exactly, one of them is drawn (log-prob -0.69); this can happen in bfloat16.
     """
     seed = {} if request.seed is None else {"seed": request.seed}
     if request.temperature == 0:
@@ -135,5 +123,5 @@ def processor_arguments(request: CompletionRequest, vocab_size: int) -> dict[str
 
 
 def stop_ids(request: CompletionRequest, end_ids: frozenset[int]) -> frozenset[int]:
-    """The token ids that end the answer of this request."""
+    """The token ids that end the answer."""
     return (frozenset() if request.ignore_eos else end_ids) | frozenset(request.stop_token_ids or ())

@@ -1,13 +1,13 @@
-"""Seeded answers: the same tokens for the same version, prompt, sampling parameters and seed, whatever is served beside.
+"""Seeded sampling: the same version, prompt, sampling parameters and seed give the same tokens in any batch.
 
-Flows in: the processed scores of a step, and which of its requests carry a seed. Flows out: for those rows another choice
-and its log-prob; for a step without seeds, nothing. Waits for: nothing.
+In: the processed scores of a step, and the seeds of its requests. Out: for rows with a seed, another token and its log-prob.
+Waits for: nothing.
 
-A token is chosen by Gumbel-max: the largest sum of log-prob and noise is a sample of the softmax (Gumbel 1954; Maddison,
-Tarlow and Minka 2014). The noise of a token is a pure function of the seed, its place in the sequence and its id, computed
-in integers (SplitMix64: Steele, Lea and Flood 2014), so it is the same on every device and in every batch. What
-remains is the rounding of batched matmuls: a choice differs only where the two best sums lie within it. The place counts
-from the first token of the prompt: an answer that is continued after a restart goes on with the noise it would have had.
+A token is chosen by Gumbel-max: the largest sum of log-prob and noise is a sample of the softmax (Gumbel 1954; Maddison, Tarlow
+and Minka 2014). The noise of a token is a pure function of the seed, the position in the sequence and the token id. It is
+computed with integers (SplitMix64: Steele, Lea and Flood 2014), so it is the same on every device and in every batch. Only the
+rounding of batched matmuls remains: a choice differs only if the two largest sums are that close. Positions count from the first
+token of the prompt, so an answer that continues after a restart gets the noise that it would have had.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _BELOW_ONE = 1 - 2.0**-24
 
 
 def gumbel_noise(seeds: list[int], places: list[int], vocab_size: int, device: torch.device | str) -> torch.Tensor:
-    """Standard Gumbel noise [B, V], float32: a function of a row's seed and place and of the token id alone."""
+    """Standard Gumbel noise [B, V], float32: a function of only a row's seed, its position and the token id."""
     keys = torch.tensor([_key(seed, place) for seed, place in zip(seeds, places, strict=True)], device=device)
     state = torch.arange(1, vocab_size + 1, device=device) * _signed(_GOLDEN)
     bits = _mixed(keys[:, None] + state)
-    # Floats are dense at 0, and the largest noise comes from there: -log(-log1p(-u)), never u = 0 or 1.
+    # The largest noise comes from u near 0, where floats are dense: -log(-log1p(-u)), with u never 0 or 1.
     uniform = (_shifted(bits, 1) | 1).float().mul_(2.0**-63).clamp_(max=_BELOW_ONE)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
 class SeededSampling:
-    """What a model runner calls to sample; see the module.
+    """The sampling function of a model runner; see the module.
 
     Args:
-        runner: transformers' model runner; its batches must be synchronous, so that the requests it names are the step's.
+        runner: transformers' model runner. Its batches must be synchronous: the requests it lists must be those of the step.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -78,7 +78,7 @@ def _mixed(words: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(words: torch.Tensor, num_bits: int) -> torch.Tensor:
-    # int64 is shifted with its sign; the bits that came in are cleared.
+    # An int64 shift copies the sign; these bits are cleared.
     return (words >> num_bits) & ((1 << 64 - num_bits) - 1)
 
 

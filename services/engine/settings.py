@@ -1,4 +1,4 @@
-"""How one engine is sized: the section [engine] of millrace.toml."""
+"""The sizes of an engine: the section [engine] of millrace.toml."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from runtime.settings import Section
 
 
 class EngineSettings(Section):
-    """Everything an engine decides for itself; policy, base, device and address are the home's."""
+    """The engine's own settings; policy, base, device and address are settings of the home."""
 
     threads: int = Field(default=1, ge=1)
-    """Threads of one step on CPU; a trainer usually computes beside the engine."""
+    """CPU threads of one step; a trainer usually computes on the same machine."""
     page_size: int = Field(default=128, ge=16)
     """Tokens per page of the key-value cache."""
     max_batch_tokens: int = Field(default=1024, ge=16)
@@ -19,8 +19,8 @@ class EngineSettings(Section):
     cache_tokens: int = Field(default=16_384, ge=256)
     """Key-value cache of one arm, tokens; the mask beside it takes 4 * max_batch_tokens * cache_tokens bytes on CPU."""
     max_in_flight: int = Field(default=256, ge=1)
-    """Requests per step; more wait their turn."""
+    """Requests per step; further ones wait."""
     max_open_requests: int = Field(default=512, ge=1)
-    """Requests of one arm that run or wait; the next is answered with 429 and `Retry-After`."""
+    """The most requests of one arm that run or wait; further ones get 429 and `Retry-After`."""
     max_open_tokens: int | None = Field(default=None, ge=1)
-    """The same in tokens, prompts and the most that their answers may be; without it four times `cache_tokens`."""
+    """The same limit in tokens of prompts and longest possible answers; the default is four times `cache_tokens`."""

@@ -1,8 +1,8 @@
-"""How a version gets to a model: from the nearest weights at hand, decoded and verified while the old version serves.
+"""Prepares a new version for a model, from the nearest weights in memory, while the old version serves.
 
-Flows in: edges from the weight store. Flows out: steps, checked so far that only the scatter is left. Waits for: the
-store. At hand are what each arm holds and what it held before; the store gives a full copy only when no ancestor is
-among them, or when memory no longer holds what was verified. On the engine's control thread only.
+In: edges from the weight store. Out: staged updates, decoded and verified, so that only the weights must be written. Waits for:
+the store. In memory are the version that each arm holds, and the one it held before. A full copy is fetched only if none of them
+is an ancestor, or if they no longer match their checksum. Used on the engine's control thread only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = structlog.get_logger(__name__)
 
 
 class VersionSource(Protocol):
-    """Where versions come from: weights.stores.store."""
+    """Where versions come from: the weight store, or a `LocalCopy` of it."""
 
     def edges(self, policy: str, version: int) -> list[Manifest]:
         """All edges to a version."""
@@ -46,41 +46,41 @@ class VersionSource(Protocol):
         *,
         base_root: str,
     ) -> list[Hop]:
-        """What makes `base` the weights of `version`, verified; base and history are read only."""
+        """The verified changes from `base` to the weights of `version`; base and history are not changed."""
 
 
 class HeldVersion(NamedTuple):
-    """What a model's parameters are."""
+    """The version of a model's parameters."""
 
     version: int
     root: str
     history: History
-    """Never written to: arms share it."""
+    """Never changed, because arms share it."""
     run: str
 
 
 class BaseWeights(NamedTuple):
-    """Weights at hand."""
+    """Weights in memory."""
 
     arm: str
     held: HeldVersion
     undo: Changes | None
-    """What leads to them from what the arm holds; None: it holds them."""
+    """The changes that lead from the arm's weights to these; None: they are the arm's weights."""
 
 
 class StagedUpdate(NamedTuple):
-    """All that is known of one change of a model before it is made."""
+    """A prepared change of a model."""
 
     patches: Patches
     after: HeldVersion
     before: HeldVersion | None
-    """What undoing it leads to; None: nothing that was verified."""
+    """The version before the change; None: it was not verified."""
     payload_bytes: int | None
-    """Fetched from the store; None: a full copy, since nothing at hand would do."""
+    """Bytes fetched from the store; None: a full copy was fetched."""
 
 
 class Stager:
-    """See the module."""
+    """Prepares updates, and remembers what each arm holds; see the module."""
 
     def __init__(self, policy: str, store: VersionSource, run: str | None = None) -> None:
         self._policy = policy
@@ -93,12 +93,12 @@ class Stager:
     def stage(
         self, arm: str, model: Any, version: int, root: str | None = None, run: str | None = None
     ) -> StagedUpdate:
-        """What brings an arm's model to a version; the model is not changed.
+        """Prepare the change of an arm's model to a version. The model is not changed.
 
         Raises:
-            WeightsRefused: `wrong_run`, the version, or one on the way to it, is not of `run`, or of the engine's own;
-                `wrong_root`, it is not the one that was assigned, which adds up to `root`.
-            NotFound, WeightsRefused, Unavailable: the version cannot be had, or is not of this architecture.
+            WeightsRefused: `wrong_run`, the version is not of `run`, or not of the engine's own run; `wrong_root`, its
+                checksum is not the assigned `root`.
+            NotFound, WeightsRefused, Unavailable: the version cannot be loaded, or has another architecture.
         """
         for wanted in {run, self._run} - {None}:
             self._check_run(arm, version, str(wanted))
@@ -106,8 +106,8 @@ class Stager:
         if root is not None and step.after.root != root:
             raise WeightsRefused(
                 "wrong_root",
-                f"version {version} in the store adds up to {step.after.root}, and the one that was assigned to {root}: "
-                "see who else writes to this store",
+                f"version {version} in the store has the root {step.after.root}, but {root} was assigned: see who else writes to "
+                "this store",
                 version=version,
             )
         return step
@@ -119,8 +119,8 @@ class Stager:
         if found != run:
             raise WeightsRefused(
                 "wrong_run",
-                f"version {version} is of run {found!r}, and {run!r} is what was assigned or what this home serves: see who "
-                "else writes to this store",
+                f"version {version} is of run {found!r}, but run {run!r} was assigned, or is this home's own: see who else writes "
+                "to this store",
                 version=version,
             )
 
@@ -142,15 +142,15 @@ class Stager:
                 own = None if base.arm == arm else own
         return self._from_nothing(model, version)
 
-    def made(self, arm: str, model: Any, step: StagedUpdate) -> None:
-        """Note that a step was applied."""
+    def applied(self, arm: str, model: Any, step: StagedUpdate) -> None:
+        """Remember that a staged update was applied."""
         self._models[arm], self._held[arm] = model, step.after
         self._before.pop(arm, None)
         if step.before is not None:
             self._before[arm] = (step.before, step.patches.undo)
 
     def _bases(self, arm: str) -> list[BaseWeights]:
-        """Weights at hand: the arm's own first, then those of others; what an arm holds before what it held."""
+        """The weights in memory: the arm's own first; of each arm, its current version before its previous one."""
         names = sorted(self._held, key=lambda name: name != arm)
         bases = []
         for name in names:
@@ -160,7 +160,7 @@ class Stager:
         return bases
 
     def _nearest(self, version: int, bases: list[BaseWeights]) -> BaseWeights:
-        """Where the cheapest way begins, the first of equals; the first of all if only a full copy will do."""
+        """The base of the cheapest path to a version; the first base if only a full copy leads to it."""
         by_version = {base.held.version: base for base in reversed(bases)}
         if len(by_version) == 1 or version in by_version:
             return by_version.get(version, bases[0])
@@ -194,7 +194,7 @@ class Stager:
                 self._policy, version, held.version, source, held.history, base_root=held.root
             )
         except WeightsRefused:
-            # The root of the target is worked out from the base too: looking at the base's own can wait until then.
+            # Checking the root of the target checks the base too, so the base alone is checked only after a failure.
             _check_root(held, source)
             raise
 
@@ -213,7 +213,7 @@ class Stager:
 
 
 def target_names(names: Iterable[str], hops: Iterable[Hop]) -> set[str]:
-    """The tensors that weights of these names have after some hops."""
+    """The names of the tensors after some hops, from weights with these names."""
     found = set(names)
     for manifest, staged in hops:
         kept = set() if manifest.base_version is None else found - set(staged.removed)
@@ -224,7 +224,9 @@ def target_names(names: Iterable[str], hops: Iterable[Hop]) -> set[str]:
 def _check_root(held: HeldVersion, source: Mapping[str, Tensor]) -> None:
     root = root_of_leaves((name, tensor.dtype, tensor.shape, digest_of(tensor)) for name, tensor in source.items())
     if root != held.root:
-        raise WeightsRefused("wrong_base", f"version {held.version} was {held.root}, here stands {root}")
+        raise WeightsRefused(
+            "wrong_base", f"version {held.version} had the root {held.root}, the weights in memory have {root}"
+        )
 
 
 def _held_after(held: HeldVersion, hops: list[Hop]) -> HeldVersion:

@@ -1,4 +1,4 @@
-"""What a change of weights cost the requests in flight."""
+"""What a change of weights costs the requests in flight."""
 
 from __future__ import annotations
 
@@ -17,32 +17,31 @@ class SwapRecord(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     at: float
     stage_seconds: float
-    """Fetching, verifying and checking, while the old version served."""
+    """The time to fetch and verify, while the old version served."""
     pause_seconds: float
-    """From the moment no step runs to the moment one may run again."""
+    """The time in which no step could run."""
     gap_seconds: float | None
     """See `added_gap`."""
     num_changed: int
-    """Weights that were written; those of the tensors that the store rewrote, if they moved or not."""
+    """How many weights were written, including unchanged weights of tensors that the store rewrote whole."""
     density: float
     """The share of the model that was written."""
     payload_bytes: int | None
-    """Fetched for it; 0 if the way back, or another arm, was at hand; None: a full copy was loaded from nothing."""
+    """Bytes that were fetched; 0 if an undo log or another arm had the weights; None: a full copy was loaded."""
 
 
 def added_gap(token_times: list[list[float]], swapped_at: float, recent_gaps: Iterable[float] = ()) -> float | None:
-    """The wait that a swap added between two tokens of one answer, seconds; the worst request in flight.
+    """The delay that a swap added between two tokens of an answer, in seconds, for the worst request in flight.
 
     Args:
-        token_times: per request in flight, when each of its tokens appeared, ascending.
-        swapped_at: a moment inside the pause, same clock.
-        recent_gaps: inter-token gaps of answers that ended before, seconds: a handful of requests in flight is too
-            few for a median.
+        token_times: for each request in flight, the times of its tokens, ascending.
+        swapped_at: a time inside the pause, on the same clock.
+        recent_gaps: seconds between tokens of answers that ended before; requests in flight alone may be too few for a
+            median.
 
     Returns:
-        The largest inter-token gap that holds the swap minus the median of all other gaps, which is negative if the
-        swap was quicker than a usual step; None if no request has a token on either side of the swap, or there is no
-        other gap to compare with.
+        The largest gap between tokens that contains the swap, minus the median of all other gaps; negative if the swap took
+        less time than a usual step. None if no request has tokens before and after the swap, or there is no other gap.
     """
     gaps = [(before, after) for times in token_times for before, after in pairwise(times)]
     holding = [after - before for before, after in gaps if before <= swapped_at < after]

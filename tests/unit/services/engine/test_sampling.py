@@ -10,10 +10,10 @@ from services.engine.sampling import (
     CompletionRequest,
     ModelLimits,
     check_request,
-    parse_request,
     processor_arguments,
     stop_ids,
 )
+from services.http import read_json
 
 LIMITS = ModelLimits(vocab_size=64, context=32)
 
@@ -51,20 +51,20 @@ def body(**fields: Any) -> bytes:
 )
 def test_each_mistake_names_its_field(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        check_request(parse_request(body(**fields)), LIMITS)
+        check_request(read_json(CompletionRequest, body(**fields)), LIMITS)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
 @pytest.mark.parametrize("text", [b"{", b'{"model":"demo","prompt":[1],"temperature":NaN}', b"\xff", b"[]"])
 def test_what_is_no_request_is_refused(text: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        parse_request(text)
+        read_json(CompletionRequest, text)
 
 
 def test_a_prompt_beyond_the_context_has_its_own_code() -> None:
-    check_request(parse_request(body(max_tokens=30)), LIMITS)
+    check_request(read_json(CompletionRequest, body(max_tokens=30)), LIMITS)
     with pytest.raises(InvalidRequest) as caught:
-        check_request(parse_request(body(max_tokens=31)), LIMITS)
+        check_request(read_json(CompletionRequest, body(max_tokens=31)), LIMITS)
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
 
 
@@ -79,24 +79,24 @@ def test_numbers_that_json_cannot_carry_are_refused_too(value: float) -> None:
 
 
 def test_every_processor_is_always_given() -> None:
-    arguments = processor_arguments(parse_request(body(temperature=0, top_p=0.5)), 64)
+    arguments = processor_arguments(read_json(CompletionRequest, body(temperature=0, top_p=0.5)), 64)
     assert arguments == {"temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0}
-    arguments = processor_arguments(parse_request(body(temperature=2, top_k=-1, top_p=1)), 64)
+    arguments = processor_arguments(read_json(CompletionRequest, body(temperature=2, top_k=-1, top_p=1)), 64)
     assert arguments == {"temperature": 2.0, "top_k": 64, "top_p": 1.0, "min_p": 0.0}
     assert [type(value) for value in arguments.values()] == [float, int, float, float], "the manager checks types"
-    assert processor_arguments(parse_request(body(top_k=9000)), 64)["top_k"] == 64
+    assert processor_arguments(read_json(CompletionRequest, body(top_k=9000)), 64)["top_k"] == 64
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_seed_is_given_only_if_there_is_one(seed: int, temperature: float) -> None:
-    request = parse_request(body(seed=seed, temperature=temperature))
+    request = read_json(CompletionRequest, body(seed=seed, temperature=temperature))
     check_request(request, LIMITS)
     assert processor_arguments(request, 64)["seed"] == seed
-    assert "seed" not in processor_arguments(parse_request(body(temperature=temperature)), 64)
+    assert "seed" not in processor_arguments(read_json(CompletionRequest, body(temperature=temperature)), 64)
 
 
 def test_stop_tokens_come_beside_the_models_own() -> None:
-    assert stop_ids(parse_request(body(stop_token_ids=[9])), frozenset({2})) == {2, 9}
-    assert stop_ids(parse_request(body(stop_token_ids=[9], ignore_eos=True)), frozenset({2})) == {9}
-    assert stop_ids(parse_request(body(ignore_eos=True)), frozenset({2})) == frozenset()
+    assert stop_ids(read_json(CompletionRequest, body(stop_token_ids=[9])), frozenset({2})) == {2, 9}
+    assert stop_ids(read_json(CompletionRequest, body(stop_token_ids=[9], ignore_eos=True)), frozenset({2})) == {9}
+    assert stop_ids(read_json(CompletionRequest, body(ignore_eos=True)), frozenset({2})) == frozenset()

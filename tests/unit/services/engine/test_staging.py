@@ -58,7 +58,7 @@ class Arms:
     def bring(self, arm: str, version: int) -> StagedUpdate:
         step = self.stager.stage(arm, self.models[arm], version)
         apply_patches(step.patches)
-        self.stager.made(arm, self.models[arm], step)
+        self.stager.applied(arm, self.models[arm], step)
         assert self.root(arm) == root_of(self.store.weights[version]) == step.after.root
         return step
 
