@@ -7,6 +7,7 @@ exception.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
@@ -32,6 +33,7 @@ MAX_BODY_BYTES = 8 * 2**20
 _KEY_SECONDS = 2.0
 _MAX_KEYS = 4096
 _SERVER_ERROR = 500
+_MISSING_FIELD = re.compile(r"missing required field `(\w+)`")
 CLIENT_LEFT = 499
 """The status of a request whose client left, for metrics and logs only; nginx's number for it."""
 
@@ -151,8 +153,9 @@ def read_shape(shape: type[ShapeType], content: Any) -> ShapeType:
 
 def invalid_shape(error: msgspec.ValidationError) -> InvalidRequest:
     """The error for a value of the wrong shape; `param` is the path of the field."""
-    where = str(error).rpartition("`$.")[2].rstrip("`") if "`$." in str(error) else None
-    return InvalidRequest(str(error), param=where)
+    where = [str(error).rpartition("`$.")[2].rstrip("`")] if "`$." in str(error) else []
+    missing = _MISSING_FIELD.findall(str(error))
+    return InvalidRequest(str(error), param=".".join(where + missing) or None)
 
 
 class KeyRing:

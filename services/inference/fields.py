@@ -19,7 +19,6 @@ MAX_PARTS = 4096
 """The most parts of content and tool calls, of all messages together."""
 _NUM_SHOWN = 64
 _UNKNOWN_FIELD = re.compile(r"unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
-_MISSING_FIELD = re.compile(r"missing required field `(\w+)` - at `\$\.(.*)`$")
 
 HARMLESS = (
     "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
@@ -185,9 +184,7 @@ def unserved_of(message: ChatMessage) -> str | None:
 
 
 def explain(error: InvalidRequest) -> InvalidRequest:
-    """The same error, with the nearest known field for an unknown one, and the place of a missing one."""
-    if missing := _MISSING_FIELD.search(error.message):
-        return InvalidRequest(error.message, param=f"{missing[2]}.{missing[1]}")
+    """The same error; for an unknown field one that names it and the nearest known field."""
     match = _UNKNOWN_FIELD.search(error.message)
     if match is None:
         return error

@@ -45,7 +45,7 @@ def body(**fields: Any) -> bytes:
         ({"seed": 1.5}, "seed"),
         ({"seed": True}, "seed"),
         ({"prompt": "hello"}, "prompt"),
-        ({"prompt": [1, True]}, "prompt"),
+        ({"prompt": [1, True]}, "prompt[1]"),
         ({"temperature": "hot"}, "temperature"),
     ],
 )

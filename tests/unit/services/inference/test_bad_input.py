@@ -104,7 +104,7 @@ def test_every_refusal_is_an_error_object(inference: Inference) -> None:
         ("{not json", 400, "invalid_request", None),
         ("", 400, "invalid_request", None),
         ("[]", 400, "invalid_request", None),
-        ('{"model": "demo"}', 400, "invalid_request", None),
+        ('{"model": "demo"}', 400, "invalid_request", "messages"),
         (json.dumps(GOOD | {"temperature": -0.5}), 400, "invalid_request", "temperature"),
         (json.dumps(GOOD | {"model": "gpt-9"}), 404, "model_not_found", "model"),
         (json.dumps(GOOD | {"metadata": {"task": "nope"}}), 400, "invalid_request", "metadata.task"),
