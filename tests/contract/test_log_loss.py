@@ -28,9 +28,8 @@ from runtime.log.loss_detection import losses, note, require_same_log
 from runtime.log.outbox import Relay, message
 from runtime.worker import Worker
 from services.dashboard.live.identities import identities
-from services.dashboard.live.lags import CONSUMERS, UNTRACKED
 from services.dashboard.live.queries import read_totals
-from services.dashboard.live.traffic import TrafficReader
+from services.dashboard.live.traffic import CONSUMERS, UNTRACKED, TrafficReader
 from services.feedback import repository as feedback
 from services.feedback.requests import ReceivedItem
 from tests.contract.conftest import a_database

@@ -33,16 +33,16 @@ class PromptMessage(msgspec.Struct, frozen=True):
     content: str
 
 
-def story(whole: AnswerRecord) -> list[Event]:
+def story(answer: AnswerRecord) -> list[Event]:
     """Answer, join, signals, scores and outcomes, oldest first."""
-    created = whole.head.created_at
-    made = f"{whole.head.purpose} request, arm {whole.head.arm}, v{whole.head.version}"
+    created = answer.head.created_at
+    made = f"{answer.head.purpose} request, arm {answer.head.arm}, v{answer.head.version}"
     events = [
         Event(at=created, kind="answer", title="answered", note=made),
-        Event(at=whole.head.joined_at, kind="join", title="joined", note="episodes knows the answer"),
-        *(_signal(row) for row in whole.signals),
-        *(_score(row) for row in whole.scores),
-        *(_outcome(row) for row in whole.outcomes),
+        Event(at=answer.head.joined_at, kind="join", title="joined", note="episodes knows the answer"),
+        *(_signal(row) for row in answer.signals),
+        *(_score(row) for row in answer.scores),
+        *(_outcome(row) for row in answer.outcomes),
     ]
     events.sort(key=lambda event: event.at)
     return [msgspec.structs.replace(event, delay=max(0.0, event.at - created)) for event in events]

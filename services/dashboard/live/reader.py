@@ -17,16 +17,22 @@ from runtime.database import Database
 from runtime.log.dead_letters import OPEN
 from runtime.metrics import DEAD_LETTERS_OPEN, LAG_RECORDS, LEDGER_LOOK_AGE, LEDGER_UNEXPLAINED
 from services.dashboard.faults import note_fault
+from services.dashboard.live.freshness import legs, newest_live
 from services.dashboard.live.identities import Identities, identities
-from services.dashboard.live.lags import CONSUMERS, UNTRACKED
-from services.dashboard.live.loop.freshness import legs, newest_live
-from services.dashboard.live.loop.queries import read_learned, read_rates
-from services.dashboard.live.loop.rates import rates, step_buckets, window_start
-from services.dashboard.live.queries import MAX_VERSIONS, LoopRows, Totals, read_loop, read_totals
+from services.dashboard.live.queries import (
+    MAX_VERSIONS,
+    LoopRows,
+    Totals,
+    read_learned,
+    read_loop,
+    read_rates,
+    read_totals,
+)
+from services.dashboard.live.rates import rates, step_buckets, window_start
 from services.dashboard.live.state import Flow, State, build_state
 from services.dashboard.live.throttled import ThrottledValue
 from services.dashboard.live.timeline import Published
-from services.dashboard.live.traffic import Traffic, TrafficReader
+from services.dashboard.live.traffic import CONSUMERS, UNTRACKED, Traffic, TrafficReader
 from weights.stores.store import WeightStore
 
 

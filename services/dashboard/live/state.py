@@ -10,13 +10,12 @@ import msgspec
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from services.dashboard.live.answers import Columns, answers_over_time
+from services.dashboard.live.freshness import Leg
 from services.dashboard.live.identities import Identities, Identity
-from services.dashboard.live.lags import Lag, lags
-from services.dashboard.live.loop.freshness import Leg
 from services.dashboard.live.queries import LoopRows, Rows
 from services.dashboard.live.tiles import Tile, loop_tiles
 from services.dashboard.live.timeline import Published, Version, timeline
-from services.dashboard.live.traffic import RATE_SECONDS, Traffic
+from services.dashboard.live.traffic import RATE_SECONDS, Lag, Traffic, lags
 
 CURVES = ("loss", "ess", "k3", "anchor_kl", "ratio_max", "gradient_norm", "entropy")
 NUM_DECISIONS = 12

@@ -13,9 +13,21 @@ from typing import NamedTuple
 import msgspec
 
 from contracts.event_log import EventLog
+from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
 
 RATE_SECONDS = 60.0
 _MAX_SAMPLES = 120
+
+CONSUMERS = {
+    GENERATIONS: "episodes",
+    SIGNALS: "episodes",
+    OUTCOMES: "episodes",
+    EPISODES: "rewards",
+    EXPERIENCES: "training",
+}
+"""Topic to the consumer group that reads it."""
+UNTRACKED = frozenset({EXPERIENCES})
+"""The trainer stores its positions in its checkpoint, not in the database."""
 
 Positions = Mapping[tuple[str, str, int], int]
 """(consumer group, topic, partition) to the next offset."""
@@ -45,6 +57,16 @@ class Traffic(NamedTuple):
     def num_appended(self) -> int:
         """Records ever appended."""
         return sum(row.end for row in self.partitions)
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """One stage and the topic it reads. `num_waiting` None: its positions are not in the database."""
+
+    group: str
+    topic: str
+    num_waiting: int | None
+    oldest_at: float | None
+    partitions: list[PartitionLag]
 
 
 class _Sample(NamedTuple):
@@ -108,6 +130,15 @@ class TrafficReader:
             num_recent = num_appended - first.num_appended + round(first.num_recent * left)
         samples.append(_Sample(now, num_appended, num_recent))
         return num_recent
+
+
+def lags(traffic: Mapping[str, Traffic]) -> list[Lag]:
+    """All lags, in the order of the loop."""
+    return [
+        Lag(group, topic, None if topic in UNTRACKED else seen.num_waiting, seen.oldest_at, seen.partitions)
+        for topic, group in CONSUMERS.items()
+        if (seen := traffic.get(topic)) is not None
+    ]
 
 
 def _count_since(event_log: EventLog, topic: str, ends: Mapping[int, int], since: float) -> int:

@@ -10,7 +10,7 @@ from contracts import revocations
 from contracts.ledger import effective_state
 from contracts.revocations import Revocation
 from contracts.tables import alarm, assignment_change, generation, signal, swap, verdict
-from services.dashboard.live.loop.queries import VERSIONS_BACK
+from services.dashboard.live.queries import VERSIONS_BACK
 
 PAGE = 50
 MAX_COUNTED = 50_000

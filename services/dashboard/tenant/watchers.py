@@ -13,8 +13,8 @@ from functools import partial
 from contracts import assignments
 from contracts.assignments import LIVE
 from runtime.database import Database
-from services.dashboard.live.loop.queries import read_rates
-from services.dashboard.live.loop.rates import rates, window_start
+from services.dashboard.live.queries import read_rates
+from services.dashboard.live.rates import rates, window_start
 from services.dashboard.live.throttled import COST_SHARE, MOST_SECONDS, ThrottledValue
 from services.dashboard.live.watcher import Watcher
 from services.dashboard.tenant.queries import TenantTotals, read_scores, read_totals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from services.dashboard.live.loop.queries import BUCKET_SECONDS, WINDOW_SECONDS
+from services.dashboard.live.queries import BUCKET_SECONDS, WINDOW_SECONDS
 
 NUM_BUCKETS = WINDOW_SECONDS // BUCKET_SECONDS
 SERIES = ("generations", "signals", "experiences", "steps")

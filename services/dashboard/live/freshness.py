@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from contracts.assignments import LIVE
-from services.dashboard.live.loop.queries import SampleTimes
+from services.dashboard.live.queries import SampleTimes
 
 NUM_VERSIONS = 3
 """Only samples of this many newest live versions are measured."""

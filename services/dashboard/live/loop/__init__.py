@@ -1,1 +1,0 @@
-"""Figures of the Loop page that are read less often: rates over time, and the delay of each stage."""
