@@ -1,7 +1,7 @@
 """Every product module is reached from the command line, or from a program that is documented to load it.
 
 A module reaches what it imports, also inside functions, and what it names in a string: `"package.module"`, `"package.module:name"`,
-`f"package.{kind}"` with the kinds as strings of the same file, and `"file.py"` beside it. Tests and benchmarks reach nothing.
+`"file.py"` beside it, and in a `registry.py` the bare name of a module beside it. Tests and benchmarks reach nothing.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def _named_in(name: str, path: Path) -> Iterator[str]:
     strings = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     yield from (text.partition(":")[0] for text in strings)
     yield from (f"{package}.{text.removesuffix('.py')}" for text in strings if text.endswith(".py"))
+    if path.name == "registry.py":
+        yield from (f"{package}.{text}" for text in strings)
     for node in nodes:
         match node:
             case ast.Import(names=names):
                 yield from (alias.name for alias in names)
             case ast.ImportFrom(module=str(module), names=names, level=0):
                 yield from (module, *(f"{module}.{alias.name}" for alias in names))
-            case ast.JoinedStr(values=[ast.Constant(value=str(prefix)), ast.FormattedValue()]) if prefix.endswith("."):
-                yield from (prefix + text for text in strings)
             case _:
                 pass
 
@@ -81,7 +81,8 @@ def test_a_dead_module_is_named(tmp_path: Path) -> None:
     texts = {
         "main.py": "def run():\n    from house.lazy import go\n    go('house.process:main', '-m')\n",
         "house/__init__.py": "",
-        "house/lazy.py": "from house import shared\nKINDS = ['exact']\nload = lambda kind: f'house.kinds.{kind}'\n",
+        "house/lazy.py": "from house import shared\nimport house.kinds.registry\n",
+        "house/kinds/registry.py": "KINDS = ['exact']\n",
         "house/shared.py": "DRIVER = 'driver.py'\n'As house.mentioned does.'\n",
         "house/driver.py": "",
         "house/process.py": "",
