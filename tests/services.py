@@ -1,4 +1,4 @@
-"""Real servers, where `make services` started them; a test without them is skipped and says so."""
+"""Real servers, where `make services` started them; without them a test is skipped with a message."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def tolerance(dtype: torch.dtype, num_terms: int, depth: int = 1, scale: float =
         dtype: in which is summed.
         num_terms: of the longest sum.
         depth: how many such sums follow one another.
-        scale: the magnitude of what is compared; above 1 also where a later step multiplies errors.
+        scale: the magnitude of the compared values; above 1 also where a later step multiplies errors.
     """
     return torch.finfo(dtype).eps * num_terms * depth * scale
 

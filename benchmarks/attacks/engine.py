@@ -1,6 +1,6 @@
 """Attacks on the engine's routes from outside, and by a broken engine on those who ask it.
 
-Flows in: requests to the real application over loopback or ASGI; answers of an engine that is none. Flows out: what got through.
+Flows in: requests to the real application over loopback or ASGI; answers of a fake engine. Flows out: what got through.
 Waits for: an attack's own time-outs, tenths of a second.
 """
 

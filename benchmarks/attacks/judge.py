@@ -29,7 +29,7 @@ _REPLIES: dict[str, dict[str, Any]] = {
     "a reason without end": {"message": {"content": '{"reason": "' + "because " * 500}, "finish_reason": "length"},
     "nothing": {"message": {"content": ""}},
     "a refusal": {"message": {"refusal": "I cannot look at this.", "content": None}},
-    "a level that is none": {"message": {"content": '{"reason": "x", "level": "maybe"}'}},
+    "a level that does not exist": {"message": {"content": '{"reason": "x", "level": "maybe"}'}},
     "a level said twice": {"message": {"content": '{"level": "no", "reason": "x", "level": "yes"}'}},
     "a thought without end": {"message": {"content": "<think>well " + _NO}},
 }

@@ -34,7 +34,7 @@ from services.rights import scopes_of
 OPEN = frozenset((
     "GET /health", "GET /openapi.json", "GET /ready", "GET /", "POST /api/login", "POST /api/logout", "GET /static/{path}",
 ))  # fmt: skip
-"""What anybody may ask: whether we live, and for the form to sign in. `GET /` shows the form to who is not signed in."""
+"""Routes without a right: health, and the sign-in form. `GET /` shows the form to a caller who is not signed in."""
 LONGEST_SECONDS = 2.0
 """A key that was revoked is refused everywhere after this."""
 PRIVILEGED = ("judge", "code", "operator")
@@ -66,7 +66,7 @@ def attacks() -> list[Attack]:
 
 
 async def cross_scopes(world: World) -> list[str]:
-    """Each route lets in who has its scope, and nobody else."""
+    """Each route accepts callers that have its scope, and no others."""
     holders = await _holders(world)
     found = []
     for route in routes_of(world):

@@ -66,7 +66,7 @@ def endless() -> str | None:
 
 
 def slow() -> str | None:
-    """Returns which senders kept their connection for ever."""
+    """Returns the senders whose connection was never closed."""
     kept = []
     with impatient(), serve(Measured(sized(), "sample")) as url:
         for name, pieces in SLOW.items():

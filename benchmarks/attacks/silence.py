@@ -58,7 +58,7 @@ def attacks() -> list[Attack]:
 
 
 def stay_bland() -> str | None:
-    """Both are graded right. People are helped by .6 and .4 of the answers; .6 and .1 say so."""
+    """Both are graded right. The two styles help .6 and .4 of the people; .6 and .1 of those give a signal."""
     with a_crowd() as crowd:
         crowd.talk((HELPFUL, BLAND), 2)
         warm = crowd.now

@@ -72,7 +72,7 @@ def attacks() -> list[Attack]:
             "an answer of a task that keeps nothing leaves a trace", partial(_run, partial(unkept, task="private")), 12
         ),
         Attack("a retry of the SDK is learned twice", partial(_run, retries), 6),
-        Attack("a signal for a choice that never was waits for ever", partial(_run, choices), 3),
+        Attack("a signal for a choice that does not exist waits without end", partial(_run, choices), 3),
         Attack("a feedback field that nobody knows is swallowed", partial(_run, unknown_fields), 4),
         Attack("a comment is accepted and lost", partial(_run, comments), 2),
         Attack("a number, id or time that no table holds is a 500", partial(_run, numbers), len(WEIRD)),
@@ -106,7 +106,7 @@ async def unkept(world: World, fields: dict[str, Any] | None = None, task: str =
     with world.opened() as (database, _), database.snapshot() as connection:
         counts, reasons = signal_counts(connection), rejection_counts(connection)
     if counts.unexplained or reasons.get("not_stored") != len(statuses):
-        return f"the identity of signals does not say so: {counts}, {reasons}"
+        return f"the signals do not add up: {counts}, {reasons}"
     return None
 
 
@@ -259,7 +259,7 @@ async def numbers(world: World) -> str | None:
     await asyncio.to_thread(world.work)
     with world.opened() as (database, _), database.snapshot() as connection:
         num_buried = connection.execute(select(func.count()).select_from(dead_letter)).scalar_one()
-    found += [f"{num_buried} of what was taken is buried"] if num_buried else []
+    found += [f"{num_buried} accepted records are dead letters"] if num_buried else []
     return "; ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "") if found else None  # noqa: PLR2004
 
 

@@ -1,4 +1,4 @@
-"""Attacks on the weight store: by who can write to it, by a mirror, and by who can write to a replica's disk."""
+"""Attacks on the weight store: by a thief who can write to it, by a mirror, and by an intruder on a replica's disk."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def attempt_junk(place: Place, folder: Path) -> str | None:
     (folder / "outside").mkdir()
     own = f"{POLICY}/replicas/{REPLICA.key_id}.json"
     for kind in junk(folder / "outside"):
-        # All places at once, but for the honest replica's own object: what lies there speaks for that one alone.
+        # All places at once, but for the honest replica's own object: that object speaks for that replica alone.
         for spots in (PLACES, (own,)):
             kept = place.get(own) or b""
             paths = [spot.format(next=f"{version + 1:06d}") for spot in spots]

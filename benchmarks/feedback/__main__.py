@@ -97,7 +97,7 @@ def measure(arms: list[Arm], rounds: int, seconds: float) -> tuple[Figures, list
 
 
 def show(summary: dict[str, dict[str, dict[str, Any]]]) -> None:
-    """Medians, and the spread of what counts."""
+    """Medians, and the spread of the most important figures."""
     rows = []
     for connections in CONNECTIONS:
         for arm, figures in summary.items():

@@ -1,6 +1,6 @@
 """Kinds of attacks from outside: on chunks, manifests and pointers in the store, and on what a replica keeps on its disk.
 
-In: a world, and a random source. Out: edits of files. Whoever does this has no key that is trusted, unless a kind says so.
+In: a world, and a random source. Out: edits of files. The attacker has no trusted key, unless the kind names one.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ def _pointer_kinds() -> list[Kind]:
         Kind("pointer: an older one put back", _older_pointer),
         Kind("pointer: another one of the epoch that was seen", _same_epoch),
         Kind("pointer: of another arm, policy, run or schema", _foreign_pointer),
-        Kind("pointer: to a version that is none", _pointer_nowhere),
+        Kind("pointer: to a version that does not exist", _pointer_nowhere),
         Kind("pointer: signed by somebody else", _forged_pointer),
         Kind("pointer: a manifest in its place", lambda world, _, victim: {world.pointer_file: world.files[world.edge_file(victim)]}),
     ]  # fmt: skip

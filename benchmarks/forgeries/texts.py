@@ -98,7 +98,7 @@ def field_gone(chance: random.Random, text: bytes) -> bytes:
 
 
 def field_twice(chance: random.Random, text: bytes) -> bytes:
-    """One field stands there twice, with different values."""
+    """One field occurs twice, with different values."""
     tree = msgspec.json.decode(text)
     key = chance.choice(sorted(tree))
     value = chance.choice((other_value(chance, tree[key]), chance.choice(ODD)))

@@ -190,7 +190,7 @@ class Victims:
         return PointerReader(self._world.store, POLICY, ARM, self._world.keyring, self._folder / "pointer.json")
 
     def _state(self) -> dict[str, bytes]:
-        """What is served, and the version before, as they lie there."""
+        """The files of the served version and of the one before."""
         files = [
             self._folder / "current",
             *(path for path in sorted((self._folder / "slots").rglob("*")) if path.is_file()),

@@ -1,6 +1,6 @@
 """An engine without a model: sixteen tokens at once, one event each, in the dialect of ours.
 
-Raw asyncio, so that a benchmark of what stands before it measures that and not this. `/v1/chat/completions` answers in
+Raw asyncio, so that a benchmark of the gateway in front of it measures the gateway and not this. `/v1/chat/completions` answers in
 OpenAI's chat dialect, for peers that speak it.
 """
 

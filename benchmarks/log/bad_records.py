@@ -129,7 +129,7 @@ def drain(services: bool, num: int, kind: str, seed: int) -> float:
 
 
 def keep_pace(services: bool, seconds: float, kind: str, seed: int) -> float:
-    """Share of what was appended at 500 a second that was handled when the feed ended, give or take one poll."""
+    """The share of records, appended at 500 a second, that was handled when the feed ended, give or take one poll."""
     num = int(RATE * seconds)
     with world(services, kind) as (database, event_log, worker):
         messages = feed(num, kind, 0.01, seed)

@@ -3,7 +3,7 @@
 usage: python -m benchmarks.regions [--regions 4] [--megabytes 60] [--replicas 3] [--json] [--quick]
 
 In: numbers of regions and of replicas in each, over links of 100 Mbit/s, 50 to 150 ms, 1% loss (`benchmarks.regions.net`:
-network namespaces; without root it says so, and ends well). Out: a table and a dated JSON file, or with --json one object.
+network namespaces; without root it prints that and exits with 0). Out: a table and a dated JSON file, or with --json one object.
 Waits for: replicas, which follow a signed pointer through a cache of their region and verify all they apply.
 
 Two policies, for a delta of 60 MB at 2% would be of 4 B weights. `cycle` is small and moves as a real one does: of it are the

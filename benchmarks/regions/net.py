@@ -38,7 +38,7 @@ _QUEUE_SECONDS = 0.1
 _NETEM_FRAMES = 10_000
 _STOP_SECONDS = 5.0
 _SYSCTLS = {
-    "tcp_congestion_control": "bbr",  # of what most kernels have, the one that 1% loss does not stop
+    "tcp_congestion_control": "bbr",  # the one in most kernels that 1% loss does not stop
     "tcp_slow_start_after_idle": "0",
     "tcp_no_metrics_save": "1",  # a run must not start from what the one before it learned
     "tcp_wmem": "4096 65536 16777216",

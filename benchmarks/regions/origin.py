@@ -46,7 +46,7 @@ class Reply(NamedTuple):
 
 
 def part_of(wanted: str, size: int) -> tuple[int, int] | None:
-    """First byte and end of what a Range asks for of a file; None: all of it. An empty part lies beyond the end."""
+    """First byte and end of the part of a file that a Range header asks for; None: the whole file. An empty part begins beyond its end."""
     if (found := _RANGE.fullmatch(wanted)) is None:
         return None
     start, end = int(found[1]), min(int(found[2]) + 1, size)

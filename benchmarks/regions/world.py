@@ -182,7 +182,7 @@ class World:
 
 
 def sent_by(links: bytes | str) -> int:
-    """The bytes sent over all devices but the loopback, of what `ip -s -j link` says."""
+    """The bytes sent over all devices but the loopback, read from the output of `ip -s -j link`."""
     devices: list[dict[str, Any]] = json.loads(links)
     return sum(device["stats64"]["tx"]["bytes"] for device in devices if device["ifname"] != "lo")
 

@@ -1,4 +1,4 @@
-"""What the trainer remembers and tells: seconds to save and load its state, to start a home of old, and to undo a rollback.
+"""The trainer's state and outcomes: seconds to save and load the state, to start an older home, and to undo a rollback.
 
 usage: python -m benchmarks.trainer [--fates N] [--rolled-back N] [--json]
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def a_state(num_fates: int) -> TrainerState:
-    """Of a home of before outcomes had numbers: everything trained, in two versions."""
+    """The state of a home older than numbered outcomes: everything is trained, in two versions."""
     keys = (sample_key(new_completion_id(), 0) for _ in range(num_fates))
     fates = {key: Fate(1, "trained", version=1 + number % 2, applied=1.0) for number, key in enumerate(keys)}
     return TrainerState(epoch=3, ordinal=2, lineage=[2, 1, 0], fates=fates)

@@ -1,4 +1,4 @@
-"""A replica whose clock is not the database's: says so, is not ready, makes no partition."""
+"""A replica whose clock differs from the database's reports it, is not ready, and creates no partition."""
 
 from __future__ import annotations
 

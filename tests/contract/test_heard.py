@@ -96,7 +96,7 @@ def test_two_replicas_count_every_word_and_guess_alike(any_database: Database) -
 
 
 def test_a_home_of_before_goes_on(any_database: Database) -> None:
-    """A vote of before the column has no evidence, so nothing is taken out that was never put in."""
+    """A vote older than the column has no evidence, so nothing is subtracted that was never added."""
     plain = Crowd(any_database, GRADED | {"silence": "unlabelled"})
     turn = plain.answer(HELPFUL)
     up = plain.word(turn, happy=True)

@@ -35,8 +35,8 @@ NUM_WAITING = 40
 
 def test_a_conversation_and_signals_about_its_keys(any_database: Database) -> None:
     join = Join(any_database, TASK)
-    join.receive({"id": "early", "join_key": "k"}, {"id": "never", "join_key": "nobody's"})
-    join.receive({"id": "taken back", "session_id": "s"}, {"id": "regretted", "session_id": "nobody's"})
+    join.receive({"id": "early", "join_key": "k"}, {"id": "never", "join_key": "unknown"})
+    join.receive({"id": "taken back", "session_id": "s"}, {"id": "regretted", "session_id": "unknown"})
     for signal_id in ("taken back", "regretted"):
         join.take_back(signal_id)
     first = a_generation(completion_id=IDS[0], session_id="s", join_key="k", body=said("a"))

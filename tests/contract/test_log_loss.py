@@ -192,7 +192,7 @@ def on_sqlite(tmp_path: Path) -> Iterator[World]:
 
 
 def with_everything(world: World) -> None:
-    """26 answers of three tasks, some of them cancelled or nobody's to learn from, and signals about most."""
+    """26 answers of three tasks, some of them cancelled or excluded from training, and signals about most."""
     users = world.answers(20)
     world.answers(2, finish_reason="cancelled")
     world.answers(2, purpose="sentinel")

@@ -1,4 +1,4 @@
-"""Replicas of the reward worker that meet at the same people, prompts and versions: none waits for ever, nothing is lost."""
+"""Replicas of the reward worker that share people, prompts and versions: no replica waits without end, nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A home of before keys had scopes: its keys keep all that their role may do, and what was logged is shown to its tenant."""
+"""A home older than scopes: its keys keep every right of their role, and its logged records are shown to their tenant."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_keys_keep_their_rights_and_answers_find_their_tenant(empty_database: Da
             caller = check_key(connection, f"Bearer mr-{role}-{f'{role:0<12}'[:12]}-{SECRET}")
             assert (caller.role, caller.tenant, caller.scopes, caller.expires_at) == (role, "acme", scopes, None)
         assert [(row.name, row.revoked_at) for row in list_keys(connection)] == [("", None)] * 2
-        # Who it was, no session of before says in a form that could be checked: they sign in again.
+        # Older sessions do not name their key in a form that can be checked, so their people sign in again.
         assert list(connection.execute(select(dashboard_session.c.id_hash)).scalars()) == ["link"]
         told = {row[0]: row[1] for row in connection.execute(select(generation.c.completion_id, generation.c.tenant))}
         scored = {row[0]: row[1] for row in connection.execute(select(score.c.key, score.c.tenant))}
@@ -64,7 +64,7 @@ def test_keys_keep_their_rights_and_answers_find_their_tenant(empty_database: Da
 
 
 def _write_answers(connection: Connection, records: list[Generation]) -> None:
-    """Rows of before, scored; and one whose record cannot be read."""
+    """Older rows, scored; and one whose record cannot be read."""
     broken = a_generation()
     write_generation(connection, broken)
     answers, scores = (Table(name, MetaData(), autoload_with=connection) for name in ("generation", "score"))

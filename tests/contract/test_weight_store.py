@@ -44,7 +44,7 @@ pytestmark = pytest.mark.slow
 
 
 class Place(Protocol):
-    """A store, and the files in it as they lie there."""
+    """A store, and the objects in it."""
 
     def open(self, keyring: Verifier | None = None) -> WeightStore: ...
     def read(self, path: str) -> bytes: ...

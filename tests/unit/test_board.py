@@ -1,4 +1,4 @@
-"""The board, the alarms and the page for operators against the code: nothing names what is not there, or leaves out what is."""
+"""The board, the alarms and the page for operators against the code: they name only metrics and routes that exist, and leave none out."""
 
 from __future__ import annotations
 

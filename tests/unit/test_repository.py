@@ -26,7 +26,7 @@ INDEX = re.compile(
     r"--(?:extra-)?index-url|\b(?:PIP|UV)_(?:EXTRA_)?INDEX(?:_URL)?[ \t]*[=:][ \t]*\w|--find-links|--trusted-host|\[\[?(?:tool\.)?uv\.index"
     r"|_authToken|<repository>|<mirror>"
 )
-# Where it is said what to install, and the hosts that may stand there: names of schemas, and this machine.
+# Files that name what to install, and the hosts they may name: those of schemas, and this machine.
 INSTALLS = ("pyproject.toml", "constraints.txt", "Makefile", "Dockerfile", "docker-compose.yml", ".ci/", "deploy/")
 HOST = re.compile(r"https?://([A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)+)")
 KNOWN_HOSTS = {"127.0.0.1", "maven.apache.org", "www.w3.org"}

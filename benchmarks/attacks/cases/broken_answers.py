@@ -23,7 +23,7 @@ class Case(NamedTuple):
     Attributes:
         says: parts of the body, each sent as a chunk; with `head` None, everything that is sent.
         ending: what follows: the end of the answer, a closed connection, one that is closed without an answer, nothing at
-            all, or what `drips` for ever.
+            all, or `drips` sent endlessly.
         raises: by the SDK, before the first token; after it, a stream raises openai.APIError.
         code: of the error.
         match: words of its message.
@@ -87,7 +87,7 @@ _STATUSES = [
          raises=openai.BadRequestError, code="context_length_exceeded", match="too long"),
     Case("400 of a proxy", (status(400, "<html>bad</html>"),),
          raises=openai.BadRequestError, code="invalid_request", match="bad"),
-    Case("400 with an error that is none", (status(400, '{"error": "boom"}'),),
+    Case("400 with an error that is only a text", (status(400, '{"error": "boom"}'),),
          raises=openai.BadRequestError, code="invalid_request", match="boom"),
     Case("404 of a version", (refusal(404, "version_not_resident", "not here"),),
          raises=openai.NotFoundError, code="version_not_resident", match="not here"),
@@ -137,7 +137,7 @@ _TOKENS = [
     Case("text without ids", (choice(text="Hello"),), match="and text; each token needs its id"),
     Case("an id below 0", (token(-1),), match=">= 0"),
     Case("an id beyond 31 bits", (token(2**31),), match="<= 2147483647"),
-    Case("an id that is none", (token(0.5),), match="Expected `int`, got `float`"),  # type: ignore[arg-type] # on purpose
+    Case("an id that is not a whole number", (token(0.5),), match="Expected `int`, got `float`"),  # type: ignore[arg-type] # on purpose
     Case("a version below 0", (event({"choices": [{}], "spans": [{"start": 0, "version": -1}]}),), match="spans that are not valid"),
     Case("versions in disorder", (event({"choices": [{}], "spans": [{"start": 5, "version": 1}, {"start": 2, "version": 2}]}),),
          match="spans that are not valid"),
@@ -156,10 +156,10 @@ _SYNTAX = [
     Case("JSON instead of events", (b'{"choices": []}\n',), match="not an event"),
     Case("a line without end", tuple(b"data: " + b"x" * 2**18 for _ in range(8)), match="without an end of line"),
     Case("another protocol", (b"SSH-2.0-OpenSSH_9.6\r\n",), "cut", match="not HTTP", head=None),
-    Case("a length that is none", (b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",), "cut", match="not HTTP", head=None),
-    Case("chunks that are none", (HEAD + b"zz\r\n",), "cut", match="not HTTP", head=None),
+    Case("a negative length", (b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",), "cut", match="not HTTP", head=None),
+    Case("chunks without a valid size", (HEAD + b"zz\r\n",), "cut", match="not HTTP", head=None),
     Case("an error event", (event({"error": {"message": "the pump is dry", "code": 500}}),), match="the pump is dry"),
-    Case("a request lost for ever", (event({"error": {"message": "died", "code": "engine_restarted"}}),),
+    Case("a request lost every time", (event({"error": {"message": "died", "code": "engine_restarted"}}),),
          match="lost this request 3 times", num_asked=3),
 ]  # fmt: skip
 _CUTS = [
@@ -167,18 +167,18 @@ _CUTS = [
     Case("cut before the first token", ending="cut", match="ended an answer early"),
     Case("silent before its status", head=None, ending="silent", code=SILENT, match="did not accept the request|was silent"),
     Case("silent before the first token", ending="silent", code=SILENT, match="was not sent again"),
-    Case("headers for ever", (HEAD[:-2],), "dripping", code=SILENT, match="did not accept the request", drips=b"x: y\r\n"),
-    Case("comments for ever", ending="dripping", code=SILENT, match="sent no token"),
-    Case("empty choices for ever", ending="dripping", code=SILENT, match="sent no token", drips=event({"choices": []})),
-    Case("roles for ever", ending="dripping", code=SILENT, match="sent no token", drips=choice(delta={"role": "assistant"})),
-    Case("a line for ever", ending="dripping", code=SILENT, match="sent no token", drips=b"data"),
+    Case("headers without end", (HEAD[:-2],), "dripping", code=SILENT, match="did not accept the request", drips=b"x: y\r\n"),
+    Case("comments without end", ending="dripping", code=SILENT, match="sent no token"),
+    Case("empty choices without end", ending="dripping", code=SILENT, match="sent no token", drips=event({"choices": []})),
+    Case("roles without end", ending="dripping", code=SILENT, match="sent no token", drips=choice(delta={"role": "assistant"})),
+    Case("a line without end", ending="dripping", code=SILENT, match="sent no token", drips=b"data"),
 ]  # fmt: skip
 _TROUBLES: list[tuple[str, tuple[bytes, ...], Ending, str, str, bytes]] = [
     ("cut", (), "cut", FAILED, "ended an answer early", b""),
     ("the end", (), "whole", FAILED, "ended a stream", b""),
     ("[DONE]", (DONE,), "whole", FAILED, "ended a stream", b""),
     ("silent", (), "silent", SILENT, "was silent|sent no token", b""),
-    ("comments for ever", (), "dripping", SILENT, "sent no token", b": x\n\n"),
+    ("comments without end", (), "dripping", SILENT, "sent no token", b": x\n\n"),
     ("a null log-prob", (token(logprob=None),), "whole", FAILED, "got `null`", b""),
     ("no log-probs", (choice(token_ids=[41]),), "whole", FAILED, "1 token ids with 0", b""),
     ("a wrong number of them", (choice(token_ids=[1, 2], logprobs={"token_logprobs": [-1]}),), "whole", FAILED, "2 token", b""),

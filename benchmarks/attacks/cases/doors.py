@@ -21,7 +21,7 @@ def _locks(how: str) -> Escape:
 
 
 def _interrupt(code: str) -> str:
-    """Machine code of x86-64, in a child, because a filter may kill: True if it returns what is no error."""
+    """Machine code of x86-64, in a child, because the filter may kill it. The program returns True if the call succeeds."""
     return f"""
 import ctypes, mmap
 child = os.fork()

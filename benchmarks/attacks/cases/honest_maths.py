@@ -187,7 +187,7 @@ a_{10} = 55 | 55
 
 
 def honest(num: int, seed: int = 0) -> list[tuple[str, str]]:
-    """`num` pairs of what stands in a box and a reference of the same value, of random numbers in all notations."""
+    """`num` pairs of a boxed answer and a reference with the same value: random numbers in all notations."""
     draw = random.Random(seed)  # noqa: S311 no secret
     found: dict[tuple[str, str], None] = {}
     while len(found) < num:

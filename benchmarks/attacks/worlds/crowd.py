@@ -1,6 +1,6 @@
 """A crowd whose opinions are known, and the reward worker that hears only those who speak.
 
-In: styles of answering, each with the share of people that it helps and the share that says so. Out: what the worker made of
+In: styles of answering, each with the share of people that it helps and the share of those who give a signal. Out: what the worker made of
 each style: its mean reward, and the same weighted as the trainer weighs it. Waits for: nothing; the worker is the real one, on
 a database of its own.
 
@@ -48,7 +48,7 @@ BATCH = 200
 
 
 class Style(NamedTuple):
-    """A way to answer. Of the people it helps a share `speaks` says so; of the others `unhappy_speak`, by default as many."""
+    """A way to answer. Of the people it helps, a share `speaks` gives a signal; of the others a share `unhappy_speak`, by default the same."""
 
     name: str
     utility: float
@@ -130,7 +130,7 @@ class Crowd:
         return made
 
     def regard(self, style: Style, grader: str, value: float) -> None:
-        """From now on this grader says so of the style's answers."""
+        """From now on this grader gives the style's answers this value."""
         known = self._checks_of(self._open(self.episode(self.answer(style))))
         said = msgspec.structs.replace
         self._checks[style.text] = tuple(
@@ -174,7 +174,7 @@ class Crowd:
         return Signal(**(values | self._says(happy=happy) | changes))
 
     def episode(self, turn: Generation, *signals: Signal, revision: int = 1, **changes: Any) -> Episode:
-        """A revision of what is known of an answer."""
+        """A revision of an answer's episode."""
         reason: Any = "decisive" if signals else "window"
         values = {"reason": reason, "closed_at": self.now} | changes
         return Episode(key=turn.key, revision=revision, turns=(turn,), signals=signals, **values)

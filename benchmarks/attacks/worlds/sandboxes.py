@@ -1,4 +1,4 @@
-"""What programs are aimed at that want out, and a sandbox that is none."""
+"""What escaping programs try to reach, and a fake sandbox that refuses nothing."""
 
 from __future__ import annotations
 

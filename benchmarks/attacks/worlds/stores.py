@@ -132,7 +132,7 @@ class Junk(NamedTuple):
 
     name: str
     plant: Callable[[Place, str], bool]
-    """Puts it there, in place of what is there; False: this store cannot hold it."""
+    """Replaces the object at a path with it; False: this store cannot hold it."""
 
 
 _BYTES = {

@@ -25,7 +25,7 @@ def test_a_broker_stopped_and_started_loses_nothing(world: World, servers: Serve
     with Traffic(world) as traffic:
         traffic.flow(100)
         servers.stop("kafka")
-        until(lambda: "signals not relayed" in world.printed("feedback"), world)  # nobody's patience bridges this
+        until(lambda: "signals not relayed" in world.printed("feedback"), world)  # longer than any client's retries
         servers.start("kafka")
         traffic.flow(100)
     assert set(traffic.answers) == {httpx.codes.ACCEPTED}, "feedback keeps signals in the database until Kafka is back"

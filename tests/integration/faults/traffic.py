@@ -1,4 +1,4 @@
-"""Users of a small world: answers straight onto the log, signals over HTTP, and a list of what was acknowledged."""
+"""Users of a small world: answers straight onto the log, signals over HTTP, and a list of the acknowledged signals."""
 
 from __future__ import annotations
 

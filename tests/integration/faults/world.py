@@ -90,7 +90,7 @@ class World:
         return (self._folder / f"{name}.log").read_text()
 
     def last_words(self, names: Iterable[str]) -> dict[str, str]:
-        """The end of what processes wrote."""
+        """The end of each process's output."""
         return {name: self.printed(name)[-2000:] for name in names}
 
     def ended(self) -> list[str]:
@@ -171,7 +171,7 @@ def until(is_so: Callable[[], bool], world: World) -> None:
         try:
             if is_so():
                 return
-            why = "waited in vain"
+            why = "the condition did not come true"
         except Unavailable as error:
             why = error.message
         ended = world.ended()

@@ -150,7 +150,7 @@ MISTAKES = {
         JUDGE.format(role="watch", url=NOWHERE), f'url = "{NOWHERE}"', "`url`",
         "start it, mend `url`, `model` or the key, or take it out of the task",
     ),
-    "a judge at a port that is none": Mistake(
+    "a judge at a port that does not exist": Mistake(
         JUDGE.format(role="watch", url="http://127.0.0.1:99999/v1"), 'url = "http://127.0.0.1:99999/v1"', "`url`",
         "start it, mend `url`",
     ),

@@ -1,4 +1,4 @@
-"""The graders behind the gate's port: every kind of task, the least of several, and faults that are nobody's value."""
+"""The graders behind the gate's port: every kind of task, the least of several, and faults that give no value."""
 
 from __future__ import annotations
 

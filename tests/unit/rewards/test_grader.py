@@ -1,4 +1,4 @@
-"""A grader that fails is nobody's fault but ours: in a grader, in a panel, and through the worker to a real database."""
+"""A grader that fails is our own fault, never the model's: in a grader, in a panel, and through the worker to a real database."""
 
 from __future__ import annotations
 

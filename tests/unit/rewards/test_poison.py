@@ -1,4 +1,4 @@
-"""What would stop the worker at one record for ever: it is read again after each crash."""
+"""Records that would stop the worker each time, because it reads them again after each crash."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def tables(number: int, value: Any) -> Callable[[Any], None]:
 
 
 OUT_OF_RANGE = {
-    "a way that is none": head(way=4),
+    "a way that does not exist": head(way=4),
     "a scale out of range": head(scale=97),
     "a level out of range": head(levels=[200] * 8),
     "levels too few": head(levels=[0] * 7),

@@ -79,7 +79,7 @@ FIRST = snapshot(V0, V1)
 
 def test_until_one_was_seen_signatures_count_and_then_the_list(tmp_path: Path) -> None:
     reader = Reader(tmp_path)
-    assert reader.see(None) == "accepted", "a store of before has none"
+    assert reader.see(None) == "accepted", "an older store has no list"
     assert [reader.takes(one) for one in (V0, V2, version(1, THIEF))] == ["taken", "taken", "unknown_key"]
     assert reader.see(FIRST) == "accepted"
     assert [reader.takes(one) for one in (V0, V1, V2)] == ["taken", "taken", "unlisted"]

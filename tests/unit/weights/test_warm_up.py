@@ -1,4 +1,4 @@
-"""After the warm-up nothing is left to compile of what a publisher, an engine's stager or a replica does."""
+"""After the warm-up a publisher, an engine's stager and a replica compile nothing more."""
 
 from __future__ import annotations
 

@@ -253,7 +253,7 @@ def play(folder: Path, migrated: Path, messages: list[Event], seed: int | None) 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=st.integers(0, 10**6), trouble=st.integers(0, 10**6))
 @example(history=2134, trouble=1)  # two words about a cut answer that had been set aside
-@example(history=5154, trouble=0)  # a retraction of what had already lost a conflict
+@example(history=5154, trouble=0)  # a retraction of a signal that had already lost a conflict
 def test_trouble_changes_nothing(migrated: Path, history: int, trouble: int) -> None:
     messages = a_history(history)
     with tempfile.TemporaryDirectory(dir=MEMORY) as calm, tempfile.TemporaryDirectory(dir=MEMORY) as rough:
@@ -283,7 +283,7 @@ def test_whoever_shares_keys_every_signal_has_one_name_at_every_moment(migrated:
     assert set(signals) - ids == {id_ for id_ in signals if id_.startswith("follow_up:")}
     assert set(signals.values()) <= {"joined", "late", "conflict", "retracted", "rejected"}
     keys = {item.key.value for item in events if isinstance(item, ReceivedItem) and item.key}
-    assert ("rejected" in signals.values()) <= ("nobody's" in keys)
+    assert ("rejected" in signals.values()) <= ("unknown" in keys)
 
 
 def shared_keys(chance: random.Random) -> list[Event]:
@@ -300,7 +300,7 @@ def shared_keys(chance: random.Random) -> list[Event]:
         )
         events.append(message(GENERATIONS, turn.key, turn))
     met = {key for item in events if isinstance(item, Message) for key in _keys_of(decode(Generation, item.value))}
-    targets = [*met, ("join_key", "nobody's")]
+    targets = [*met, ("join_key", "unknown")]
     for number in range(chance.randint(1, 6)):
         target, value = chance.choice(sorted(targets))
         item = {"id": f"fb_{number}", "name": "accepted", "value": chance.random() < 0.5, "at": 102.0, target: value}

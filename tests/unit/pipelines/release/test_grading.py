@@ -1,4 +1,4 @@
-"""One batch for all versions: mixed, nameless, equal answers once, and a fault of a grader is nobody's value."""
+"""One batch for all versions: mixed, nameless, equal answers once, and a fault of a grader gives no value."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Bools = NDArray[np.bool_]
 
 
 class History(NamedTuple):
-    """What became of a series of versions. `level`: of what is live at its end, 0 where it began."""
+    """The fate of a series of versions. `level`: the quality of the version that is live at its end; it begins at 0."""
 
     num_refused: int
     num_anchors: int

@@ -1,5 +1,5 @@
 """The releaser over a real database, with an engine and graders made of tables: who goes live, who is compared with whom, and
-what is no verdict at all."""
+which outcomes are not a verdict."""
 
 from __future__ import annotations
 

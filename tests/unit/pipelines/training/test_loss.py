@@ -9,7 +9,7 @@ from tests.tolerances import tolerance
 
 OBJECTIVE = Objective(ratio_bound=3.0, kl_coefficient=0.02)
 ROUNDING = tolerance(torch.float32, num_terms=24, depth=2)
-"""Of sums over the tokens of a test, of what an exponential gave."""
+"""For sums of exponentials over the tokens of a test."""
 ONE = torch.ones(1, 1, dtype=torch.bool)
 
 

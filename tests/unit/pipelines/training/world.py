@@ -122,7 +122,7 @@ class World:
         )
 
     def lease(self) -> Lease:
-        """Of whoever starts next: the one before is dead, whether it says so or not."""
+        """The lease of the next trainer; the one before is taken for dead."""
         return a_lease(self.database, POLICY, highest_epoch(self.settings.checkpoints))
 
     def add(self, *experiences: Experience) -> None:
@@ -182,7 +182,7 @@ class World:
         ]
 
     def ledger(self) -> dict[str, tuple[str, str, int | None]]:
-        """Rule 2 of decision 0001: of the trainer's words that hold, the one said last; nothing of what was taken back."""
+        """Rule 2 of decision 0001: the last of the trainer's outcomes that hold; those that were withdrawn do not count."""
         outcomes = [each for outcome in self.outcomes() for each in outcome.each()]
         started = [outcome for outcome in outcomes if outcome.state == "epoch_started"]
         epochs = Epochs(valid_through(EpochStart(item.epoch, item.previous, item.kept_sequence) for item in started))

@@ -64,7 +64,7 @@ def test_the_battery_is_as_large_as_it_claims() -> None:
 def test_an_escape_is_contained(sandbox: Sandbox, name: str, world: World) -> None:
     attack = ALL[name]
     if attack.but == sandbox.name:
-        pytest.skip(f"{sandbox.name} cannot stop it, and says so")
+        pytest.skip(f"{sandbox.name} cannot stop it, as its documentation admits")
     assert not escaped(sandbox, attack, world)
     assert world.touched() == []
 

@@ -73,7 +73,7 @@ def weigh(database: Database, weighing: Weighing, items: Sequence[ScoredSample])
 
 
 def weighted_mean(weights: Iterable[Weight]) -> float:
-    """Sum of weight x reward over sum of weight, of what has a reward."""
+    """Sum of weight x reward over sum of weight, for the items that have a reward."""
     pairs = [(weight.value, weight.reward) for weight in weights if weight.reward is not None]
     return sum(weight * reward for weight, reward in pairs) / sum(weight for weight, _ in pairs)
 

@@ -1,4 +1,4 @@
-"""`code`: who passes, who does not, and whose fault it is."""
+"""`code`: which answers pass, which fail, and who owns each fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of an item, and what is not; about answers that are not kept nothing is."""
+"""Which parts of an item are stored; for answers that are not stored, no part is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may speak as whom: the kind of a submitter is bound to the key's role."""
+"""The kind of a submitter is bound to the role of the key."""
 
 from __future__ import annotations
 
