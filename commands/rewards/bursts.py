@@ -1,4 +1,4 @@
-"""`millrace bursts`: which votes weigh nothing because too many came at once, and how to let them count again."""
+"""`millrace bursts`: lists votes that weigh nothing because too many came at once, and lets them count again."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def run_bursts(
 
 def _rule(task: Task) -> BurstRule:
     if task.trust.burst is None:
-        raise InvalidSettings(f"task {task.name!r} looks for no bursts; add [trust.burst] to {task.where('name')}")
+        raise InvalidSettings(f"task {task.name!r} does not detect bursts; add [trust.burst] to {task.where('name')}")
     return task.trust.burst

@@ -1,10 +1,10 @@
-"""`millrace estimate`: the mean reward of each version's answers, where there is one and over all.
+"""`millrace estimate`: the mean reward of each version, over rewarded answers and over all answers.
 
-In: what the reward worker noted of audited tasks. Out: a table or one JSON object. Waits for: nothing.
+In: the sums that the reward worker stored for audited tasks. Out: a table or one JSON object. Waits for: nothing.
 
-A reward is what the task file says: gates, graders, users, in its own range, as the first revision of an answer had it. For
-answers without one the judge of [audit] stands in, if its word means the same as the reward; where that is not shown the
-last column is refused, with status 1.
+Rewards are those of the first revisions, in the task's range, by gates, graders and users together. For answers without a
+reward the judge of [audit] stands in, if it measures the same as the reward. If it does not, the last column is refused,
+with status 1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rewards.signals.repository import known_of, mean_of_people
 from runtime.settings import load_settings
 
 _FEW = 30
-"""Values that are all alike have no spread to be seen; from so many on their mean is taken as it is."""
+"""Equal values show no spread; with at least so many, their mean is taken as exact."""
 
 
 def run_estimate(
@@ -50,7 +50,7 @@ def run_estimate(
     task = tasks[name]
     if task.audit is None:
         raise InvalidSettings(
-            f"task {name!r} audits nothing, so nobody knows what the silent think; add [audit] to {task.where('name')}"
+            f"task {name!r} audits nothing, so the opinion of silent users is unknown; add [audit] to {task.where('name')}"
         )
     database = settings.database()
     try:
@@ -67,18 +67,18 @@ def run_estimate(
         Console().print(table_of(task, found))
         if people[1]:
             print(
-                f"what {people[1]:,} people said, each counted once, over all versions: {people[0]:.3f} (no grader has a part)"
+                f"mean reward by {people[1]:,} people, each counted once, over all versions: {people[0]:.3f} (without graders)"
             )
     if refused:
         raise InvalidSettings(
             f"the mean over all answers is not estimated: {refused}; let judge {task.audit.judge!r} judge what the reward "
-            f"means ({task.where('audit', 'judge')}), or read the audit for what it says"
+            f"measures ({task.where('audit', 'judge')}), or use the audit by itself"
         )
     return versions
 
 
 def as_rows(task: Task, versions: dict[int, VersionAudit], accuracy: Accuracy | None, refused: str) -> dict[str, Any]:
-    """Everything that is shown, in rewards: an interval has `value`, `low` and `high`, or is null if there is too little."""
+    """All figures, in rewards. An interval has `value`, `low` and `high`, or is null if there is too little data."""
     judge = task.audit.judge if task.audit is not None else ""
     return {
         "task": task.name,
@@ -124,7 +124,7 @@ def table_of(task: Task, found: dict[str, Any]) -> Table:
 
 
 def _accuracy(task: Task) -> Accuracy | None:
-    """Of the judge that audits, if `millrace judge admit` measured it, it says yes or no only, and knows more than a coin."""
+    """Of the audit judge, if `millrace judge admit` measured it, it has two levels and is better than chance."""
     rule = next(judge for judge in task.judges if task.audit is not None and judge.name == task.audit.judge)
     path = Path(task.folder) / (rule.admission or f"{rule.name}.admission.json")
     if len(rule.scale) != len(("no", "yes")) or not path.exists():
@@ -142,7 +142,7 @@ def _accuracy(task: Task) -> Accuracy | None:
 
 
 def _num_behind(known: VersionAudit) -> int:
-    """Values in the smaller of the parts that the mean of all is made of."""
+    """Number of values in the smaller stratum of the mean over all answers."""
     if not known.silent.num:
         return known.rewarded.num
     return min(sums.num for sums in (known.rewarded, known.audited_silent) if sums.num or sums is known.audited_silent)

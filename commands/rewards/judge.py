@@ -1,4 +1,4 @@
-"""`millrace judge admit`: measures a judge against labels, and writes what a task file needs to trust it."""
+"""`millrace judge admit`: measures a judge against labels, and writes the report that a task file needs to let it decide."""
 
 from __future__ import annotations
 
@@ -70,13 +70,13 @@ def run_admit(
 
 
 def alone_of(rule: JudgeRule) -> JudgeRule:
-    """A judge that is only the fallback of another."""
+    """A rule whose only endpoint is the fallback of another rule."""
     members = (rule.fallback,) if rule.fallback else ()
     return rule.model_copy(update={"url": None, "model": None, "members": members, "fallback": None})
 
 
 def print_report(rule: JudgeRule, report: Report, path: Path, folder: str) -> None:
-    """Figures beside their bar."""
+    """Print the figures with their bars."""
     console = Console(soft_wrap=True)
     console.print(_table(f"judge {report.judge}", rule, report.figures))
     if report.fallback:
@@ -104,7 +104,7 @@ def _table(title: str, rule: JudgeRule, figures: Figures) -> Table:
     ):
         _row(table, name, figure, f"<= {limit:g}", None if figure is None else figure.value <= limit)
     table.add_row("labels with a verdict", f"{figures.answered:.3f} of {figures.num_labels}", "", "", "")
-    table.add_row("replies that are no verdict", f"{figures.unparsable:.3f}", "", "", "")
+    table.add_row("replies without a verdict", f"{figures.unparsable:.3f}", "", "", "")
     cost = f"{figures.num_calls} calls, {figures.num_tokens} tokens, {figures.money:g} money, {figures.seconds:.1f} s"
     table.add_row("cost", cost, "", "", "")
     return table
@@ -119,7 +119,7 @@ def _row(table: Table, name: str, figure: Figure | None, bar: str = "", passes: 
 
 
 def _progress(name: str) -> Progress:
-    """A line on standard error at every tenth."""
+    """Prints a line to standard error at every tenth."""
     said = -1
 
     def tell(done: int, total: int) -> None:

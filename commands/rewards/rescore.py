@@ -1,4 +1,4 @@
-"""`millrace rescore`: what would change if the log had been scored by other graders, shown before anything uses them."""
+"""`millrace rescore`: replays the log with other graders and shows what would change, before anything uses them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def run_rescore(
     try:
         replay = Replay(log, database, wanted)
         comparison = ReplayComparison()
-        with _opened(out) as file:
+        with _open_report(out) as file:
             for item in replay.run(start, limit):
                 comparison.add(item)
                 if file is not None:
@@ -64,10 +64,10 @@ def run_rescore(
 
 
 def parse_since(text: str, now: float) -> float:
-    """UTC epoch seconds of an age (90s, 30m, 2h, 7d) or of an ISO time, which is UTC if it does not say.
+    """UTC epoch seconds of an age (90s, 30m, 2h, 7d) or of an ISO time, in UTC unless it has a zone.
 
     Raises:
-        InvalidSettings: it is neither, or lies in the future.
+        InvalidSettings: the text is neither, or the time lies in the future.
     """
     if age := _AGE.fullmatch(text.strip()):
         return now - float(age.group(1)) * _UNITS[age.group(2)]
@@ -92,7 +92,7 @@ def _task(settings: Settings, name: str, file: Path | None) -> Task:
 
 
 @contextmanager
-def _opened(path: Path | None) -> Iterator[TextIO | None]:
+def _open_report(path: Path | None) -> Iterator[TextIO | None]:
     if path is None:
         yield None
         return
@@ -119,7 +119,7 @@ def _print(console: Console, task: Task, start: float, replay: Replay, found: Re
     for name, part in sorted(found.components.items()):
         table.add_row(name, *_means(part.before, part.after), str(part.disagreements))
     console.print(table)
-    # As lines, not in a table: what somebody copies must not be cut to the width of a terminal.
+    # Lines instead of a table, so that text to copy is not cut to the width of the terminal.
     for name, part in sorted(found.components.items()):
         print(f"{name}: {_labels(part.labels_before)} -> {_labels(part.labels_after)}")
     for (before, after), count in sorted(found.statuses.items()):
@@ -133,7 +133,7 @@ def _print(console: Console, task: Task, start: float, replay: Replay, found: Re
 
 
 def _causes(before: GradedRevision, after: GradedRevision) -> list[str]:
-    """Components that came, went or say something else."""
+    """Components that were added, removed or changed."""
     both = before.scores.keys() & after.scores.keys()
     same = {name for name in both if is_same(before.scores[name].value, after.scores[name].value)}
     return sorted((before.scores.keys() | after.scores.keys()) - same) or ["the rule that combines them"]

@@ -1,7 +1,7 @@
 """`millrace score`: a verifier, or all graders of a task, on cases from standard input, one JSON line each.
 
-A case is {"prompt": ..., "completion": ..., "reference": ..., "metadata": {...}}; only the completion is needed. The answers
-come in the order of the cases, as soon as there are any, so that it can stand in a pipe.
+A case is {"prompt": ..., "completion": ..., "reference": ..., "metadata": {...}}; only the completion is required. Results
+are written in the order of the cases, as soon as they are known, so that the command works in a pipe.
 """
 
 from __future__ import annotations
@@ -67,24 +67,24 @@ def run_score(
     """Grade every case, by default from standard input to standard output.
 
     Returns:
-        The exit status: 2 if a line was no case.
+        The exit status: 2 if a line was not a valid case.
     """
     if (verifier is None) == (task is None):
         raise InvalidSettings("say which: --verifier NAME (--list shows them), or --task FILE for all its graders")
     if verifier is not None:
-        bench = _bench_of_verifier(verifier, config, deadline)
+        scorer = _scorer_of_verifier(verifier, config, deadline)
     else:
         if config is not None:
             raise InvalidSettings("--config belongs to --verifier; a task file brings its own configs")
         (only,) = load_tasks((task or Path(),)).values()
-        bench = ManualScorer(only)
-    with bench:
+        scorer = ManualScorer(only)
+    with scorer:
         standard_input = cast("BufferedIOBase", sys.stdin.buffer)
-        return _grade(bench, cases or standard_input, answers or sys.stdout.buffer, is_task=task is not None)
+        return _grade(scorer, cases or standard_input, answers or sys.stdout.buffer, is_task=task is not None)
 
 
 def print_kinds() -> None:
-    """What `--verifier` takes."""
+    """Print the kinds that `--verifier` accepts."""
     table = Table("verifier", "the answer passes if", "runs")
     for name, kind in sorted(KINDS.items()):
         table.add_row(name, kind.purpose, "beside others" if kind.is_slow else "")
@@ -92,10 +92,10 @@ def print_kinds() -> None:
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """A config in TOML or JSON, by the ending of its name.
+    """Read a config in TOML or JSON, chosen by the file's suffix.
 
     Raises:
-        InvalidSettings: it cannot be read; says where.
+        InvalidSettings: the file cannot be read; names the file.
     """
     try:
         text = path.read_text()
@@ -107,7 +107,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
     return found
 
 
-def _bench_of_verifier(verifier: str, config: Path | None, deadline: float) -> ManualScorer:
+def _scorer_of_verifier(verifier: str, config: Path | None, deadline: float) -> ManualScorer:
     if verifier not in KINDS:
         raise InvalidTask(f"no verifier {verifier!r}; there are {', '.join(sorted(KINDS))}")
     if not 0 < deadline <= _MAX_DEADLINE:
@@ -120,7 +120,7 @@ def _bench_of_verifier(verifier: str, config: Path | None, deadline: float) -> M
         raise InvalidTask(f"{error.message}; --config FILE gives it a config, .toml or .json") from error
 
 
-def _grade(bench: ManualScorer, cases: BufferedIOBase, answers: BinaryIO, *, is_task: bool) -> int:
+def _grade(scorer: ManualScorer, cases: BufferedIOBase, answers: BinaryIO, *, is_task: bool) -> int:
     done = 0
     for batch in _batches(cases):
         read: list[Answer] = []
@@ -131,7 +131,7 @@ def _grade(bench: ManualScorer, cases: BufferedIOBase, answers: BinaryIO, *, is_
             except InvalidRequest as error:
                 mistake = f"line {number}: {error.message}; {done + len(read)} cases before it are answered"
                 break
-        for scores, verdict in bench.grade(read):
+        for scores, verdict in scorer.grade(read):
             found = _of_task(scores, verdict) if is_task else _of_score(scores[0])
             answers.write((json.dumps(found, ensure_ascii=False) + "\n").encode(errors="replace"))
         answers.flush()
@@ -173,17 +173,17 @@ def _of_task(scores: Iterable[Score], verdict: Verdict) -> Mapping[str, Any]:
 
 
 def _batches(cases: BufferedIOBase) -> Iterator[list[Numbered]]:
-    """What is there already, at most `_BATCH` lines: who writes one case and waits for its answer gets it."""
+    """Lines that have arrived, at most `_BATCH` at a time: a caller that writes one case and waits gets its result."""
     number, rest, is_open = 0, b"", True
     while is_open:
         try:
-            found = cases.read1(_CHUNK_BYTES)  # waits for something, not for all of it
+            found = cases.read1(_CHUNK_BYTES)  # returns as soon as there is any input
         except OSError as error:
             raise InvalidSettings(f"standard input cannot be read: {error}") from error
         is_open = bool(found)
         *lines, rest = (rest + found).split(b"\n")
         if not is_open:
-            lines.append(rest)  # the last line may lack its end
+            lines.append(rest)  # the last line may have no newline
         numbered = [item for item in enumerate(lines, number + 1) if item[1].strip()]
         number += len(lines)
         for start in range(0, len(numbered), _BATCH):

@@ -1,1 +1,1 @@
-"""What a policy does, counted by version, and the alarms for what it should not have learned."""
+"""Counts what a policy does, by version, and raises alarms for habits that it should not have learned."""

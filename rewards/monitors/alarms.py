@@ -1,8 +1,8 @@
-"""Which habits of a version are new: its sums against those of earlier versions, metric by metric. Pure.
+"""Finds new habits of a version: its sums compared with those of earlier versions, metric by metric. Pure.
 
-Each is compared with the versions right before it, which shows a step, and with the oldest ones still looked at, which shows
-a creep of many small steps. A version that raised an alarm about a metric is no reference for it: a habit does not become
-normal by lasting.
+Each metric is compared with the versions right before, which shows a step, and with the oldest known ones, which shows a
+creep of many small steps. A version that raised an alarm about a metric is never a reference for it, so a habit does not
+become normal by lasting.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from rewards.sums import Sums
 ENOUGH = 2_000
 """Samples of a reference; older versions are not added to it."""
 NUM_METRICS = 64
-"""Metrics of a task that are counted on. Fixed, so that what comes later costs nothing that was shown before."""
+"""Number of metrics assumed in the threshold. Fixed, so that a new metric does not change earlier results."""
 NUM_CLUSTERS = 64
-"""Clusters of prompts that are counted on; the worker puts what comes after them together."""
+"""Number of clusters assumed in the threshold. The worker merges all clusters beyond it."""
 TESTS_OF_ONE = 4
-"""Two references, and a line or the other direction at each."""
+"""Tests of one metric: two references, each with a line or both directions."""
 OVERALL = math.log(2 * NUM_METRICS * TESTS_OF_ONE / ALPHA)
-"""Log-evidence that raises an alarm over all prompts; it and the one below share ALPHA."""
+"""Log-evidence that raises an alarm over all prompts. It and `WITHIN_CLUSTER` share ALPHA."""
 WITHIN_CLUSTER = math.log(2 * NUM_CLUSTERS * len(BY_CLUSTER) * TESTS_OF_ONE / ALPHA)
 """Log-evidence that raises an alarm within one cluster."""
 
 Version = Mapping[tuple[str, str], Sums]
-"""The sums of one version, by (cluster, metric); cluster "" is all of them."""
+"""The sums of one version, by (cluster, metric). Cluster "" means all prompts."""
 
 
 class Alarm(NamedTuple):
-    """A metric of a version that is not as it should be."""
+    """A metric of a version that changed too much, or crossed its line."""
 
     name: str
     version: int
     cluster: str
     details: dict[str, Any]
     """`mean`, `num`, `reference`, `reference_num`, `versions` (first and last of the reference), `test`, `evidence`
-    (natural logarithm), `line` if it has one, `words`."""
+    (natural logarithm), `line` if the rule has one, `words`."""
 
 
 Raised = Collection[tuple[str, int, str]]
-"""(name, version, cluster) of the alarms there are."""
+"""(name, version, cluster) of the alarms so far."""
 
 
 def alarms_of(versions: Mapping[int, Version], version: int, raised: Raised) -> list[Alarm]:
-    """New alarms about one of the versions."""
+    """New alarms about one version."""
     found = []
     for (cluster, metric), sums in versions[version].items():
         rule = rule_of(metric)
@@ -67,7 +67,7 @@ def alarms_of(versions: Mapping[int, Version], version: int, raised: Raised) -> 
 
 
 def worst_cluster(version: Version, metric: str, at_least: int) -> tuple[str, Sums] | None:
-    """The cluster with the highest mean, of those with so many samples."""
+    """The cluster with the highest mean among those with at least so many samples."""
     clusters = [
         (cluster, sums)
         for (cluster, name), sums in version.items()
@@ -103,16 +103,16 @@ def _tests(rule: Rule, sums: Sums, earlier: Sequence[tuple[int, Sums]]) -> Itera
         if rule.falls:
             yield f"{test} down", above(_turned(rule, sums), _turned(rule, reference), rule.effect), versions, reference
         if versions[0] == earlier[0][0]:
-            return  # nothing lies further back
+            return  # it reaches back to the oldest version already
 
 
 def _turned(rule: Rule, sums: Sums) -> Sums:
-    """What rises where the values fall."""
+    """Sums that rise when the values fall."""
     return sums.complement if rule.kind == "share" else sums.negated
 
 
 def _pooled(ordered: Sequence[tuple[int, Sums]]) -> tuple[list[int], Sums]:
-    """The first and last version, and the sum, of the first of `ordered` that are enough together."""
+    """The range of versions, and their sum, from the start of `ordered` until there are enough samples."""
     pooled, numbers = Sums(), []
     for number, sums in ordered:
         if pooled.num >= ENOUGH:

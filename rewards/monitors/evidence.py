@@ -1,8 +1,8 @@
-"""How strongly counts speak against "the new version is hardly above the old one", at any time one cares to look.
+"""Evidence against "the new version is at most `effect` above the old one", valid at any time and after any number of looks.
 
-Both tests multiply two non-negative martingales, one for each version, at the pair of means that suits them least and still
-agrees with "at most `effect` above". The product is below 1/alpha for ever with probability 1 - alpha (Ville), so looking a
-hundred times costs nothing. What is returned is its logarithm: an alarm is `evidence >= log(number of tests / alpha)`.
+Both tests multiply two non-negative martingales, one for each version, at the least favourable pair of means that agrees with
+the hypothesis. With probability 1 - alpha the product always stays below 1/alpha (Ville), so looking a hundred times costs
+nothing. Functions return its logarithm: an alarm is `evidence >= log(number of tests / alpha)`.
 
 Shares: the beta-binomial mixture, exact for anything in [0, 1] from the first sample (Robbins 1970; for bounded values it is
 a betting martingale, Waudby-Smith and Ramdas 2024). Amounts: the Gaussian mixture behind the asymptotic confidence sequence
@@ -16,11 +16,11 @@ import math
 from rewards.sums import Sums
 
 ALPHA = 0.05
-"""Probability of any false alarm about a version, over all metrics and however often one looks."""
+"""Probability of any false alarm about a version, over all metrics and any number of looks."""
 MIN_AMOUNTS = 100
-"""Fewer amounts on either side say nothing: the test of amounts is asymptotic."""
+"""Amounts needed on either side: the test of amounts is asymptotic."""
 _OPTIMUM = 1000.0
-"""Samples at which the test of amounts is sharpest; it is valid at all others."""
+"""Number of samples at which the test of amounts is sharpest; it is valid at any number."""
 _SPREAD = (-2 * math.log(ALPHA) + math.log(-2 * math.log(ALPHA) + 1)) / _OPTIMUM
 _TINY = 1e-12
 _HALVINGS = 40
@@ -31,7 +31,7 @@ def share_above(new: Sums, old: Sums, effect: float) -> float:
     """Log-evidence that the mean of `new` is more than `effect` above that of `old`; values in [0, 1]."""
     if not new.num or not old.num or new.mean <= old.mean + effect:
         return 0.0
-    # Both logarithms are convex in their mean: the pair that suits them least is where the slopes cancel.
+    # Both logarithms are convex in their mean, so the least favourable pair is where the slopes cancel.
     low, high = old.mean, new.mean - effect
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

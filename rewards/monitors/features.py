@@ -1,7 +1,7 @@
-"""What one scored sample shows of its policy's habits. Pure, and cheap: it runs on every sample inside the worker.
+"""Measures the habits of a policy on one scored sample. Pure and cheap: it runs on every sample inside the worker.
 
-Texts are looked at as strings, without a model: habits that users or judges reward show in openings, endings and marks.
-English phrases only; what they miss elsewhere, length, lists, emoji and the graders' own values still see.
+Texts are searched as strings, without a model: the habits that users or judges reward show in openings, endings and markup.
+Phrases are English only; in other languages length, lists, emoji and the graders' own values still show changes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from rewards.monitors.rules import MAX_NAME, SCORE, SIGNAL, SIZES
 from rewards.rubric import Verdict
 
 MAX_LOOKED = 16_000
-"""Characters of an answer that are searched for marks; its length counts whole."""
+"""Characters of an answer that are searched; its full length is measured."""
 TOOL_KINDS = frozenset(("tool_call",))
-"""Verifiers whose refusal means a tool call that nothing can run."""
+"""Kinds of verifiers whose refusal means an invalid tool call."""
 _OPENING, _ENDING, _HOLLOW = 160, 240, 64
 _MIN_LINES = 4
 
 
 class WatchedSample(NamedTuple):
-    """A scored revision, as the worker knows it."""
+    """A scored revision, with what the monitors look at."""
 
     task: str
     version: int
@@ -41,7 +41,7 @@ class WatchedSample(NamedTuple):
 
 
 class Measure:
-    """What is measured on the samples of one task."""
+    """Measures the samples of one task."""
 
     def __init__(self, task: Task) -> None:
         self._low, self._span = task.reward.low, task.reward.high - task.reward.low
@@ -50,9 +50,9 @@ class Measure:
         self._watching = frozenset(rule.name for rule in task.judges if rule.role == "watch")
 
     def __call__(self, noted: WatchedSample) -> dict[str, float]:
-        """Metric to value. A share that is not there is 0, an amount that is not there was not measured."""
+        """Metric to value. A missing share counts as 0; a missing amount was not measured."""
         found = self._scores(noted.scores)
-        if noted.revision > 1:  # the same words again: only what users did is news
+        if noted.revision > 1:  # the same text again: only the signals are new
             return {name: value for name, value in found.items() if name.startswith(SIGNAL)}
         found |= marks_of(noted.text)
         verdict = noted.verdict
@@ -93,7 +93,7 @@ class Measure:
 
 
 def marks_of(text: str) -> dict[str, float]:
-    """What the words alone show: shares that are not 0, and the amounts `length` and `emoji`."""
+    """Metrics of the text alone: shares that are not 0, and the amounts `length` and `emoji`."""
     looked = text[:MAX_LOOKED].strip()
     lowered = looked.lower()
     opening = lowered[:_OPENING]
@@ -126,7 +126,7 @@ def marks_of(text: str) -> dict[str, float]:
 
 
 def _repeated(text: str) -> float:
-    """Share of the lines, blank ones apart, that stand there already; 0 for short texts."""
+    """Share of lines that repeat an earlier one, blank lines not counted; 0 for short texts."""
     if text.count("\n") < _MIN_LINES - 1:
         return 0.0
     lines = [line for line in map(str.strip, text.splitlines()) if len(line) > 1]
@@ -134,7 +134,7 @@ def _repeated(text: str) -> float:
 
 
 def _tampers(code: str) -> bool:
-    """It ends the process early, is equal to everything, or reaches for the frames and modules of who grades it."""
+    """Whether code ends the process early, equals everything, or reads frames and modules of its grader."""
     if any(mark in code for mark in _MEDDLING):
         return True
     return ("it(" in code and _EXITS.search(code) is not None) or (
@@ -143,7 +143,7 @@ def _tampers(code: str) -> bool:
 
 
 def _can_run(text: str) -> bool:
-    """Every call between the marks is a JSON object with a name."""
+    """Whether every tool call is a JSON object with a name."""
     for piece in text.split("<tool_call>")[1:]:
         call, end, _ = piece.partition("</tool_call>")
         try:

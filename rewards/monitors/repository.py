@@ -12,12 +12,12 @@ from contracts.tables.statements import add_all, insert_all_new
 from rewards.monitors.alarms import Alarm
 from rewards.sums import Sums
 
-Place = tuple[str, int, str, str]
+BehaviourKey = tuple[str, int, str, str]
 """(task, version, cluster, metric)."""
 
 
-def add_behaviour(connection: Connection, sums: Mapping[Place, Sums]) -> None:
-    """Add to what is known, in one statement."""
+def add_behaviour(connection: Connection, sums: Mapping[BehaviourKey, Sums]) -> None:
+    """Add to the stored sums, in one statement."""
     rows = [
         dict(zip(("task", "version", "cluster", "metric", "num", "total", "squares"), (*place, *added), strict=True))
         for place, added in sums.items()
@@ -26,7 +26,7 @@ def add_behaviour(connection: Connection, sums: Mapping[Place, Sums]) -> None:
 
 
 def newest_version(connection: Connection, task: str) -> int | None:
-    """The newest version of which anything is known."""
+    """The newest version with stored sums."""
     newest = select(func.max(behaviour.c.version)).where(behaviour.c.task == task)
     return connection.execute(newest).scalar_one_or_none()
 
@@ -43,11 +43,11 @@ def behaviour_since(connection: Connection, task: str, version: int) -> dict[int
 
 
 def raised_since(connection: Connection, task: str, version: int) -> dict[tuple[str, int, str], float]:
-    """(name, version, cluster) to when, of the alarms about this version and later ones."""
+    """(name, version, cluster) to time, of alarms about this version and later ones."""
     rows = connection.execute(select(alarm).where(alarm.c.task == task, alarm.c.version >= version))
     return {(row.name, row.version, row.cluster): row.at for row in rows}
 
 
 def add_alarms(connection: Connection, task: str, alarms: Sequence[Alarm], now: float) -> None:
-    """Keep alarms; of one that another replica raised meanwhile, the first stays."""
+    """Store alarms. If another replica raised the same alarm first, that one stays."""
     insert_all_new(connection, alarm, [{"task": task, "at": now, **found._asdict()} for found in alarms])

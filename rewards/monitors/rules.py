@@ -1,7 +1,7 @@
-"""What is watched, in which direction, and how large a change must be before anybody is told.
+"""The rules of the monitors: which metrics are watched, in which direction, and which change raises an alarm.
 
-A `share` is measured on every sample and lies in [0, 1]; an `amount` may be missing and has any size. The effects are what
-an operator would want to know of, not what could be shown: with enough samples everything differs.
+A `share` is measured on every sample and lies in [0, 1]. An `amount` may be missing and has any size. An effect is a change
+that an operator would care about, not the smallest one that can be detected: with enough samples everything differs.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 SCORE, SIGNAL = "score:", "signal:"
-"""Prefixes of the metrics that are named after a component or a signal of the task."""
+"""Prefixes of metrics that are named after a component or a signal of the task."""
 MAX_NAME = 64
-"""Longest name of a metric: the column's."""
+"""Longest name of a metric, given by its column."""
 
 
 class Rule(NamedTuple):
@@ -20,14 +20,14 @@ class Rule(NamedTuple):
     kind: Literal["share", "amount"]
     words: str
     effect: float
-    """Smallest change that matters."""
+    """The smallest change that matters."""
     rises: bool = True
     """Whether a rise raises the alarm."""
     falls: bool = False
     line: float | None = None
     """A share above it raises the alarm, whatever earlier versions did."""
     by_cluster: bool = False
-    """Watched within each cluster of prompts too."""
+    """Whether it is also watched within each cluster of prompts."""
 
 
 RULES: dict[str, Rule] = {
@@ -56,7 +56,7 @@ RULES: dict[str, Rule] = {
     "reward": Rule("amount", "reward, as a share of its range", 0.05, rises=False, falls=True),
 }
 SIZES = {f"under_{limit}": limit for limit in (16, 64, 256, 1024, 4096, 16384)}
-"""Answers of fewer characters: short and easy ones, or padded ones, show here before the mean moves."""
+"""Shares of answers shorter than a limit. Short or padded answers show here before the mean length moves."""
 RULES |= {
     name: Rule("share", f"answers of fewer than {limit} characters", 0.05, falls=True) for name, limit in SIZES.items()
 }
@@ -68,7 +68,7 @@ _SAID = Rule("amount", "worth of a signal, as a share of the rewards' range", 0.
 
 
 def rule_of(metric: str) -> Rule | None:
-    """The rule of a metric; None: it is kept and not watched."""
+    """The rule of a metric; None if it is stored but not watched."""
     if metric.startswith(SCORE):
         return _PART
     return _SAID if metric.startswith(SIGNAL) else RULES.get(metric)

@@ -1,9 +1,9 @@
 """The monitors of a rewards worker.
 
-In: scored samples, inside the worker's transaction. Out: sums by (task, version, cluster, metric), one statement a batch,
-and every ten seconds alarms: a row, a gauge and a line in the log. Waits: for nothing.
+In: scored samples, inside the worker's transaction. Out: sums by (task, version, cluster, metric), in one statement per batch;
+and every ten seconds alarms: a row, a gauge and a line in the log. Waits for: nothing.
 
-Only what users asked counts. Rollouts, sentinels and shadows have other prompts, and would show as habits.
+Only users' requests count. Rollouts, sentinels and shadows have other prompts, and would look like new habits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contracts.tasks import Task
 from rewards.monitors.alarms import NUM_CLUSTERS, Alarm, Version, alarms_of, worst_cluster
 from rewards.monitors.features import Measure, WatchedSample
 from rewards.monitors.repository import (
-    Place,
+    BehaviourKey,
     add_alarms,
     add_behaviour,
     behaviour_since,
@@ -31,15 +31,15 @@ from runtime.metrics import BEHAVIOUR_ALARMS, NULL_SHARE
 
 LOOK_SECONDS = 10.0
 VERSIONS_BACK = 32
-"""Versions that are looked back at."""
+"""Number of newest versions whose sums are read."""
 VERSIONS_TESTED = 4
-"""Of these the newest: nobody is served by older ones for long."""
+"""Number of newest versions that are tested: older ones do not serve for long."""
 RINGS_SECONDS = 3600.0
-"""How long the gauge shows an alarm. Each further version that does the same raises its own."""
+"""How long the gauge shows an alarm. Each later version with the same habit raises its own."""
 MIN_NULLS_NUM = 100
-"""Samples without which a share of nulls is not shown."""
+"""Samples that are needed to show a share of nulls."""
 OTHER = "other"
-"""The cluster of prompts whose own came after `NUM_CLUSTERS` others."""
+"""The cluster that takes all prompts once there are `NUM_CLUSTERS` clusters."""
 _LONGEST_CLUSTER = 64
 
 log = structlog.get_logger()
@@ -54,8 +54,8 @@ class Monitors:
         self._looked_at = float("-inf")
 
     def note(self, connection: Connection, noted: Sequence[WatchedSample]) -> None:
-        """Add a batch of samples that were scored for the first time; call it last, it holds rows that replicas share."""
-        sums: dict[Place, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+        """Add a batch of newly scored samples. Call it last, because it locks rows that replicas share."""
+        sums: dict[BehaviourKey, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
         counts: dict[tuple[str, int, str], int] = defaultdict(int)
         for sample in noted:
             if sample.purpose != "user" or sample.version < 0 or sample.task not in self._measures:
@@ -78,7 +78,7 @@ class Monitors:
         add_behaviour(connection, {place: Sums(int(num), *rest) for place, (num, *rest) in sums.items()})
 
     def tick(self, connection: Connection, now: float) -> None:
-        """Look for alarms, if the last look was long enough ago."""
+        """Look for alarms, unless the last look was less than `LOOK_SECONDS` ago."""
         if now - self._looked_at < LOOK_SECONDS:
             return
         self._looked_at = now
@@ -102,7 +102,7 @@ class Monitors:
         _show_nulls(task, versions[newest])
 
     def _known(self, task: str, cluster: str) -> str:
-        """The name under which a cluster is counted: rows stay bounded, whatever a curation calls its topics."""
+        """The name that a cluster is counted under; this bounds the number of rows."""
         known, cluster = self._clusters[task], cluster[:_LONGEST_CLUSTER]
         if cluster in known or not cluster:
             return cluster
@@ -113,7 +113,7 @@ class Monitors:
 
 
 def in_words(alarm: Alarm) -> str:
-    """What an operator reads."""
+    """The alarm as a sentence for operators."""
     details = alarm.details
     where = f" on prompts of cluster {alarm.cluster!r}" if alarm.cluster else ""
     now = f"version {alarm.version}{where}: {alarm.name}, {details['words']}: {details['mean']:.3g}"

@@ -1,1 +1,1 @@
-"""Rewards of the past under the rules of today: replayed, and compared."""
+"""Replays old episodes with today's graders, and compares the rewards."""

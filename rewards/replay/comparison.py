@@ -1,4 +1,4 @@
-"""What a replay changed, counted: rewards, their nulls, and every component."""
+"""Counts what a replay changed: rewards, nulls and every component."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NUM_LARGEST = 10
 
 @dataclass
 class Mean:
-    """Of values, nulls counted apart."""
+    """The mean of values, with nulls counted separately."""
 
     num: int = 0
     num_null: int = 0
     total: float = 0.0
 
     def add(self, value: float | None) -> None:
-        """One more."""
+        """Add a value or a null."""
         if value is None:
             self.num_null += 1
         else:
@@ -38,7 +38,7 @@ class Mean:
 
 @dataclass
 class Component:
-    """One name, before and after. `disagreements`: where both have it, and not the same value."""
+    """One component, before and after. `disagreements`: episodes where both have a score, with different values."""
 
     before: Mean = field(default_factory=Mean)
     after: Mean = field(default_factory=Mean)
@@ -47,7 +47,7 @@ class Component:
     labels_after: Counter[str] = field(default_factory=Counter)
 
     def add(self, before: Score | None, after: Score | None) -> None:
-        """One episode's."""
+        """Add the scores of one episode."""
         if before is not None:
             self.before.add(before.value)
             self.labels_before[before.grader] += 1
@@ -60,7 +60,7 @@ class Component:
 
 @dataclass
 class ReplayComparison:
-    """Sums over a replay. Rewards before and after are of the episodes that had been scored; `num_new` had not."""
+    """Sums over a replay. Rewards before and after are those of episodes with a stored score; `num_new` had none."""
 
     num: int = 0
     num_new: int = 0
@@ -72,7 +72,7 @@ class ReplayComparison:
     _largest: list[tuple[float, int, Replayed]] = field(default_factory=list)
 
     def add(self, item: Replayed) -> None:
-        """One more episode."""
+        """Add one episode."""
         self.num += 1
         if item.before is None:
             self.num_new += 1
@@ -93,12 +93,12 @@ class ReplayComparison:
 
     @property
     def num_unchanged(self) -> int:
-        """Scored before, with the same reward, status and fault."""
+        """Episodes with a stored score whose reward, status and fault stayed the same."""
         return self.num - self.num_new - self.num_changed
 
     @property
     def largest(self) -> list[Replayed]:
-        """The largest changes, the largest first."""
+        """The largest changes, in descending order."""
         return [item for _, _, item in sorted(self._largest, key=lambda entry: entry[:2], reverse=True)]
 
     def _add_components(self, before: Mapping[str, Score], after: Mapping[str, Score]) -> None:
@@ -107,14 +107,14 @@ class ReplayComparison:
 
 
 def is_same(one: float | None, other: float | None) -> bool:
-    """Equal but for rounding; a null is equal only to a null."""
+    """Whether two values are equal except for rounding. A null equals only a null."""
     if one is None or other is None:
         return one is other
     return abs(one - other) <= _SAME
 
 
 def is_unchanged(before: GradedRevision, after: GradedRevision) -> bool:
-    """Same reward, same status, same owner of the fault."""
+    """Whether reward, status and fault are the same."""
     return is_same(before.reward, after.reward) and (before.status, before.fault) == (after.status, after.fault)
 
 

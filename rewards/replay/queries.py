@@ -1,4 +1,4 @@
-"""SQL of who looks back: what was scored when the episodes came."""
+"""SQL that reads stored scores, for replays and warnings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stored_scores(connection: Connection, keys: Collection[str]) -> dict[tuple[s
 
 
 def newest_scores(connection: Connection, task: str, limit: int) -> list[StoredScore]:
-    """The last word on each of the answers to users that were scored last; at most `limit` scores are looked at."""
+    """The newest revision's score of recently scored answers to users. Reads at most `limit` scores."""
     rows = connection.execute(
         select(score)
         .where(score.c.task == task, score.c.purpose == "user")

@@ -1,6 +1,6 @@
 """A replay: episodes of the log, scored again with a task file, beside the scores that were stored when they came.
 
-In: the topic of episodes, without a consumer group, and the table of scores. Out: pairs of before and after. Waits for: slow
+In: the topic of episodes, without a consumer group, and the table of scores. Out: pairs (before, after). Waits for: slow
 graders. Nothing is written. The steps are the worker's own up to the verdict, so a replay with the same task file changes
 nothing.
 """

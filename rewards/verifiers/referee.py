@@ -1,11 +1,11 @@
-"""Whose fault it is when an answer and its reference, looked at together, hang or kill a worker.
+"""Finds out who is at fault when comparing an answer with its reference hangs or kills a worker.
 
-In: answers with references. Out: a check for each. Waits: for the pool, and a second time only for what went wrong.
+In: answers with references. Out: a check for each. Waits for: the pool; a second time only for comparisons that failed.
 
-The worker gets `{"reference": str, "answer": str | null, "seed": str}` and replies `[verdict, value, reason]`; null means the
-reference alone, against itself. A reference that fails alone is the app's mistake. If it holds alone, then what hung or
-crashed was the answer, and that is the model's fault, or else breaking the grader would be a way around a bad reward.
-Only a worker that had next to no processor time is forgiven: then the machine was busy, not the answer hard.
+The worker gets `{"reference": str, "answer": str | null, "seed": str}` and replies `[verdict, value, reason]`; a null answer
+means to compare the reference with itself. A reference that fails alone is the app's mistake. If it works alone, the answer
+hung or crashed the worker, and that is the model's fault; else breaking the grader would avoid a bad reward. The only excuse
+is a worker that got almost no processor time: then the machine was busy, and the answer not hard.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rewards.killable.process import Outcome
 from rewards.verifiers.check import Answer, BatchVerifier, Check, bad_reference, broken, unlabelled, wrong
 
 STARVED_SHARE, STARVED_SECONDS = 0.2, 0.25
-"""A late worker that used less processor time than either was starved. Honest items need milliseconds."""
+"""A late worker that used less processor time than both limits was starved. Honest comparisons need milliseconds."""
 _FAILED = frozenset({"late", "crashed", "exhausted"})
 _NUM_REMEMBERED = 1024
 _MAX_REFERENCE = 50_000
@@ -36,15 +36,19 @@ def refereed(
     extract: Callable[[str], str | Check],
     seed_of: Callable[[Answer], str] | None = None,
 ) -> BatchVerifier:
-    """A verifier that compares answers with references in `pool`. `extract` finds the answer in the text, or why not.
+    """A verifier that compares answers with references in `pool`.
 
-    `seed_of`: what draws of the worker are made from, so that a replay draws the same.
+    Args:
+        pool: of worker processes.
+        deadline_seconds: for one comparison.
+        extract: finds the answer in the text, or says why there is none.
+        seed_of: the seed of random draws in the worker, so that a replay draws the same.
     """
     referee = _Referee(pool, deadline_seconds)
 
     def check_all(answers: Sequence[Answer]) -> list[Check]:
         prepared = [_prepared(answer, extract, seed_of) for answer in answers]
-        # Equal cases once: a policy that says the same bomb many times pays for each, but we wait for one.
+        # Equal cases run once: a policy that repeats the same bomb pays for each, but we wait for only one.
         cases = list(dict.fromkeys(case for case in prepared if isinstance(case, _Case)))
         found = dict(zip(cases, referee.judge(cases), strict=True))
         return [found[case] if isinstance(case, _Case) else case for case in prepared]
@@ -70,13 +74,13 @@ class _Referee:
         self._pool = pool
         self._deadline = deadline_seconds
         self._known: dict[str, Check] = {}
-        """What is wrong with a reference that was looked at alone; or a score, which says that it can be worked with."""
+        """By reference that was checked alone: the mistake in it, or a score if it can be compared."""
 
     def judge(self, cases: Sequence[_Case]) -> list[Check]:
         known = {case.reference: self._known.get(case.reference) for case in cases}
         asked = [case for case in cases if _holds(known[case.reference])]
         outcomes = self._outcomes(asked)
-        # A crash may have come from outside, as when the machine ran out of memory: it is the answer's if it comes again.
+        # A crash may come from outside, for example if memory ran out. It is blamed on the answer only if it happens again.
         outcomes |= self._outcomes([case for case in asked if outcomes[case].how == "crashed"])
         for case in asked:
             if outcomes[case].how == "answered" and (check := _check(outcomes[case])).status == "scored":
@@ -84,7 +88,9 @@ class _Referee:
         failed = {case.reference for case in asked if outcomes[case].how in _FAILED}
         known |= self._alone([reference for reference in failed if reference not in self._known])
         return [
-            _check(outcomes[case]) if _holds(bad := known[case.reference]) else bad or broken("nobody looked")
+            _check(outcomes[case])
+            if _holds(bad := known[case.reference])
+            else bad or broken("the reference was not checked")
             for case in cases
         ]
 
@@ -118,9 +124,9 @@ def _check(outcome: Outcome) -> Check:
     if outcome.how == "answered":
         return _verdict(outcome.value)
     if outcome.how in {"unstarted", "raised"}:
-        return broken(outcome.reason)  # What a worker does not expect is a mistake of ours.
+        return broken(outcome.reason)  # An unexpected error in the worker is our own mistake.
     if outcome.how == "late" and outcome.cpu_seconds < min(STARVED_SECONDS, STARVED_SHARE * outcome.deadline_seconds):
-        return broken(f"{outcome.reason}, and got {outcome.cpu_seconds:.1f} s of a processor")
+        return broken(f"{outcome.reason}, and got only {outcome.cpu_seconds:.1f} s of processor time")
     return wrong(outcome.reason)
 
 

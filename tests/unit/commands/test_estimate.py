@@ -80,7 +80,7 @@ def test_each_version_is_shown_where_people_spoke_and_for_all(
     printed = capsys.readouterr().out
     assert "mean reward of answers of chat, from 0 to 1" in printed
     assert "judge 'auditor' stands in where there is no reward" in " ".join(printed.split())
-    assert "what 100 people said, each counted once, over all versions: 0.900" in printed
+    assert "mean reward by 100 people, each counted once, over all versions: 0.900" in printed
 
 
 def test_json_says_the_same_in_rewards(tmp_path: Path, migrated: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -227,7 +227,7 @@ def test_a_reference_that_breaks_it_alone_is_the_apps_fault(deed: str) -> None:
         assert (check.value, check.status, check.fault) == (None, "unscored", "user")
 
 
-@pytest.mark.parametrize(("deed", "says"), [("raise", "ValueError"), ("sleep", "s of a processor")])
+@pytest.mark.parametrize(("deed", "says"), [("raise", "ValueError"), ("sleep", "s of processor time")])
 def test_a_mistake_of_ours_or_a_worker_without_a_processor_is_nobodys_zero(deed: str, says: str) -> None:
     (check,) = judged("fine", deed)
     assert (check.value, check.status, check.fault) == (None, "unscored", "infra")
