@@ -326,8 +326,7 @@ def decode_shape(kind: type[RecordType], wire: bytes) -> RecordType:
                 raise InvalidRecord(f"not a {kind.__name__}: no Millrace ever wrote schema {schema}")
             if schema > SCHEMA:
                 raise NewerSchema(
-                    f"{kind.__name__} has schema {schema}, this process reads up to {SCHEMA}: upgrade it",
-                    schema=schema,
+                    f"{kind.__name__} has schema {schema}, this process reads up to {SCHEMA}: upgrade it", schema=schema
                 )
         return msgspec.msgpack.decode(wire, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

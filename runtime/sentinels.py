@@ -47,9 +47,7 @@ def read_sentinels(path: Path | None, tasks: Mapping[str, Task]) -> SentinelFile
         found = _item(where, line)
         name = found.get("task", default)
         _check_task(where, name, tasks)
-        items.append(
-            Sentinel(name, found["messages"], _metadata(where, found), seed_from(content, len(items)), where),
-        )
+        items.append(Sentinel(name, found["messages"], _metadata(where, found), seed_from(content, len(items)), where))
     return SentinelFile(tuple(items), _hash(content, items, tasks), _ungated(tasks, items))
 
 

@@ -39,15 +39,7 @@ from runtime.bisection import Blamed, bisect, blaming_records, in_hand_of
 from runtime.database import Database
 from runtime.log.dead_letters import Culprit, bury_all, culprit_of, traceback_of
 from runtime.log.outbox import Relay, put
-from runtime.metrics import (
-    BEHIND_SECONDS,
-    HALTED,
-    LOST_PARTITIONS,
-    RECORDS,
-    STEP_SECONDS,
-    TICK_FAILURES,
-    WAITS,
-)
+from runtime.metrics import BEHIND_SECONDS, HALTED, LOST_PARTITIONS, RECORDS, STEP_SECONDS, TICK_FAILURES, WAITS
 from runtime.operations import step_done
 
 BATCH = 500

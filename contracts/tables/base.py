@@ -1,11 +1,14 @@
-"""What all tables share."""
+"""Column types and naming rules that all tables share."""
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Integer, MetaData, String
+from typing import Any
+
+from sqlalchemy import BigInteger, Integer, MetaData, String, Table
+from sqlalchemy.schema import SchemaItem
 
 MAX_KEY = 256
-"""Characters of a join key or of a session that signals may be about."""
+"""Characters of a join key, or of a session that signals can be about."""
 
 metadata = MetaData(
     naming_convention={
@@ -16,8 +19,13 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
-BIG_SERIAL = BigInteger().with_variant(Integer, "sqlite")  # only INTEGER PRIMARY KEY counts up by itself in SQLite
+BIG_SERIAL = BigInteger().with_variant(Integer, "sqlite")  # SQLite auto-increments only INTEGER PRIMARY KEY
 
-# Completion ids begin with their time, so their order is that of time: days are ranges of them (runtime/days.py).
+# Completion ids begin with their time, so they sort by time: a day is a range of ids (runtime/days.py).
 SORTED_ID = String(64).with_variant(String(64, collation="C"), "postgresql")
 SORTED_KEY = String(128).with_variant(String(128, collation="C"), "postgresql")
+
+
+def table(name: str, *items: SchemaItem, **options: Any) -> Table:
+    """A table of the one schema."""
+    return Table(name, metadata, *items, **options)

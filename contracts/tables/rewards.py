@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from sqlalchemy import JSON, BigInteger, Column, Float, Index, Integer, String, Table
+from sqlalchemy import JSON, BigInteger, Column, Float, Index, Integer, String
 
-from contracts.tables.base import SORTED_KEY, metadata
+from contracts.tables.base import SORTED_KEY, table
 
-score = Table(
+score = table(
     "score",
-    metadata,
     Column("key", SORTED_KEY, primary_key=True),
     Column("revision", Integer, primary_key=True),
     Column("task", String(64), nullable=False),
@@ -24,9 +23,8 @@ score = Table(
     postgresql_partition_by="RANGE (key)",
 )
 
-behaviour = Table(
+behaviour = table(
     "behaviour",
-    metadata,
     Column("task", String(64), primary_key=True),
     Column("version", Integer, primary_key=True),
     Column("cluster", String(64), primary_key=True),
@@ -36,9 +34,8 @@ behaviour = Table(
     Column("squares", Float, nullable=False),
 )
 
-alarm = Table(
+alarm = table(
     "alarm",
-    metadata,
     Column("task", String(64), primary_key=True),
     Column("name", String(64), primary_key=True),
     Column("version", Integer, primary_key=True),
@@ -47,9 +44,8 @@ alarm = Table(
     Column("details", JSON, nullable=False),
 )
 
-submitter = Table(
+submitter = table(
     "submitter",
-    metadata,
     Column("tenant", String(64), primary_key=True),
     Column("task", String(64), primary_key=True),
     Column("id", String(128), primary_key=True),
@@ -63,9 +59,8 @@ submitter = Table(
     Column("num_found_good", Integer, nullable=False),
 )
 
-vote = Table(
+vote = table(
     "vote",
-    metadata,
     Column("key", SORTED_KEY, primary_key=True),
     Column("submitter", String(128), nullable=False),
     Column("value", Float, nullable=False),
@@ -79,9 +74,8 @@ vote = Table(
     Index("ix_vote_at", "at"),
 )
 
-heard = Table(
+heard = table(
     "heard",
-    metadata,
     Column("task", String(64), primary_key=True),
     Column("task_hash", String(12), primary_key=True),
     Column("cohort", BigInteger, primary_key=True),
@@ -92,9 +86,8 @@ heard = Table(
     Column("total", Float, nullable=False),
 )
 
-vote_pace = Table(
+vote_pace = table(
     "vote_pace",
-    metadata,
     Column("task", String(64), primary_key=True),
     Column("cluster", String(64), primary_key=True),
     Column("side", String(8), primary_key=True),
@@ -107,9 +100,8 @@ vote_pace = Table(
     Column("cleared", BigInteger, nullable=False),
 )
 
-signal_delay = Table(
+signal_delay = table(
     "signal_delay",
-    metadata,
     Column("task", String(64), primary_key=True),
     Column("name", String(64), primary_key=True),
     Column("cohort", BigInteger, primary_key=True),
@@ -117,9 +109,8 @@ signal_delay = Table(
     Column("num", BigInteger, nullable=False),
 )
 
-judge_verdict = Table(
+judge_verdict = table(
     "judge_verdict",
-    metadata,
     Column("key", String(64), primary_key=True),
     Column("judge", String(64), nullable=False),
     Column("answer", JSON, nullable=False),
@@ -127,9 +118,8 @@ judge_verdict = Table(
     Index("ix_judge_verdict_at", "at"),
 )
 
-judge_spend = Table(
+judge_spend = table(
     "judge_spend",
-    metadata,
     Column("task", String(64), primary_key=True),
     Column("judge", String(64), primary_key=True),
     Column("day", String(10), primary_key=True),

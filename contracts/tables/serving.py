@@ -1,34 +1,21 @@
-"""Tables of training, release, engine, and of whoever signs in."""
+"""Tables of training, release and engine, of API keys and dashboard sessions."""
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Boolean,
-    Column,
-    Float,
-    Integer,
-    LargeBinary,
-    String,
-    Table,
-    Text,
-)
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Float, Integer, LargeBinary, String, Text
 
-from contracts.tables.base import BIG_SERIAL, metadata
+from contracts.tables.base import BIG_SERIAL, table
 
-training_step = Table(
+training_step = table(
     "training_step",
-    metadata,
     Column("epoch", Integer, primary_key=True),
     Column("step", Integer, primary_key=True),
     Column("at", Float, nullable=False),
     Column("metrics", JSON, nullable=False),
 )
 
-verdict = Table(
+verdict = table(
     "verdict",
-    metadata,
     Column("policy", String(64), primary_key=True),
     Column("version", Integer, primary_key=True),
     Column("accepted", Boolean, nullable=False),
@@ -39,9 +26,8 @@ verdict = Table(
     Column("at", Float, nullable=False),
 )
 
-sentinel_answer = Table(
+sentinel_answer = table(
     "sentinel_answer",
-    metadata,
     Column("policy", String(64), primary_key=True),
     Column("version", Integer, primary_key=True),
     Column("sentinels_hash", String(16), primary_key=True),
@@ -51,9 +37,8 @@ sentinel_answer = Table(
     Column("at", Float, nullable=False),
 )
 
-gate_anchor = Table(
+gate_anchor = table(
     "gate_anchor",
-    metadata,
     Column("policy", String(64), primary_key=True),
     Column("task", String(64), primary_key=True),
     Column("version", Integer, primary_key=True),
@@ -61,9 +46,8 @@ gate_anchor = Table(
     Column("reason", Text, nullable=False),
 )
 
-swap = Table(
+swap = table(
     "swap",
-    metadata,
     Column("id", BIG_SERIAL, primary_key=True, autoincrement=True),
     Column("policy", String(64), nullable=False),
     Column("arm", String(16), nullable=False),
@@ -77,9 +61,8 @@ swap = Table(
     Column("payload_bytes", BigInteger),
 )
 
-assignment = Table(
+assignment = table(
     "assignment",
-    metadata,
     Column("policy", String(64), primary_key=True),
     Column("arm", String(16), primary_key=True),
     Column("version", Integer),
@@ -92,9 +75,8 @@ assignment = Table(
     Column("run", Text),
 )
 
-assignment_change = Table(
+assignment_change = table(
     "assignment_change",
-    metadata,
     Column("policy", String(64), primary_key=True),
     Column("arm", String(16), primary_key=True),
     Column("epoch", BigInteger, primary_key=True),
@@ -107,17 +89,15 @@ assignment_change = Table(
     Column("run", Text),
 )
 
-weight_snapshot = Table(
+weight_snapshot = table(
     "weight_snapshot",
-    metadata,
     Column("policy", String(64), primary_key=True),
     Column("sequence", BigInteger, nullable=False),
     Column("text", LargeBinary, nullable=False),
 )
 
-revocation = Table(
+revocation = table(
     "revocation",
-    metadata,
     Column("policy", String(64), primary_key=True),
     Column("version", Integer, primary_key=True),
     Column("treatment", String(16), nullable=False),
@@ -126,27 +106,24 @@ revocation = Table(
     Column("at", Float, nullable=False),
 )
 
-training_lease = Table(
+training_lease = table(
     "training_lease",
-    metadata,
     Column("policy", String(64), primary_key=True),
     Column("epoch", Integer, nullable=False),
     Column("holder", JSON, nullable=False),
     Column("renewed_at", Float, nullable=False),
 )
 
-training_epoch = Table(
+training_epoch = table(
     "training_epoch",
-    metadata,
     Column("policy", String(64), primary_key=True),
     Column("epoch", Integer, primary_key=True),
     Column("holder", JSON, nullable=False),
     Column("issued_at", Float, nullable=False),
 )
 
-version_claim = Table(
+version_claim = table(
     "version_claim",
-    metadata,
     Column("policy", String(64), primary_key=True),
     Column("version", Integer, primary_key=True),
     Column("parent", Integer, nullable=False),
@@ -155,9 +132,8 @@ version_claim = Table(
     Column("claimed_at", Float, nullable=False),
 )
 
-doomed = Table(
+doomed = table(
     "doomed",
-    metadata,
     Column("policy", String(64), primary_key=True),
     Column("kind", String(16), primary_key=True),
     Column("name", String(128), primary_key=True),
@@ -166,9 +142,8 @@ doomed = Table(
     Column("at", Float, nullable=False),
 )
 
-dashboard_session = Table(
+dashboard_session = table(
     "dashboard_session",
-    metadata,
     Column("id_hash", String(64), primary_key=True),
     Column("role", String(16), nullable=False),
     Column("name", String(64), nullable=False),
@@ -178,9 +153,8 @@ dashboard_session = Table(
     Column("key_id", String(32)),
 )
 
-api_key = Table(
+api_key = table(
     "api_key",
-    metadata,
     Column("id", String(32), primary_key=True),
     Column("secret_hash", String(64), nullable=False),
     Column("role", String(16), nullable=False),

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Column,
-    Float,
-    Index,
-    Integer,
-    LargeBinary,
-    String,
-    Table,
-    Text,
-    text,
-)
+from sqlalchemy import JSON, BigInteger, Column, Float, Index, Integer, LargeBinary, String, Text, text
 
-from contracts.tables.base import BIG_SERIAL, MAX_KEY, SORTED_ID, SORTED_KEY, metadata
+from contracts.tables.base import BIG_SERIAL, MAX_KEY, SORTED_ID, SORTED_KEY, table
 
-position = Table(
+position = table(
     "position",
-    metadata,
     Column("consumer_group", String(64), primary_key=True),
     Column("topic", String(64), primary_key=True),
     Column("partition", Integer, primary_key=True),
     Column("next_offset", BigInteger, nullable=False),
 )
 
-log_topic = Table(
+log_topic = table(
     "log_topic",
-    metadata,
     Column("topic", String(64), primary_key=True),
     Column("identity", String(64), nullable=False),
     Column("ends", JSON, nullable=False),
@@ -38,21 +24,19 @@ log_topic = Table(
     Column("lost_at", Float),
 )
 
-outbox = Table(
+outbox = table(
     "outbox",
-    metadata,
     Column("id", BIG_SERIAL, primary_key=True, autoincrement=True),
     Column("process", String(64), nullable=False, index=True),
     Column("topic", String(64), nullable=False),
     Column("route", Integer, nullable=False),
     Column("key", String(128), nullable=False),
     Column("value", LargeBinary, nullable=False),
-    sqlite_autoincrement=True,  # an id that was used again could be deleted by a slower relay of the same process
+    sqlite_autoincrement=True,  # a reused id could be deleted by a slower relay of the same process
 )
 
-dead_letter = Table(
+dead_letter = table(
     "dead_letter",
-    metadata,
     Column("consumer_group", String(64), primary_key=True),
     Column("topic", String(64), primary_key=True),
     Column("partition", Integer, primary_key=True),
@@ -66,9 +50,8 @@ dead_letter = Table(
     Column("settled_at", Float),
 )
 
-received_signal = Table(
+received_signal = table(
     "received_signal",
-    metadata,
     Column("tenant", String(64), primary_key=True),
     Column("id", String(128), primary_key=True),
     Column("body_hash", String(64), nullable=False),
@@ -77,23 +60,20 @@ received_signal = Table(
     Column("record", LargeBinary, nullable=False),
 )
 
-rejection_count = Table(
+rejection_count = table(
     "rejection_count",
-    metadata,
     Column("reason", String(64), primary_key=True),
     Column("count", BigInteger, nullable=False),
 )
 
-signal_count = Table(
+signal_count = table(
     "signal_count",
-    metadata,
     Column("state", String(32), primary_key=True),
     Column("count", BigInteger, nullable=False),
 )
 
-waiting_signal = Table(
+waiting_signal = table(
     "waiting_signal",
-    metadata,
     Column("tenant", String(64), primary_key=True),
     Column("id", String(128), primary_key=True),
     Column("kind", String(16), nullable=False),
@@ -103,9 +83,8 @@ waiting_signal = Table(
     Index("ix_waiting_signal_value", "value"),
 )
 
-join_key = Table(
+join_key = table(
     "join_key",
-    metadata,
     Column("tenant", String(64), primary_key=True),
     Column("kind", String(16), primary_key=True),
     Column("value", String(MAX_KEY), primary_key=True),
@@ -115,9 +94,8 @@ join_key = Table(
     Index("ix_join_key_at", "at"),
 )
 
-generation = Table(
+generation = table(
     "generation",
-    metadata,
     Column("completion_id", SORTED_ID, primary_key=True),
     Column("choice", Integer, primary_key=True),
     Column("partition", Integer, nullable=False),
@@ -151,25 +129,20 @@ generation = Table(
         postgresql_where=text("request IS NOT NULL"),
     ),
     Index(
-        "ix_generation_retry",
-        "request",
-        sqlite_where=text("retry_count > 0"),
-        postgresql_where=text("retry_count > 0"),
+        "ix_generation_retry", "request", sqlite_where=text("retry_count > 0"), postgresql_where=text("retry_count > 0")
     ),
     Index("ix_generation_state", "state", "version", "state_writer", "state_epoch", "state_sequence", "tenant"),
     postgresql_partition_by="RANGE (completion_id)",
 )
 
-generation_count = Table(
+generation_count = table(
     "generation_count",
-    metadata,
     Column("state", String(32), primary_key=True),
     Column("count", BigInteger, nullable=False),
 )
 
-signal = Table(
+signal = table(
     "signal",
-    metadata,
     Column("completion_id", SORTED_ID, primary_key=True),
     Column("tenant", String(64), primary_key=True),
     Column("id", String(128), primary_key=True),
@@ -187,9 +160,8 @@ signal = Table(
     postgresql_partition_by="RANGE (completion_id)",
 )
 
-outcome = Table(
+outcome = table(
     "outcome",
-    metadata,
     Column("key", SORTED_KEY, primary_key=True),
     Column("revision", Integer, primary_key=True),
     Column("epoch", Integer, primary_key=True),
@@ -203,9 +175,8 @@ outcome = Table(
     postgresql_partition_by="RANGE (key)",
 )
 
-ledger_epoch = Table(
+ledger_epoch = table(
     "ledger_epoch",
-    metadata,
     Column("epoch", Integer, primary_key=True, autoincrement=False),
     Column("previous", Integer),
     Column("kept_sequence", BigInteger, nullable=False),
@@ -213,9 +184,8 @@ ledger_epoch = Table(
     Column("at", Float, nullable=False),
 )
 
-ledger_change = Table(
+ledger_change = table(
     "ledger_change",
-    metadata,
     Column("id", BIG_SERIAL, primary_key=True, autoincrement=True),
     Column("epoch", Integer, nullable=False),
     Column("after_sequence", BigInteger, nullable=False),
