@@ -19,9 +19,9 @@ from contracts.errors import InvalidSettings, InvalidTask, MillraceError
 from contracts.gating import SentinelFile
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
-from pipelines.release.asking import Answer
+from pipelines.release.asking import SentinelAnswer
 from pipelines.release.grading import grade_together
-from pipelines.release.rules import LIVE, Comparison, Question, decide
+from pipelines.release.rules import LIVE, GateComparison, GatedTask, decide
 from rewards.gate_graders import GateGraders
 from runtime.sentinels import read_sentinels
 
@@ -74,13 +74,13 @@ def judge_files(task_file: Path, sentinels: Path, answers: Path, against: Path) 
         values = grade_together(graders, cases, task.name, given, shuffler)
     finally:
         graders.close()
-    question = Question(task.name, task.gate_graders, task.gate.margin, {LIVE: _OLD}, values)
+    question = GatedTask(task.name, task.gate_graders, task.gate.margin, {LIVE: _OLD}, values)
     decision = decide([question], _NEW, {})
     (comparison,) = decision.comparisons
     return _as_json(task, comparison, accepted=decision.accepted)
 
 
-def _as_json(task: Task, found: Comparison, *, accepted: bool) -> dict[str, Any]:
+def _as_json(task: Task, found: GateComparison, *, accepted: bool) -> dict[str, Any]:
     facts = found.facts
     names = ("value", "against", "num", "discordant", "wins", "losses", "p", "alpha", "least_difference", "test")
     losses, wins, limit = facts["losses"], facts["wins"], facts["alpha"]
@@ -97,7 +97,7 @@ def _as_json(task: Task, found: Comparison, *, accepted: bool) -> dict[str, Any]
     }
 
 
-def _read_answers(path: Path, sentinels: SentinelFile) -> tuple[Answer, ...]:
+def _read_answers(path: Path, sentinels: SentinelFile) -> tuple[SentinelAnswer, ...]:
     """Raises InvalidSettings, with file and line."""
     try:
         lines = path.read_bytes().splitlines()
@@ -112,11 +112,11 @@ def _read_answers(path: Path, sentinels: SentinelFile) -> tuple[Answer, ...]:
     return tuple(answers)
 
 
-def _answer(where: str, line: bytes) -> Answer:
+def _answer(where: str, line: bytes) -> SentinelAnswer:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InvalidSettings(f"{where}: not JSON: {error}") from error
     if not isinstance(found, dict) or not isinstance(found.get("completion"), str):
         raise InvalidSettings(f'{where}: an answer is {{"completion": "..."}}')
-    return Answer(found["completion"], "stop", finite=True)
+    return SentinelAnswer(found["completion"], "stop", finite=True)

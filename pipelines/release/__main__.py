@@ -1,4 +1,4 @@
-"""The process `release`. Its graders are those of `rewards`, which it does not know: `commands` brings them."""
+"""The process `release`. It may not import the graders of `rewards`: `commands` passes them in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx
 from contracts.gating import Grade
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
-from pipelines.release.asking import Asker
+from pipelines.release.asking import SentinelClient
 from pipelines.release.releaser import Releaser
 from pipelines.release.renewal import renewal
 from pipelines.release.settings import ReleaseSettings
@@ -23,8 +23,9 @@ _ANSWER_SECONDS = 60.0
 
 
 def main(home: Path, stop: threading.Event, make_grade: Callable[[Mapping[str, Task]], Grade]) -> None:
-    """Judge candidates until `stop` is set. `make_grade`: the graders of the gated tasks."""
+    """Judge candidates until `stop` is set. `make_grade` builds the graders of the gated tasks."""
     settings = load_settings(home)
+    policy = settings.policy
     own = load_section(home, "release", ReleaseSettings)
     tasks = load_tasks(settings.tasks)
     sentinels = read_sentinels(own.sentinels, tasks)
@@ -34,9 +35,9 @@ def main(home: Path, stop: threading.Event, make_grade: Callable[[Mapping[str, T
         "x-millrace-purpose": "sentinel",
     }
     with httpx.Client(base_url=settings.web_url, headers=headers, timeout=_ANSWER_SECONDS) as client:
-        asker = Asker(
+        sentinel_client = SentinelClient(
             client,
-            policy=settings.policy,
+            policy=policy,
             concurrency=own.concurrency,
             patience_seconds=own.patience_seconds,
             engine_url=settings.engine_url,
@@ -46,13 +47,13 @@ def main(home: Path, stop: threading.Event, make_grade: Callable[[Mapping[str, T
         database = settings.database()
         Releaser(
             database,
-            asker,
+            sentinel_client,
             sentinels,
             grade,
             tasks=tasks,
-            policy=settings.policy,
+            policy=policy,
             settings=own,
             bell=bell,
-            each_look=renewal(settings, database),
+            each_look=renewal(settings, database, policy),
         ).run(stop)
         bell.close()

@@ -1,8 +1,8 @@
-"""Asks a pinned version the sentinels, over HTTP like any user, sampled as the users of their tasks are served.
+"""Asks a pinned version the sentinels over HTTP, like any user, with the sampling of their tasks.
 
-In: sentinels. Out: an answer to each, in order. Waits: until the engine holds the version, and, where it has too much to do, as
-long as it says, all of them together. Whatever goes wrong on the way says nothing about the version, unless the engine says that the
-version itself is damaged. A sentinel that was taken and not answered in time is not asked again in the same look.
+In: sentinels. Out: one answer to each, in order. Waits: until the engine has loaded the version; if the endpoint is busy, all threads
+wait as long as it asks. A failure says nothing about the version, unless the engine reports that the version itself is damaged. A
+sentinel that was accepted and not answered in time is not sent again in the same look.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ BAD_VERSION = frozenset(
         "wrong_dtype", "wrong_run", "wrong_shape",
     )
 )  # fmt: skip
-"""What the engine says of a version whose bytes or manifest are wrong. Everything else may be over in a minute, or be a
-matter of our own keys and stores."""
+"""Error codes of the engine for a version whose bytes or manifest are wrong. Other errors may pass, or come from our own keys and
+stores."""
 _TRIES = 2
-"""How often the engine has to have found it so: what it read may have been on its way."""
+"""How often the engine must have found a version bad: the first time it may have read bytes that were still being written."""
 
 
 class BadVersion(MillraceError):
-    """The engine refuses the version for what its bytes are: asking again cannot help."""
+    """The engine refuses the version because of its bytes: asking again cannot help."""
 
     code = "bad_version"
 
 
-class Answer(NamedTuple):
-    """What a version said to one sentinel."""
+class SentinelAnswer(NamedTuple):
+    """The answer of a version to one sentinel."""
 
     text: str
     finish_reason: str
     finite: bool
-    """Every log-prob is a finite number."""
+    """True if every log-prob is a finite number."""
 
 
-class Asker:
-    """Puts the whole set to one version.
+class SentinelClient:
+    """Sends all sentinels to one version.
 
-    The engine at `engine_url`, whose secret is `engine_key`, is asked what is wrong with a version that does not come.
+    If the version does not become resident, the engine at `engine_url` (secret: `engine_key`) is asked why.
     """
 
     def __init__(
@@ -75,20 +75,20 @@ class Asker:
         self._patience = patience_seconds
         self._engine_url = engine_url
         self._engine_headers = authorization(engine_key)
-        self._free_at = 0.0  # of all threads: one that was told to wait waits for the others too
+        self._free_at = 0.0  # shared by all threads: if one is told to wait, all wait
 
     def ask(
         self, sentinels: SentinelFile, version: int, stop: threading.Event, draws: Mapping[str, int]
-    ) -> tuple[Answer, ...]:
-        """The answers, in the order of the sentinels; none without any, once the engine holds the version.
+    ) -> tuple[SentinelAnswer, ...]:
+        """The answers, in the order of the sentinels. Without sentinels it only waits until the engine has the version.
 
-        `draws`: by task, which seeds its sentinels are sampled with.
+        `draws`: by task, the draw of seeds that its sentinels are sampled with.
 
         Raises:
-            BadVersion: the engine refuses its bytes.
-            InvalidSettings: the endpoint refuses a sentinel for what it says; asking again cannot help.
-            VersionNotResident: the engine did not take the version within the patience.
-            Unavailable: no answers within the patience, or told to stop.
+            BadVersion: the engine refuses the bytes of the version.
+            InvalidSettings: the endpoint refuses a sentinel because of its content; asking again cannot help.
+            VersionNotResident: the engine did not load the version within the patience.
+            Unavailable: no answers within the patience, or `stop` was set.
         """
         deadline = time.monotonic() + self._patience
         if not sentinels.items:
@@ -107,7 +107,7 @@ class Asker:
                 raise
 
     def _wait_resident(self, version: int, deadline: float, stop: threading.Event) -> None:
-        """Without sentinels a version must at least be one that the engine took."""
+        """Without sentinels, the least that a version must pass is that the engine loads it."""
         reason = ""
         while time.monotonic() < deadline and not stop.is_set():
             try:
@@ -124,8 +124,8 @@ class Asker:
             raise Unavailable("stopped")
         raise VersionNotResident(f"the engine did not take v{version} in {self._patience:.0f} s: {reason}")
 
-    def _ask(self, item: Sentinel, version: int, deadline: float, stop: threading.Event, seed: int) -> Answer:
-        # Neither temperature nor length: what is left out is as the task serves its users.
+    def _ask(self, item: Sentinel, version: int, deadline: float, stop: threading.Event, seed: int) -> SentinelAnswer:
+        # No temperature and no length: the task sets them, as for its users.
         body = {
             "model": f"{self._policy}@v{version}",
             "messages": item.messages,
@@ -140,11 +140,11 @@ class Asker:
                 stop.wait(wait)
                 continue
             answer = self._post(item, body, version, pause)
-            if isinstance(answer, Answer):
+            if isinstance(answer, SentinelAnswer):
                 return answer
             failure = answer
             stop.wait(pause)
-            # Whether a version has come is cheap to say, and asked often.
+            # To ask whether a version is resident is cheap, so it is asked often.
             pause = _RETRY_SECONDS if isinstance(answer, VersionNotResident) else min(_LONGEST_RETRY_SECONDS, 2 * pause)
         if stop.is_set():
             raise Unavailable("stopped")
@@ -152,13 +152,13 @@ class Asker:
             raise VersionNotResident(f"the engine did not take v{version} in {self._patience:.0f} s; its log says why")
         raise Unavailable(f"v{version} did not answer its sentinels in {self._patience:.0f} s: {failure.message}")
 
-    def _post(self, item: Sentinel, body: dict[str, Any], version: int, pause: float) -> Answer | MillraceError:
-        """What a version says, or why it may be asked again. Raises as `ask` where it may not."""
+    def _post(self, item: Sentinel, body: dict[str, Any], version: int, pause: float) -> SentinelAnswer | MillraceError:
+        """The answer, or the error after which the sentinel may be sent again; other errors are raised, see `ask`."""
         try:
             answer = self._client.post("/v1/chat/completions", json=body)
         except _NEVER_SENT as error:
             return Unavailable(f"{type(error).__name__}: {error}")
-        except httpx.TransportError as error:  # the engine may still be at it
+        except httpx.TransportError as error:  # the engine may still be answering
             raise Unavailable(f"v{version} did not answer a sentinel: {type(error).__name__}: {error}") from error
         if answer.is_success:
             return _read(answer)
@@ -175,12 +175,12 @@ class Asker:
         return Unavailable(said)
 
     def _check_bad(self, version: int) -> None:
-        """Raises BadVersion if the engine found the candidate's bytes wrong, more than once."""
+        """Raises BadVersion if the engine found the bytes of the candidate wrong at least `_TRIES` times."""
         try:
             health = self._client.get(f"{self._engine_url}/state", headers=self._engine_headers).json()
             problem = health.get("problems", {}).get(CANDIDATE, {})
         except (httpx.HTTPError, ValueError, AttributeError):
-            return  # an engine that does not answer, or speaks otherwise, says nothing about the version
+            return  # without a readable answer nothing is known about the version
         if not isinstance(problem, Mapping) or problem.get("version") != version:
             return
         if problem.get("code") in BAD_VERSION and problem.get("attempts", 0) >= _TRIES:
@@ -188,19 +188,19 @@ class Asker:
 
 
 def _wait_seconds(response: httpx.Response, least: float) -> float:
-    """How long an endpoint that has too much to do wants to be left alone."""
+    """How long a busy endpoint asks to wait."""
     told = response.headers.get("retry-after", "")
     return min(_LONGEST_RETRY_SECONDS, max(least, float(told))) if told.isdecimal() else least
 
 
-def _read(response: httpx.Response) -> Answer:
-    """Raises Unavailable if it is no completion."""
+def _read(response: httpx.Response) -> SentinelAnswer:
+    """Raises Unavailable if the response is not a completion."""
     try:
         choice: Any = response.json()["choices"][0]
         text, reason = choice["message"]["content"] or "", str(choice["finish_reason"])
         tokens = (choice.get("logprobs") or {}).get("content") or []
-        # What is not finite is null on the wire.
+        # A log-prob that is not finite is null on the wire.
         finite = all(isinstance(token["logprob"], int | float) and math.isfinite(token["logprob"]) for token in tokens)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise Unavailable(f"the endpoint answered no completion ({error!r}): {response.text[:200]}") from error
-    return Answer(text, reason, finite)
+    return SentinelAnswer(text, reason, finite)

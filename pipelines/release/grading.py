@@ -1,7 +1,6 @@
-"""Answers of several versions graded as one batch: in random order, with nothing that says whose they are. Pure but for the port.
+"""Grades the answers of several versions as one blind batch: in random order, without their versions. Pure except for the port.
 
-Equal answers to one sentinel are graded once, so that a grader that does not always say the same cannot tell versions apart
-where they are alike.
+Equal answers to one sentinel are graded once, so that a grader with random results cannot make equal versions differ.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import NamedTuple
 
 from contracts.errors import Unavailable
 from contracts.gating import Grade, SentinelFile
-from pipelines.release.asking import Answer
+from pipelines.release.asking import SentinelAnswer
 
 
 class _Place(NamedTuple):
@@ -25,20 +24,20 @@ def grade_together(
     grade: Grade,
     sentinels: SentinelFile,
     task: str,
-    answers: Mapping[int, Mapping[int, Answer] | Sequence[Answer]],
+    answers: Mapping[int, Mapping[int, SentinelAnswer] | Sequence[SentinelAnswer]],
     shuffler: random.Random,
 ) -> dict[int, tuple[float, ...]]:
     """By version: the values of its answers to the sentinels of one task, in order.
 
     Args:
         grade: the port; called once.
-        sentinels: all of them.
-        task: whose sentinels are meant.
-        answers: by version, by the place of the sentinel among all of them.
+        sentinels: the sentinels of all tasks.
+        task: the task to grade.
+        answers: by version, then by the place of the sentinel in the file.
         shuffler: orders the batch.
 
     Raises:
-        Unavailable: a grader could not grade one of them. That is no verdict on anybody.
+        Unavailable: a grader could not grade an answer. Then there is no verdict on any version.
     """
     places = sentinels.places_of(task)
     of_version = {

@@ -1,10 +1,10 @@
-"""Judges candidates: gate, then live, or back.
+"""Judges candidates: an accepted one becomes live, a refused one leaves.
 
-In: the arm `candidate` of the assignments. Out: a stored verdict, and `live` moved to what was accepted; after several
-refusals in a row the arm `training` sends the trainer back. Waits: for a candidate that has no verdict.
+In: the arm `candidate` of the assignments. Out: a stored verdict, and the arm `live` moved to an accepted version; after several
+refusals in a row the arm `training` sends the trainer back. Waits: for a candidate without a verdict.
 
-A fault of ours (a grader, the engine, the database, a mistake of this code) is no verdict: nothing is stored, the process is not
-ready and says why, the candidate's age rises in the metrics, and it is judged again, ever less often.
+A fault of our own (a grader, the engine, the database, a bug here) gives no verdict: nothing is stored, the process reports that it
+is not ready and why, the age of the candidate rises in the metrics, and it is judged again after a growing pause.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from contracts.errors import InvalidSettings, MillraceError, Unavailable
 from contracts.gating import Grade, SentinelFile
 from contracts.tasks import Task
 from pipelines.release import repository, rules
-from pipelines.release.asking import Answer, Asker, BadVersion
+from pipelines.release.asking import BadVersion, SentinelAnswer, SentinelClient
 from pipelines.release.grading import grade_together
-from pipelines.release.repository import Judged
-from pipelines.release.rules import ANCHOR, Decision, Question
+from pipelines.release.repository import VersionVerdict
+from pipelines.release.rules import ANCHOR, Decision, GatedTask
 from pipelines.release.settings import ReleaseSettings
 from runtime.database import Database
 from runtime.metrics import CANDIDATE_AGE_SECONDS, LIVE_VERSION, NO_VERDICTS, VERDICTS
@@ -40,12 +40,12 @@ log = structlog.get_logger()
 
 
 class Releaser:
-    """One per policy. `tasks`: of the home; `grade`: their graders; `clock`: UTC epoch seconds."""
+    """Judges the candidates of one policy. `tasks`: all of the home; `grade`: their graders; `clock`: UTC epoch seconds."""
 
     def __init__(
         self,
         database: Database,
-        asker: Asker,
+        sentinel_client: SentinelClient,
         sentinels: SentinelFile,
         grade: Grade,
         *,
@@ -57,7 +57,7 @@ class Releaser:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._database = database
-        self._asker = asker
+        self._sentinel_client = sentinel_client
         self._sentinels = sentinels
         self._grade = grade
         self._tasks = tasks
@@ -66,14 +66,14 @@ class Releaser:
         self._bell = bell
         self._each_look = each_look
         self._since: float | None = None
-        # Asked for at each scrape: it rises also while a look hangs.
+        # Computed at each scrape, so that the age rises even while a look hangs.
         CANDIDATE_AGE_SECONDS.set_function(lambda: max(0.0, clock() - self._since) if self._since is not None else 0.0)
 
     def run(self, stop: threading.Event) -> None:
         """Judge until `stop` is set.
 
         Raises:
-            InvalidSettings: the endpoint refuses a sentinel for what it says.
+            InvalidSettings: the endpoint refuses a sentinel because of its content.
         """
         num_failures = 0
         while not stop.is_set():
@@ -82,7 +82,7 @@ class Releaser:
                 self.look(stop)
             except InvalidSettings:
                 raise
-            except Exception as error:  # noqa: BLE001 whatever broke here is ours: it must not become a verdict, nor end the gate
+            except Exception as error:  # noqa: BLE001 our own fault must neither become a verdict nor end the gate
                 if stop.is_set():
                     return
                 num_failures += 1
@@ -95,7 +95,7 @@ class Releaser:
             stop.wait(_LOOK_SECONDS)
 
     def look(self, stop: threading.Event) -> bool:
-        """Judge what waits: the live version first if nobody did, then the candidate; False if nothing waits."""
+        """Judge the live version if it has no verdict, else the candidate; False if there is nothing to judge."""
         with self._database.snapshot() as connection:
             arms = assignments.read(connection, self._policy)
             self._since = repository.candidate_since(connection, self._policy)
@@ -105,7 +105,7 @@ class Releaser:
                 return False
             is_judged = repository.is_judged(connection, self._policy, self._sentinels.hash, live.version)
             draws = self._draws(connection, live.version)
-            is_known = self._is_kept(connection, live.version, draws)
+            is_known = self._kept(connection, live.version, draws) is not None
         LIVE_VERSION.set(live.version)
         if candidate is not None and candidate.version in revoked:
             why = revoked[candidate.version].reason
@@ -114,7 +114,7 @@ class Releaser:
             self._judge_live(live.version, stop)
             return True
         else:
-            if not is_known:  # it is resident now, and may not be once a candidate asks for the comparison
+            if not is_known:  # it is resident now, and may no longer be when a candidate must be compared with it
                 self._answers_of(live.version, stop, draws)
             if candidate is None or candidate.version is None:
                 return False
@@ -123,7 +123,7 @@ class Releaser:
         return True
 
     def _judge_live(self, version: int, stop: threading.Event) -> None:
-        """Measure the live version, which was never a candidate here. The first one measured is the first anchor."""
+        """Measure the live version, which was never a candidate here. The first one becomes the first anchor."""
         with self._database.snapshot() as connection:
             draws = self._draws(connection, version)
         answers = self._answers_of(version, stop, draws)
@@ -131,7 +131,7 @@ class Releaser:
         values = {task: found[version] for task, found in graded.items()}
         says = [f"{task} {rules.mean(found):.3f}" for task, found in values.items()]
         reason = "; ".join(says) or rules.decide((), version, self._sentinels.ungated).reason
-        judged = Judged(version, True, reason, _accuracy(values), None, self._details(version, values, ()), {})
+        judged = VersionVerdict(version, True, reason, _accuracy(values), None, self._details(version, values, ()), {})
         with self._database.transaction() as connection:
             repository.store_live(connection, self._policy, judged)
             held = repository.anchors(connection, self._policy)
@@ -166,22 +166,22 @@ class Releaser:
                 for task, roles in references.items()
             }
         )
-        questions = [
-            Question(task, self._tasks[task].gate_graders, self._tasks[task].gate.margin, roles, values[task])
+        tasks = [
+            GatedTask(task, self._tasks[task].gate_graders, self._tasks[task].gate.margin, roles, values[task])
             for task, roles in references.items()
         ]
-        decision = rules.decide(questions, version, self._sentinels.ungated)
-        self._store(
-            candidate, live, _judged(version, decision, notes, self._details_of(version, values, decision), values)
-        )
+        decision = rules.decide(tasks, version, self._sentinels.ungated)
+        own = {task: found[version] for task, found in values.items()}
+        details = self._details(version, own, decision.comparisons)
+        self._store(candidate, live, _verdict(decision, notes, details, own, values))
 
     def _refuse(self, candidate: Assignment, live: Assignment, reason: str, **facts: object) -> None:
-        """By name, without a comparison."""
+        """Refuse a candidate for this reason, without a comparison."""
         version = _version_of(candidate)
         details = {**self._details(version, {}, ()), **facts}
-        self._store(candidate, live, Judged(version, False, reason, None, None, details, {}))
+        self._store(candidate, live, VersionVerdict(version, False, reason, None, None, details, {}))
 
-    def _store(self, candidate: Assignment, live: Assignment, judged: Judged) -> None:
+    def _store(self, candidate: Assignment, live: Assignment, judged: VersionVerdict) -> None:
         compared = [item["version"] for task in judged.details["tasks"].values() for item in task["comparisons"]]
         with self._database.transaction() as connection:
             repository.store(
@@ -198,7 +198,7 @@ class Releaser:
         log.info("judged", version=judged.version, accepted=judged.accepted, reason=judged.reason)
 
     def _references(self, live: int | None) -> tuple[dict[str, dict[str, int]], list[str]]:
-        """By task: whom the candidate is compared with, and what there is to say about it. `live`: None if revoked."""
+        """By task: the versions to compare with, by role; and notes for the verdict. `live`: None if it was revoked."""
         found, notes = dict[str, dict[str, int]](), list[str]()
         with self._database.transaction() as connection:
             anchors = repository.anchors(connection, self._policy)
@@ -207,7 +207,7 @@ class Releaser:
                 if (
                     anchor is not None
                     and anchor != live
-                    and not self._is_kept(connection, anchor, {task: anchor}, (task,))
+                    and self._kept(connection, anchor, {task: anchor}, (task,)) is None
                 ):
                     note = f"v{anchor} was the anchor of {task}; it is not resident and never answered these sentinels"
                     log.warning("anchor replaced", task=task, version=anchor, by=live, reason=note)
@@ -224,62 +224,56 @@ class Releaser:
         return found, notes
 
     def _draws(self, connection: Connection, live: int) -> dict[str, int]:
-        """By task: whose seeds everybody answers with. A new anchor begins a new draw, so that its luck is not held against others."""
+        """By task: the draw of seeds for all versions, named after the anchor.
+
+        A new anchor may owe its values to lucky seeds, so it begins a new draw.
+        """
         held = repository.anchors(connection, self._policy)
         return {task: next(iter(held.get(task, ())), live) for task in self._sentinels.tasks}
 
-    def _kept(
-        self, connection: Connection, version: int, draws: Mapping[str, int], tasks: Collection[str]
-    ) -> dict[int, Answer]:
-        """By place: what is kept of a version's answers to these tasks, in these draws."""
-        wanted = [draws.get(item.task, -1) if item.task in tasks else -1 for item in self._sentinels.items]
-        return repository.read_answers(connection, self._policy, self._sentinels.hash, version, wanted)
+    def _places(self, tasks: Collection[str] | None) -> set[int]:
+        return {place for task in tasks or self._sentinels.tasks for place in self._sentinels.places_of(task)}
 
-    def _is_kept(
+    def _kept(
         self, connection: Connection, version: int, draws: Mapping[str, int], tasks: Collection[str] | None = None
-    ) -> bool:
-        tasks = self._sentinels.tasks if tasks is None else tasks
-        wanted = {place for task in tasks for place in self._sentinels.places_of(task)}
-        return self._kept(connection, version, draws, tasks).keys() >= wanted
+    ) -> dict[int, SentinelAnswer] | None:
+        """By place: the stored answers of a version to some tasks (None: all) in these draws; None if one is missing."""
+        places = self._places(tasks)
+        wanted = [draws[item.task] if place in places else -1 for place, item in enumerate(self._sentinels.items)]
+        found = repository.read_answers(connection, self._policy, self._sentinels.hash, version, wanted)
+        return found if found.keys() >= places else None
 
     def _answers_of(
         self, version: int, stop: threading.Event, draws: Mapping[str, int], tasks: Collection[str] | None = None
-    ) -> dict[int, Answer]:
-        """By place, for all tasks or some. As they are kept; else the version is asked everything, and it is kept.
+    ) -> dict[int, SentinelAnswer]:
+        """By place: the answers of a version to some tasks (None: all), from the database, or asked and stored.
 
-        A version that has to be asked has to be resident.
+        A version can be asked only while it is resident.
         """
-        tasks = self._sentinels.tasks if tasks is None else tasks
-        wanted = {place for task in tasks for place in self._sentinels.places_of(task)}
         with self._database.snapshot() as connection:
             held = self._kept(connection, version, draws, tasks)
-        if wanted and held.keys() >= wanted:
+        if held:
             return held
-        answers = self._asker.ask(self._sentinels, version, stop, draws)
+        answers = self._sentinel_client.ask(self._sentinels, version, stop, draws)
         of_items = [draws[item.task] for item in self._sentinels.items]
         with self._database.transaction() as connection:
             repository.keep_answers(connection, self._policy, self._sentinels.hash, version, answers, draws=of_items)
         return dict(enumerate(answers))
 
     def _graded(
-        self, said: Mapping[str, Mapping[int, Mapping[int, Answer]]]
+        self, said: Mapping[str, Mapping[int, Mapping[int, SentinelAnswer]]]
     ) -> dict[str, dict[int, tuple[float, ...]]]:
-        """By task and version."""
+        """By task and version: the values of the answers."""
         shuffler = random.Random()  # noqa: S311 an order that graders cannot know, not a secret
         return {
             task: grade_together(self._grade, self._sentinels, task, answers, shuffler)
             for task, answers in said.items()
         }
 
-    def _details_of(
-        self, version: int, values: Mapping[str, Mapping[int, Sequence[float]]], decision: Decision
-    ) -> dict[str, Any]:
-        return self._details(version, {task: found[version] for task, found in values.items()}, decision.comparisons)
-
     def _details(
-        self, version: int, values: Mapping[str, Sequence[float]], comparisons: Sequence[rules.Comparison]
+        self, version: int, values: Mapping[str, Sequence[float]], comparisons: Sequence[rules.GateComparison]
     ) -> dict[str, Any]:
-        """What the verdict rests on, by task."""
+        """The facts of a verdict: graders, values and comparisons by task."""
         tasks = {
             task: {
                 "graders": list(self._tasks[task].gate_graders),
@@ -300,27 +294,28 @@ class Releaser:
         NO_VERDICTS.inc()
         reason = error.message if isinstance(error, MillraceError) else f"{type(error).__name__}: {error}"
         trouble("gate", f"no verdict, {num_failures} times in a row: {reason}")
-        # With a traceback where nobody expected it.
+        # An unexpected error is logged with its traceback.
         log.warning("no verdict", reason=reason, times=num_failures, exc_info=not isinstance(error, MillraceError))
 
 
-def _judged(
-    version: int,
+def _verdict(
     decision: Decision,
     notes: Sequence[str],
     details: dict[str, Any],
+    own: Mapping[str, Sequence[float]],
     values: Mapping[str, Mapping[int, Sequence[float]]],
-) -> Judged:
-    mine = {task: found[version] for task, found in values.items()}
+) -> VersionVerdict:
     first = {item.task: item for item in reversed(decision.comparisons)}
     against = {task: values[task][item.version] for task, item in first.items()}
     proven = dict.fromkeys(decision.proven_on, f"proven better than the anchor before it; {decision.reason}")
     reason = "; ".join([decision.reason, *notes])
-    return Judged(version, decision.accepted, reason, _accuracy(mine), _accuracy(against), details, proven)
+    return VersionVerdict(
+        details["version"], decision.accepted, reason, _accuracy(own), _accuracy(against), details, proven
+    )
 
 
 def _accuracy(values: Mapping[str, Sequence[float]]) -> float | None:
-    """Mean over all sentinels of all tasks."""
+    """Mean over all sentinels of all tasks; None without any."""
     every = [value for found in values.values() for value in found]
     return rules.mean(every) if every else None
 

@@ -1,6 +1,6 @@
-"""The list of versions is renewed while training is down, where release has the key that signs.
+"""Signs the list of a policy's versions again while training is down, if release has the signing key.
 
-In: the passing of time. Out: the snapshot of the policy's versions, signed again. Waits for: nothing; what fails is tried later.
+In: the passing of time. Out: the snapshot of the versions, signed again. Waits for: nothing; a failure is tried again later.
 """
 
 from __future__ import annotations
@@ -22,26 +22,27 @@ from weights.versions.snapshot import RENEW_SECONDS
 
 _LOOK_SECONDS = 300.0
 _OVERDUE_SECONDS = 2 * RENEW_SECONDS
-"""Training renews it after one hour; who finds it this old knows that training does not run."""
+"""Training renews the snapshot every `RENEW_SECONDS`. If it is this old, training does not run."""
 log = structlog.get_logger()
 
 
 def renewal(
     settings: Settings,
     database: Database,
+    policy: str,
     clock: Callable[[], float] = time.time,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Callable[[], None]:
-    """What to call again and again; it looks every five minutes. Nothing where no key signs."""
+    """Returns a function to call often; it looks every five minutes. It does nothing if there is no signing key."""
     if settings.weights_unsigned or signing_key(settings.home) is None:
         return lambda: None
     measures = WeightStoreMetrics()
     store, signer = open_weight_store(settings, publishes=True, measures=measures), signer_of(settings)
-    assert signer is not None  # noqa: S101 of a home that signs
+    assert signer is not None  # noqa: S101 the signing key was found above
     issuer = Issuer(
-        DatabaseSnapshotRows(database, settings.policy),
+        DatabaseSnapshotRows(database, policy),
         store,
-        settings.policy,
+        policy,
         settings.run,
         signer=signer,
         keyring=keyring_of(settings),
@@ -57,7 +58,7 @@ def renewal(
         look_at = now + _LOOK_SECONDS
         try:
             if issuer.renew(_OVERDUE_SECONDS):
-                log.warning("snapshot renewed by release: training does not run", policy=settings.policy)
+                log.warning("snapshot renewed by release: training does not run", policy=policy)
         except (Unavailable, InvalidRequest, InvalidSettings, StaleWrite, WeightsRefused) as error:
             log.warning("snapshot not renewed yet", reason=error.message)
 

@@ -1,4 +1,4 @@
-"""SQL of release: answers, anchors, verdicts, and the moves that follow from them in the same transaction."""
+"""SQL of release: answers, anchors and verdicts, and the moves of arms in the same transaction."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from contracts.assignments import CANDIDATE, LIVE, TRAINING, Assignment
 from contracts.errors import StaleWrite
 from contracts.tables import assignment, gate_anchor, sentinel_answer, verdict
 from contracts.tables.statements import insert_or_update
-from pipelines.release.asking import Answer
+from pipelines.release.asking import SentinelAnswer
 from pipelines.release.rules import refused_in_a_row
 
 ANCHORS_KEPT = 4
-"""Of a task: where the newest are revoked, the one before is there."""
+"""Anchors of a task whose answers are kept, so that an older one can replace those that are revoked."""
 
 
-class Judged(NamedTuple):
-    """A verdict, ready to be stored. `proven`: tasks whose next anchor this version is, and why."""
+class VersionVerdict(NamedTuple):
+    """A verdict, ready to be stored. `proven`: tasks that get this version as their next anchor, and why."""
 
     version: int
     accepted: bool
@@ -33,14 +33,14 @@ class Judged(NamedTuple):
 
 
 def is_judged(connection: Connection, policy: str, sentinels_hash: str, version: int) -> bool:
-    """Whether there is a verdict on a version that comes from these sentinels."""
+    """True if there is a verdict on a version from these sentinels."""
     statement = select(verdict.c.details).where(verdict.c.policy == policy, verdict.c.version == version)
     details = connection.execute(statement).scalar_one_or_none()
     return details is not None and details.get("sentinels") == sentinels_hash
 
 
 def candidate_since(connection: Connection, policy: str) -> float | None:
-    """When the waiting candidate was offered, UTC epoch seconds; None if none waits."""
+    """When the waiting candidate was offered, UTC epoch seconds; None if there is no candidate."""
     columns = assignment.c
     statement = select(columns.at).where(
         columns.policy == policy, columns.arm == CANDIDATE, columns.version.is_not(None)
@@ -50,14 +50,14 @@ def candidate_since(connection: Connection, policy: str) -> float | None:
 
 def read_answers(
     connection: Connection, policy: str, sentinels_hash: str, version: int, draws: Sequence[int]
-) -> dict[int, Answer]:
-    """By place: what a version said there in the draw that is asked for. `draws`: one for each sentinel, in order."""
+) -> dict[int, SentinelAnswer]:
+    """By place: the stored answers of a version in the given draws. `draws`: one for each sentinel, in order."""
     columns = sentinel_answer.c
     statement = select(columns.position, columns.draw, columns.answer).where(
         columns.policy == policy, columns.version == version, columns.sentinels_hash == sentinels_hash
     )
     return {
-        row.position: Answer(**row.answer)
+        row.position: SentinelAnswer(**row.answer)
         for row in connection.execute(statement)
         if row.position < len(draws) and row.draw == draws[row.position]
     }
@@ -68,11 +68,11 @@ def keep_answers(
     policy: str,
     sentinels_hash: str,
     version: int,
-    answers: Sequence[Answer],
+    answers: Sequence[SentinelAnswer],
     *,
     draws: Sequence[int],
 ) -> None:
-    """Keep all answers of a version, in the place of earlier ones; `draws` as of `read_answers`."""
+    """Store all answers of a version and delete its earlier ones. `draws`: see `read_answers`."""
     now = time.time()
     columns = sentinel_answer.c
     connection.execute(delete(sentinel_answer).where(columns.policy == policy, columns.version == version))
@@ -86,7 +86,7 @@ def keep_answers(
 
 
 def anchors(connection: Connection, policy: str) -> dict[str, list[int]]:
-    """By task: its anchors that were not revoked, the newest first."""
+    """By task: its anchors, without revoked versions, the newest first."""
     revoked = revocations.read(connection, policy)
     rows = connection.execute(
         select(gate_anchor).where(gate_anchor.c.policy == policy).order_by(gate_anchor.c.at.desc())
@@ -99,13 +99,13 @@ def anchors(connection: Connection, policy: str) -> dict[str, list[int]]:
 
 
 def set_anchor(connection: Connection, policy: str, task: str, version: int, reason: str) -> None:
-    """The newest anchor of a task from now on."""
+    """Make a version the newest anchor of a task."""
     row = {"policy": policy, "task": task, "version": version, "at": time.time(), "reason": reason}
     insert_or_update(connection, gate_anchor, row, ["at", "reason"])
 
 
-def store_live(connection: Connection, policy: str, judged: Judged) -> None:
-    """Write down what the live version is worth, which is nobody's candidate; an earlier verdict on it stays as it was."""
+def store_live(connection: Connection, policy: str, judged: VersionVerdict) -> None:
+    """Store the values of the live version, which is not a candidate. An earlier verdict on it keeps its decision and reason."""
     held = connection.execute(
         select(verdict.c.accepted, verdict.c.reason).where(
             verdict.c.policy == policy, verdict.c.version == judged.version
@@ -120,16 +120,16 @@ def store(
     connection: Connection,
     policy: str,
     candidate: Assignment,
-    judged: Judged,
+    judged: VersionVerdict,
     *,
     live: Assignment,
     references: Collection[int],
     refusals_before_rollback: int,
 ) -> None:
-    """Write the verdict and move the arms: all or nothing. `live`, `references`: what it was compared with.
+    """Store the verdict and move the arms, all or nothing. `live`, `references`: the versions it was compared with.
 
     Raises:
-        StaleWrite: an arm was moved meanwhile, or a version of the comparison was revoked; nothing is stored.
+        StaleWrite: an arm was moved or a compared version was revoked meanwhile; nothing is stored.
     """
     revoked = revocations.read(connection, policy)
     if gone := sorted(revoked.keys() & {*references, *([judged.version] if judged.accepted else [])}):
@@ -171,7 +171,7 @@ def store(
 
 
 def forget(connection: Connection, policy: str, sentinels_hash: str, keep: Collection[int]) -> None:
-    """Drop answers that nobody will be compared with: all but those of `keep` and of the anchors."""
+    """Delete answers that no later comparison needs: all but those of `keep` and of the anchors."""
     anchored = {version for versions in anchors(connection, policy).values() for version in versions[:ANCHORS_KEPT]}
     columns = sentinel_answer.c
     connection.execute(
@@ -183,7 +183,7 @@ def forget(connection: Connection, policy: str, sentinels_hash: str, keep: Colle
 
 
 def _history(connection: Connection, policy: str, sentinels_hash: str) -> list[bool]:
-    """Verdicts on these sentinels, oldest first; what was revoked was never weighed."""
+    """Verdicts from these sentinels, oldest first, without refusals of revoked versions, which were never compared."""
     rows = connection.execute(select(verdict).where(verdict.c.policy == policy).order_by(verdict.c.at))
     return [
         row.accepted
@@ -192,7 +192,7 @@ def _history(connection: Connection, policy: str, sentinels_hash: str) -> list[b
     ]
 
 
-def _write(connection: Connection, policy: str, judged: Judged) -> None:
+def _write(connection: Connection, policy: str, judged: VersionVerdict) -> None:
     row = {
         "policy": policy,
         "version": judged.version,

@@ -1,9 +1,9 @@
-"""The gate, without I/O: what a candidate must show before users meet it.
+"""The rules of the gate: what a candidate must show before users get it. Pure.
 
-On every gated task it is compared with what is live and with a frozen anchor: the newest version that was proven better than
-the anchor before it. It is refused where it is worse beyond chance, and else accepted: the anchor sees what many small steps
-down add up to. All comparisons of one candidate together ring falsely in at most `FALSE_REFUSALS` of versions that are no
-worse (Bonferroni: each has its share of that level).
+On every gated task the candidate is compared with the live version and with an anchor: the newest version that was proven better
+than the anchor before it. It is refused if it is worse beyond chance than either, else it is accepted. The anchor catches many small
+steps down that add up. All comparisons of a candidate together falsely refuse at most the share `FALSE_REFUSALS` of versions that
+are not worse (Bonferroni: each comparison gets its share of that level).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Values = Mapping[int, Sequence[float]]
 """By version: the value of its answer to each sentinel of one task, in order."""
 
 
-class Question(NamedTuple):
-    """One gated task: the values of the candidate and of its references, and against whom they are held."""
+class GatedTask(NamedTuple):
+    """One gated task: the references of the candidate, and the values of all their answers."""
 
-    task: str
+    name: str
     graders: tuple[str, ...]
     margin: float
     references: Mapping[str, int]
-    """Role (`LIVE`, `ANCHOR`) to version; the anchor stands alone where nothing else may be compared with."""
+    """Role (`LIVE`, `ANCHOR`) to version; only the anchor if the live version was revoked."""
     values: Values
 
 
-class Comparison(NamedTuple):
+class GateComparison(NamedTuple):
     """A candidate against one reference on one task."""
 
     task: str
@@ -44,22 +44,22 @@ class Comparison(NamedTuple):
 
     @property
     def least_difference(self) -> float | None:
-        """What it could have seen."""
+        """The least difference that the comparison could have detected; None if it could detect none."""
         return least_difference(self.paired, self.alpha)
 
     @property
     def is_worse(self) -> bool:
-        """Beyond chance."""
+        """True if the candidate is worse beyond chance."""
         return self.paired.p_worse <= self.alpha
 
     @property
     def is_better(self) -> bool:
-        """Beyond chance."""
+        """True if the candidate is better beyond chance."""
         return self.paired.p_better <= self.alpha
 
     @property
     def facts(self) -> dict[str, Any]:
-        """As it is stored, and as `millrace gate` prints it."""
+        """The form that is stored, and that `millrace gate` prints."""
         return {
             "reference": self.role,
             "version": self.version,
@@ -78,47 +78,47 @@ class Comparison(NamedTuple):
 
     @property
     def words(self) -> str:
-        """In one line."""
+        """The comparison in one line."""
         return f"{self.value - self.against:+.3f} against v{self.version} ({self.role}, {self.against:.3f})"
 
 
 class Decision(NamedTuple):
-    """The verdict on a candidate, in words a person can act on."""
+    """The decision about a candidate, with a reason that a person can act on."""
 
     accepted: bool
     reason: str
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[GateComparison, ...] = ()
 
     @property
     def proven_on(self) -> tuple[str, ...]:
-        """Tasks on which an accepted candidate is better than the anchor beyond chance: it is the next anchor there."""
+        """Tasks on which an accepted candidate is better than the anchor beyond chance: it becomes their next anchor."""
         if not self.accepted:
             return ()
-        # Where one version is both, it stands as live.
+        # A version that is both live and anchor is compared once, as live.
         anchored = {item.task: item for item in sorted(self.comparisons, key=lambda item: item.role == ANCHOR)}
         return tuple(task for task, item in anchored.items() if item.is_better)
 
 
-def decide(questions: Sequence[Question], candidate: int, ungated: Mapping[str, str]) -> Decision:
-    """Accept or refuse. `ungated`: tasks that nothing proves, and why."""
-    unproven = f"; ungated: {', '.join(f'{task} ({why})' for task, why in ungated.items())}" if ungated else ""
-    if not questions:
+def decide(tasks: Sequence[GatedTask], candidate: int, ungated: Mapping[str, str]) -> Decision:
+    """Accept or refuse a candidate. `ungated`: tasks without a check, and why."""
+    unproven = f"; ungated: {', '.join(f'{name} ({why})' for name, why in ungated.items())}" if ungated else ""
+    if not tasks:
         return Decision(True, f"accepted unseen: no task is gated{unproven}")
-    found = compare_all(questions, candidate)
+    found = compare_all(tasks, candidate)
     if worse := [item for item in found if item.is_worse]:
         return Decision(False, "; ".join(map(_refusal, worse)) + unproven, found)
-    return Decision(True, "; ".join(_told(question, candidate, found) for question in questions) + unproven, found)
+    return Decision(True, "; ".join(_told(task, candidate, found) for task in tasks) + unproven, found)
 
 
-def compare_all(questions: Sequence[Question], candidate: int) -> tuple[Comparison, ...]:
-    """A candidate against every reference on every task, each at its share of `FALSE_REFUSALS`."""
-    num_references = max((len(set(question.references.values())) for question in questions), default=1)
-    alpha = FALSE_REFUSALS / max(1, len(questions) * num_references)
-    return tuple(item for question in questions for item in _compared(question, candidate, alpha))
+def compare_all(tasks: Sequence[GatedTask], candidate: int) -> tuple[GateComparison, ...]:
+    """Compare a candidate with every reference on every task, each at its share of `FALSE_REFUSALS`."""
+    num_references = max((len(set(task.references.values())) for task in tasks), default=1)
+    alpha = FALSE_REFUSALS / max(1, len(tasks) * num_references)
+    return tuple(item for task in tasks for item in _compared(task, candidate, alpha))
 
 
 def refused_in_a_row(accepted: Sequence[bool]) -> int:
-    """How many refusals end a history, oldest verdict first."""
+    """The number of refusals at the end of a history, which begins with the oldest verdict."""
     count = 0
     for verdict in reversed(accepted):
         if verdict:
@@ -128,23 +128,23 @@ def refused_in_a_row(accepted: Sequence[bool]) -> int:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of at least one."""
+    """The mean of at least one value."""
     return sum(values) / len(values)
 
 
-def _compared(question: Question, candidate: int, alpha: float) -> list[Comparison]:
-    mine, done, found = question.values[candidate], set[int](), []
-    for role, version in question.references.items():
+def _compared(task: GatedTask, candidate: int, alpha: float) -> list[GateComparison]:
+    mine, done, found = task.values[candidate], set[int](), []
+    for role, version in task.references.items():
         if version in done:
             continue
         done.add(version)
-        theirs = question.values[version]
-        paired = compare(mine, theirs, margin=question.margin, alpha=alpha)
-        found.append(Comparison(question.task, role, version, mean(mine), mean(theirs), paired, alpha))
+        theirs = task.values[version]
+        paired = compare(mine, theirs, margin=task.margin, alpha=alpha)
+        found.append(GateComparison(task.name, role, version, mean(mine), mean(theirs), paired, alpha))
     return found
 
 
-def _refusal(item: Comparison) -> str:
+def _refusal(item: GateComparison) -> str:
     paired = item.paired
     return (
         f"{item.task}: worse than v{item.version} ({item.role}): {item.value:.3f} against {item.against:.3f}, {paired.losses} "
@@ -152,13 +152,13 @@ def _refusal(item: Comparison) -> str:
     )
 
 
-def _told(question: Question, candidate: int, found: Sequence[Comparison]) -> str:
-    of_task = [item for item in found if item.task == question.task]
+def _told(task: GatedTask, candidate: int, found: Sequence[GateComparison]) -> str:
+    of_task = [item for item in found if item.task == task.name]
     against = ", ".join(item.words for item in of_task)
-    return f"{question.task}: {mean(question.values[candidate]):.3f}, {against}; {_sees(of_task[0])}"
+    return f"{task.name}: {mean(task.values[candidate]):.3f}, {against}; {_sees(of_task[0])}"
 
 
-def _sees(item: Comparison) -> str:
+def _sees(item: GateComparison) -> str:
     if item.least_difference is None:
         return f"{item.paired.num} sentinels are too few to see anything"
     return f"sees {100 * item.least_difference:.1f} points"

@@ -10,21 +10,21 @@ from pydantic import Field, model_validator
 from runtime.settings import Section
 
 _RETIRED = frozenset(("tolerance", "max_tokens"))
-"""Stand in homes of before the sign test: how far below the best is a matter of chance now, and tasks have lengths."""
+"""Settings of older releases, which are ignored: the sign test replaced `tolerance`, and tasks set `max_tokens`."""
 
 
 class ReleaseSettings(Section):
     """How a candidate is judged."""
 
     sentinels: Path | None = None
-    """JSON lines of {"messages": [...], "reference": ..., "task": ...}; a task without any is ungated, and so is a home
-    without this file."""
+    """JSON lines of {"messages": [...], "reference": ..., "task": ...}. A task without sentinels is ungated; without this
+    file all tasks are."""
     refusals_before_rollback: int = Field(default=3, ge=1)
-    """After so many refusals in a row the trainer goes back to the live version."""
+    """After this many refusals in a row the trainer goes back to the live version."""
     concurrency: int = Field(default=32, ge=1)
     """Sentinel requests in flight."""
     patience_seconds: float = Field(default=60.0, gt=0)
-    """How long to wait until the engine holds a version and has answered, before that is no verdict and tried again."""
+    """How long to wait for the engine to load a version and answer. After that there is no verdict, and it is tried again."""
 
     @model_validator(mode="before")
     @classmethod

@@ -1,10 +1,10 @@
-"""The tests of the gate and what they can see, without I/O. Pairs are answers to the same sentinel; all tests are one-sided.
+"""The statistical tests of the gate and their power. Pure. A pair is two answers to the same sentinel; all tests are one-sided.
 
-sign test      values of 0 and 1: of the pairs that differ, as many should fall to either side. P(X >= k) with X ~ B(n, 1/2),
+sign test      values of 0 and 1: the pairs that differ should favour each side equally often. P(X >= k) with X ~ B(n, 1/2),
                exact (Conover, Practical Nonparametric Statistics, 3.4; for pairs of 0 and 1 it is McNemar's exact test)
 permutation    other values: under the null hypothesis each difference could as well have the other sign. The share of sign
-               flips whose sum is as extreme (Fisher 1935, Design of Experiments, 21), all 2^n of them where that is few,
-               else drawn, counting the data itself: (1 + hits) / (1 + draws) (Phipson and Smyth 2010)
+               flips whose sum is as extreme (Fisher 1935, Design of Experiments, 21): all 2^n of them if n is small,
+               else a random draw, counting the data itself: (1 + hits) / (1 + draws) (Phipson and Smyth 2010)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 NUM_DRAWS = 20_000
-"""Sign flips that are drawn, at least; more where the level is so small that fewer could not reach it."""
+"""Fewest sign flips that are drawn; more are drawn if the level is too small for this number."""
 POWER = 0.8
 _EXACT_PAIRS = 14
 _DRAWS_AT_ONCE = 4_096
@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 
 
 class Paired(NamedTuple):
-    """What one comparison found. `p_worse`: how likely chance alone makes a version look so bad; `p_better`: so good."""
+    """The result of one comparison. `p_worse`, `p_better`: probability that chance alone makes a version look this bad, this good."""
 
     num: int
     wins: int
@@ -50,7 +50,7 @@ class Paired(NamedTuple):
 
 
 def compare(mine: Sequence[float], theirs: Sequence[float], *, margin: float, alpha: float) -> Paired:
-    """Compare two versions on the same sentinels. `margin`: differences up to it are ties; `alpha`: the level to resolve."""
+    """Compare two versions on the same sentinels. `margin`: smaller differences are ties; `alpha`: the level of the test."""
     new, old = np.asarray(mine, np.float64), np.asarray(theirs, np.float64)
     is_binary = bool(np.isin(new, (0.0, 1.0)).all() and np.isin(old, (0.0, 1.0)).all())
     differences = new - old
@@ -72,25 +72,25 @@ def upper_tail(num: int, at_least: int, chance: float = 0.5) -> float:
 
 
 def sign_flips(differences: Floats, alpha: float) -> tuple[float, float]:
-    """How likely a sum as low, and one as high, as that of `differences` [n] is if each could as well have the other sign."""
-    told = differences[differences != 0.0]
-    if not len(told):
+    """Probability of a sum as low, and of one as high, as that of `differences` [n], if every sign were random."""
+    differing = differences[differences != 0.0]
+    if not len(differing):
         return 1.0, 1.0
-    seen = told.sum()
-    if len(told) <= _EXACT_PAIRS:
-        signs = np.arange(2 ** len(told))[:, None] >> np.arange(len(told))
-        sums = np.where(signs & 1, told, -told).sum(axis=1)
+    seen = differing.sum()
+    if len(differing) <= _EXACT_PAIRS:
+        signs = np.arange(2 ** len(differing))[:, None] >> np.arange(len(differing))
+        sums = np.where(signs & 1, differing, -differing).sum(axis=1)
         return float((sums <= seen + _ROUNDING).mean()), float((sums >= seen - _ROUNDING).mean())
     draws = max(NUM_DRAWS, math.ceil(10.0 / alpha))
     random, low, high = np.random.default_rng(_SEED), 0, 0
-    # Eight differences at a time: the sum of those whose bit is set in a byte, for each byte. [n / 8, 256]
-    eights = np.concatenate([told, np.zeros(-len(told) % 8)]).reshape(-1, 8)
+    # Eight differences at a time: for each value of a byte, the sum of those whose bit is set. [n / 8, 256]
+    eights = np.concatenate([differing, np.zeros(-len(differing) % 8)]).reshape(-1, 8)
     partial = eights @ ((np.arange(256) >> np.arange(8)[:, None]) & 1)
     columns = np.arange(len(eights))
     for start in range(0, draws, _DRAWS_AT_ONCE):
         rows = min(_DRAWS_AT_ONCE, draws - start)
         flipped = np.frombuffer(random.bytes(rows * len(eights)), np.uint8).reshape(rows, len(eights))
-        # What is flipped enters with the other sign: the sum loses it twice.
+        # A flipped difference changes its sign: the sum loses it twice.
         sums = seen - 2.0 * partial[columns, flipped].sum(axis=1)
         low += int((sums <= seen + _ROUNDING).sum())
         high += int((sums >= seen - _ROUNDING).sum())
@@ -98,13 +98,13 @@ def sign_flips(differences: Floats, alpha: float) -> tuple[float, float]:
 
 
 def least_difference(found: Paired, alpha: float) -> float | None:
-    """The least true difference that this set shows with `POWER`, at the discordance and spread that were seen.
+    """The least true difference that these sentinels detect with `POWER`, at the measured discordance and spread.
 
-    None: not even a version that is worse on every sentinel.
+    None: they would not even detect a version that is worse on every sentinel.
     """
     if found.is_binary or found.spread == 0.0:
         return least_seen(found.num, round(found.discordance, 3), alpha)
-    # Of a mean of n differences, normal: (z of the level + z of the power) x deviation / sqrt(n) (Cohen 1988, 2.3).
+    # For the mean of n differences, taken as normal: (z of the level + z of the power) x deviation / sqrt(n) (Cohen 1988, 2.3).
     quantile = NormalDist().inv_cdf
     least = (quantile(1.0 - alpha) + quantile(POWER)) * found.spread / math.sqrt(found.num)
     return least if least <= 1.0 else None
@@ -112,9 +112,9 @@ def least_difference(found: Paired, alpha: float) -> float | None:
 
 @functools.lru_cache(maxsize=4096)
 def least_seen(num: int, discordance: float, alpha: float) -> float | None:
-    """The same for values of 0 and 1, before any data. `discordance`: share of the sentinels on which versions differ.
+    """The same for values of 0 and 1, without data. `discordance`: the share of the sentinels on which the versions differ.
 
-    A version that is worse by more than that differs on more: then on as many as it is worse on.
+    A version that is worse by more than the discordance differs on as many sentinels as it is worse on.
     """
     if num == 0 or power(num, discordance, 1.0, alpha) < POWER:
         return None
@@ -129,9 +129,9 @@ def least_seen(num: int, discordance: float, alpha: float) -> float | None:
 
 
 def power(num: int, discordance: float, difference: float, alpha: float) -> float:
-    """Share of the versions worse by `difference` that the sign test refuses; exact up to far tails.
+    """Share of the versions that are worse by `difference` which the sign test refuses; exact except for far tails.
 
-    The number of pairs that differ is B(num, discordance); of those, losses are B(that, (1 + difference / discordance) / 2).
+    The number of pairs that differ is k ~ B(num, discordance); the losses among them are B(k, (1 + difference / discordance) / 2).
     """
     discordance = max(discordance, difference)
     if discordance <= 0.0:
@@ -147,7 +147,7 @@ def power(num: int, discordance: float, difference: float, alpha: float) -> floa
 
 @functools.lru_cache(maxsize=65_536)
 def critical(num: int, alpha: float) -> int:
-    """The fewest losses among `num` differing pairs that refuse; num + 1 where none is enough."""
+    """The fewest losses among `num` differing pairs at which the test refuses; num + 1 if no number is enough."""
     tails = _masses(num, 0.5)[::-1].cumsum()[::-1]
     enough = np.flatnonzero(tails <= alpha)
     return int(enough[0]) if len(enough) else num + 1

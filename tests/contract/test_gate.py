@@ -6,7 +6,7 @@ import pytest
 
 from contracts.errors import VersionNotResident
 from pipelines.release import repository
-from pipelines.release.asking import Answer
+from pipelines.release.asking import SentinelAnswer
 from runtime.database import Database
 from tests.unit.pipelines.release.worlds import STOP, GateWorld, a_set
 
@@ -23,7 +23,10 @@ def test_candidates_are_judged_against_live_and_the_anchor(any_database: Databas
 
 
 def test_answers_come_back_as_they_were_said_and_only_those_of_their_set(any_database: Database) -> None:
-    said = (Answer("half a ü, a \0 and \N{GRINNING FACE}", "length", finite=True), Answer("", "stop", finite=False))
+    said = (
+        SentinelAnswer("half a ü, a \0 and \N{GRINNING FACE}", "length", finite=True),
+        SentinelAnswer("", "stop", finite=False),
+    )
     with any_database.transaction() as connection:
         repository.keep_answers(connection, "p", "set", 7, said, draws=[1, 3])
         repository.keep_answers(connection, "p", "set", 7, said, draws=[1, 3])

@@ -13,7 +13,7 @@ import pytest
 
 from contracts.errors import InvalidSettings, Unavailable, VersionNotResident
 from contracts.gating import Sentinel, SentinelFile
-from pipelines.release.asking import Answer, Asker, BadVersion
+from pipelines.release.asking import BadVersion, SentinelAnswer, SentinelClient
 
 SET = SentinelFile(
     tuple(
@@ -29,9 +29,9 @@ Answering = Callable[[httpx.Request], httpx.Response]
 DRAWS = dict.fromkeys(SET.tasks, 0)
 
 
-def an_asker(answer: Answering, patience: float = 5.0) -> Asker:
+def an_asker(answer: Answering, patience: float = 5.0) -> SentinelClient:
     client = httpx.Client(base_url="http://web", transport=httpx.MockTransport(answer))
-    return Asker(
+    return SentinelClient(
         client,
         policy="p",
         concurrency=2,
@@ -62,7 +62,7 @@ def echoing(asked: list[dict[str, Any]]) -> Answering:
 def test_each_sentinel_is_asked_of_the_pinned_version_as_its_task_serves_its_users() -> None:
     asked: list[dict[str, Any]] = []
     found = an_asker(echoing(asked)).ask(SET, 7, threading.Event(), DRAWS)
-    assert found == tuple(Answer(f"answer to {n}", "stop", finite=True) for n in range(3))
+    assert found == tuple(SentinelAnswer(f"answer to {n}", "stop", finite=True) for n in range(3))
     assert {body["model"] for body in asked} == {"p@v7"}
     seeds = [item.seed_of(0) for item in SET.items]
     assert [body["metadata"] for body in sorted(asked, key=lambda body: seeds.index(body["seed"]))] == [

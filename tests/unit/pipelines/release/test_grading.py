@@ -10,7 +10,7 @@ import pytest
 
 from contracts.errors import Unavailable
 from contracts.gating import GateAnswer, GateScore, Sentinel, SentinelFile
-from pipelines.release.asking import Answer
+from pipelines.release.asking import SentinelAnswer
 from pipelines.release.grading import grade_together
 
 SET = SentinelFile(
@@ -25,8 +25,8 @@ SET = SentinelFile(
 )
 
 
-def said(prefix: str) -> tuple[Answer, ...]:
-    return tuple(Answer(f"{prefix}{n}", "stop", finite=True) for n in range(30))
+def said(prefix: str) -> tuple[SentinelAnswer, ...]:
+    return tuple(SentinelAnswer(f"{prefix}{n}", "stop", finite=True) for n in range(30))
 
 
 class Grader:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from pipelines.release.rules import ANCHOR, LIVE, Comparison, Question, compare_all
+from pipelines.release.rules import ANCHOR, LIVE, GateComparison, GatedTask, compare_all
 
 pytestmark = pytest.mark.slow
 
@@ -44,9 +44,9 @@ class World:
         right: Bools = self.random.random(len(chance)) < chance
         return right
 
-    def compared(self, candidate: Bools, live: Bools, anchor: Bools) -> dict[str, Comparison]:
+    def compared(self, candidate: Bools, live: Bools, anchor: Bools) -> dict[str, GateComparison]:
         values = {2: self._graded(candidate), 1: self._graded(live), 0: self._graded(anchor)}
-        question = Question("task", ("exact",), 0.01, {LIVE: 1, ANCHOR: 0}, values)
+        question = GatedTask("task", ("exact",), 0.01, {LIVE: 1, ANCHOR: 0}, values)
         return {item.role: item for item in compare_all([question], 2)}
 
     def history(self, step: float, num_versions: int, level: float = 0.0) -> History:

@@ -34,7 +34,7 @@ class World:
         publish(Folder(self.settings.weights).open(keyring(OURS)), 0, OURS)
 
     def look(self) -> None:
-        renewal(self.settings, self.database, lambda: self.now, lambda: self.rising)()
+        renewal(self.settings, self.database, self.settings.policy, lambda: self.now, lambda: self.rising)()
 
     def issued_at(self) -> float | None:
         text = Folder(self.settings.weights).open(None).read_small(snapshot_path(POLICY), MOST_BYTES)
@@ -67,7 +67,7 @@ def test_it_steps_in_after_two_hours_and_not_before(world: World) -> None:
 
 def test_it_looks_every_five_minutes(world: World) -> None:
     write_private_key(signing_file(world.settings.home), KEY)
-    look = renewal(world.settings, world.database, lambda: world.now, lambda: world.rising)
+    look = renewal(world.settings, world.database, world.settings.policy, lambda: world.now, lambda: world.rising)
     look()
     Folder(world.settings.weights).remove(snapshot_path(POLICY))
     look()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from pipelines.release.rules import ANCHOR, LIVE, Question, compare_all, decide, refused_in_a_row
+from pipelines.release.rules import ANCHOR, LIVE, GatedTask, compare_all, decide, refused_in_a_row
 
 GRADERS = ("exact",)
 
@@ -17,8 +17,8 @@ def ones(right: int, num: int = 200) -> tuple[float, ...]:
 
 def a_question(
     values: Mapping[int, Sequence[float]], task: str = "math", references: Mapping[str, int] | None = None
-) -> Question:
-    return Question(task, GRADERS, 0.01, references or {LIVE: 1}, values)
+) -> GatedTask:
+    return GatedTask(task, GRADERS, 0.01, references or {LIVE: 1}, values)
 
 
 def test_a_version_that_lost_everything_is_refused_on_any_task() -> None:

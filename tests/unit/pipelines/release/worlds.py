@@ -14,7 +14,7 @@ from contracts.errors import MillraceError, VersionNotResident
 from contracts.gating import GateAnswer, GateScore, Grade, Sentinel, SentinelFile
 from contracts.tables import gate_anchor, verdict
 from contracts.tasks import Task
-from pipelines.release.asking import Answer, Asker
+from pipelines.release.asking import SentinelAnswer, SentinelClient
 from pipelines.release.releaser import Releaser
 from pipelines.release.settings import ReleaseSettings
 from runtime.database import Database
@@ -73,13 +73,13 @@ class GateWorld:
     def restarted(self) -> Releaser:
         world = self
 
-        class FakeAsker(Asker):
+        class FakeAsker(SentinelClient):
             def __init__(self) -> None:
                 pass
 
             def ask(
                 self, sentinels: SentinelFile, version: int, stop: threading.Event, draws: Mapping[str, int]
-            ) -> tuple[Answer, ...]:
+            ) -> tuple[SentinelAnswer, ...]:
                 del stop
                 world.asked.append((version, max(draws.values(), default=-1)))
                 if version not in {world.arms().get(LIVE), world.arms().get(CANDIDATE)}:
@@ -101,11 +101,11 @@ class GateWorld:
         )
         return self.releaser
 
-    def answers(self, sentinels: SentinelFile, version: int) -> tuple[Answer, ...]:
+    def answers(self, sentinels: SentinelFile, version: int) -> tuple[SentinelAnswer, ...]:
         quality = self.right.get(version, 0)
         of_task = {task: quality if isinstance(quality, int) else quality[task] for task in sentinels.tasks}
         return tuple(
-            Answer(
+            SentinelAnswer(
                 self.texts[item.task][int(item.messages[0]["content"]) >= of_task[item.task]],
                 "stop",
                 finite=version not in self.not_finite,
