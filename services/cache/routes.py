@@ -1,4 +1,4 @@
-"""The routes of the cache. They need no key: the cache serves only what its upstream serves to anybody."""
+"""The routes of the cache. They need no key, because the upstream serves the same objects without one."""
 
 from __future__ import annotations
 

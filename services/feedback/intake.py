@@ -56,12 +56,12 @@ class SignalIntake:
             read = self._read(items, caller, now)
         received = [item for item in read if isinstance(item, ReceivedItem)]
         refused = Counter(item.code for item in read if isinstance(item, MillraceError))
-        entries = iter(await self._writer.submit(Submission(received, refused.total(), num_bytes, refused)))
+        entries = iter(await self._writer.submit(Submission(received, num_bytes, refused)))
         return [item if isinstance(item, MillraceError) else _result(item, next(entries)) for item in read]
 
     async def reject(self, num: int) -> None:
         """Count items that were refused without being read."""
-        await self._writer.submit(Submission((), num, 0, {InvalidRequest.code: num}))
+        await self._writer.submit(Submission((), 0, {InvalidRequest.code: num}))
 
     def show(self, signal_id: str, tenant: str) -> dict[str, Any]:
         """A signal and its state.

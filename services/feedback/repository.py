@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -86,13 +87,12 @@ class _Choices(msgspec.Struct):
 def add(
     connection: Connection,
     received: Sequence[ReceivedItem],
-    num_rejected: int = 0,
-    reasons: Mapping[str, int] | None = None,
+    rejected: Mapping[str, int] = MappingProxyType({}),
 ) -> list[ItemResult]:
     """Store signals and their messages. Returns the result of each, as if they had come one after the other.
 
-    An id belongs to the first signal of a tenant that has it; the same id with other content is a conflict. `reasons`: the
-    `num_rejected` items counted by error code.
+    An id belongs to the first signal of a tenant that has it; the same id with other content is a conflict. `rejected`: how
+    many other items were refused, by error code.
     """
     beyond = _beyond(connection, received)
     firsts: dict[Name, ReceivedItem] = {}
@@ -122,8 +122,8 @@ def add(
             same = holder.body_hash == item.body_hash
             entries.append(ItemResult("duplicate" if same else "conflict", holder.received_at))
     fates = Counter[str](entry.fate for entry in entries if entry.fate in {"duplicate", "conflict"})
-    _count(connection, signal_count, fates + Counter({"rejected": num_rejected + len(beyond)}))
-    _count(connection, rejection_count, Counter(reasons or {}) + Counter({NoSuchChoice.code: len(beyond)}))
+    _count(connection, signal_count, fates + Counter({"rejected": sum(rejected.values()) + len(beyond)}))
+    _count(connection, rejection_count, Counter(rejected) + Counter({NoSuchChoice.code: len(beyond)}))
     return entries
 
 

@@ -33,15 +33,11 @@ _log = structlog.get_logger(__name__)
 
 
 class Submission(NamedTuple):
-    """The items of one request: those to store, and how many were rejected. `num_bytes`: of the request's body.
-
-    `reasons`: the rejected items counted by error code.
-    """
+    """The items of one request: those to store, and the rejected ones counted by error code. `num_bytes`: of its body."""
 
     received: Sequence[ReceivedItem]
-    num_rejected: int
     num_bytes: int
-    reasons: Mapping[str, int] = MappingProxyType({})
+    rejected: Mapping[str, int] = MappingProxyType({})
 
 
 Work = Submission | Retraction
@@ -142,9 +138,8 @@ class Writer:
                 else:
                     submissions = [work for work in group if isinstance(work, Submission)]
                     received = [item for work in submissions for item in work.received]
-                    num_rejected = sum(work.num_rejected for work in submissions)
-                    reasons = sum((Counter(work.reasons) for work in submissions), Counter[str]())
-                    entries = iter(repository.add(connection, received, num_rejected, reasons))
+                    rejected = sum((Counter(work.rejected) for work in submissions), Counter[str]())
+                    entries = iter(repository.add(connection, received, rejected))
                     fates = [[next(entries) for _ in work.received] for work in submissions]
         except Unavailable as error:
             return [error] * len(group)
@@ -164,13 +159,13 @@ def _count(group: Sequence[Work], fates: Sequence[Fate]) -> None:
         if isinstance(work, Submission) and isinstance(fate, list):
             for entry in fate:
                 SIGNALS.labels("rejected" if entry.fate == "no_such_choice" else entry.fate).inc()
-            SIGNALS.labels("rejected").inc(work.num_rejected)
+            SIGNALS.labels("rejected").inc(sum(work.rejected.values()))
         elif isinstance(work, Retraction) and fate == work.at:  # not a repeated retraction, nor of an unknown signal
             SIGNALS.labels("retracted").inc()
 
 
 def _num_items(work: Work) -> int:
-    return len(work.received) + work.num_rejected if isinstance(work, Submission) else 1
+    return len(work.received) + sum(work.rejected.values()) if isinstance(work, Submission) else 1
 
 
 def _num_bytes(work: Work) -> int:

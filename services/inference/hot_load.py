@@ -8,8 +8,8 @@ up when `readiness` is true and `current_snapshot_identity` is the requested ide
 `loading_state.stage`. `arc_v2` and `alder32` are spelled like this there.
 
 In: an operator's request. Out: the arm `live`, moved. Waits for: the weight store's list and the database; never for the engine,
-which follows on its own. The bytes are in the weight store before the request, and whoever loads them verifies them. So the
-formats named in a request change nothing; they are checked so that nobody expects another format to work. The trainer of this
+which follows on its own. The bytes are in the weight store before the request, and the engine verifies them when it loads them. So the
+formats named in a request change nothing; they are checked so that a request for another format fails. The trainer of this
 home is not told: to set training back too, use `millrace policy rollback`.
 """
 

@@ -90,6 +90,6 @@ def test_refusals_are_counted_by_reason(any_database: Database) -> None:
     for _ in range(2):
         with any_database.transaction() as connection:
             read = [read_item(item, {TASK.name: TASK}, "default", 102.0) for item in items]
-            feedback.add(connection, read, 3, {"not_stored": 2, "invalid_request": 1})
+            feedback.add(connection, read, {"not_stored": 2, "invalid_request": 1})
     with any_database.snapshot() as connection:
         assert rejection_counts(connection) == {"no_such_choice": 2, "not_stored": 4, "invalid_request": 2}

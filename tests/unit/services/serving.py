@@ -88,7 +88,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 5.0) -> None:
     """Fail if it does not come true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
+        assert time.monotonic() < deadline, "waited without success"
         time.sleep(0.005)
 
 

@@ -1,4 +1,4 @@
-"""Inference is ready while an engine serves that takes its key: not while that is paused, away or another home's."""
+"""Inference is ready only while its engine serves and accepts its key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that only cost: each is ended, and others are served meanwhile."""
+"""Abusive connections are closed, while other connections are served."""
 
 from __future__ import annotations
 

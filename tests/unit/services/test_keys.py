@@ -1,4 +1,4 @@
-"""Who is served while a key is remembered, and while the database is away."""
+"""The key ring: how long a key is remembered, and which keys work while the database is unreachable."""
 
 from __future__ import annotations
 

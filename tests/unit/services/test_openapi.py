@@ -1,4 +1,4 @@
-"""The document is made from the routes: what is served stands in it, with its body and its rights."""
+"""The OpenAPI document has every route, with its body and its rights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every route of `web`, as everybody: the matrix is made from the routers, so that a new route has its place in it."""
+"""Every route of `web` with every kind of key; the matrix is made from the routers, so new routes are tested too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the frame around services adds: figures, request ids, bound log lines."""
+"""What `serving` adds to every service: metrics, request ids, fields of log lines."""
 
 from __future__ import annotations
 

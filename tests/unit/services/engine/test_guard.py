@@ -1,4 +1,4 @@
-"""No way into the engine without its key: every route that its routers have, by every kind of attacker."""
+"""The engine refuses every route without its key, whatever a client sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dialect, over real HTTP on loopback."""
+"""The engine's API, over real HTTP on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine's disk keeps of a store far away: across restarts only what is new is fetched."""
+"""An engine's copy of a remote store: after a restart only new chunks are fetched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filters are left out of steps that do not need them, and of no others."""
+"""A filter is skipped only in steps in which no request needs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which weights a version is made from, and what it costs the store."""
+"""From which weights a version is made, and what is fetched from the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What feedback acknowledges, the join can process: nothing that gets a 202 is buried later."""
+"""The join can process everything that feedback acknowledges: an item with a 202 never becomes a dead letter."""
 
 from __future__ import annotations
 

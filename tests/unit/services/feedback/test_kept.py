@@ -1,4 +1,4 @@
-"""Which parts of an item are stored; for answers that are not stored, no part is."""
+"""Which fields of an item are kept; nothing is kept about completions that must not be stored."""
 
 from __future__ import annotations
 

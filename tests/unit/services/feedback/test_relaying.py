@@ -1,4 +1,4 @@
-"""The thread that sends what was acknowledged."""
+"""The thread that sends acknowledged signals."""
 
 from __future__ import annotations
 

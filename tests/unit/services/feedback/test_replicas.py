@@ -1,4 +1,4 @@
-"""Replicas of feedback on one PostgreSQL: one of two equal ids is accepted, nobody deadlocks, one of them relays."""
+"""Replicas of feedback on one PostgreSQL: one of two equal ids is accepted, no deadlocks, one replica relays."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_one_of_the_same_ids_is_accepted_and_nobody_deadlocks(replicas: list[Dat
             received = [items.one(f"{name}-{turn}") for name in order] + [items.one(order[0], value=False)]
             start.wait(10.0)
             with replicas[number].transaction() as connection:
-                entries += repository.add(connection, received, num_rejected=1)
+                entries += repository.add(connection, received, {"invalid_request": 1})
         return entries
 
     with ThreadPoolExecutor(len(replicas)) as pool:

@@ -1,4 +1,4 @@
-"""Signals over HTTP: acknowledged once durable, once each."""
+"""Signals over HTTP: acknowledged when durable, and stored once."""
 
 from __future__ import annotations
 

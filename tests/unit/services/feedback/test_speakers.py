@@ -1,4 +1,4 @@
-"""The kind of a submitter is bound to the role of the key."""
+"""The role of a key decides which kinds of submitter it may speak for."""
 
 from __future__ import annotations
 

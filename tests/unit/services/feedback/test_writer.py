@@ -1,4 +1,4 @@
-"""Group commit: one transaction for all that wait, and each item with a fate of its own."""
+"""Group commit: one transaction for all waiting requests, and a result for each item."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Items:
         return read_item(item | {"submitter": {"id": "u1"}}, self.tasks, "default", at)
 
     def submission(self, *signal_ids: str, num_rejected: int = 0, **changes: Any) -> Submission:
-        return Submission([self.one(name, **changes) for name in signal_ids], num_rejected, 100)
+        return Submission([self.one(name, **changes) for name in signal_ids], 100, {"invalid_request": num_rejected})
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_a_retraction_keeps_its_place(gated: Gated, items: Items) -> None:
 
 
 def test_more_than_may_wait_is_refused_and_room_comes_back(gated: Gated, items: Items) -> None:
-    large = Submission([items.one("large")], 0, writing.MAX_WAITING_BYTES)
+    large = Submission([items.one("large")], writing.MAX_WAITING_BYTES)
 
     async def scenario(writer: Writer) -> None:
         waiting = asyncio.ensure_future(writer.submit(large))
@@ -238,7 +238,7 @@ def test_only_what_was_taken_back_for_the_first_time_is_counted(gated: Gated, it
 
 def test_a_group_is_bounded_in_items(gated: Gated, items: Items) -> None:
     writer, num_items = Writer(gated, lambda: None), writing.MAX_GROUP_ITEMS // 2 + 1
-    large = [writer.submit(Submission((), num_items, 0)) for _ in range(2)]
+    large = [writer.submit(Submission((), 0, {"invalid_request": num_items})) for _ in range(2)]
     asyncio.run(gathered(gated, writer, writer.submit(items.submission("a")), *large))
     assert gated.num_transactions == 3
 
@@ -248,7 +248,7 @@ def test_room_comes_back_once_work_is_done(gated: Gated, items: Items) -> None:
     writer = Writer(gated, lambda: None)
 
     async def work() -> list[list[Any]]:
-        await writer.submit(Submission((), writing.MAX_WAITING_ITEMS, writing.MAX_WAITING_BYTES))
+        await writer.submit(Submission((), writing.MAX_WAITING_BYTES, {"invalid_request": writing.MAX_WAITING_ITEMS}))
         return [await writer.submit(items.submission("a"))]
 
     assert fates(asyncio.run(work())) == [[("accepted", 100.0)]]

@@ -1,4 +1,4 @@
-"""Text as it becomes certain, whatever the boundaries of tokens and pieces."""
+"""Text is shown when it is final, wherever the boundaries of tokens and pieces are."""
 
 from __future__ import annotations
 

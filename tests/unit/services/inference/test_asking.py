@@ -1,4 +1,4 @@
-"""A random share of answers asks the app to ask its user, and the log knows with which probability."""
+"""A random share of answers tells the app to ask its user, and the log records the probability."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tries of one request: what is said of them on the log, with the unmodified SDK."""
+"""Attempts of one request: what the log records of them, with the unmodified SDK."""
 
 from __future__ import annotations
 

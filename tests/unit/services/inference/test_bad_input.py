@@ -1,4 +1,4 @@
-"""Every bad request gets a status, a code, the field, and what to do."""
+"""Every bad request gets a status, a code, the name of the field, and a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever an engine says, the unmodified openai SDK raises what fits, and the log says what was."""
+"""Broken responses of an engine: the unmodified openai SDK raises the right error, and the log names the cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text is text: nothing that a message says becomes a control token, and the caller's words arrive."""
+"""No text of a message becomes a control token, and the text reaches the model unchanged."""
 
 from __future__ import annotations
 

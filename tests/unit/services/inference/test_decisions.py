@@ -1,4 +1,4 @@
-"""What is decided before the engine is asked: arms, sampling, purpose, consent."""
+"""Decisions before the engine is called: arm, sampling, purpose, consent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP on raw sockets: a server that says exactly these bytes."""
+"""The HTTP client against raw sockets that send exactly given bytes."""
 
 from __future__ import annotations
 

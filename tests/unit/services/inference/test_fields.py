@@ -1,4 +1,4 @@
-"""The caller is heard: each field of a request is served, cannot change the answer, or is refused by name."""
+"""Every field of a request is served, cannot change the answer, or is refused by name."""
 
 from __future__ import annotations
 

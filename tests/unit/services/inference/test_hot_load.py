@@ -1,4 +1,4 @@
-"""The hosted hot-load contract, as a trainer that was written for it speaks it."""
+"""The hosted hot-load contract, as a trainer uses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept for repeats, and for how long a key is held."""
+"""Which answers are stored for repeats, and how long a key is held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that are sent again, and keys that send too many."""
+"""Repeated requests, and keys that exceed their limit."""
 
 from __future__ import annotations
 

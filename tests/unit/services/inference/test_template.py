@@ -1,4 +1,4 @@
-"""Prompts: the same ids as transformers, and nothing that a template can break out with."""
+"""Prompts: the same ids as transformers, and no template escapes the sandbox."""
 
 from __future__ import annotations
 

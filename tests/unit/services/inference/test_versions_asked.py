@@ -1,4 +1,4 @@
-"""A minimum or an exact version: promises about every token, or a refusal that may be tried again."""
+"""A minimum or exact version: it holds for every token, or the request is refused and may be retried."""
 
 from __future__ import annotations
 

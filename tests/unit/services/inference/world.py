@@ -1,4 +1,4 @@
-"""A tiny tokenizer, an engine that says what it is told to, and a log that can be stopped."""
+"""A tiny tokenizer, an engine with given answers, and a log that can be stopped."""
 
 from __future__ import annotations
 
