@@ -8,6 +8,7 @@ import msgspec
 
 from contracts.errors import InvalidRecord
 from contracts.records import Signal, decode_shape
+from services.dashboard.formatting import figure, version
 from services.dashboard.generations.queries import AnswerRecord
 
 EDITED = 200
@@ -36,7 +37,7 @@ class PromptMessage(msgspec.Struct, frozen=True):
 def story(answer: AnswerRecord) -> list[Event]:
     """Answer, join, signals, scores and outcomes, oldest first."""
     created = answer.head.created_at
-    made = f"{answer.head.purpose} request, arm {answer.head.arm}, v{answer.head.version}"
+    made = f"{answer.head.purpose} request, arm {answer.head.arm}, {version(answer.head.version)}"
     events = [
         Event(at=created, kind="answer", title="answered", note=made),
         Event(at=answer.head.joined_at, kind="join", title="joined", note="episodes knows the answer"),
@@ -99,14 +100,14 @@ def _said(wire: bytes) -> tuple[str, str]:
 
 
 def _score(row: Any) -> Event:
-    reward = "no reward" if row.reward is None else f"reward {row.reward:.3g}"
+    reward = "no reward" if row.reward is None else f"reward {figure(row.reward)}"
     fault = f" · fault: {row.fault}" if row.fault != "none" else ""
     return Event(at=row.at, kind="score", title=reward, state=row.status, note=f"revision {row.revision}{fault}")
 
 
 def _outcome(row: Any) -> Event:
-    version = f"first in v{row.version}" if row.version is not None else ""
-    notes = [version, row.reason, f"revision {row.revision}", f"epoch {row.epoch}", f"written by {row.writer}"]
+    learned = f"first in {version(row.version)}" if row.version is not None else ""
+    notes = [learned, row.reason, f"revision {row.revision}", f"epoch {row.epoch}", f"written by {row.writer}"]
     return Event(
         at=row.at,
         kind="outcome",

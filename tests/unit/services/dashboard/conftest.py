@@ -15,7 +15,7 @@ ReaderOf = Callable[[Settings], StateReader]
 
 @pytest.fixture(scope="session")
 def seeded(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """A home that nobody may write to."""
+    """A seeded home that tests only read."""
     return seed(tmp_path_factory.mktemp("seeded") / "home", num_generations=600, now=STARTED)
 
 
@@ -28,7 +28,7 @@ def untouched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small(untouched: Path, tmp_path: Path) -> Settings:
-    """A seeded home of one's own."""
+    """A seeded home for one test."""
     return settings_of(shutil.copytree(untouched, tmp_path / "home"))
 
 

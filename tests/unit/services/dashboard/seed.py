@@ -1,4 +1,4 @@
-"""A home that has learned for a while: the rows, log and weights a run of the demo leaves behind."""
+"""A seeded home: the rows, the log and the weights that a run of the demo leaves behind."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ REFUSED = 6
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"> accuracy 0.861, -0.062 against v5 (0.923)"
 SCRIPT = "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
 HOSTILE_NUMBER = 3
-"""The sample whose prompt, answer, signal and submitter are SCRIPT."""
+"""The number of the sample whose prompt, answer, signal and submitter are SCRIPT."""
 BASE = "examples/reservations/base"
 WAITING = {GENERATIONS: 3, SIGNALS: 2, EPISODES: 5, EXPERIENCES: 21}
 SECONDS = 280.0
 STARTED = time.time()
-"""When the homes that tests share end; who reads one as of now reads it older than that on a slow machine."""
+"""The newest time in the homes that tests share. Read such a home as of this time: on a slow machine it is older than now."""
 _GROUPS = {GENERATIONS: "episodes", SIGNALS: "episodes", EPISODES: "rewards"}
 
 Row = dict[str, Any]
@@ -70,7 +70,7 @@ def settings_of(home: Path, database_url: str | None = None) -> Settings:
 def seed(
     home: Path, *, num_generations: int = 1500, now: float | None = None, database_url: str | None = None
 ) -> Settings:
-    """Write it all; every identity holds. Times end at `now`."""
+    """Write a home in which both identities balance. Times end at `now`."""
     settings, now, dice = settings_of(home, database_url), now or time.time(), random.Random(7)
     home.mkdir(parents=True, exist_ok=True)
     database = settings.database()
@@ -167,7 +167,7 @@ def _generation(number: int, version: int, at: float, *, sentinel: bool, fate: t
 
 
 def record_of(number: int, version: int, at: float, *, sentinel: bool = False) -> Generation:
-    """What was said: a booking, or SCRIPT."""
+    """The prompt: a booking, or SCRIPT."""
     dice = random.Random(number)
     name, party, hour = dice.choice(("Ada", "Grace", "Alan", "Edsger")), dice.randint(2, 9), dice.randint(17, 21)
     prompt = f"a table for {party} at {hour}:30 please, {name}"
@@ -194,7 +194,7 @@ def _tokenizer() -> Tokenizer:
 
 
 def signal_of(number: int, at: float) -> Signal:
-    """A user's word on an answer."""
+    """A signal of a user about an answer."""
     hostile = number == HOSTILE_NUMBER
     return Signal(
         id=f"s{number}", completion_id=key_of(number), choice=0, name="accepted", value=SCRIPT if hostile else True,
@@ -275,7 +275,7 @@ def _policy(connection: Connection, now: float) -> None:
 
 
 def details_of(version: int, value: float, against: float) -> dict[str, Any]:
-    """As release writes them: the first version was compared with nobody."""
+    """Verdicts as release writes them: the first version was compared with no other."""
     compared = {"reference": "live", "version": version - 1, "value": value, "against": against, "num": 200, "wins": 9}
     compared |= {"losses": 4, "discordant": 13, "p": 0.953, "p_better": 0.133, "alpha": 0.0025, "test": "sign"}
     compared |= {"least_difference": 0.0656}
@@ -284,7 +284,7 @@ def details_of(version: int, value: float, against: float) -> dict[str, Any]:
 
 
 def parent_of(version: int) -> int | None:
-    """What is refused has no children."""
+    """Refused versions have no children."""
     if version == 0:
         return None
     return version - 2 if version - 1 == REFUSED else version - 1

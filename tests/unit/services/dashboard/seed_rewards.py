@@ -1,4 +1,4 @@
-"""What rewards, judges and people leave behind in a seeded home: sums by version, alarms, faults, spending, votes."""
+"""Rewards, judges and voters in a seeded home: sums by version, alarms, faults, spending, votes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runtime.settings import Settings
 from tests.unit.services.dashboard.seed import NUM_VERSIONS, POLICY, SCRIPT
 
 OTHER = "tutor"
-"""A second task, of which only sums are known."""
+"""A second task, with sums but without answers."""
 NUM = 400
 NUM_PEOPLE = 150
 STEP = {
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 def seed_rewards(settings: Settings) -> None:
-    """Add to a seeded home; the state of some answers changes from unlabelled to filtered or unscored."""
+    """Add them to a seeded home. Some unlabelled answers become filtered or unscored."""
     database = settings.database()
     with database.transaction() as connection:
         now = connection.execute(select(func.max(tables.generation.c.created_at))).scalar_one()
@@ -77,7 +77,7 @@ def _alarms(now: float) -> list[Row]:
 
 
 def _faults(connection: Connection) -> None:
-    """The model's in every tenth score, ours in every twentieth."""
+    """A fault of the model in every tenth score, of the infrastructure in every twentieth."""
     scores = tables.score.c
     keys = list(connection.execute(select(scores.key).order_by(scores.key)).scalars())
     wrong = {"name": "schema", "grader": "json_schema/1#ab12", "value": 0.0, "weight": 1.0, "status": "scored",
@@ -115,7 +115,7 @@ def _judges(connection: Connection, now: float) -> None:
 
 
 def _people(connection: Connection, now: float) -> None:
-    """One says as much as a hundred others."""
+    """Voters: one votes as often as a hundred others together."""
     known = {"total": 0.0, "window_started_at": now, "window_num": 0, "num_agreed": 0, "num_said_good": 0,
              "num_found_good": 0, "tenant": "default"}  # fmt: skip
     rows = [

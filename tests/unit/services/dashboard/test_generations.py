@@ -26,7 +26,7 @@ def database(seeded: Settings) -> Database:
 
 
 def walk(database: Database, search: Search, *, most: int = 100) -> list[str]:
-    """Ids of all pages."""
+    """The ids of all pages."""
     found: list[str] = []
     after: Cursor | None = None
     for _ in range(most):
@@ -123,7 +123,7 @@ def test_one_answer_has_everything_that_became_of_it(database: Database) -> None
     assert "first in v3" in story(whole)[-1].note
 
 
-def test_what_an_undone_epoch_trained_is_shown_as_pending(database: Database) -> None:
+def test_samples_trained_in_an_undone_epoch_are_shown_as_pending(database: Database) -> None:
     with database.snapshot() as connection:
         void = select(generation.c.completion_id).where(
             generation.c.state_writer == "training", generation.c.state_epoch < EPOCH

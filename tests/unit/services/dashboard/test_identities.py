@@ -64,7 +64,7 @@ def test_a_dead_letter_and_an_unknown_state_raise_the_alarm() -> None:
     ]
 
 
-def test_what_was_skipped_is_counted_and_what_was_redriven_is_counted_once() -> None:
+def test_skipped_records_are_counted_and_redriven_records_are_counted_once() -> None:
     letters = {("episodes", GENERATIONS, "skipped"): 2, ("episodes", GENERATIONS, "redriven"): 1}
     totals = Totals(
         state_counts=[StateCount("pending", 1, 7)],

@@ -77,7 +77,7 @@ def test_a_quantile_is_one_of_the_values(share: float, value: int) -> None:
     assert quantile(list(range(1, 21)), share) == value
 
 
-def test_what_live_versions_learned_is_found_by_the_index(seeded: Settings) -> None:
+def test_samples_that_live_versions_learned_are_found_by_the_index(seeded: Settings) -> None:
     database = seeded.database()
     with database.snapshot() as connection:
         learned = read_learned(connection, [NUM_VERSIONS - 1])

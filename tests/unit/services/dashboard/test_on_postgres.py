@@ -1,4 +1,4 @@
-"""The same pages on PostgreSQL, whose tables lie in partitions and whose arithmetic differs."""
+"""The same pages on PostgreSQL, which partitions tables and computes differently."""
 
 import os
 import secrets

@@ -1,4 +1,4 @@
-"""The pages as the server writes them: who may see them, what is escaped, how they page, what they say when there is nothing."""
+"""The pages as the server renders them: rights, escaping, paging, and the texts of empty pages."""
 
 import html
 import re
@@ -76,7 +76,9 @@ def test_the_link_is_spent_for_every_replica(open_client: Any, small: Settings) 
 
 
 @pytest.mark.parametrize("path", PAGES[1:])
-def test_who_is_not_signed_in_meets_the_form_and_comes_back(open_client: Any, small: Settings, path: str) -> None:
+def test_without_a_session_each_page_shows_the_form_and_signing_in_leads_back(
+    open_client: Any, small: Settings, path: str
+) -> None:
     client = open_client(small)
     answer = client.get(path)
     assert answer.status_code == 401
@@ -102,7 +104,7 @@ def test_every_page_has_its_title_and_says_where_one_is(client: TestClient, path
 
 
 @pytest.mark.parametrize("path", WORDS)
-def test_an_app_key_sees_figures_but_nobodys_words(open_client: Any, small: Settings, path: str) -> None:
+def test_an_app_key_sees_numbers_but_no_words_of_users(open_client: Any, small: Settings, path: str) -> None:
     client = signed_in(open_client(small), small, "app")
     answer = client.get(path)
     assert answer.status_code == 403
@@ -167,7 +169,7 @@ def test_a_version_shows_what_it_learned_page_by_page(client: TestClient) -> Non
     assert [links(first, f"v{number}") for number in (1, 0)] == [["/policies/1"], ["/policies/0"]]
 
 
-def test_a_version_shows_what_the_gate_saw(client: TestClient) -> None:
+def test_a_version_shows_the_comparisons_of_the_gate(client: TestClient) -> None:
     page = client.get("/policies/2").text
     assert "Comparisons of the gate" in page
     assert '<td>reservations</td><td>exact</td><td><a href="/policies/1">v1</a> <small>live</small></td>' in page
@@ -182,7 +184,7 @@ def gates_on_the_page(open_client: Any, settings: Settings, *tasks: Path) -> lis
     return [" ".join(re.sub(r"<[^>]+>", " ", line).split()) for line in re.findall(r"<li>(.*?)</li>", section)]
 
 
-def test_the_policies_page_says_what_gates_each_task(open_client: Any, small: Settings, tmp_path: Path) -> None:
+def test_the_policies_page_shows_the_gate_of_each_task(open_client: Any, small: Settings, tmp_path: Path) -> None:
     product = Path("examples/reservations")
     chat, sentinels = tmp_path / "chat.toml", product / "sentinels.jsonl"
     chat.write_text('name = "chat"\n[signals.ok]\ntype = "bool"\nlabels = { true = 1.0 }\n')
@@ -215,7 +217,7 @@ def test_the_policies_page_stands_though_no_task_can_be_read(open_client: Any, s
         (f"/generations?text={'a' * 201}", 400, "text"),
     ],
 )
-def test_what_cannot_be_shown_is_said_on_a_page(client: TestClient, path: str, status: int, words: str) -> None:
+def test_a_failure_is_shown_on_a_page(client: TestClient, path: str, status: int, words: str) -> None:
     answer = client.get(path)
     assert answer.status_code == status
     assert words in answer.text

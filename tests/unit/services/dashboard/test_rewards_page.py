@@ -119,7 +119,7 @@ def stored(settings: Settings, *wanted: Any) -> list[Any]:
     return list(found)
 
 
-def test_what_has_no_reward_and_what_was_kept_out_have_their_reasons(page: str) -> None:
+def test_answers_without_reward_and_filtered_answers_have_reasons(page: str) -> None:
     without = rows(section(page, "without-title"))
     assert {(row[0], row[1]) for row in without} == {
         ("unlabelled", "silence"), ("unlabelled", "missing: polite"), ("unscored", "infra fault: polite"),
@@ -186,7 +186,7 @@ def test_an_app_key_sees_its_tenants_counts_but_no_sums_of_all_tenants_and_no_gr
         assert shared not in own
 
 
-def test_another_tenant_sees_none_of_it(open_client: Any, settings: Settings) -> None:
+def test_another_tenant_sees_only_its_own_answers(open_client: Any, settings: Settings) -> None:
     database = settings.database()
     with database.transaction() as connection:
         key = create_key(connection, "app", "acme")
@@ -207,7 +207,7 @@ def test_another_tenant_sees_none_of_it(open_client: Any, settings: Settings) ->
     assert f"choose one of: {POLICY}<" in answer.text.replace("\n", "")
 
 
-def test_who_is_not_signed_in_meets_the_form(open_client: Any, settings: Settings) -> None:
+def test_without_a_session_there_is_the_form(open_client: Any, settings: Settings) -> None:
     answer = open_client(settings).get("/rewards")
     assert answer.status_code == 401
     assert 'name="next" value="/rewards"' in answer.text

@@ -1,4 +1,4 @@
-"""What the Rewards page makes of sums and rows, and how far it looks."""
+"""How the Rewards page computes its figures, and how many rows it reads at most."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Rewards page on PostgreSQL says what it says on SQLite."""
+"""The Rewards page is the same on PostgreSQL and on SQLite."""
 
 import os
 import re

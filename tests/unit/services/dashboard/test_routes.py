@@ -156,7 +156,7 @@ def test_an_operator_names_the_version(client: TestClient, small: Settings) -> N
     assert roll_back(client, to=2).json()["live"] == 2
 
 
-def test_what_a_rollback_does_is_shown_beforehand_and_changes_nothing(client: TestClient, small: Settings) -> None:
+def test_the_preview_of_a_rollback_shows_its_effects_and_changes_nothing(client: TestClient, small: Settings) -> None:
     sign_in(client, small, "operator")
     shown = client.get("/api/rollback?to=5", headers=ORIGIN).json()
     assert (shown["live"], shown["to"], shown["revokes"]) == (LIVE, 5, [6, 7, 8, 9, 10])
@@ -186,7 +186,7 @@ def test_a_rollback_that_makes_no_sense_is_not_shown(
     assert client.get(f"/api/rollback{address}", headers=ORIGIN).status_code == status
 
 
-def test_nobody_is_shown_what_a_rollback_does(client: TestClient) -> None:
+def test_without_a_session_there_is_no_preview_of_a_rollback(client: TestClient) -> None:
     assert client.get("/api/rollback", headers=ORIGIN).status_code == 401
 
 
@@ -242,7 +242,7 @@ def test_an_app_key_may_not_roll_back(client: TestClient, small: Settings) -> No
     assert live_of(small) == LIVE
 
 
-def test_nobody_may_not_roll_back(client: TestClient, small: Settings) -> None:
+def test_without_a_session_there_is_no_rollback(client: TestClient, small: Settings) -> None:
     assert roll_back(client, headers=ORIGIN).status_code == 401
     assert live_of(small) == LIVE
 

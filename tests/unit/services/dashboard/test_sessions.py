@@ -34,7 +34,7 @@ class Clock:
 
 
 class Full(Database):
-    """Takes no writes."""
+    """A database that refuses writes."""
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -66,7 +66,7 @@ def test_a_session_lasts_while_it_is_used_but_not_for_ever(database: Database) -
         sessions.find(session_id)
 
 
-def test_an_idle_or_ended_or_unknown_session_is_none(database: Database) -> None:
+def test_an_idle_or_ended_or_unknown_session_is_refused(database: Database) -> None:
     clock = Clock()
     sessions = Sessions(database, clock)
     idle, ended = sessions.start(a_caller(database)), sessions.start(a_caller(database, "operator"))
@@ -77,7 +77,7 @@ def test_an_idle_or_ended_or_unknown_session_is_none(database: Database) -> None
             sessions.find(session_id)
 
 
-def test_what_one_replica_starts_another_knows_and_ends(migrated: Path, tmp_path: Path) -> None:
+def test_a_session_of_one_replica_is_known_and_ended_by_another(migrated: Path, tmp_path: Path) -> None:
     shutil.copy(migrated, tmp_path / "millrace.db")
     databases = [Database(f"sqlite:///{tmp_path / 'millrace.db'}") for _ in range(2)]
     here, there = (Sessions(database) for database in databases)
@@ -112,7 +112,7 @@ def test_use_is_written_down_at_most_once_a_minute(database: Database) -> None:
     assert all(later - earlier > NOTE_SECONDS for earlier, later in pairwise(sorted(written)))
 
 
-def test_who_is_signed_in_may_look_on_while_the_disk_is_full(database: Database) -> None:
+def test_a_session_goes_on_while_the_disk_is_full(database: Database) -> None:
     clock = Clock()
     session_id = Sessions(database, clock).start(None)
     clock.now += NOTE_SECONDS + 1
@@ -123,7 +123,7 @@ def test_who_is_signed_in_may_look_on_while_the_disk_is_full(database: Database)
     full.close()
 
 
-def test_the_longest_unused_gives_way_and_what_expired_is_swept(database: Database) -> None:
+def test_the_longest_unused_session_is_replaced_and_expired_ones_are_deleted(database: Database) -> None:
     clock = Clock()
     sessions = Sessions(database, clock)
     with database.transaction() as connection:
@@ -146,7 +146,7 @@ def test_a_condition_that_fails_starts_nothing(database: Database, tmp_path: Pat
     assert rows(database) == []
 
 
-def test_a_session_may_do_what_its_key_may_do_and_sees_its_tenant(database: Database) -> None:
+def test_a_session_has_the_rights_and_the_tenant_of_its_key(database: Database) -> None:
     sessions = Sessions(database)
     watcher = a_caller(database, "operator", frozenset(("operator:read",)))
     decider = a_caller(database, "operator", frozenset(("operator:write",)))
@@ -180,7 +180,7 @@ def test_a_session_ends_with_its_key(database: Database) -> None:
 
 
 @pytest.mark.parametrize("key_id", [None, "", "000000000000"])
-def test_a_session_whose_key_is_gone_is_not_taken_for_one_of_the_link(database: Database, key_id: str | None) -> None:
+def test_a_session_of_a_deleted_key_is_not_mistaken_for_one_of_the_link(database: Database, key_id: str | None) -> None:
     clock = Clock()
     sessions = Sessions(database, clock)
     session_id = sessions.start(a_caller(database, "operator"))

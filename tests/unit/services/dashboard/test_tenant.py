@@ -1,4 +1,4 @@
-"""What a tenant sees: its own numbers, in each figure, and no other figure."""
+"""A tenant sees only its own numbers, and no figure that all tenants share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.services.dashboard.conftest import ReaderOf
 from tests.unit.services.dashboard.seed import key_of
 
 ACME = 10
-"""The first so many answers, and all about them, are of the tenant `acme`."""
+"""The first answers, with their signals and scores, belong to the tenant `acme`; this is their number."""
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_scores_and_rates_are_a_tenants_own(shared: Settings) -> None:
     assert rates[2]["at"] == []  # type: ignore[index]
 
 
-def test_an_answer_of_no_known_tenant_is_nobodys(shared: Settings) -> None:
+def test_an_answer_without_a_tenant_counts_for_no_tenant(shared: Settings) -> None:
     before = read(shared, "default")
     database = shared.database()
     with database.transaction() as connection:
@@ -127,7 +127,7 @@ def test_a_tenants_pages_and_stream_are_its_own(shared: Settings) -> None:
             assert client.get(path).status_code == 403, path
 
 
-def test_who_may_only_look_is_offered_no_decision(small: Settings) -> None:
+def test_a_read_only_key_is_offered_no_decision(small: Settings) -> None:
     from contracts.keys import NewKey, make_key  # noqa: PLC0415
 
     database = small.database()
@@ -141,7 +141,7 @@ def test_who_may_only_look_is_offered_no_decision(small: Settings) -> None:
         assert "data-decides" not in page.text
 
 
-async def test_watchers_of_tenants_that_nobody_looks_at_are_few(shared: Settings, reader_of: ReaderOf) -> None:
+async def test_few_watchers_without_viewers_are_kept(shared: Settings, reader_of: ReaderOf) -> None:
     database = shared.database()
     watchers = Watchers(Watcher(reader_of(shared).read), TenantReader(shared.policy, database))
     watched = watchers.of("acme")
@@ -156,7 +156,7 @@ async def test_watchers_of_tenants_that_nobody_looks_at_are_few(shared: Settings
     database.close()
 
 
-def test_a_reader_forgets_tenants_that_nobody_asks_for(shared: Settings) -> None:
+def test_a_reader_forgets_tenants_without_viewers(shared: Settings) -> None:
     database = shared.database()
     reader = TenantReader(shared.policy, database)
     first = reader.read("acme", 1_000.0)

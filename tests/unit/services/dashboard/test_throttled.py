@@ -11,7 +11,7 @@ class Clock:
 
 
 @pytest.mark.parametrize(("cost", "period"), [(0.0, LEAST_SECONDS), (0.5, 0.5 / COST_SHARE), (3600.0, MOST_SECONDS)])
-def test_what_costs_more_is_read_less_often(cost: float, period: float) -> None:
+def test_an_expensive_value_is_read_less_often(cost: float, period: float) -> None:
     clock, reads = Clock(), []
 
     def read() -> int:
@@ -27,7 +27,7 @@ def test_what_costs_more_is_read_less_often(cost: float, period: float) -> None:
     assert held.get(read) == 2
 
 
-def test_of_many_who_share_the_time_each_reads_less_often() -> None:
+def test_readers_that_share_the_time_each_read_less_often() -> None:
     clock = Clock()
     held = ThrottledValue[float](clock)
 

@@ -62,7 +62,7 @@ def test_a_hundred_thousand_records_take_a_few_dozen_reads() -> None:
     assert log.num_reads < 40
 
 
-def test_what_waits_lies_between_the_position_and_the_end() -> None:
+def test_waiting_records_lie_between_the_position_and_the_end() -> None:
     now = 1000.0
     log = ListLog([[900.0, 950.0, 990.0], [], [980.0]])
     positions = {("episodes", TOPIC, 0): 1, ("rewards", TOPIC, 2): 1}

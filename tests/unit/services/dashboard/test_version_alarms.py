@@ -1,4 +1,4 @@
-"""A version's page says what its answers do that earlier ones did not."""
+"""The page of a version lists its alarms."""
 
 from __future__ import annotations
 

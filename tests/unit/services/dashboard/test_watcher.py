@@ -36,7 +36,7 @@ class Scripted:
         )
 
     async def read_more(self, num: int) -> None:
-        """Wait until so many more were made."""
+        """Wait for this many more reads."""
         until = self.num_reads + num
         while self.num_reads < until:  # noqa: ASYNC110 the reads are on another thread, which knows of no event
             await asyncio.sleep(0.001)
@@ -89,7 +89,7 @@ async def test_many_viewers_share_one_read(scripted: Scripted) -> None:
     assert scripted.num_reads == 1
 
 
-async def test_nobody_watching_means_nobody_reading(scripted: Scripted) -> None:
+async def test_without_viewers_there_are_no_reads(scripted: Scripted) -> None:
     watcher = Watcher(scripted, PERIOD)
     await collect(watcher, 2)
     before = scripted.num_reads
@@ -120,7 +120,7 @@ async def test_a_fault_of_ours_is_told_without_its_words_and_the_stream_goes_on(
     assert names == ["time", "state"]
 
 
-async def test_the_watch_goes_on_whatever_a_look_raises(scripted: Scripted) -> None:
+async def test_the_watch_goes_on_whatever_a_read_raises(scripted: Scripted) -> None:
     before = faults("look")
     watcher = Watcher(scripted, period=0.0, unwatched=0.0)
     scripted.failing, scripted.fault = True, OverflowError("cannot convert float infinity to integer")
