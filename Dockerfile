@@ -1,7 +1,7 @@
 # One image for every process; the command says which: docker run millrace:local inference --home /var/lib/millrace
 FROM python:3.11-slim-bookworm
 
-# tini, because a process that is the first of its container is deaf to SIGTERM until it listens to it.
+# tini forwards signals: as process 1, Python would ignore SIGTERM until it installs a handler.
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends tini \
  && rm -rf /var/lib/apt/lists/* \
@@ -10,8 +10,8 @@ RUN apt-get update \
 
 WORKDIR /app
 
-# Dependencies first: they change less often than the code. The torch of constraints.txt brings CUDA; where its CPU wheels
-# are to be used, give the address of their index with --build-arg PIP_EXTRA_INDEX_URL=...
+# Dependencies first: they change less often than the code. torch from PyPI brings CUDA. For its CPU wheels, give the address
+# of their index with --build-arg PIP_EXTRA_INDEX_URL=...
 ARG PIP_EXTRA_INDEX_URL=
 COPY pyproject.toml constraints.txt ./
 RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
@@ -32,7 +32,7 @@ COPY weights weights
 RUN pip install --no-cache-dir --no-deps --constraint constraints.txt --editable .
 
 USER millrace
-# The loops of the delta codec, compiled once for all containers.
+# Compile the loops of the delta codec once for all containers.
 RUN python -c "from weights.warm_up import warm_up; warm_up()"
 VOLUME /var/lib/millrace
 EXPOSE 8400 8401 8402 8403 9464

@@ -3,16 +3,16 @@ BIN := .venv/bin
 SEED ?= 1
 CASES ?= 5000
 PROFILE ?= embedded
-# Of pytest: some tests wait, so that three keep two cores busy.
+# Workers of pytest. Some tests wait, so three workers keep two cores busy.
 WORKERS ?= 3
 SERVICES := $(or $(MILLRACE_SERVICES),runs/services)
-# With PROFILE=services the servers are started if need be, and their addresses read.
+# PROFILE=services starts the servers if necessary, and reads their addresses.
 ENVIRONMENT = $(if $(filter services,$(PROFILE)),deploy/services start && . $(SERVICES)/env &&)
-# What torch and the libraries below it may use of this CPU. On ARM only torch's own variable says anything.
+# Instruction sets that torch and its libraries may use. On ARM only torch's own variable has an effect.
 CPU ?= native
 AS_avx2 := ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 AS_default := ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2
-# Tests start many processes, each of which would compile what it imports.
+# Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup attacks fuzz demo demo-seeds smoke bench test test-slow test-torch test-services services services-stop check browser clean
@@ -31,27 +31,27 @@ $(BIN)/.ready: pyproject.toml constraints.txt
 demo: setup  ## Show a model learning from its users (SEED=1, PROFILE=embedded or services)
 	$(ENVIRONMENT) $(BIN)/millrace demo --seed $(SEED) --profile $(PROFILE)
 
-smoke: setup  ## Half a minute of the demo: every process, nothing lost (PROFILE as above)
+smoke: setup  ## Run the demo for half a minute: every process, nothing lost (PROFILE as above)
 	$(ENVIRONMENT) $(BIN)/millrace demo --smoke --seed $(SEED) --profile $(PROFILE)
 
 demo-seeds: setup  ## Run the demo for seeds 1 to 5 and report the worst
 	$(BIN)/millrace demo-seeds
 
-test: setup  ## Run the tests that need no server, no GPU, no browser and no patience
+test: setup  ## Run the fast tests: they need no server, no GPU and no browser
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/end_to_end -m "not services and not gpu and not browser and not slow"
 	@echo "not run here: tests marked services, gpu, browser, slow"
 
-test-torch: setup  ## Run those that touch torch as another CPU would (CPU=native, avx2 or default)
+test-torch: setup  ## Run the torch tests with the instructions of another CPU (CPU=native, avx2 or default)
 	@$(AS_$(CPU)) $(BIN)/python -c 'import torch; print("torch computes with", torch.backends.cpu.get_cpu_capability())'
 	$(AS_$(CPU)) $(BIN)/pytest -n $(WORKERS) --dist worksteal -m "torch and not services and not gpu and not browser and not slow"
 
-test-slow: setup  ## Run those that take longer and need no server: every process killed, under load
+test-slow: setup  ## Run the slow tests that need no server: kills under load, sandboxes, the wheel
 	$(BIN)/pytest -m "slow and not services and not gpu and not browser"
 
-fuzz: setup  ## Send 5,000 requests made from the served OpenAPI document (CASES=5000): no answer may be a 5xx
+fuzz: setup  ## Send 5,000 requests generated from the OpenAPI document (CASES=5000): no 5xx allowed
 	MILLRACE_CASES=$(CASES) $(BIN)/pytest -n0 tests/integration/test_http_cases.py
 
-attacks: setup  ## Try every attack that is known; nothing may get through
+attacks: setup  ## Try every known attack; none may succeed
 	$(BIN)/python -m benchmarks.attacks
 
 services: setup  ## Start a Kafka broker, PostgreSQL, Redis and an S3 server on this machine

@@ -59,8 +59,7 @@ def summarise(settings: Settings, run: DemoRun) -> dict[str, Any]:
     with database.snapshot() as connection:
         learned = learned_signals(connection)
         shipped = [v for v, verdict in queries.verdicts(connection, policy).items() if v and verdict.accepted]
-        gaps = queries.swap_gaps(connection, policy, LIVE)
-        pauses = queries.swap_pauses(connection, policy, LIVE)
+        gaps, pauses = queries.swaps(connection, policy, LIVE)
     database.close()
     parents = {version: manifest.parent for version, manifest in manifests.items()}
     waits = freshness(run.clients, learned, parents, [(run.live.first_at, run.live.version)])

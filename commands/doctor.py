@@ -7,7 +7,7 @@ import shutil
 import socket
 import sqlite3
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ import httpx
 from commands.home_gates import gates_of_home
 from commands.options import DEFAULT_HOME, HomeOption
 from contracts.assignments import LIVE
-from contracts.errors import ClockOff, InvalidSettings, MillraceError, Unavailable, WeightsRefused
+from contracts.errors import ClockOff, InvalidSettings, MillraceError
 from contracts.event_log import EventLog
 from rewards.sandbox.choose import MAKERS, Maker, described, tried
 from runtime.clocks import MOST_SECONDS, database_time, offset_seconds
@@ -39,6 +39,7 @@ _PACKAGES = (
     "blake3",
     "cryptography",
     "tokenizers",
+    "openai",
 )
 _INSTALL = "run `make setup`, or install the wheel with its dependencies"
 _PYTHON = (3, 11)
@@ -73,12 +74,10 @@ def examine(home: Path) -> Iterator[Finding]:
     yield Finding("disk", free >= _FREE_GIB, True, f"{free:.0f} GiB free; {_FREE_GIB} are needed")
     free_port = _can_bind(8400)
     yield Finding("port 8400", free_port, False, "free" if free_port else "taken: start with --port")
-    openai = importlib.util.find_spec("openai") is not None
-    yield Finding("openai", openai, False, "installed" if openai else f"the demo needs it: {_INSTALL}")
     yield sandbox_of(MAKERS)
     if (home / "millrace.toml").exists():
         settings = load_settings(home)
-        yield _keys(settings)
+        yield _checked("keys", lambda: _keys(settings))
         yield engine_of(settings)
         for gate in gates_of_home(settings):
             yield Finding("gate", gate.is_gated, False, f"{gate.task}: {gate.says}")
@@ -86,12 +85,20 @@ def examine(home: Path) -> Iterator[Finding]:
         yield _private(home)
         yield from _log_and_clock(settings)
         if settings.weights_url:
-            yield _bucket(settings.weights_url)
-        yield versions_of(settings)
+            yield _checked("weights", lambda: _bucket(str(settings.weights_url)))
+        yield _checked("versions", lambda: versions_of(settings), needed=False)
     gpu = shutil.which("nvidia-smi") is not None
     yield Finding("gpu", gpu, False, "found: try --device cuda" if gpu else "none: everything runs on the CPU")
     browser = shutil.which("chromium") is not None
     yield Finding("chromium", browser, False, "installed" if browser else "the page test is skipped without it")
+
+
+def _checked(name: str, check: Callable[[], Finding], *, needed: bool = True) -> Finding:
+    """The finding of a check. If the check fails, its error is the finding."""
+    try:
+        return check()
+    except MillraceError as error:
+        return Finding(name, False, needed, error.message)
 
 
 def sandbox_of(makers: Mapping[str, Maker]) -> Finding:
@@ -116,19 +123,11 @@ def doctor(home: HomeOption = DEFAULT_HOME) -> int:
 
 
 def _keys(settings: Settings) -> Finding:
-    try:
-        keyring = keyring_of(settings)
-        if keyring is None:
-            return Finding(
-                "keys",
-                False,
-                False,
-                "weights_unsigned = true: anybody who can write to the weight store decides what is served; see "
-                "docs/operating.md, Keys",
-            )
-        signer = None if signing_key(settings.home) is None else signer_of(settings)
-    except InvalidSettings as error:
-        return Finding("keys", False, True, error.message)
+    keyring = keyring_of(settings)
+    if keyring is None:
+        says = "weights_unsigned = true: anybody who can write to the weight store decides what is served; see "
+        return Finding("keys", False, False, f"{says}docs/operating.md, Keys")
+    signer = None if signing_key(settings.home) is None else signer_of(settings)
     signs = "no private key: versions are only read here" if signer is None else f"{signer.key_id} signs"
     return Finding("keys", True, True, f"{', '.join(keyring.key_ids)} trusted; {signs}")
 
@@ -169,22 +168,19 @@ def _private(home: Path) -> Finding:
 def _log_and_clock(settings: Settings) -> Iterator[Finding]:
     database, event_log = settings.database(), settings.event_log()
     try:
-        yield _log(settings, database, event_log)
-        yield _clock(database)
+        yield _checked("log", lambda: _log(settings, database, event_log))
+        yield _checked("clock", lambda: _clock(database), needed=False)
     finally:
         event_log.close()
         database.close()
 
 
 def _log(settings: Settings, database: Database, event_log: EventLog) -> Finding:
-    try:
-        if lost := losses(database, event_log):
-            return Finding("log", False, True, refusal(lost, settings.home).message)
-        with database.snapshot() as connection:
-            positions = read_positions(connection)
-        damaged = [] if settings.kafka else list(damaged_records(event_log, positions, newest=_EVERY_RECORD))
-    except MillraceError as error:
-        return Finding("log", False, True, error.message)
+    if lost := losses(database, event_log):
+        return Finding("log", False, True, refusal(lost, settings.home).message)
+    with database.snapshot() as connection:
+        positions = read_positions(connection)
+    damaged = [] if settings.kafka else list(damaged_records(event_log, positions, newest=_EVERY_RECORD))
     if damaged:
         places = ", ".join(f"{item.topic}/{item.partition} {item.offset}" for item in damaged[:_MAX_NAMED])
         return Finding("log", False, False, f"{len(damaged)} records are damaged: {places}; check the disk")
@@ -197,18 +193,13 @@ def _clock(database: Database) -> Finding:
         database_time(database)
     except ClockOff as error:
         return Finding("clock", False, True, error.message)
-    except MillraceError as error:
-        return Finding("clock", False, False, f"not compared: {error.message}")
     return Finding("clock", True, True, f"{abs(offset):.1f} s from the database's; {MOST_SECONDS:.0f} are allowed")
 
 
 def _bucket(url: str) -> Finding:
     from weights.stores.opening import open_store_at  # noqa: PLC0415 a home without a bucket needs no client
 
-    try:
-        open_store_at(url).check()
-    except (InvalidSettings, Unavailable) as error:
-        return Finding("weights", False, True, error.message)
+    open_store_at(url).check()
     return Finding("weights", True, True, f"{url} accepts writes, and refuses to overwrite")
 
 
@@ -216,10 +207,7 @@ def versions_of(settings: Settings) -> Finding:
     """Whether everything in the weight store can be read and verified, and the signed list of versions is fresh."""
     from weights.stores.opening import inspect_store  # noqa: PLC0415 only homes have a store
 
-    try:
-        found = inspect_store(settings, LIVE)
-    except (InvalidSettings, Unavailable, WeightsRefused) as error:
-        return Finding("versions", False, False, error.message)
+    found = inspect_store(settings, LIVE)
     if found.junk:
         named = "; ".join(f"{place}: {code}" for place, code in found.junk[:_MAX_NAMED])
         says = f"{len(found.junk)} objects in the weight store cannot be used: {named}; see docs/operating.md, When weights are refused"
@@ -227,9 +215,8 @@ def versions_of(settings: Settings) -> Finding:
     if found.expires_in is None:
         return Finding("versions", True, False, f"{found.num_versions}; no signed list yet: training writes it")
     says = f"{found.num_versions} listed; the list is good for {found.expires_in / 3600:.0f} h"
-    return Finding(
-        "versions", found.expires_in > 0, False, says if found.expires_in > 0 else f"{says}: millrace keys renew"
-    )
+    is_fresh = found.expires_in > 0
+    return Finding("versions", is_fresh, False, says if is_fresh else f"{says}: millrace keys renew")
 
 
 def _can_bind(port: int) -> bool:

@@ -44,15 +44,12 @@ def anchors(connection: Connection, policy: str) -> dict[int, list[str]]:
     return found
 
 
-def swap_gaps(connection: Connection, policy: str, arm: str) -> list[float]:
-    """Seconds that each swap under load added to an inter-token gap."""
-    statement = select(swap.c.gap_seconds).where(
-        swap.c.policy == policy, swap.c.arm == arm, swap.c.gap_seconds.is_not(None)
-    )
-    return list(connection.execute(statement).scalars())
+def swaps(connection: Connection, policy: str, arm: str) -> tuple[list[float], dict[int, float]]:
+    """Seconds that each swap under load added to an inter-token gap; and by version, seconds for which its swap paused the arm.
 
-
-def swap_pauses(connection: Connection, policy: str, arm: str) -> dict[int, float]:
-    """By version: seconds for which the newest swap to it paused the arm."""
-    statement = select(swap.c.version, swap.c.pause_seconds).where(swap.c.policy == policy, swap.c.arm == arm)
-    return {row.version: row.pause_seconds for row in connection.execute(statement.order_by(swap.c.id))}
+    Of several swaps to a version, the newest counts.
+    """
+    statement = select(swap.c.version, swap.c.gap_seconds, swap.c.pause_seconds).order_by(swap.c.id)
+    rows = connection.execute(statement.where(swap.c.policy == policy, swap.c.arm == arm)).all()
+    gaps = [row.gap_seconds for row in rows if row.gap_seconds is not None]
+    return gaps, {row.version: row.pause_seconds for row in rows}

@@ -1,4 +1,4 @@
-"""One bit flips in one file of a home, at a seeded place: the start names it, or nothing differs, or a note lists it as unnoticed.
+"""One bit flips in one file of a home, at a seeded place: the start names the file, or the home behaves as before, or a note says which flips are not seen.
 
 The home is made by the real code: three tasks, a log that was joined and scored, two versions, a checkpoint.
 """
@@ -45,9 +45,9 @@ PRODUCT = Path(__file__).parent.parent.parent.parent / "examples" / "reservation
 CHAT = 'name = "chat"\nwindow_seconds = 10\n[signals.liked]\ntype = "bool"\nlabels = { true = 1.0 }\n'
 SUMS = CHAT.replace("chat", "sums") + '[[verifiers]]\nname = "right"\nkind = "numeric"\n'
 NUM_FLIPS = int(os.environ.get("MILLRACE_FLIPS", "4"))
-"""Flips for each file. A larger number measures how many go unnoticed."""
+"""Flips per file. More flips measure how many go unnoticed."""
 UNREAD = ("up.lock", "logs/")
-"""Nobody's truth."""
+"""Files that no process reads back."""
 
 
 @pytest.fixture(scope="module")
