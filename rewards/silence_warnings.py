@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contracts.tasks import Task
 from contracts.tasks.gate import proves
 from contracts.tasks.rewards import GraderRule
-from rewards.replay.queries import StoredScore, newest_scores
+from rewards.replay.queries import GradedRevision, newest_scores
 from runtime.database import Database
 
 MIN_GRADED, MIN_SHARE = 100, 0.1
@@ -49,13 +49,13 @@ def deciding(task: Task) -> list[GraderRule]:
     return [rule for rule in task.grader_rules if rule.role == "gate" or (rule.role == "component" and rule.weight > 0)]
 
 
-def lost_of(task: Task, known: Sequence[StoredScore]) -> tuple[int, int]:
+def lost_of(task: Task, known: Sequence[GradedRevision]) -> tuple[int, int]:
     """How many answers were scored by every deciding grader and refused by no gate, and how many of these have no reward."""
     gates = {rule.name for rule in deciding(task) if rule.role == "gate"}
     needed = {rule.name for rule in deciding(task)}
     graded = []
     for row in known:
-        scored = {part["name"]: part["value"] for part in row.components if part["status"] == "scored"}
+        scored = {score.name: score.value for score in row.scores if score.status == "scored"}
         if needed <= scored.keys() and not any(scored[name] == 0.0 for name in gates):
             graded.append(row)
     return len(graded), sum(row.reward is None for row in graded)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections import Counter
@@ -12,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, TextIO
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +21,8 @@ from contracts.errors import InvalidSettings
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
 from rewards.replay.comparison import Mean, ReplayComparison, is_same
-from rewards.replay.replay import GradedRevision, Replay, as_json
+from rewards.replay.queries import GradedRevision
+from rewards.replay.replay import Replay
 from runtime.settings import Settings, load_settings
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -53,7 +54,7 @@ def run_rescore(
             for item in replay.run(start, limit):
                 comparison.add(item)
                 if file is not None:
-                    file.write(json.dumps(as_json(item)) + "\n")
+                    file.write(msgspec.json.encode(item).decode() + "\n")
     finally:
         log.close()
         database.close()
@@ -134,9 +135,9 @@ def _print(console: Console, task: Task, start: float, replay: Replay, found: Re
 
 def _causes(before: GradedRevision, after: GradedRevision) -> list[str]:
     """Components that were added, removed or changed."""
-    both = before.scores.keys() & after.scores.keys()
-    same = {name for name in both if is_same(before.scores[name].value, after.scores[name].value)}
-    return sorted((before.scores.keys() | after.scores.keys()) - same) or ["the rule that combines them"]
+    old, new = before.by_name, after.by_name
+    same = {name for name in old.keys() & new.keys() if is_same(old[name].value, new[name].value)}
+    return sorted((old.keys() | new.keys()) - same) or ["the rule that combines them"]
 
 
 def _verdict(graded: GradedRevision) -> str:

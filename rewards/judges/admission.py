@@ -16,7 +16,7 @@ from rewards.judges.judge import Judge
 from rewards.judges.labels import Labelled, Labels
 from rewards.judges.openers import MASTER_KEYS
 from rewards.judges.questions import Reading
-from rewards.judges.report import Figure, Figures
+from rewards.judges.report import Figures
 from rewards.judges.store import JudgeCosts
 from rewards.verifiers.check import Answer
 
@@ -116,16 +116,16 @@ def _figures(
         num_labels=len(labelled),
         answered=len(both) / len(labelled),
         unparsable=sum(item.fate in {"unparsable", "provoked"} for item in all_readings) / len(all_readings),
-        kappa=Figure.of(kappa_interval(*of_kappa)) if both else None,
-        weighted_kappa=Figure.of(kappa_interval(*of_kappa, weighted=True)) if both else None,
-        sensitivity=Figure.of(sensitivity(truths, values)),
-        specificity=Figure.of(specificity(truths, values)),
+        kappa=kappa_interval(*of_kappa) if both else None,
+        weighted_kappa=kappa_interval(*of_kappa, weighted=True) if both else None,
+        sensitivity=sensitivity(truths, values),
+        specificity=specificity(truths, values),
         num_good=sum(truth >= PASSES for truth in truths),
         num_bad=sum(truth < PASSES for truth in truths),
         num_pairs=pairs,
-        order_flips=Figure.of(wilson(flips, pairs)),
+        order_flips=wilson(flips, pairs),
         num_master_keys=len(passed),
-        master_keys=Figure.of(wilson(sum(passed), len(passed))),
+        master_keys=wilson(sum(passed), len(passed)),
         num_calls=spent.num_calls,
         num_tokens=spent.num_tokens,
         money=round(spent.money, 6),

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
+
+from contracts.tasks.section import TaskSection
 
 Z = 1.959964
 """Quantile of a two-sided 95% interval."""
@@ -17,7 +18,7 @@ PASSES = 0.5
 _NUM_RESAMPLES = 2000
 
 
-class Interval(NamedTuple):
+class Figure(TaskSection):
     """A figure with its 95% bounds."""
 
     value: float
@@ -35,7 +36,7 @@ def kappa(labels: Sequence[int], verdicts: Sequence[int], num_levels: int, *, we
 
 def kappa_interval(
     labels: Sequence[int], verdicts: Sequence[int], num_levels: int, *, weighted: bool = False, seed: int = 0
-) -> Interval | None:
+) -> Figure | None:
     """Kappa with its percentile bootstrap (Efron 1979): resampled items, so tables are drawn multinomially."""
     table = _table(labels, verdicts, num_levels)
     value = _kappa(table[None], weighted)[0]
@@ -46,10 +47,10 @@ def kappa_interval(
     drawn = dice.multinomial(total, (table / total).ravel(), size=_NUM_RESAMPLES).reshape(-1, *table.shape)
     found = [other for other in _kappa(drawn.astype(float), weighted) if other is not None]
     low, high = np.quantile(found, [0.025, 0.975]) if found else (value, value)
-    return Interval(value, float(low), float(high))
+    return Figure(value=value, low=float(low), high=float(high))
 
 
-def wilson(num: int, total: int) -> Interval | None:
+def wilson(num: int, total: int) -> Figure | None:
     """A share with its score interval (Wilson 1927); None if `total` is 0."""
     if total == 0:
         return None
@@ -59,16 +60,16 @@ def wilson(num: int, total: int) -> Interval | None:
     half = Z * math.sqrt(share * (1 - share) / total + Z * Z / (4 * total * total)) / scale
     low = 0.0 if num == 0 else middle - half
     high = 1.0 if num == total else middle + half
-    return Interval(share, max(0.0, low), min(1.0, high))
+    return Figure(value=share, low=max(0.0, low), high=min(1.0, high))
 
 
-def sensitivity(labels: Sequence[float], verdicts: Sequence[float]) -> Interval | None:
+def sensitivity(labels: Sequence[float], verdicts: Sequence[float]) -> Figure | None:
     """Share of answers with a passing label that the judge passes too (q1)."""
     passed = [verdict >= PASSES for label, verdict in zip(labels, verdicts, strict=True) if label >= PASSES]
     return wilson(sum(passed), len(passed))
 
 
-def specificity(labels: Sequence[float], verdicts: Sequence[float]) -> Interval | None:
+def specificity(labels: Sequence[float], verdicts: Sequence[float]) -> Figure | None:
     """Share of answers with a failing label that the judge fails too (q0)."""
     failed = [verdict < PASSES for label, verdict in zip(labels, verdicts, strict=True) if label < PASSES]
     return wilson(sum(failed), len(failed))

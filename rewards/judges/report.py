@@ -9,26 +9,13 @@ from pydantic import Field, ValidationError
 
 from contracts.tasks.judges import Bar, JudgeRule
 from contracts.tasks.section import TaskSection
-from rewards.judges.agreement import Interval
+from rewards.judges.agreement import Figure
 from rewards.judges.identity import identity_of
 
 MIN_ANSWERED = 0.9
 """Share of the labels that a judge must give a verdict on; with fewer, the other figures say little about it."""
 ENOUGH_LABELS = 200
 """With fewer labels the intervals are wide, and the printed report mentions it."""
-
-
-class Figure(TaskSection):
-    """A figure with its 95% interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, interval: Interval | None) -> Figure | None:
-        """Convert an interval."""
-        return None if interval is None else cls(**interval._asdict())
 
 
 class Figures(TaskSection):

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from contracts.records import Score
-from rewards.replay.replay import GradedRevision, Replayed
+from rewards.replay.queries import GradedRevision
+from rewards.replay.replay import Replayed
 
 _SAME = 1e-9
 _NUM_LARGEST = 10
@@ -79,7 +80,7 @@ class ReplayComparison:
             return
         self.before.add(item.before.reward)
         self.after.add(item.after.reward)
-        self._add_components(item.before.scores, item.after.scores)
+        self._add_components(item.before.by_name, item.after.by_name)
         if is_unchanged(item.before, item.after):
             return
         self.num_changed += 1

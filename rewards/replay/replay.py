@@ -8,20 +8,18 @@ nothing.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
-from typing import Any, NamedTuple
 
 import msgspec
 
 from contracts.errors import InvalidRecord
 from contracts.event_log import EventLog, LogRecord
-from contracts.records import Score
 from contracts.tasks import Task
 from contracts.topics import EPISODES
 from rewards.components import components_of
 from rewards.episode import UnpackedEpisode, unpack_episode
-from rewards.replay.queries import StoredScore, stored_scores
+from rewards.replay.queries import GradedRevision, stored_scores
 from rewards.rubric import verdict_of
 from rewards.task_graders import TaskGraders
 from rewards.worker import SLOW_BATCH
@@ -30,16 +28,7 @@ from runtime.database import Database
 _PAGE = 500
 
 
-class GradedRevision(NamedTuple):
-    """The scores of one revision of an episode, by name, and their verdict."""
-
-    reward: float | None
-    status: str
-    fault: str
-    scores: Mapping[str, Score]
-
-
-class Replayed(NamedTuple):
+class Replayed(msgspec.Struct, frozen=True):
     """One revision of an episode; `before` is None if no score of it is stored."""
 
     key: str
@@ -69,14 +58,12 @@ class Replay:
                 stored = stored_scores(connection, {item.episode.key for item in batch})
             for item in graded:
                 key, revision = item.episode.key, item.episode.revision
-                row = stored.get((key, revision))
-                yield Replayed(key, revision, _stored(row) if row else None, self._graded(item))
+                yield Replayed(key, revision, stored.get((key, revision)), self._graded(item))
 
     def _graded(self, item: UnpackedEpisode) -> GradedRevision:
         components = components_of(self._task, item)
         verdict = verdict_of(self._task, components)
-        scores = {score.name: score for score in components.scores}
-        return GradedRevision(verdict.reward, verdict.status, verdict.fault, scores)
+        return GradedRevision(verdict.reward, verdict.status, verdict.fault, components.scores)
 
     def _episodes(self, since: float) -> Iterator[UnpackedEpisode]:
         seen: set[tuple[str, int]] = set()
@@ -116,27 +103,3 @@ def _first_since(log: EventLog, partition: int, since: float, end: int) -> int:
         else:
             high = middle
     return low
-
-
-def _stored(row: StoredScore) -> GradedRevision:
-    scores = [msgspec.convert(component, Score) for component in row.components]
-    return GradedRevision(row.reward, row.status, row.fault, {score.name: score for score in scores})
-
-
-def as_json(item: Replayed) -> dict[str, Any]:
-    """One line of the report file."""
-    return {
-        "key": item.key,
-        "revision": item.revision,
-        "before": _graded_as_json(item.before) if item.before else None,
-        "after": _graded_as_json(item.after),
-    }
-
-
-def _graded_as_json(graded: GradedRevision) -> dict[str, Any]:
-    return {
-        "reward": graded.reward,
-        "status": graded.status,
-        "fault": graded.fault,
-        "scores": [msgspec.to_builtins(score) for score in graded.scores.values()],
-    }

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, MetaData, Table, insert, inspect, select
 
 from contracts.event_log import Message
 from contracts.ledger import generation_counts
-from contracts.records import Episode, Experience, Generation, Outcome, Record, Score, Signal, decode, encode
+from contracts.records import Episode, Experience, Generation, Outcome, Record, Signal, decode, encode
 from contracts.tables import vote
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, OUTCOMES, SIGNALS
 from pipelines.episodes.handler import EpisodesHandler
@@ -123,7 +123,7 @@ def test_samples_on_their_way_go_on_with_the_tables_of_the_newest_release(
         assert set(connection.execute(select(vote.c.key)).scalars()) == {scored.key, sent.key, logged.key}
         kept = stored_scores(connection, {scored.key})
     assert kept[scored.key, 1].reward == 1.0
-    [first] = [msgspec.convert(item, Score) for item in kept[scored.key, 1].components]
+    [first] = kept[scored.key, 1].scores
     assert (first.value, first.propensity, first.seconds) == (1.0, 1.0, 0.0)
 
 
