@@ -45,7 +45,9 @@ Figures = dict[str, dict[str, list[float]]]
 
 def main() -> None:
     """Measure, print, write the report."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.feedback", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement, after one of warming up")
     parser.add_argument("--quick", action="store_true", help="one round of two seconds")

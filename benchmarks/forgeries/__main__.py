@@ -144,7 +144,9 @@ def _figures(row: Row) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.forgeries", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--attacks", type=int, default=10_000)
     parser.add_argument("--only", type=int, help="the attack of this number alone")
     parser.add_argument("--seed", type=int, default=1)

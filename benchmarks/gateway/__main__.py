@@ -161,7 +161,7 @@ def run(rounds: int, seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each closed loop")
     parser.add_argument("--rounds", type=int, default=3)

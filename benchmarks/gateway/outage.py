@@ -178,7 +178,7 @@ def run(folder: Path, phases: Phases, *, freeze: bool) -> dict[str, Any]:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway.outage", description=__doc__)
     parser.add_argument("--seconds", type=float, default=180.0, help="of the outage")
     parser.add_argument("--freeze", action="store_true", help="suspend the broker instead of stopping it")
     parser.add_argument("--quick", action="store_true", help="an outage of 15 seconds; nothing is written")

@@ -168,7 +168,11 @@ def _num_passed(database: Database) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.log.bad_records",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--services", action="store_true")
     parser.add_argument("--records", type=int, default=4000)
     parser.add_argument("--seconds", type=float, default=8.0)

@@ -40,7 +40,7 @@ _APPENDED_AT_ONCE = 500
 
 def main() -> None:
     """Measure, print, write."""
-    options = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    options = argparse.ArgumentParser(prog="python -m benchmarks.rewards", description=__doc__.split("\n", 1)[0])
     options.add_argument("--answers", type=int, default=4_000, help="of the cheap kinds; the dear ones get a twentieth")
     options.add_argument("--episodes", type=int, default=20_000, help="that go through the worker")
     options.add_argument("--rounds", type=int, default=5)
