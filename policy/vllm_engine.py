@@ -1,17 +1,17 @@
-r"""A plug-in for vLLM that receives versions of ours. In: which version, and where. Out: changed elements, written in place.
+r"""A plug-in for vLLM that receives Millrace's versions. In: which version, and its store. Out: changed elements, written in place.
 
     VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --dtype bfloat16 \
         --worker-extension-cls policy.vllm_engine.WorkerExtension --weight-transfer-config '{"backend": "millrace"}'
 
-Waits for: the store, `s3://bucket/prefix` or a folder that the workers see. In their environment AWS_* say how it is
-reached and MILLRACE_TRUSTED_KEYS whose versions are taken. `weights/engines/vllm.py` drives it. A worker imports this
+Waits for: the store, `s3://bucket/prefix` or a folder that the workers see. In their environment, AWS_* give access
+to the store and MILLRACE_TRUSTED_KEYS names the publishers to trust. `weights/engines/vllm.py` drives it. A worker imports this
 module before it loads its model, and the import registers the backend; without vLLM it does nothing. Shapes as read in
 vllm-project/vllm, not run: `vllm/distributed/weight_transfer/{base,factory}.py`,
 `vllm/model_executor/model_loader/checkpoint_weight_patch.py`.
 
 Limits, all of them vLLM's: NaN stands for "unchanged", so a weight that becomes NaN is refused by name; only floats can be
-patched; each patched tensor is staged in full on the device; a failure in the middle is not taken back, so the worker
-takes no further update until it was restarted. Bits are kept only where the model runs in the dtype of the checkpoint.
+patched; each patched tensor is staged in full on the device; a failure in the middle is not undone, so the worker accepts
+no further update until it is restarted. Bits are kept only where the model runs in the dtype of the checkpoint.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class WorkerExtension:
 
 @dataclass(frozen=True)
 class InitInfo:
-    """Nothing is agreed beforehand."""
+    """Empty: the engine needs no agreement beforehand."""
 
 
 @dataclass(frozen=True)
 class UpdateInfo:
-    """What `POST /update_weights` says."""
+    """The body of `POST /update_weights`."""
 
     policy: str
     version: int
@@ -84,7 +84,7 @@ def read_plain(folder: str, policy: str, version: int) -> Tensors:
 
 
 class Receiver:
-    """What our transfer engine does; `make_engine` puts it in front of vLLM's abstract one, which sets `model` and `device`.
+    """The behaviour of our transfer engine; `make_engine` mixes it into vLLM's abstract class, which sets `model` and `device`.
 
     Attributes:
         resident: the version this worker holds; None until the first update.
@@ -121,7 +121,7 @@ class Receiver:
         """Write what changed from `base_version` to `version`.
 
         Raises:
-            InvalidSettings, NotFound, Unavailable: one of the two cannot be had; nothing was written.
+            InvalidSettings, NotFound, Unavailable: one of the two versions cannot be loaded; nothing was written.
             WeightsRefused: `wrong_base`, or as `changed_elements` or the store; nothing was written.
         """
         if self.resident not in {None, update_info.base_version}:
@@ -141,7 +141,7 @@ class Receiver:
         """Patches are written in place: nothing is left to do."""
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """The engine holds no resources."""
 
     def _patch(self, change: ChangedElements) -> Any:
         # Only integers of one width cross from numpy to torch; the view gives them back their meaning.
@@ -172,14 +172,14 @@ def make_engine(
 
 
 def register(load: LoadVersion | None = None) -> bool:
-    """Make vLLM know the backend `millrace`; False where there is no vLLM.
+    """Register the backend `millrace` with vLLM; False if vLLM is not installed.
 
     Args:
         load: how a worker gets a version's tensors; None: see `make_loader`.
 
     Raises:
         Unsupported: this vLLM cannot patch single elements.
-        ValueError: registered before, says vLLM.
+        ValueError: vLLM has it registered already.
     """
     try:
         importlib.import_module("vllm")

@@ -1,1 +1,1 @@
-"""Attacks on Millrace that anyone can run: each says what it tries, and what it got."""
+"""Attacks on Millrace that anyone can run: each names what it tries, and reports what got through."""

@@ -1,4 +1,4 @@
-"""What an attack is."""
+"""The type of every attack."""
 
 from __future__ import annotations
 

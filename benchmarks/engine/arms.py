@@ -1,6 +1,6 @@
 """The two arms of `benchmarks.engine`: our engine without HTTP, and static left-padded batches of `generate`.
 
-Flows in: jobs, in order. Flows out: useful tokens a second. Waits for: every answer.
+In: jobs, in order. Out: useful tokens a second. Waits for: every answer.
 """
 
 from __future__ import annotations

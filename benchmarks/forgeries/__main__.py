@@ -4,10 +4,10 @@
     python -m benchmarks.forgeries --attacks 400 --json     one object instead
     python -m benchmarks.forgeries --only 1234              that attack alone, and what came of it
 
-Each is made on a fresh replica, beside a store with a keyring, and also on what an engine does (`stage_onto`). It must be
-refused by a `MillraceError`, and nothing that is served, no weight and no history, may be another then. Where the genuine
-files lie again, the replica must come to the next version without a full copy. "harmless": it came to the very weights that
-the publisher meant, as where a bit that nobody reads was flipped. Status 1 if anything else was seen.
+Each attack is made on a fresh replica whose store has a keyring, and on the engine's own path (`stage_onto`). It must be refused
+with a `MillraceError`, and no served weight and no history may change. When the genuine files are back, the replica must reach
+the next version without a full copy. "harmless": the replica reached exactly the published weights, for example because the
+flipped bit is never read. Exits with 1 if anything else was seen.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MEMORY = Path("/dev/shm")  # noqa: S108 private folders are made in it
 
 
 class Attack(NamedTuple):
-    """One attack; its number and the seed say all of it."""
+    """One attack; its number and the seed determine it."""
 
     number: int
     kind: Kind
@@ -50,7 +50,7 @@ class Attack(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What came of a kind."""
+    """The results of one kind."""
 
     tried: Counter[str]
     """Outcomes at the replica."""
@@ -81,14 +81,14 @@ def run_attacks(
     sabotage: Sabotage | None = None,
     before_each: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Make these attacks; what was found.
+    """Make these attacks; returns the findings.
 
     Args:
         folder: an empty one.
         numbers: of the attacks.
         seed: of the world and of the attacks.
         recover_every: after every how many attacks the genuine files must lead on.
-        sabotage: what to weaken, to see that this here notices.
+        sabotage: what to weaken, to show that it is noticed.
         before_each: called before each attack.
     """
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Kinds of attacks from outside: on chunks, manifests and pointers in the store, and on what a replica keeps on its disk.
+"""Kinds of attacks from outside: on chunks, manifests and pointers in the store, and on a replica's own files.
 
 In: a world, and a random source. Out: edits of files. The attacker has no trusted key, unless the kind names one.
 """
@@ -47,9 +47,9 @@ class Kind(NamedTuple):
     """World, random source and victim to edits; the edge that is attacked is named as the victim."""
     victims: tuple[str, ...] = (STEP, FOLD)
     may_be_harmless: bool = False
-    """The victim may come to the very weights that it should come to: by another way, or because nothing that counts changed."""
+    """The victim may reach exactly the right weights: by another edge, or because nothing relevant was changed."""
     tells_run: bool = False
-    """Only the run is wrong. Pointers name it, so replicas ask for it; who stages for an engine is told a number only."""
+    """Only the run is wrong. Pointers name the run, so replicas notice; the engine's staging gets only a version number."""
     is_on_disk: bool = False
     """The files are the victim's own."""
 
@@ -164,7 +164,7 @@ def _forged_kinds() -> list[Kind]:
 
 
 class _Impostor(Signer):
-    """Signs with its own key and says that it is another's."""
+    """Signs with its own key and names another's."""
 
     def __init__(self, world: World) -> None:
         self._other = world.stranger
@@ -193,7 +193,7 @@ def _resigned(world: World, chance: random.Random, victim: str, signer_of: Signe
 
 
 def _usurped(world: World, chance: random.Random, victim: str, signer_of: SignerOf) -> Edits:
-    """A whole version of somebody else's, where all but the signature is right."""
+    """A whole version by an attacker, right in everything but the signature."""
     base = world.versions[STANDS_AT[victim]]
     is_full = chance.random() < 0.5  # noqa: PLR2004 a coin
     encoded = encode(None if is_full else base.tensors, other_weights(world, chance), None if is_full else base.history)
@@ -221,7 +221,7 @@ def _borrowed_signature(world: World, chance: random.Random, victim: str) -> Edi
 
 
 def other_weights(world: World, chance: random.Random) -> Tensors:
-    """What somebody else would like to be served: a few bits are others."""
+    """The attacker's weights: a few bits differ from the newest version."""
     tensors = dict(world.versions[NEWEST].tensors)
     for name in chance.sample(sorted(tensors), chance.choice((1, 2))):
         data = tensors[name].data.copy()
@@ -360,7 +360,7 @@ def _model_header(chance: random.Random, content: bytes) -> bytes:
 
 
 def _history_header(chance: random.Random, content: bytes) -> bytes:
-    """The frame says that it is huge, or something else of itself."""
+    """The header of the compressed frame claims a huge size, or is random."""
     size = chance.choice((2**20, 2**31, 2**40, 2**62)).to_bytes(8, "little")
     return chance.choice((content[:4] + b"\xe0" + size + content[9:], content[:4] + chance.randbytes(9) + content[13:]))
 

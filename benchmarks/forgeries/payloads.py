@@ -45,7 +45,7 @@ def payload_kinds() -> list[Kind]:
     }
     payloads |= {f"header: {how}": partial(_with_header, spoil=spoil) for how, spoil in TREES.items()}
     payloads |= {"header: layout and heads": _with_layout, "bodies": _spoil_body}
-    # A bit may be one that nobody reads, or a table's entry one that nobody uses: then the weights come out right.
+    # A changed bit may never be read, and a changed entry of a table never be used: then the weights are right.
     return [
         Kind(f"payload: {name}", partial(only_way, make=make), may_be_harmless=True) for name, make in payloads.items()
     ]
@@ -82,7 +82,7 @@ def _spoilt(world: World, chance: random.Random, victim: str, spoil: Callable[[r
 
 
 def _bomb(world: World, chance: random.Random, victim: str) -> Edits:
-    """Little that says, or is, very much."""
+    """A small payload that claims, or unpacks to, a huge size."""
     tree, bodies = _parts(world.payloads[victim])
     match chance.randrange(5):
         case 0:
@@ -148,7 +148,7 @@ def _layout_of(world: World) -> Tree:
 
 
 def _spoil_body(world: World, chance: random.Random, victim: str) -> Edits:
-    """A tensor's bytes are others, and the header knows."""
+    """A tensor's bytes differ, and the header has their new length."""
     tree, bodies = _parts(world.payloads[victim])
     number = chance.choice([number for number, body in enumerate(bodies) if body])
     body = bodies[number]

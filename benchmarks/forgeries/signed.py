@@ -31,7 +31,7 @@ def signed_kinds() -> list[Kind]:
 
 
 def only_way(world: World, chance: random.Random, victim: str, make: Make) -> Edits:
-    """Without what else leads to the newest version: nobody shall get around the attack."""
+    """Also remove the other edge to the newest version, so that the victim cannot avoid the attack."""
     other = world.edge_file(FOLD if victim == STEP else "step-3")
     return {other: None} | make(world, chance, victim)
 

@@ -1,4 +1,4 @@
-"""How bytes and JSON texts are spoilt: at random places, and field by field. Pure, but for the random source."""
+"""Damages bytes and JSON texts at random places, and field by field. Pure, apart from the random source."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CHARACTERS = b'0123456789abcdefg"\\{}[]:,.-+eEtfn \n\0\x1f\x7f\x80\xc3\xff'
 
 
 def flipped(chance: random.Random, content: bytes) -> bytes:
-    """One to eight bits are others."""
+    """Flip one to eight bits."""
     spoilt = bytearray(content)
     for _ in range(chance.choice((1, 1, 1, 2, 8))):
         spoilt[chance.randrange(len(spoilt))] ^= 1 << chance.randrange(8)
@@ -39,18 +39,18 @@ def flipped(chance: random.Random, content: bytes) -> bytes:
 
 
 def truncated(chance: random.Random, content: bytes) -> bytes:
-    """The end is missing, perhaps of one byte."""
+    """Cut off the end, sometimes only one byte."""
     return content[: chance.choice((len(content) - 1, len(content) // 2, 1, chance.randrange(len(content))))]
 
 
 def inserted(chance: random.Random, content: bytes) -> bytes:
-    """Bytes are put before the last one."""
+    """Insert bytes somewhere before the last byte."""
     place = chance.randrange(len(content))
     return content[:place] + chance.randbytes(chance.choice((1, 4, 4096))) + content[place:]
 
 
 def zeroed(chance: random.Random, content: bytes) -> bytes:
-    """Some bytes are 0, or all are."""
+    """Set some bytes or all to 0."""
     place, size = chance.choice(((0, len(content)), (chance.randrange(len(content)), chance.randrange(1, 64))))
     return content[:place] + bytes(len(content[place : place + size])) + content[place + size :]
 
@@ -160,7 +160,7 @@ def other_value(chance: random.Random, value: Any) -> Any:
 
 
 def leaves_of(tree: Any) -> list[tuple[Any, Any]]:
-    """Every place of a tree of dicts and lists where no dict or list with anything in it stands: holder and key."""
+    """Every leaf of a tree of dicts and lists, empty ones included, as (holder, key)."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     found: list[tuple[Any, Any]] = []
     for key, value in items:
@@ -169,7 +169,7 @@ def leaves_of(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def _leaf(chance: random.Random, tree: Any) -> tuple[Any, Any]:
-    """A field of the text with the same probability each, and then a leaf of it."""
+    """A random leaf; each field of the text has the same probability."""
     if not isinstance(tree, dict) or not tree:
         return tree, 0
     key = chance.choice(sorted(tree))

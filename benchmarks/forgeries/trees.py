@@ -1,4 +1,4 @@
-"""How a tree of lists and dicts, such as the header of a payload, is spoilt at a random place. Pure, but for the random source."""
+"""Damages a tree of lists and dicts, such as the header of a payload, at a random place. Pure, apart from the random source."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VALUES = (*_NUMBERS, *(odd for odd in ODD if not isinstance(odd, dict)), b"", b
 
 
 def places_of(tree: Any) -> list[tuple[Any, Any]]:
-    """Every place of a tree, at any depth: holder and key."""
+    """Every node of a tree, at any depth, as (holder, key)."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     return [place for key, value in items for place in ((tree, key), *places_of(value))]
 
@@ -47,7 +47,7 @@ def _entries_exchanged(chance: random.Random, tree: Tree) -> None:
 
 
 def _numbers_moved(chance: random.Random, tree: Tree) -> None:
-    """From one number to its neighbour, or to the same field of another entry, so that a sum stays what it is."""
+    """Move an amount from one number to its neighbour, or to the same field of another entry, so that the sum stays the same."""
     numbers = [place for place in places_of(tree) if type(place[0][place[1]]) is int]
     holder, key = chance.choice(numbers)
     others = [place for place in numbers if (place[0] is holder) != (place[1] == key)]

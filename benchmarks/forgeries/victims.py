@@ -1,6 +1,6 @@
-"""Who is attacked, and what is seen then: a replica that follows the pointer, and what an engine does with a reader.
+"""The victims, and how each attack ends: a replica that follows the pointer, and the staging that an engine does.
 
-In: edits of files. Out: whether they were refused by a name, and what else became of it. Waits for: the disk.
+In: edits of files. Out: whether they were refused with a named error, and the state afterwards. Waits for: the disk.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _LATER = 10**6
 
 
 class Sabotage(NamedTuple):
-    """What victims use; other than these only to see that it is noticed."""
+    """The parts that victims use. Tests weaken them to show that a hole is noticed."""
 
     store_of: Callable[[World], WeightStore] = lambda world: world.store
     replica: type[Replica] = Replica
 
 
 class Seen(NamedTuple):
-    """What came of an attack."""
+    """How an attack ended."""
 
     outcome: str
     codes: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Seen(NamedTuple):
 
 
 class SeenByBoth(NamedTuple):
-    """The same at both victims."""
+    """How an attack ended, for both victims."""
 
     replica: Seen
     reader: Seen | None
@@ -69,15 +69,15 @@ class WatchedStore(ChunkSource):
         self.asked: set[str] = set()
 
     def edges(self, policy: str, version: int) -> list[Manifest]:
-        """Of the store."""
+        """See `ChunkSource`."""
         return self._store.edges(policy, version)
 
     def believed(self, text: bytes, policy: str, version: int) -> Manifest:
-        """Of the store."""
+        """See `ChunkSource`."""
         return self._store.believed(text, policy, version)
 
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
-        """Of the store."""
+        """See `ChunkSource`."""
         self.asked.add(chunk.blake3)
         return self._store.chunk(policy, chunk, start)
 
@@ -93,7 +93,7 @@ class Victims:
         self._full = {chunk.blake3 for chunk in world.edges["full-0"].chunks}
 
     def attack(self, kind: Kind, victim: str, edits: Edits, *, is_live: bool, is_followed_up: bool) -> SeenByBoth:
-        """Put the edits in their places, see what comes of it, and put the genuine files back."""
+        """Apply the edits, observe the victims, and restore the genuine files."""
         shutil.rmtree(self._folder, ignore_errors=True)
         shutil.copytree(self._world.templates[victim], self._folder)
         watched = WatchedStore(self._store)
@@ -115,7 +115,7 @@ class Victims:
         return SeenByBoth(seen, reader, afterwards)
 
     def _attack_disk(self, victim: str, edits: Edits, watched: WatchedStore, *, is_live: bool) -> SeenByBoth:
-        """Of its own files some are bad: it must serve none of them, and mend itself; only what it remembers of pointers it cannot."""
+        """Some of the replica's own files are bad: it must serve none of them and repair itself. Only its pointer memory it cannot repair."""
         if not is_live:
             self._world.put(edits)
         try:
@@ -137,7 +137,7 @@ class Victims:
             return SeenByBoth(Seen(UNNAMED, (), f"{type(error).__name__}: {error}"), None, "")
 
     def _follow(self, replica: Replica) -> Seen:
-        """What `millrace replica` does at every look."""
+        """Follow the pointer as `millrace replica` does."""
         try:
             pointer = self._pointer_reader().look()
             if pointer is None:
@@ -151,7 +151,7 @@ class Victims:
         return Seen(APPLIED, (), wrong) if wrong else Seen(HARMLESS)
 
     def _stage(self, victim: str) -> Seen:
-        """What an engine does: the changes, staged on weights in memory; `base_root` is what it knows them to be."""
+        """Stage the changes on weights in memory, as an engine does; `base_root` is the root it knows."""
         version = self._world.versions[STANDS_AT[victim]]
         base, history = dict(version.tensors), version.history.copy()
         try:
@@ -174,7 +174,7 @@ class Victims:
         return seen
 
     def _go_on(self, replica: Replica, watched: WatchedStore) -> str:
-        """With the genuine files, to the newest version, and without a full copy; what is wrong then."""
+        """Go on to the newest version with the genuine files and without a full copy; returns what is wrong, or an empty text."""
         watched.asked.clear()
         pointer = self._world.pointer_file
         self._world.put({pointer: self._world.pointer_text(epoch=_LATER)})
@@ -205,7 +205,7 @@ class Victims:
         return self._wrongly_served(replica, victim)
 
     def _wrongly_served(self, replica: Replica, victim: str) -> str:
-        """Why what is served is neither the version that was served nor the one before it; empty: it is."""
+        """The problem, if the served version is neither the one served before the attack nor its parent; else an empty text."""
         if replica.held is None:
             return "it serves nothing"
         allowed = {number: self._world.versions[number].root for number in (STANDS_AT[victim], STANDS_AT[victim] - 1)}

@@ -1,4 +1,4 @@
-"""What is attacked: a store whose versions a trusted key signed, and replicas that are about to take the newest of them.
+"""What is attacked: a store with versions signed by a trusted key, and replicas that are about to take the newest one.
 
 In: a folder and a seed. Out: files that can be replaced one by one, and put back. Waits for: the disk.
 """

@@ -1,7 +1,7 @@
-"""Kafka away for minutes, at 100 requests a second: nobody notices, nothing is lost, and it is all there soon after.
+"""Kafka is away for minutes at 100 requests a second: no client notices, nothing is lost, and the spool drains soon after.
 
 Stops (or, with --freeze, suspends) the broker that `deploy/services start` started under MILLRACE_SERVICES, which must be
-set to a folder of this benchmark's own: nobody else should meet the outage.
+set to a folder of this benchmark's own, so that nothing else is hit by the outage.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Broker:
 
 
 class Run(NamedTuple):
-    """What was seen. Times are of `time.monotonic`."""
+    """The measurements of a run. Times are from `time.monotonic`."""
 
     replies: list[Reply]
     samples: list[Sample]

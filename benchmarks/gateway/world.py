@@ -1,4 +1,4 @@
-"""What benchmarks of the gateway stand on: the real inference process, a mock engine, requests over loopback.
+"""What the gateway's benchmarks run on: the real inference process, a mock engine, requests over loopback.
 
 Three processes: the mock engine, the gateway and the caller, which is the benchmark itself.
 """
@@ -115,7 +115,7 @@ async def closed_loop(client: HttpClient, path: str, body: bytes, connections: i
 async def open_loop(
     client: HttpClient, path: str, bodies: Callable[[int], bytes], rate: float, seconds: float
 ) -> list[Reply]:
-    """`rate` requests a second, whatever becomes of those before."""
+    """Send `rate` requests a second, without waiting for earlier ones."""
     start = time.monotonic()
     asking = []
     for number in range(round(rate * seconds)):

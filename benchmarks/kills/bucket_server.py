@@ -1,7 +1,7 @@
-"""A folder as a bucket: the part of S3 that readers of weights use, counting what they fetch, as slowly as told.
+"""Serves a folder as a bucket: the part of S3 that readers of weights use. It counts the fetched bytes and can be slowed down.
 
-In: GET of objects (with a range) and of listings. Out: their bytes. A weight store lies in a bucket as in a folder, so a
-publisher writes to the folder and a reader at `s3://bucket` sees the same.
+In: GET of objects (with a range) and of listings. Out: their bytes. A weight store has the same layout in a bucket and in a
+folder, so a publisher writes to the folder and a reader at `s3://bucket` sees the same objects.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OK, _PARTIAL, _NOT_FOUND = 200, 206, 404
 
 
 class Fetched(NamedTuple):
-    """One object that was asked for, and how many bytes of it left."""
+    """One requested object, and how many of its bytes were sent."""
 
     name: str
     """The last part of its path: of a chunk its digest."""
@@ -44,11 +44,11 @@ class BucketServer:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def start(self) -> None:
-        """Answer; connections wait until then."""
+        """Start to answer; until then connections wait."""
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop the server."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -57,7 +57,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_request: object) -> None:
-        """Who asked was killed."""
+        """The client was killed."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -105,7 +105,7 @@ class _Handler(BaseHTTPRequestHandler):
             for start in range(0, len(content), step):
                 time.sleep(piece_seconds)
                 sent += self.wfile.write(content[start : start + step])
-        except OSError:  # who asked was killed
+        except OSError:  # the client was killed
             self.close_connection = True
         return sent
 

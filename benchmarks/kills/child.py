@@ -1,7 +1,7 @@
-"""A child process that is killed with SIGKILL, at a moment in time or behind a step of its work.
+"""A child process that is killed with SIGKILL, after a time or after a step of its work.
 
-A step is a place that the work names, or a change of the disk. Children are forked: a thousand of them cost no imports, and
-no thread may run in the parent.
+A step is a place that the work names, or a change of the disk. Children are forked, so that a thousand of them need no imports;
+therefore the parent must have no threads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GIVE_UP_SECONDS = 60.0
 
 
 class Moment(NamedTuple):
-    """When to kill: `delay` seconds behind the start, or behind the step of this number."""
+    """When to kill: `delay` seconds after the start, or after the step with this number."""
 
     step: int | None
     delay: float
@@ -35,7 +35,7 @@ NEVER = Moment(sys.maxsize, 0.0)
 
 
 class Ended(NamedTuple):
-    """How a child ended: killed, or by itself before; the last step it took, and how many there were."""
+    """How a child ended: killed, or by itself before that; its last step, and the number of its steps."""
 
     was_killed: bool
     last: str
@@ -44,7 +44,7 @@ class Ended(NamedTuple):
 
 
 class Steps:
-    """Counts the steps of a child where its parent can read them, and tells it of one."""
+    """Counts the steps of a child in memory that its parent can read, and wakes the parent at one of them."""
 
     def __init__(self, shared: mmap.mmap, bell: int, awaited: int | None) -> None:
         self._shared = shared
@@ -63,7 +63,7 @@ class Steps:
 
 
 def run_child(work: Work, moment: Moment) -> Ended:
-    """Fork, work there, and kill it at that moment if it still lives."""
+    """Fork, do the work in the child, and kill it at that moment if it still runs."""
     shared = mmap.mmap(-1, 64)
     heard, bell = os.pipe()
     started = time.monotonic()
@@ -78,7 +78,7 @@ def run_child(work: Work, moment: Moment) -> Ended:
     _, status = os.waitpid(child, 0)
     os.close(heard)
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0:
-        raise RuntimeError("a child failed by itself; what it said stands above")
+        raise RuntimeError("a child failed by itself; its traceback is above")
     last = shared[4:64].rstrip(b"\0 ").decode() or "start"
     return Ended(os.WIFSIGNALED(status), last, int.from_bytes(shared[:4], "little") or 1, time.monotonic() - started)
 

@@ -1,10 +1,9 @@
-"""SIGKILL at random moments of an engine that goes from version to version under load: what does it serve afterwards?
+"""SIGKILL at random moments for an engine that changes versions under load: what does it serve afterwards?
 
-Kills aim at moments behind the assignment of a version (before it is noticed, fetched, staged, swapped, kept), while its
-bytes arrive, behind the last of them (staging, swap, local copy), and while a killed engine starts again. After each, the
-copy on disk is exactly v or v+1; started again, the engine comes to v+1; no full copy is fetched a second time. In the
-end every answer's labels must be of versions it could have been served by, and a sample of log-probs is worked out again
-under them.
+Kills happen after the assignment of a version (before it is noticed, fetched, staged, swapped, kept), while its bytes
+arrive, after the last of them (staging, swap, local copy), and while a killed engine restarts. After each, the
+copy on disk is exactly v or v+1; the restarted engine reaches v+1; no full copy is fetched a second time. In the end each
+answer must be labelled with versions that could have served it, and the log-probs of a sample are computed again under them.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _GIVE_UP_SECONDS = 60.0
 
 
 class Run:
-    """A world, and what was found in it."""
+    """The world of one run, and its findings."""
 
     def __init__(self, home: Home, bucket: BucketServer, engine: EngineProcess, url: str, seed: int) -> None:
         self._home, self._bucket, self._engine, self._url = home, bucket, engine, url
@@ -57,14 +56,14 @@ class Run:
         """Seconds from the last byte of a version until it is served and on the disk."""
 
     def begin(self) -> None:
-        """The engine comes to version 0, as a newcomer."""
+        """Start the engine without a local copy, at version 0."""
         self._home.publish()
         self._home.assign()
         self._start()
         self._bucket.piece_seconds = _PIECE_SECONDS
 
     def measure(self, users: Users) -> None:
-        """Let the engine come to a version unharmed, to see how long that takes."""
+        """Measure how long the engine takes to reach a version when nothing kills it."""
         users.wait_for(_ANSWERS_BETWEEN)
         current = self._home.folder / "replica" / "current"
         before = current.read_bytes()
@@ -76,7 +75,7 @@ class Run:
         self.kept_within = time.monotonic() - sent_at
 
     def kill(self, moment: str, users: Users) -> None:
-        """Publish a version, assign it, kill the engine on its way there, and see it get there."""
+        """Publish and assign a version, kill the engine on its way there, and check that it arrives."""
         users.wait_for(_ANSWERS_BETWEEN)
         self._assign_next()
         if moment == "starting":
@@ -100,7 +99,7 @@ class Run:
         self._blame(not again, f"what was on the disk was fetched again: {again}")
 
     def judge_traffic(self, newcomer: int) -> tuple[int, int]:
-        """No full copy after the newcomer's; (bytes fetched since, bytes that all steps have)."""
+        """Check that only the first start fetched a full copy; returns (bytes fetched since, bytes of all steps)."""
         since = [fetched for fetched in self._bucket.fetched[newcomer:] if fetched.is_chunk]
         full, steps = set(), 0
         for version in range(self._home.version + 1):
@@ -114,7 +113,7 @@ class Run:
         return num_bytes, steps
 
     def judge_answers(self, asked: Sequence[Asked], num_checked: int) -> Labels:
-        """Every label must be of a version that could serve; a sample is worked out again."""
+        """Check that every label names a version that could have served; a sample of log-probs is computed again."""
         for item in asked:
             versions = {span.version for span in item.answer.spans}
             allowed = set(range(item.first_wanted - 1, item.last_wanted + 1))
@@ -144,7 +143,7 @@ class Run:
         self.starts.append(time.monotonic() - started)
 
     def _look_at_disk(self) -> set[str]:
-        """The chunks that need not be fetched any more."""
+        """Check the local copy; returns the chunks that need not be fetched again."""
         home = self._home
         chunks = {path.name for path in (home.folder / "replica" / "chunks").iterdir() if path.suffix != ".part"}
         with Replica(home.folder / "replica", home.store, POLICY) as replica:

@@ -1,6 +1,6 @@
-"""What `benchmarks.kills.engine` kills: an engine on a home whose weights lie in a bucket, and its users.
+"""What `benchmarks.kills.engine` kills: an engine on a home whose weights are in a bucket. Also its users.
 
-Flows in: versions to publish and to point `live` at. Flows out: every answer, whole or broken off. Waits for: the engine.
+In: versions to publish and to assign to `live`. Out: every answer, complete or cut off. Waits for: the engine.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _AGAIN_SECONDS = 0.02
 
 
 class Asked(NamedTuple):
-    """An answer as it came, and the versions that `live` pointed at when it was asked for and when it ended."""
+    """An answer, and the versions assigned to `live` when it was requested and when it ended."""
 
     answer: Answer
     first_wanted: int
@@ -120,14 +120,14 @@ class Home:
         self._epoch += 1
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._database.close()
 
 
 class EngineProcess:
     """Starts engines of a home and kills them; they share one socket, as under the supervisor.
 
-    `is_forked`: they come out of a process that has imported everything, which must be made before any thread is.
+    `is_forked`: they are forked from a process that has imported everything. Make it before the first thread starts.
     """
 
     def __init__(self, home: Path, log: Path, listening: socket.socket, *, is_forked: bool) -> None:
@@ -216,7 +216,7 @@ def _nursery(work: Callable[[], None]) -> _Nursery:
 
 
 class Users:
-    """Ask for streamed answers all the time, each user one after the other, also while nobody answers."""
+    """Request streamed answers without a pause, each user one at a time, also while no engine runs."""
 
     def __init__(self, url: str, home: Home, num_users: int) -> None:
         self._url, self._home = url, home
@@ -234,13 +234,13 @@ class Users:
             thread.start()
 
     def wait_for(self, num_answers: int) -> None:
-        """Until so many more were answered wholly, at most two minutes."""
+        """Wait until so many more answers are complete, at most two minutes."""
         wanted, deadline = self.ends["whole"] + num_answers, time.monotonic() + _GIVE_UP_SECONDS
         while self.ends["whole"] < wanted and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """End after the answers under way."""
+        """Stop; answers in flight are completed."""
         self._over.set()
         for thread in self._threads:
             if thread.is_alive():
@@ -282,10 +282,10 @@ def _take(answer: Answer, event: dict[str, Any]) -> None:
 
 
 def wait_until_serving(url: str, headers: dict[str, str], version: int) -> float:
-    """Until `live` serves a version; seconds that took.
+    """Wait until `live` serves a version; returns the seconds that it took.
 
     Raises:
-        TimeoutError: it does not come to it.
+        TimeoutError: it does not serve that version in time.
     """
     started = time.monotonic()
     with httpx.Client(base_url=url, headers=headers, timeout=_GIVE_UP_SECONDS) as client:
@@ -297,4 +297,4 @@ def wait_until_serving(url: str, headers: dict[str, str], version: int) -> float
             if health["status"] == "serving" and health["versions"]["live"] == version:
                 return time.monotonic() - started
             time.sleep(0.01)
-    raise TimeoutError(f"the engine does not come to serve version {version}: {health}")
+    raise TimeoutError(f"the engine does not serve version {version} after {_GIVE_UP_SECONDS:.0f} s: {health}")

@@ -1,7 +1,7 @@
-"""SIGKILL at random moments of publishing and of bringing a version: is it always exactly one of two versions?
+"""SIGKILL at random moments, for a publisher and for a replica: is the result always exactly one of two versions?
 
-Every fourth kill aims at a moment in time, the others at a step of the work (a named place, or a change of the disk) and up
-to a millisecond behind it. Checks after each kill: a version is published wholly or not at all, and publishing again succeeds; a
+Every fourth kill happens at a random time, the others at a step of the work (a named place, or a change of the disk) or up to a
+millisecond after it. Checks after each kill: a version is published wholly or not at all, and publishing again succeeds; a
 replica holds exactly v or v+1, resumes its download where it stopped, and reaches v+1 without a full copy.
 """
 
@@ -39,22 +39,22 @@ _LONGEST_DELAY = 0.001
 
 
 class SlowStore(ChunkSource):
-    """A folder that answers in small parts, and writes down what it was asked for before it answers."""
+    """A folder that answers in small parts, and logs each request before it answers."""
 
     def __init__(self, store: WeightStore, log: Path) -> None:
         self._store = store
         self._log = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def edges(self, policy: str, version: int) -> list[Manifest]:
-        """Of the store."""
+        """See `ChunkSource`."""
         return self._store.edges(policy, version)
 
     def believed(self, text: bytes, policy: str, version: int) -> Manifest:
-        """Of the store."""
+        """See `ChunkSource`."""
         return self._store.believed(text, policy, version)
 
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
-        """Of the store, its beginning."""
+        """The first bytes of the store's answer."""
         content = self._store.chunk(policy, chunk, start)[:_ANSWER_BYTES]
         os.write(self._log, f"{chunk.blake3} {start} {len(content)}\n".encode())
         time.sleep(_ANSWER_SECONDS)
@@ -62,7 +62,7 @@ class SlowStore(ChunkSource):
 
 
 class World:
-    """A store, a replica, and what has to be in them."""
+    """A store, a replica, and their expected content."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.signer = make_signer(f"kills {seed}")
@@ -88,7 +88,7 @@ class World:
         self.version += 1
 
     def publish(self, history: History) -> None:
-        """The newest version, whatever of it is there already."""
+        """Publish the newest version, whatever part of it a killed publisher left."""
         publish_next(
             self.store,
             POLICY,
@@ -100,17 +100,17 @@ class World:
         )
 
     def bring(self, fault: Callable[[str], None]) -> None:
-        """The newest version to the replica."""
+        """Bring the newest version to the replica."""
         with Replica(self.replica_folder, self.source, POLICY, fault=fault) as replica:
             replica.bring(self.version)
 
     def blame(self, is_good: bool, problem: str) -> None:
-        """Note what must not be."""
+        """Note a problem unless this is good."""
         if not is_good:
             self.problems.append(f"version {self.version}: {problem}")
 
     def note_run(self, who: str, ended: Ended) -> None:
-        """Somebody got to the end: at its steps the next kills aim, if it did not take up the work of a dead one."""
+        """A run was not killed. The next kills use its number of steps, unless it resumed an earlier run and had fewer."""
         self.longest_run[who] = max(self.longest_run[who], ended, key=lambda run: run.num_steps)
 
     def moment(self, who: str) -> Moment:
@@ -122,7 +122,7 @@ class World:
 
 
 def kill_publisher_and_replica(folder: Path, num_kills: int, seed: int) -> dict[str, Any]:
-    """Kill publisher and replica `num_kills` times each, version after version; what was found."""
+    """Kill publisher and replica `num_kills` times each, version after version; returns the findings."""
     world = World(folder, seed)
     world.publish(world.history)
     world.bring(lambda _: None)
@@ -159,7 +159,7 @@ def kill_publisher_and_replica(folder: Path, num_kills: int, seed: int) -> dict[
 
 
 def _kill_publisher(world: World, num_kills: int) -> int:
-    """Kill the publisher of the newest version so often, if it lives that long, then publish; how often it was killed."""
+    """Kill the publisher of the newest version up to `num_kills` times, then let it publish; returns how often it was killed."""
     killed = 0
     for _ in range(num_kills):
         ended = run_child(lambda _: world.publish(world.history.copy()), world.moment("publisher"))
@@ -190,7 +190,7 @@ def _check_published(world: World) -> None:
 
 
 def _kill_replica(world: World, num_kills: int) -> int:
-    """As `_kill_publisher`, of a replica on its way to the newest version."""
+    """As `_kill_publisher`, for a replica on its way to the newest version."""
     killed, logged = 0, world.log.stat().st_size
     chunks = world.replica_folder / "chunks"
     for _ in range(num_kills):
@@ -225,7 +225,7 @@ def _check_held(world: World, allowed: tuple[int, ...]) -> None:
 
 
 def _check_asked(world: World, seen: int, sizes: dict[str, int], whole: set[str]) -> None:
-    """What was on the disk when it died is not asked for again."""
+    """Check that the replica does not request bytes again that were on its disk when it died."""
     world.found["taken up within a chunk"] += any(start for _, start, _ in _asked(world.log, seen)[:1])
     for digest, start, num in _asked(world.log, seen):
         there = sizes.get(digest, 0)

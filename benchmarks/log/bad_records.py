@@ -1,6 +1,6 @@
 """What records that cannot be processed cost the worker `episodes`.
 
-Four kinds are fed: none that is bad; 1% that `decode` refuses (a time of 1e300); 1% that decode well and for which the handler
+Four feeds are compared: no bad records; 1% that `decode` refuses (a time of 1e300); 1% that decode well and for which the handler
 raises while it has them in hand; 1% for which it raises late, with nothing that says for whom. Each drains a backlog (the most that the worker does) and keeps pace with 500 records a
 second. At 60% it tells how many records of one partition were looked at before the worker halted. Arms are interleaved.
 

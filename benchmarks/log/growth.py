@@ -1,4 +1,4 @@
-"""Whether an event costs the same however much is held: the tables are filled in SQL, then a feed is worked off."""
+"""Does an event cost the same however large the tables are? They are filled in SQL, then a feed is processed."""
 
 from __future__ import annotations
 

@@ -6,10 +6,10 @@ In: numbers of regions and of replicas in each, over links of 100 Mbit/s, 50 to 
 network namespaces; without root it prints that and exits with 0). Out: a table and a dated JSON file, or with --json one object.
 Waits for: replicas, which follow a signed pointer through a cache of their region and verify all they apply.
 
-Two policies, for a delta of 60 MB at 2% would be of 4 B weights. `cycle` is small and moves as a real one does: of it are the
-traffic of a live replica, the fold, and that all replicas end with the bits that were published. `large` has a payload as
-long as is asked for, all weights new in every version: of it are the times and the trainer's egress. It comes in full
-first, to all replicas, which is the warm-up: connections over a long lossy way take seconds to find their rate.
+There are two policies, because a delta of 60 MB at 2% would need 4 B weights. `cycle` is small and changes as a real policy does.
+It gives the traffic of a live replica, the fold, and the check that all replicas end with the published bits. `large` has a
+payload of the requested size, all weights new in every version. It gives the times and the trainer's egress. All replicas fetch
+it in full first, as a warm-up: connections over a long lossy link take seconds to reach their rate.
 
 The clock starts when replicas are told to look at the pointer; three round trips pass until the first byte of a payload
 comes (pointer, manifests, chunks). A region is done when its cache has all chunks, and again when all its replicas have

@@ -1,4 +1,4 @@
-"""Changes of weights while answers are being made: what they cost, and whether every token names who made it.
+"""Weight swaps while answers are generated: what they cost, and whether every token is labelled with the right version.
 
 usage: python -m benchmarks.swap [--quick] [--sizes 5,50,150,500]
 
@@ -122,7 +122,7 @@ def _measure_load(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _times(outcome: Outcome) -> dict[str, Any]:
-    """Milliseconds. What fetched nothing came out of the undo log."""
+    """Milliseconds. A swap that fetched nothing used the undo log."""
     records = outcome.records
     return {
         "out_of_undo_log": sum(record.payload_bytes == 0 for record in records),
@@ -142,7 +142,7 @@ def _spread(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def _labels(store: WeightStore, answers: Sequence[Answer], last_version: int, num_checked: int) -> dict[str, Any]:
-    """Of a sample of the answers that several versions made."""
+    """Check a sample of the answers that span several versions."""
     over_swaps = [answer for answer in answers if len(answer.spans) > 1]
     sample = Random(0).sample(over_swaps, min(num_checked, len(over_swaps)))  # noqa: S311 a sample, not a secret
 

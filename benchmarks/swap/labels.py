@@ -1,7 +1,7 @@
-"""Whether a token was made by the version it is labelled with: log-probs, worked out again under that version. Pure.
+"""Checks that a token was made by the version in its label: log-probs are computed again under that version. Pure.
 
-An answer over which weights changed went on with the keys and values of its earlier tokens, so it is worked out in the
-same pieces: each piece by the weights of its version, on the cache that the pieces before it left.
+When weights change during an answer, it continues with the keys and values of its earlier tokens. So it is computed again in
+the same pieces: each piece with the weights of its version, on the cache that the pieces before it filled.
 """
 
 from __future__ import annotations

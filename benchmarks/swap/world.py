@@ -1,6 +1,6 @@
-"""What `benchmarks.swap` swaps: a chain of versions in a folder, an engine over it, and answers that never end.
+"""What `benchmarks.swap` runs on: a chain of versions in a folder, an engine that serves them, and requests without a pause.
 
-Flows in: a base, a way through versions. Flows out: what each swap cost, and every answer. Waits for: the engine.
+In: a base, and the order of versions. Out: the cost of each swap, and every answer. Waits for: the engine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NUM_JOBS = 1000
 
 
 class Outcome(NamedTuple):
-    """What a run under load saw."""
+    """The result of a run under load."""
 
     records: list[SwapRecord]
     answers: list[Answer]
@@ -42,7 +42,7 @@ class Outcome(NamedTuple):
 
 
 def way(num_swaps: int) -> list[int]:
-    """The versions that `num_swaps` swaps lead to from version 0: four steps forth and one back, again and again."""
+    """The version after each of `num_swaps` swaps, from version 0: four steps forward and one back, repeated."""
     moves = itertools.islice(itertools.cycle(_FORTH_AND_BACK), num_swaps)
     return list(itertools.accumulate(moves))
 

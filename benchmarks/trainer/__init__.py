@@ -1,1 +1,1 @@
-"""What the trainer remembers and tells."""
+"""The trainer's state, and the outcomes that it reports."""

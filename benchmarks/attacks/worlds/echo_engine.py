@@ -1,4 +1,4 @@
-"""An engine that says the prompt again, token by token: what a user wrote stands in the answer too.
+"""An engine that repeats the prompt, token by token, so that the user's text is in the answer too.
 
 In: requests over loopback. Out: streams in the dialect of ours. Waits for: `hold`, where a test wants an answer that takes long.
 """

@@ -1,4 +1,4 @@
-"""More than an engine can do: a real engine over the demo's policy, paused, so that nothing ends and everything waits."""
+"""More requests than an engine can take: a real engine on the demo's policy is paused, so that no request ends and all wait."""
 
 from __future__ import annotations
 

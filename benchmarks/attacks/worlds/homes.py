@@ -1,4 +1,4 @@
-"""An embedded home with its real services and workers, in one process, before an engine that says the prompt again.
+"""An embedded home with its real services and workers in one process, in front of an engine that repeats the prompt.
 
 In: requests over ASGI. Out: files of the home, among them the log lines of the services. Waits for: the engine over loopback.
 """

@@ -1,4 +1,4 @@
-"""Honest people around a weight store: who publishes, and who follows."""
+"""The honest processes around a weight store: a publisher and a follower."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ class Follower:
         self.begin([self.weights], folder)
 
     def begin(self, stores: list[WeightStore], folder: Path) -> None:
-        """Take up what is in the folder, and follow these sources."""
+        """Continue from the folder's state, and follow these sources."""
         self.sources = Sources(stores)
         self.replica = Replica(folder, self.sources, POLICY, connections=1)
         self.reader = PointerReader(self.sources, POLICY, "live", keyring(OURS), folder / "pointer.json")
 
     def look(self) -> str:
-        """Follow the pointer once; what is said of it, a refusal too."""
+        """Follow the pointer once; returns the report, or the code of the refusal."""
         try:
             return bring_from(self.sources, self.replica, self.reader, self.snapshots)
         except MillraceError as error:

@@ -21,7 +21,7 @@ SOURCE = ROOT / "rewards" / "verifiers" / "code.py"
 
 
 class World:
-    """A secret, listeners and this process; afterwards it can be asked whether anything was touched."""
+    """A secret, listeners and this process. Afterwards it reports whether anything was touched."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder = folder
@@ -63,7 +63,7 @@ class World:
         }
 
     def touched(self) -> list[str]:
-        """What somebody did to it."""
+        """The parts that a program reached or changed."""
         found = []
         for name, listener in (("tcp", self.tcp), ("unix", self.unix), ("abstract", self.abstract)):
             try:
@@ -83,7 +83,7 @@ class World:
         return found
 
     def children(self) -> list[str]:
-        """Of this process, the dead ones that nobody collected too."""
+        """The child processes of this one, zombies included."""
         return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
 
     def survivors(self) -> list[str]:

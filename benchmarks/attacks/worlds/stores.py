@@ -1,4 +1,4 @@
-"""A store with honest versions, and everything that somebody who may write to it can put where an object should be."""
+"""A store with honest versions, and every kind of junk that a thief with write access can put in the place of an object."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def signer(seed: int = 0) -> Signer:
 
 
 def weights_of(version: int) -> Tensors:
-    """64 words, other ones for every version."""
+    """64 words that differ in every version."""
     words = np.random.default_rng(version).integers(0, 2**16, 64, dtype=np.uint16)
     return {"w": Tensor("BF16", (64,), words.view(np.uint8).copy())}
 
@@ -43,7 +43,7 @@ def publish(store: WeightStore, version: int, by: Signer, run: str = RUN) -> Man
 
 
 class Place(Protocol):
-    """Where a store lies, as somebody with its credentials sees it. Paths are below the root."""
+    """A store's objects, as a holder of its credentials sees them. Paths are below the root."""
 
     def open(self, verifier: Verifier | None) -> WeightStore:
         """The store, opened with this verifier; None: every manifest is believed."""
@@ -128,7 +128,7 @@ class Bucket(Place):
 
 
 class Junk(NamedTuple):
-    """One thing that can lie where an object should be."""
+    """One kind of junk in the place of an object."""
 
     name: str
     plant: Callable[[Place, str], bool]

@@ -20,7 +20,7 @@ _DEEPEST = 3
 
 
 def traces(folder: Path, text: str) -> list[str]:
-    """Where it stands: a file, or a table and column of it."""
+    """Every place where the text occurs: a file, or a table and column in it."""
     found = []
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = str(file.relative_to(folder))
