@@ -197,10 +197,10 @@ def test_everything_else_in_a_signal_is_refused_by_name(pool: Pool, database: Da
     cases: list[tuple[dict[str, Any], str, str | None]] = [
         ({"identity": "step-7"}, "invalid_request", "identity"),
         ({"identity": 7}, "invalid_request", "identity"),
-        ({}, "invalid_request", None),
+        ({}, "invalid_request", "identity"),
         ({"identity": "v7", "bucket": "s3://elsewhere"}, "invalid_request", None),
         ({"identity": "v7", "reset_prompt_cache": "sometimes"}, "invalid_request", "reset_prompt_cache"),
-        ({"identity": "v7", delta: {}}, "invalid_request", delta),
+        ({"identity": "v7", delta: {}}, "invalid_request", f"{delta}.previous_snapshot_identity"),
         (
             {"identity": "v7", delta: DELTA | {"previous_snapshot_identity": "6"}},
             "invalid_request",
