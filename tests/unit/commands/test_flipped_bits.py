@@ -126,7 +126,7 @@ def start(home: Path, said: Callable[[], str]) -> tuple[str, object]:
         database.close()
     except MillraceError as error:
         return error.message, None
-    told = ("not what was appended", "object in the weight store not used")
+    told = ("is damaged", "object in the weight store not used")
     lines = [line for line in said().splitlines() if any(words in line for words in told)]
     named = [*(str(item) for item in refused), *result.problems, *lines]
     facts = (
