@@ -46,22 +46,20 @@ class PartFault(NamedTuple):
     reason: str
 
 
-class JudgeSpending(NamedTuple):
-    """What a judge cost on one day (YYYY-MM-DD, UTC)."""
+class Spending(NamedTuple):
+    """What a judge cost over some days."""
 
-    judge: str
-    day: str
     num_calls: int
     num_tokens: int
     money: float
 
 
 class JudgeCost(NamedTuple):
-    """What a judge cost today and in the last days, today included."""
+    """What a judge cost today and in the last days, today included; and how many of its verdicts are kept."""
 
     name: str
-    today: JudgeSpending
-    week: JudgeSpending
+    today: Spending
+    week: Spending
     num_cached: int
 
 
@@ -128,22 +126,6 @@ def alarm_sentence(details: Mapping[str, Any]) -> str:
         f"{details['words']}: {moved}{slowly} from {figure(details['reference'])} over {count(details['reference_num'])} "
         f"answers of {before} to {mean} over {num}"
     )
-
-
-def judge_costs(spent: Iterable[JudgeSpending], cached: Mapping[str, int], today: str) -> list[JudgeCost]:
-    """One row for each judge with spending in these days, by name."""
-    days: dict[str, list[JudgeSpending]] = defaultdict(list)
-    for row in spent:
-        days[row.judge].append(row)
-    return [
-        JudgeCost(name, _sum(name, [row for row in rows if row.day == today]), _sum(name, rows), cached.get(name, 0))
-        for name, rows in sorted(days.items())
-    ]
-
-
-def _sum(judge: str, rows: Sequence[JudgeSpending]) -> JudgeSpending:
-    calls, tokens = (sum(getattr(row, name) for row in rows) for name in ("num_calls", "num_tokens"))
-    return JudgeSpending(judge, "", calls, tokens, sum(row.money for row in rows))
 
 
 def _mean(sums: Mapping[str, tuple[int, float]], metric: str) -> float | None:

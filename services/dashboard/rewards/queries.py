@@ -20,11 +20,11 @@ from services.dashboard.rewards.figures import (
     PREFIXES,
     REWARD,
     SHARES,
-    JudgeSpending,
+    JudgeCost,
+    Spending,
     Versions,
     alarm_sentence,
     columns_of,
-    judge_costs,
     part_faults,
     parts_of,
     version_rows,
@@ -127,13 +127,12 @@ def _read_shared(connection: Connection, task: str, now: float) -> dict[str, Any
     parts = parts_of(versions)
     rows = version_rows(versions, parts)
     today, first = (_day(now - days * DAY_SECONDS) for days in (0, NUM_DAYS - 1))
-    spent = read_spending(connection, task, first)
     return {
         "parts": parts,
         "versions": rows,
         "columns": columns_of(rows, parts),
         "alarms": [(row, alarm_sentence(row.details)) for row in list_alarms(connection, task)],
-        "judges": judge_costs(spent, count_verdicts(connection) if spent else {}, today),
+        "judges": read_judges(connection, task, first, today),
         "num_days": NUM_DAYS,
     }
 
@@ -198,19 +197,21 @@ def list_alarms(connection: Connection, task: str) -> list[Row[Any]]:
     return list(connection.execute(select(*columns).where(alarm.c.task == task).order_by(*newest).limit(MAX_ALARMS)))
 
 
-def read_spending(connection: Connection, task: str, since_day: str) -> list[JudgeSpending]:
-    """Spending on the judges of a task, day by day."""
-    columns = judge_spend.c
-    statement = select(columns.judge, columns.day, columns.num_calls, columns.num_tokens, columns.money)
-    rows = connection.execute(statement.where(columns.task == task, columns.day >= since_day).order_by(columns.judge))
-    return [JudgeSpending(*row) for row in rows]
+def read_judges(connection: Connection, task: str, first: str, today: str) -> list[JudgeCost]:
+    """The cost of each judge of a task since the day `first`, by name. Days are YYYY-MM-DD, UTC.
 
-
-def count_verdicts(connection: Connection) -> dict[str, int]:
-    """Judge name to its count among the newest `MAX_LOOKED` verdicts, over all tasks: a verdict does not name its task."""
+    Kept verdicts are counted among the newest `MAX_LOOKED` of all tasks: a verdict does not name its task.
+    """
+    costs = judge_spend.c["num_calls", "num_tokens", "money"]
+    sums = [func.sum(case((judge_spend.c.day == today, cost), else_=0)) for cost in costs] + [
+        func.sum(cost) for cost in costs
+    ]
+    spent = select(judge_spend.c.judge, *sums).where(judge_spend.c.task == task, judge_spend.c.day >= first)
+    rows = [tuple(row) for row in connection.execute(spent.group_by(judge_spend.c.judge).order_by(judge_spend.c.judge))]
     looked = select(judge_verdict.c.judge).order_by(judge_verdict.c.at.desc()).limit(MAX_LOOKED).subquery()
-    rows = connection.execute(select(looked.c.judge, func.count().label("num")).group_by(looked.c.judge))
-    return {row.judge: row.num for row in rows}
+    counted = select(looked.c.judge, func.count().label("num")).group_by(looked.c.judge)
+    kept = {row.judge: row.num for row in connection.execute(counted)} if rows else {}
+    return [JudgeCost(row[0], Spending(*row[1:4]), Spending(*row[4:]), kept.get(row[0], 0)) for row in rows]
 
 
 def read_voters(connection: Connection, task: str, most: int = MAX_PEOPLE, tenant: str | None = None) -> Voters:

@@ -8,17 +8,15 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from contracts.tables import alarm, behaviour
+from contracts.tables import alarm, behaviour, judge_spend, judge_verdict
 from runtime.database import Database
 from runtime.settings import Settings
 from services.dashboard.rewards import queries
 from services.dashboard.rewards.figures import (
     MAX_PARTS,
-    JudgeSpending,
     RewardPart,
     alarm_sentence,
     columns_of,
-    judge_costs,
     part_faults,
     parts_of,
     version_rows,
@@ -63,16 +61,16 @@ def test_an_alarm_that_compares_with_one_version_names_it_once() -> None:
     assert words == "openings that flatter: rose from 0.041 over 2,100 answers of v3 to 0.210 over 400 answers"
 
 
-def test_days_of_spending_add_up_to_judges() -> None:
-    days = [
-        JudgeSpending("b", "2026-01-02", 1, 10, 0.5),
-        JudgeSpending("a", "2026-01-03", 2, 20, 1.0),
-        JudgeSpending("a", "2026-01-01", 4, 40, 2.0),
-    ]
-    found = judge_costs(days, {"a": 7}, "2026-01-03")
-    assert [(judge.name, judge.today[2:], judge.week[2:], judge.num_cached) for judge in found] == [
-        ("a", (2, 20, 1.0), (6, 60, 3.0), 7), ("b", (0, 0, 0), (1, 10, 0.5), 0),
-    ]  # fmt: skip
+def test_days_of_spending_add_up_to_judges(database: Database) -> None:
+    days = [("b", "02", 1, 10, 0.5), ("a", "03", 2, 20, 1.0), ("a", "01", 4, 40, 2.0), ("a", "00", 8, 80, 4.0)]
+    names = ("judge", "day", "num_calls", "num_tokens", "money")
+    with database.transaction() as connection:
+        rows = [dict(zip(names, row, strict=True)) | {"task": "t", "day": f"2026-01-{row[1]}"} for row in days]
+        connection.execute(insert(judge_spend), rows)
+        connection.execute(insert(judge_verdict).values(key="k", judge="a", answer={}, at=1.0))
+    with database.snapshot() as connection:
+        found = queries.read_judges(connection, "t", "2026-01-01", "2026-01-03")
+    assert found == [("a", (2, 20, 1.0), (6, 60, 3.0), 1), ("b", (0, 0, 0), (1, 10, 0.5), 0)]
 
 
 @pytest.fixture
