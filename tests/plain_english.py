@@ -17,7 +17,7 @@ PATTERNS = (
     r"\b(?:that|which|what|and|or|it|who) (?:is|are|was|were) none\b",  # is not a ..., there are no ...
     r"\bsuch an? one\b",
     r"\bof what\b",
-    r"\b[Ww]hat (?:is|has|was|are) no(?:body|t|ne)?\b",  # anything that is not ...
+    r"\b[Ww]hat (?:is|has|was|are) no(?:body|ne)?\b",  # anything that is not ...
     r"\bnobody's\b",
     r"\bhas nobody\b",
     r"\bwhose \w+ it is\b",
@@ -31,8 +31,7 @@ PATTERNS = (
     r"\b(?:stand|lie)s? there\b",
     r"\bkin\b",
     r"\bspared\b",
-    r"\bsays? so\b",
-    r"\bWho (?:reads|writes|asks|has|can|cannot|may|does|wants|knows|looks|needs|comes|sends|takes|finds) [^?\n]*\b(?:is|are|has|gets|finds|waits|must)\b",
+    r"\bWho (?:reads|writes|asks|has|can|cannot|may|does|wants|knows|needs|sends|takes) [^?.|:;]{0,60}\b(?:is|are|has|gets|finds|waits|must|can)\b",
 )
 _HARD = re.compile("|".join(PATTERNS))
 _CODE_BLOCK = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
