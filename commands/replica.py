@@ -1,7 +1,7 @@
-"""`millrace replica`: keep a folder in step with a weight store, on a machine that reaches neither database nor log.
+"""`millrace replica`: keeps a folder in step with a weight store, on a machine without access to the database or the log.
 
-In: the pointer beside the versions. Out: `<folder>/slots/<version>/model.safetensors`, verified. Waits for: the store, a
-folder, a bucket, or a web server before either; at the last a replica cannot say how far it got.
+In: the pointer beside the versions. Out: `<folder>/slots/<version>/model.safetensors`, verified. Waits for: the store. It is a
+folder, a bucket, or a web server in front of either; through a web server a replica cannot announce its version.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def run_replica(
 
 
 class Sources(ReplicaStore, PointerSource):
-    """Several places that hold the same versions, one of them in use. Not for several threads to switch."""
+    """Several stores with the same versions, one of them in use. Only one thread may switch between them."""
 
     def __init__(self, stores: Sequence[WeightStore]) -> None:
         self._stores = stores
@@ -95,10 +95,10 @@ class Sources(ReplicaStore, PointerSource):
     def first_that_can(
         self, attempt: Callable[[], _Result], is_enough: Callable[[_Result], bool] | None = None
     ) -> _Result:
-        """The result from the first place that gives one that is enough, else from any.
+        """The first result that is enough, trying the stores in order; else the last result.
 
         Raises:
-            NotFound, Unavailable, InvalidSettings, WeightsRefused: why the first could not, if none can.
+            NotFound, Unavailable, InvalidSettings, WeightsRefused: the first store's error, if all fail.
         """
         failed: list[MillraceError] = []
         results: list[_Result] = []
@@ -116,7 +116,7 @@ class Sources(ReplicaStore, PointerSource):
         return results[-1]
 
     def note(self, text: str) -> None:
-        """Say something to a person, once."""
+        """Print a text to stderr, once."""
         if text not in self._noted:
             self._noted.add(text)
             print(text, file=sys.stderr, flush=True)
@@ -143,11 +143,11 @@ class Sources(ReplicaStore, PointerSource):
 
 
 def bring_from(sources: Sources, replica: Replica, reader: PointerReader, snapshots: Snapshots | None) -> str:
-    """Serve what the pointer of the first source names that can bring it, and whose state is not old; what to tell a person.
+    """Serve the pointer's version from the first source that has it and is not out of date; returns text for a person.
 
     Raises:
         NotFound: there is no pointer yet, or no such version.
-        Unavailable, InvalidSettings, WeightsRefused: why none could. What was served still is.
+        Unavailable, InvalidSettings, WeightsRefused: why no source could. The old version is still served.
     """
     policy = reader.policy
 
@@ -160,19 +160,19 @@ def bring_from(sources: Sources, replica: Replica, reader: PointerReader, snapsh
     if snapshots is None:
         return text
     if snapshots.current(policy) is None:
-        sources.note("no snapshot of the versions was seen yet: each is taken by its own signature")
+        sources.note("no snapshot of the versions was seen yet: each version is accepted by its own signature")
     if snapshots.is_expired(policy):
-        return f"{text}; expired_snapshot: nothing new is taken until the publisher renews it"
+        return f"{text}; expired_snapshot: nothing new is accepted until the publisher renews it"
     return text
 
 
 def bring_pointed(replica: Replica, reader: PointerReader, snapshots: Snapshots | None = None) -> str:
-    """Serve what the pointer names; what to tell a person.
+    """Serve the version of the pointer; returns text for a person.
 
     Raises:
         NotFound: there is no pointer yet, or no such version.
-        Unavailable, WeightsRefused: see `PointerReader.look`, `Snapshots.check_pointer` and `Replica.bring`. What was
-            served still is.
+        Unavailable, WeightsRefused: see `PointerReader.look`, `Snapshots.check_pointer` and `Replica.bring`. The old
+            version is still served.
     """
     if (pointer := reader.look()) is None:
         raise NotFound("the store has no pointer yet: nothing is live")
@@ -183,10 +183,10 @@ def bring_pointed(replica: Replica, reader: PointerReader, snapshots: Snapshots 
 
 
 class Announcer:
-    """Says beside the versions how far this replica got: at every version, and once a minute.
+    """Writes this replica's presence beside the versions: at every new version, and once a minute.
 
-    The publisher then folds for it when it falls behind, and keeps what it needs. A replica that may not write there is
-    served all the same.
+    The publisher then publishes folds for it when it falls behind, and keeps the chunks that it needs. A replica without write
+    access works too.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class Announcer:
         self._said: tuple[int, float] = (-1, 0.0)
 
     def __call__(self, replica: Replica, text: str) -> str:
-        """Say it if it is time; returns `text`, and why it could not be said."""
+        """Announce if it is time; returns `text`, with the reason if this failed."""
         held, now = replica.held, self._clock()
         if held is None or (held.version == self._said[0] and now < self._said[1] + _ANNOUNCE_SECONDS):
             return text
@@ -256,25 +256,25 @@ def _keyring(folder: Path) -> Keyring:
     if not trusted:
         raise InvalidSettings(
             f"no key is trusted: put the publisher's .pub file into {trusted_folder(folder)}, or set {TRUSTED_KEYS}; with "
-            "--unsigned anybody who can write to the store decides what is served here"
+            "--unsigned anybody who can write to the store decides which weights are served here"
         )
     return Keyring(trusted)
 
 
 def _teller(sources: Sources, policy: str, name: str, own: tuple[Signer, Path] | None) -> Callable[[Replica, str], str]:
-    """Who announces this replica, if that is possible. `own`: the replica's key, and the file of its public half."""
+    """A function that announces this replica, if it can write. `own`: the replica's key, and the file of its public half."""
     if sources.writable is not None:
         signer = None
         if own is not None:
             signer, public = own
             print(
-                f"announced with the key {signer.key_id}; the publisher counts on it after: millrace keys trust --replica "
+                f"announced with the key {signer.key_id}; the publisher trusts it after: millrace keys trust --replica "
                 f"{public}   (a copy of the file, in the publisher's home)"
             )
         return Announcer(sources.writable, policy, name, signer=signer)
     print(
-        "not announced: nothing can be written through a web server. The publisher folds for announced replicas, and keeps "
-        "what they need; without that this one may have to take every step, or a full copy"
+        "not announced: nothing can be written through a web server. The publisher only folds for announced replicas, and keeps "
+        "the chunks that they need; this one may have to fetch every step, or a full copy"
     )
     return lambda _, text: text
 

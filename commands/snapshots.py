@@ -1,4 +1,4 @@
-"""The list of versions, for the commands about keys: issued again, and asked whom it still needs."""
+"""Snapshots for the commands about keys: issue one again, and find versions that still need a key."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def issue_again(settings: Settings) -> Snapshot:
     """Issue the snapshot of a home's versions, with the key that signs now.
 
     Raises:
-        InvalidSettings: nothing signs here.
+        InvalidSettings: this home does not sign.
         StaleWrite, Unavailable: see `Issuer.issue`.
     """
     signer = signer_of(settings)
     if signer is None or settings.weights_unsigned:
-        raise InvalidSettings(f"{settings.home} signs nothing (weights_unsigned), so it has no snapshot to renew")
+        raise InvalidSettings(f"{settings.home} does not sign (weights_unsigned), so it has no snapshot to renew")
     database, store = settings.database(), open_weight_store(settings, publishes=True)
     try:
         issuer = Issuer(

@@ -1,4 +1,4 @@
-"""The row that decides which snapshot of a policy's versions is the newest; it moves by compare-and-set."""
+"""The database row with the newest snapshot of a policy's versions; it moves by compare-and-set."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from runtime.database import Database
 
 
 class DatabaseSnapshotRows:
-    """Of one policy.
+    """The snapshot row of one policy.
 
     Args:
-        database: that has the row.
+        database: has the row.
         policy: whose versions.
-        transaction: how to write the row; the trainer's checks its lease. None: the database's own.
+        transaction: opens the transaction that writes the row; the trainer's checks its lease. None: the database's own.
     """
 
     def __init__(
@@ -32,14 +32,14 @@ class DatabaseSnapshotRows:
         self._transaction = transaction or database.transaction
 
     def newest(self) -> tuple[int, bytes] | None:
-        """Sequence number and signed text; None: none was issued yet. Raises Unavailable."""
+        """Sequence number and signed text; None: no snapshot was issued yet. Raises Unavailable."""
         columns = (weight_snapshot.c.sequence, weight_snapshot.c.text)
         with self._database.snapshot() as connection:
             found = connection.execute(select(*columns).where(weight_snapshot.c.policy == self._policy)).one_or_none()
         return None if found is None else (found.sequence, bytes(found.text))
 
     def replace(self, seen: tuple[int, bytes] | None, row: tuple[int, bytes]) -> bool:
-        """Put `row` instead of `seen`, unless another one is there by now; True: it was put.
+        """Replace `seen` by `row`; False: another row is there by now.
 
         Raises:
             Unavailable: the database is away; nothing was changed.

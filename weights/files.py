@@ -1,7 +1,7 @@
 """Writes that survive a power cut: temporary file, fsync, rename, fsync of the folder. Reads that end.
 
-Whoever can write to a folder can put a link, a pipe or a device there. What is read here is a regular file of a bounded
-size, and no link on the way below the root is followed; what is written replaces whatever bears the name.
+Anybody who can write to a folder can put a link, a pipe or a device there. So a read only accepts a regular file of a bounded
+size and follows no link below the root, and a write replaces anything that has the name.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
     """Put `chunks` at `path`, wholly or not at all. One writer per path at a time.
 
     Raises:
-        Unavailable: the disk is full; whatever stood at `path` before still does.
+        Unavailable: the disk is full; `path` is unchanged.
     """
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         with full_disk_named(path):
-            _clear(temporary)  # never opened as it lies there: a link leads elsewhere, a pipe waits for a reader
+            _clear(temporary)  # never open an existing one: a link leads elsewhere, a pipe waits for a reader
             with os.fdopen(
                 os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb"
             ) as file:
@@ -52,8 +52,8 @@ def read_file(root: Path, path: str, start: int, most: int) -> bytes:
 
     Raises:
         FileNotFoundError: nothing is there.
-        WeightsRefused: `not_a_file`: a link, a pipe, a device, a folder; or one of these stands on the way to it.
-        Unavailable: the disk does not give it.
+        WeightsRefused: `not_a_file`: it is a link, a pipe, a device or a folder, or it is reached through a link.
+        Unavailable: it cannot be read.
     """
     with _opened_below(root, path) as file:
         file.seek(start)
@@ -61,7 +61,7 @@ def read_file(root: Path, path: str, start: int, most: int) -> bytes:
 
 
 def read_small(root: Path, path: str, most: int) -> bytes:
-    """All of the file at `path` below `root`. Raises as `read_file`, and WeightsRefused: `too_long`, above `most` bytes."""
+    """All of the file at `path` below `root`. Raises as `read_file`, and WeightsRefused: `too_long`, more than `most` bytes."""
     with _opened_below(root, path) as file:
         content = file.read(most + 1) if os.fstat(file.fileno()).st_size <= most else None
     if content is None or len(content) > most:
@@ -70,7 +70,7 @@ def read_small(root: Path, path: str, most: int) -> bytes:
 
 
 def too_long(path: str, most: int) -> WeightsRefused:
-    """What to say of an object that is larger than any of its kind."""
+    """The error for an object that is larger than its kind can be."""
     return WeightsRefused("too_long", f"{path} is longer than {most} bytes: see who wrote it, and remove it", path=path)
 
 
@@ -123,13 +123,13 @@ def _read_failures_named(path: Path) -> Iterator[None]:
 def _not_a_file(path: Path) -> WeightsRefused:
     return WeightsRefused(
         "not_a_file",
-        f"{path} is not a regular file, or a link stands on the way to it: see who made it, and remove it",
+        f"{path} is not a regular file, or is reached through a link: see who made it, and remove it",
         path=str(path),
     )
 
 
 def _clear(path: Path) -> None:
-    """See that nothing has this name; a folder is put aside, never emptied."""
+    """Make the name free. A folder is moved aside, never emptied."""
     if path.is_dir() and not path.is_symlink():
         path.replace(path.with_name(f"{path.name}.junk-{secrets.token_hex(4)}"))
     else:
@@ -146,15 +146,15 @@ def make_folder_durably(folder: Path) -> None:
         make_folder_durably(folder.parent)
         with full_disk_named(folder):
             folder.mkdir(exist_ok=True)
-    # Also when it exists: whoever made it may have died before this line.
+    # Also if it exists: the process that made it may have died before this line.
     sync_folder(folder.parent)
 
 
 def make_folders_below(root: Path, path: str) -> Path:
-    """Create the folder at `path` below `root`. What is no folder where one should be is put aside; the first is not.
+    """Create the folder at `path` below `root`. Other things in the place of a folder are moved aside, except in the first place.
 
     Raises:
-        Unavailable: the disk is full or does not let us, or the first part of `path` is a link or no folder.
+        Unavailable: the disk is full, it cannot be written, or the first part of `path` is a link or not a folder.
     """
     place = root
     first, *_ = parts = path.split("/")
@@ -165,7 +165,8 @@ def make_folders_below(root: Path, path: str) -> Path:
             if os.path.lexists(place) and not stat.S_ISDIR(place.lstat().st_mode):
                 if part == first:
                     raise Unavailable(
-                        f"{place} is not a folder of its own: remove it; link {root} instead", path=str(place)
+                        f"{place} is a link or not a folder: remove it; if you need a link, link {root} instead",
+                        path=str(place),
                     )
                 place.replace(place.with_name(f"{place.name}.junk-{secrets.token_hex(4)}"))
             make_folder_durably(place)

@@ -1,11 +1,12 @@
-"""Who issues the snapshot of a policy's versions: any process with the signing key, the trainer first of all.
+"""Issues the snapshot of a policy's versions. Any process with the signing key can do this; normally the trainer does.
 
-In: versions that were published, pointers that were moved, the passing of an hour. Out: one row of the database, then its
-image beside the versions. Waits for: the database and the store.
+In: versions that were published, pointers that were moved, a timer of one hour. Out: one row of the database, then its copy
+beside the versions. Waits for: the database and the store.
 
-The row decides, by compare-and-set of its sequence number; what lies in the store is put right whenever it differs. So
-whoever can write to the store can neither add to the list nor turn it back. Training issues it at each publication and once
-an hour; while training is down, release does if it has the key, else `millrace keys renew`, by hand or from cron.
+The row is the truth. It moves by compare-and-set of its sequence number, and the copy in the store is corrected whenever it
+differs. So an attacker who can write to the store can neither add to the list nor roll it back. Training issues a snapshot at
+each publication and once an hour. While training is down, release does if it has the key; else run `millrace keys renew`, by
+hand or from cron.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ class SnapshotRows(Protocol):
     """The row of one policy that decides which snapshot is the newest; `runtime.snapshot_rows` has it in the database."""
 
     def newest(self) -> SnapshotRow | None:
-        """None: none was issued yet. Raises Unavailable."""
+        """The row; None: no snapshot was issued yet. Raises Unavailable."""
 
     def replace(self, seen: SnapshotRow | None, row: SnapshotRow) -> bool:
-        """Put `row` instead of `seen`, unless another one is there by now; True: it was put. Raises Unavailable, LeaseLost."""
+        """Replace `seen` by `row`; False: another row is there by now. Raises Unavailable, LeaseLost."""
 
 
 class Issuer:
@@ -51,12 +52,12 @@ class Issuer:
 
     Args:
         rows: which snapshot is the newest.
-        store: where the image lies; it must take what is not listed yet.
+        store: for the copy; it must accept versions that are not listed yet.
         policy, run: whose versions.
-        signer: who vouches for them.
-        keyring: whose snapshots in the store are believed, if that has a newer one than the row.
+        signer: signs the snapshots.
+        keyring: whose snapshots in the store are trusted, if one is newer than the row.
         clock: UTC epoch seconds.
-        accepted: told of every snapshot that is issued.
+        accepted: called with every snapshot that is issued.
     """
 
     def __init__(
@@ -83,19 +84,19 @@ class Issuer:
 
     @property
     def issued_at(self) -> float:
-        """Of the newest that was issued or found here, UTC epoch seconds; 0: none was."""
+        """When the newest snapshot that this issuer knows was issued, UTC epoch seconds; 0: it knows none."""
         return self._last.issued_at if self._last else 0.0
 
     def missing(self) -> set[int]:
-        """Versions in the store that can be believed and are not listed. Raises Unavailable."""
+        """Versions in the store that are signed and not listed. Raises Unavailable."""
         _, before = self._newest()
         return set(self._store.versions(self._policy)) - (before.versions.keys() if before else set())
 
     def issue(self, versions: Collection[int] = (), pointers: Mapping[str, int] | None = None) -> Snapshot:
-        """A new snapshot, with all ways to these versions and these epochs of pointers added. The first one lists all.
+        """Issue a new snapshot that adds all edges of these versions and these pointer epochs. The first one lists everything.
 
         Raises:
-            StaleWrite: others issue at this moment, again and again.
+            StaleWrite: other processes keep issuing snapshots at the same time.
             InvalidSettings: the snapshot in the database is of another run.
             NotFound, WeightsRefused: a version to add cannot be read.
             Unavailable: the store or the database is away; safe to try again.
@@ -118,10 +119,10 @@ class Issuer:
                 self._show((snapshot.sequence, text))
                 self._noted(snapshot)
                 return snapshot
-        raise StaleWrite(f"others issue snapshots of {self._policy!r} at this moment; it is safe to try again")
+        raise StaleWrite(f"other processes issue snapshots of {self._policy!r} at this moment; it is safe to try again")
 
     def renew(self, after: float = RENEW_SECONDS) -> bool:
-        """Issue one if the last is older than `after` seconds, signed by another key, or there is none; True if so.
+        """Issue a snapshot if the last is older than `after` seconds, has another key, or does not exist; True: one was issued.
 
         Raises: as `issue`.
         """
@@ -149,12 +150,12 @@ class Issuer:
         known = before.versions.get(version) if before else None
         if known is None:
             return entry
-        # A way that cannot be read at this moment may be put back: it stays listed.
+        # An edge that cannot be read at this moment may be restored: it stays listed.
         found = entry.edges if entry.root == known.root else {}
         return ListedVersion(known.root, known.parent, {**known.edges, **found})
 
     def _newest(self) -> tuple[SnapshotRow | None, Snapshot | None]:
-        """The row, and the newest snapshot there is: in the store, if a database was put back from an older copy."""
+        """The row, and the newest snapshot: the one in the store, if the database was restored from an older backup."""
         row = self._rows.newest()
         known = [parse_snapshot(row[1], self._policy, None)] if row else []
         try:
@@ -162,7 +163,7 @@ class Issuer:
                 known.append(parse_snapshot(text, self._policy, self._keyring))
         except WeightsRefused as error:
             self._store.on_junk(snapshot_path(self._policy), error)
-        # Of two with one number the row's.
+        # With equal sequence numbers the row's wins.
         newest = max(known, key=lambda snapshot: snapshot.sequence, default=None)
         if newest is not None and newest.run != self._run:
             raise InvalidSettings(
@@ -172,7 +173,7 @@ class Issuer:
         return row, newest
 
     def _show(self, row: SnapshotRow) -> None:
-        """Put the row's image into the store, and the newer one's if there is one by then."""
+        """Copy the row to the store, and a newer row if there is one by then."""
         path = snapshot_path(self._policy)
         for _ in range(_ATTEMPTS):
             try:

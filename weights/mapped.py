@@ -1,4 +1,4 @@
-"""Tensors of a safetensors file where they lie: nothing is read before it is looked at."""
+"""Memory-maps the tensors of a safetensors file: bytes are read when they are used."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class _View(msgspec.Struct):
 
 
 def map_safetensors(path: Path, *, writable: bool = False) -> Tensors:
-    """The tensors of one file as views of it; if `writable`, what is written to them is written to the file.
+    """The tensors of one file as views of it; if `writable`, writes to them go to the file.
 
-    Only what lies outside the file is refused; that tensors are the right ones is for whoever knows their root.
+    Tensors outside the file are refused. The caller checks the content, by its root.
 
     Raises:
         NotFound: there is no such file.

@@ -1,8 +1,8 @@
-"""Making versions. In: the bits of a version and of its parent. Out: edges in the store. Waits for: the store.
+"""Publishes versions. In: the bits of a version and of its parent. Out: edges in the store. Waits for: the store.
 
-A version's step comes first, for with it the version exists and belongs to whoever was first; at an anchor its full copy
-follows. Newcomers lose nothing in between: they come over the anchor before, and if the publisher dies there, the next
-version is an anchor.
+A version's step is published first: with it the version exists, and belongs to the first publisher. At an anchor the full copy
+follows. New replicas lose nothing in between: they start from the anchor before. If the publisher dies there, the next version
+becomes an anchor.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from weights.tensors import Tensors, root_of
 from weights.versions.manifest import NO_HISTORY, OLDEST_SCHEMA, SCHEMA, Manifest
 
 ANCHOR_EVERY = 25
-"""Versions of a lineage from one full copy to the next: what a newcomer may have to decode."""
+"""Versions of a lineage from one full copy to the next: the most that a new replica has to decode."""
 
 
 class ManifestSigner(Protocol):
-    """Who vouches for what is published: weights.versions.signing.Signer."""
+    """Signs manifests: `weights.versions.signing.Signer`."""
 
     def sign(self, manifest: Manifest) -> Manifest:
         """The manifest with a signature."""
@@ -49,15 +49,15 @@ def publish_version(
 ) -> Manifest:
     """Publish `target` as a change of `base`, the parent's weights, and return the primary edge that is now stored.
 
-    The chunks lie under `epoch`, that of the trainer that publishes; 0: under none.
+    The chunks are stored under `epoch`, the epoch of the trainer that publishes; 0: without an epoch.
 
-    Without a parent, and when the lineage's last full copy is `ANCHOR_EVERY` versions back, also in full. Without
-    `base` the parent is loaded from the store.
+    The version is also published in full if it has no parent, or if the lineage's last full copy is `ANCHOR_EVERY` versions
+    back. Without `base` the parent is loaded from the store.
 
-    `history` is the one after the parent, and is brought to the one after this version, in place, once that is durable.
-    It is forgotten before, if it is not the parent's, or if a fold leads to the parent: who came by it knows no history,
-    and could not follow. `parent_root` is what the parent adds up to, from who knows it otherwise: where its manifest cannot
-    be read any more, the version is published all the same, in full too.
+    `history` is the history after the parent. It is advanced past this version, in place, once the version is durable. It is
+    reset first if it is not the parent's, or if a fold leads to the parent: a replica that took the fold has no history
+    and could not follow. `parent_root` is the parent's root, if the caller knows it: the version can then be published, in
+    full too, even if the parent's manifest cannot be read any more.
 
     Raises:
         WeightsRefused: `wrong_base`, the base is not what was published as the parent.
@@ -106,15 +106,15 @@ def publish_fold(
     epoch: int | None = None,
     signer: ManifestSigner | None = None,
 ) -> Manifest:
-    """Publish a way from `base_version` to `version`, which exists, in one payload; returns it as it is stored.
+    """Publish one edge from `base_version` to `version`, which exists; returns the stored edge.
 
-    `epoch` is that of the trainer that publishes it; None: that of the version.
-    `history` is the one after `base_version`, if whoever will take the fold knows it; it is only read. After the fold he
-    knows none, unless `version` is an anchor. So fold to the newest version, before the next one is published:
-    `publish_version` then begins that one's history anew.
+    `epoch` is the epoch of the trainer that publishes it; None: the epoch of the version.
+    `history` is the history after `base_version`, if the replicas that will take the fold have it; it is only read. After
+    the fold they have no history, unless `version` is an anchor. So fold to the newest version, before the next one is
+    published: `publish_version` then begins a new history.
 
     Raises:
-        InvalidValue: the base is not earlier, or is the parent: that way is the step.
+        InvalidValue: the base is not earlier, or is the parent: then the step is enough.
         WeightsRefused: `wrong_base`, the base is not what was published as `base_version`.
         Conflict: `target` is not what was published as `version`.
         NotFound, Unavailable: see `WeightStore`.
@@ -169,7 +169,7 @@ def _publish_step(
         _publish(store, about, encode(None, target), signer)
     stored = store.manifest(about.policy, about.version)
     if history is not None:
-        # What is stored may be from before a restart. Only of the same payload are the moves those that receivers see.
+        # The stored edge may be from before a restart. The moves are those that receivers see only if the payload is the same.
         if [chunk.blake3 for chunk in stored.chunks] == [chunk.blake3 for chunk in encoded.chunks]:
             advance_history(history, stored, encoded.moves)
         else:
@@ -193,7 +193,7 @@ def _publish(store: WeightStore, about: Manifest, encoded: Encoded, signer: Mani
 
 
 def _checked_root(store: WeightStore, policy: str, version: int, base: Tensors, known: str | None = None) -> str:
-    """The root of the base; `known`: what it should be, if the manifest of the version cannot be read any more."""
+    """The root of the base, checked; `known`: the expected root if the manifest of the version cannot be read any more."""
     root = root_of(base)
     published: str | None
     try:
@@ -206,7 +206,7 @@ def _checked_root(store: WeightStore, policy: str, version: int, base: Tensors, 
 
 
 def _usable(store: WeightStore, policy: str, parent: int, history: History | None) -> History | None:
-    """The history, or an empty one if there is somebody who could not have it."""
+    """The history, or an empty one if some replica could not have it."""
     if history is None:
         return None
     try:
@@ -218,7 +218,7 @@ def _usable(store: WeightStore, policy: str, parent: int, history: History | Non
 
 
 def _versions_since_full(store: WeightStore, policy: str, version: int) -> int:
-    """How far back the last full copy of a lineage lies, counted up to `ANCHOR_EVERY`."""
+    """Versions since the last full copy of a lineage, at most `ANCHOR_EVERY`."""
     at: int | None = version
     for distance in range(ANCHOR_EVERY):
         if at is None:
@@ -227,7 +227,7 @@ def _versions_since_full(store: WeightStore, policy: str, version: int) -> int:
             manifest = store.manifest(policy, at)
         except WeightsRefused:
             return ANCHOR_EVERY
-        # An anchor whose publisher died before its full copy is none.
+        # If the publisher died before the full copy, the version does not count as an anchor.
         if manifest.history_after == NO_HISTORY and any(edge.kind == "full" for edge in store.edges(policy, at)):
             return distance
         at = manifest.parent

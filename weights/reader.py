@@ -1,7 +1,6 @@
-"""Reading versions. In: the edges and chunks of whatever keeps them. Out: verified tensors, or verified changes of tensors.
+"""Reads versions. In: edges and chunks. Out: verified tensors, or verified changes of tensors.
 
-A reader says where texts and chunks lie; the rest is the same for all. What cannot be read or believed where an edge should
-be is skipped and told of.
+A subclass fetches objects and chunks; the rest is here. An edge that cannot be read or is not trusted is skipped and reported.
 """
 
 from __future__ import annotations
@@ -36,27 +35,27 @@ from weights.versions.snapshot import ListedVersion, snapshot_path
 from weights.versions.vouching import Snapshots
 
 MOST_MANIFEST_BYTES = 2**26
-"""A full copy of 2 TB has 250,000 chunks of 130 bytes each in its manifest."""
+"""A full copy of 2 TB has 250,000 chunks, each with 130 bytes in its manifest."""
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
 
 
 class Hop(NamedTuple):
-    """One edge of a way, decoded and verified; without a `base_version` it replaces all that is there."""
+    """One edge of a route, decoded and verified. Without a `base_version` it replaces all tensors."""
 
     manifest: Manifest
     staged: Staged
 
 
 class WeightReader(ABC):
-    """Published versions of policies, for whoever needs their weights.
+    """Published versions of policies, to read.
 
     Args:
-        keyring: whose versions are taken; None: everybody's. With `Snapshots` only the versions that the newest one lists.
+        keyring: whose versions are accepted; None: everybody's. `Snapshots` accepts only versions in the newest snapshot.
         connections: objects that are worth asking for at the same time.
 
     Attributes:
-        on_junk: told of every object that could not be read or believed, by its place below the root, and why.
+        on_junk: called for every object that cannot be read or is not trusted, with its path below the root and the reason.
     """
 
     def __init__(self, keyring: Verifier | None = None, connections: int = 1) -> None:
@@ -68,38 +67,38 @@ class WeightReader(ABC):
 
     @abstractmethod
     def read_small(self, path: str, most: int) -> bytes | None:
-        """A whole object of at most `most` bytes, by its place below the root; None if there is none.
+        """A whole object of at most `most` bytes, by its path below the root; None: it does not exist.
 
         Raises:
-            WeightsRefused: `not_a_file` or `too_long`: whatever lies there is not read.
+            WeightsRefused: `not_a_file` or `too_long`: it is not read.
             Unavailable: the store is away.
         """
 
     @abstractmethod
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
-        """A chunk from byte `start` on, as stored: not yet checked, and never more than its size. Raises NotFound."""
+        """A chunk from byte `start` on, as stored: not verified yet, and never more than its size. Raises NotFound."""
 
     @abstractmethod
     def _numbers(self, policy: str) -> list[int]:
-        """Versions that have a folder with something named as a primary edge in it, ascending; not read yet."""
+        """Versions whose folder has a file with the name of a primary edge, ascending; not verified yet."""
 
     @abstractmethod
     def _names(self, policy: str, version: int) -> list[str]:
-        """What is named as an edge in the folder of a version; empty if there is none."""
+        """Files with the name of an edge in the folder of a version; may be empty."""
 
     def versions(self, policy: str) -> list[int]:
-        """Durable versions in ascending order; empty for an unknown policy. What only has the name of one is left out."""
+        """Durable, trusted versions in ascending order; empty for an unknown policy."""
         listed = self._listed(policy)
         if listed is not None:
             return sorted(listed)
         return [version for version in self._numbers(policy) if self._is_believed(policy, version)]
 
     def manifest(self, policy: str, version: int) -> Manifest:
-        """The primary edge of a version; where that cannot be read, another one: all say the same of the version.
+        """The primary edge of a version. If it cannot be read, another edge: all edges agree about the version.
 
         Raises:
-            NotFound: there is no such version; says what exists.
-            WeightsRefused: the manifest is damaged, out of place, of another schema, or not vouched for.
+            NotFound: there is no such version; the message lists the versions.
+            WeightsRefused: the manifest is damaged, misplaced, of another schema, or not trusted.
         """
         self.renew(policy, version)
         if (found := self._primary(policy, version)) is not None:
@@ -111,11 +110,11 @@ class WeightReader(ABC):
         return self.manifest(policy, version).run
 
     def edges(self, policy: str, version: int) -> list[Manifest]:
-        """All edges to a version that are believed, the primary one first. Raises as `manifest`, if there is none."""
+        """All trusted edges to a version, the primary one first. Raises as `manifest` if there are none."""
         edges, refused = self.survey(policy, version)
         if refused and not edges:
             raise refused[0]
-        if not refused and (not edges or not is_primary(edges[0])):  # nothing stands where the primary should be
+        if not refused and (not edges or not is_primary(edges[0])):  # the primary edge does not exist
             try:
                 known = self.versions(policy)
             except Unsupported:
@@ -124,7 +123,7 @@ class WeightReader(ABC):
         return edges
 
     def survey(self, policy: str, version: int) -> tuple[list[Manifest], list[WeightsRefused]]:
-        """What is believed of a version, the primary edge first, and why anything else is not; both empty if it is unknown.
+        """The trusted edges of a version, the primary one first, and why others are refused; both empty for an unknown version.
 
         Raises:
             Unavailable: the store is away.
@@ -148,12 +147,12 @@ class WeightReader(ABC):
         return agreed, refused
 
     def renew(self, policy: str, version: int | None = None, *, must: bool = False) -> None:
-        """Look for a newer snapshot, if it is time, if `version` is not in the one at hand, or if one `must`.
+        """Look for a newer snapshot if it is time, if the current one does not list `version`, or if `must`.
 
-        One that is not accepted is told of; the one before still counts. A store that is away is borne if there is one.
+        A snapshot that is refused is reported, and the current one stays valid. If the store is away, the current one is enough.
 
         Raises:
-            Unavailable: the store is away, and there is no snapshot at hand.
+            Unavailable: the store is away, and there is no current snapshot.
         """
         path = snapshot_path(policy)
         if self._snapshots is None or not (must or self._snapshots.is_due(policy, version)):
@@ -167,7 +166,7 @@ class WeightReader(ABC):
                 raise
 
     def believed(self, text: bytes, policy: str, version: int) -> Manifest:
-        """The manifest in `text`, which was kept elsewhere, if it is vouched for now. Raises WeightsRefused."""
+        """The manifest in `text`, which was stored elsewhere, if it is trusted now. Raises WeightsRefused."""
         return read_edge(text, policy, version, edge_name(parse_manifest(text)), self._keyring)
 
     def payload(self, manifest: Manifest) -> bytes:
@@ -184,11 +183,11 @@ class WeightReader(ABC):
         return joined.getvalue()
 
     def load(self, policy: str, version: int) -> Tensors:
-        """All tensors of a version, by the cheapest way from nothing, verified at every step. Raises as `stage_onto`."""
+        """All tensors of a version, by the cheapest route from nothing, verified at every edge. Raises as `stage_onto`."""
         return self.load_state(policy, version)[0]
 
     def load_state(self, policy: str, version: int) -> tuple[Tensors, History]:
-        """The tensors of a version, and the history that the step after it may be coded with. Raises as `stage_onto`."""
+        """The tensors of a version, and the history that its next step may be coded with. Raises as `stage_onto`."""
         traveller = self._follow(policy, version, {}, lambda way: self._arrived(way, _Traveller({})))
         return traveller.own(), traveller.history
 
@@ -200,7 +199,7 @@ class WeightReader(ABC):
         base: Mapping[str, Tensor],
         history: History | None = None,
     ) -> Tensors:
-        """As `load`, but fetch only what leads on from `base_version` if anything does; in fresh memory.
+        """As `load`, but fetch only the edges from `base_version` on if there are any; in fresh memory.
 
         Raises:
             WeightsRefused: as `stage_onto`; `wrong_base` if `base` is not that version's weights.
@@ -235,15 +234,15 @@ class WeightReader(ABC):
         base_root: str | None = None,
         payload: Callable[[Manifest], bytes] | None = None,
     ) -> list[Hop]:
-        """What makes `base` the weights of `version`: decoded, verified, and not applied. Empty if it is held already.
+        """The changes from `base` to the weights of `version`: decoded, verified, and not applied. Empty if they are equal.
 
         Each hop is staged on the result of the one before, whose history `advance_history` gives. `base` and `history`
-        are only read; tensors in between are made only if there is more than one hop. `base_root` is the root of `base`
-        from a caller who has verified these very bits; None: it is computed. `payload` is who else fetches payloads.
+        are only read; intermediate tensors are made only if there is more than one hop. `base_root` is the root of `base`,
+        if the caller has verified exactly these bits; None: it is computed. `payload` fetches payloads; None: this reader does.
 
         Raises:
-            NotFound: no such version, or its bytes are gone.
-            WeightsRefused: see `route`, `payload` and `codec.stage`; nothing was changed.
+            NotFound: no such version, or its bytes were removed.
+            WeightsRefused: see `route`, `payload` and `codec.delta.stage`; nothing was changed.
         """
 
         def follow(way: list[Manifest]) -> list[Hop]:
@@ -265,7 +264,7 @@ class WeightReader(ABC):
         return follow_route(cache(partial(self.edges, policy)), version, held, follow)
 
     def _contents(self, manifest: Manifest) -> Iterator[bytes]:
-        """The chunks of a payload in order, not yet checked."""
+        """The chunks of a payload in order, not verified yet."""
 
         def whole(chunk: Chunk) -> bytes:
             content = b""
@@ -284,7 +283,7 @@ class WeightReader(ABC):
             yield from pool.map(work, items)
 
     def _primary(self, policy: str, version: int) -> Manifest | None:
-        """The edge that makes a version exist; None if there is none that is believed."""
+        """The edge that makes a version exist; None: there is no trusted one."""
         for name in PRIMARIES:
             edge = self._edge(policy, version, name)
             if isinstance(edge, Manifest) and is_primary(edge):
@@ -292,7 +291,7 @@ class WeightReader(ABC):
         return None
 
     def _is_believed(self, policy: str, version: int) -> bool:
-        # What a version is never changes: it is looked at once.
+        # A version never changes, so one look is enough.
         if (policy, version) not in self._believed and self._primary(policy, version) is not None:
             self._believed.add((policy, version))
         return (policy, version) in self._believed
@@ -305,7 +304,7 @@ class WeightReader(ABC):
         return [] if entry is None else [name for name in entry.edges if EDGE.fullmatch(name)]
 
     def _readable(self, policy: str, version: int, names: list[str]) -> list[Manifest | WeightsRefused]:
-        """These edges, or why they cannot be used; those that are not there are left out."""
+        """These edges, or why they cannot be used; files that do not exist are left out."""
         found = self._each(lambda name: self._edge(policy, version, name), names)
         return [edge for edge in found if edge is not None]
 
@@ -320,9 +319,9 @@ class WeightReader(ABC):
 
 
 def advance_history(history: History, manifest: Manifest, moves: Mapping[str, Moves]) -> None:
-    """Bring the history of what an edge was applied to, in place, to where it is after it: empty if that is not known.
+    """Advance the history of the base, in place, past an edge that was applied to it. Empty: the new history is not known.
 
-    `moves` is what the edge moved, from `codec.Staged` or `codec.Encoded`.
+    `moves` are the moves of the edge, from `codec.delta.Staged` or `codec.delta.Encoded`.
     """
     if manifest.history == NO_HISTORY:
         history.reset()
@@ -340,7 +339,7 @@ def _fetched(manifest: Manifest, payload: Callable[[Manifest], bytes]) -> bytes:
 
 
 class _Traveller:
-    """What one has on the way; what was given at the start is only read."""
+    """The tensors and the history along a route. The start is only read."""
 
     def __init__(
         self, base: Mapping[str, Tensor], history: History | None = None, base_root: str | None = None
@@ -351,7 +350,7 @@ class _Traveller:
         self.history = History() if history is None else history.copy()
 
     def own(self) -> Tensors:
-        """The tensors, in memory that nobody else has."""
+        """The tensors, in memory of their own."""
         if self._own is None:
             self._own = _copied(self._base)
         return self._own
@@ -362,7 +361,7 @@ class _Traveller:
         return stage(at, manifest, payload, self.history, base_root=self._root)
 
     def move(self, hop: Hop, *, is_kept: bool = False) -> None:
-        """Go along an edge that was staged; if the hop is kept, its memory stays its own."""
+        """Apply a staged edge; if the hop is kept, its memory is not shared."""
         whole = {name for name, change in hop.staged.changes.items() if change.places is None}
         if hop.manifest.base_version is None:
             self._own = {}

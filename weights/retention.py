@@ -1,8 +1,8 @@
-"""What a store may forget. In: the versions somebody needs. Out: chunks that no way to or from these uses.
+"""Finds chunks that a store may delete. In: the versions that are needed. Out: chunks that no route to or from these uses.
 
-`plan_pruning` only looks; whoever holds the right to delete says later, by `PruningPlan`, what may go, and `WeightStore.remove_chunks`
-removes it. Manifests stay: they are small, and the lineage is read from them. A publisher may run meanwhile. While the
-manifests of a version cannot be read, only what others name is removed.
+`plan_pruning` only reads. The process that may delete then acts on the `PruningPlan`, with `WeightStore.remove_chunks`.
+Manifests stay: they are small, and they record the lineage. A publisher may run meanwhile. While the manifests of some version
+cannot be read, only chunks that other manifests name are removed.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ YOUNGEST_SECONDS = 3600.0
 
 
 class PruningPlan(NamedTuple):
-    """What may be removed, and what cannot be kept."""
+    """The chunks that may be removed, and the versions that are lost."""
 
     unused: dict[str, int]
     """Names of chunks to their bytes."""
     unloadable: tuple[int, ...]
-    """Versions that nobody can load from nothing once these are gone, less `gone_versions`."""
+    """Versions that cannot be loaded from nothing once these chunks are gone, without `gone_versions`."""
     lost: tuple[int, ...]
-    """Needed versions that nobody can load any more already: an earlier run was not told that they are needed."""
+    """Needed versions that cannot be loaded even now: an earlier run did not know that they are needed."""
     before: float
-    """For `WeightStore.remove_chunks`."""
+    """The argument of `WeightStore.remove_chunks`."""
     stored: Collection[str]
-    """Every chunk that lay there."""
+    """Every chunk in the store."""
 
 
 def plan_pruning(
@@ -48,36 +48,36 @@ def plan_pruning(
     gone: Collection[str] = (),
     gone_versions: Collection[int] = (),
 ) -> PruningPlan:
-    """Which chunks nobody will ask for.
+    """Find the chunks that are not needed.
 
-    Of the newest versions, from the oldest of `keep_anchors` full copies on, all ways are kept. A needed version can be
-    loaded from nothing, and whoever holds it comes to every later one of these without a full copy, if he could
-    before. So an old version that stays listed keeps a way up from there.
+    All edges of the newest versions are kept, from the oldest of `keep_anchors` full copies on. A needed version can still be
+    loaded from nothing, and a replica that has it still reaches every later kept version without a full copy, if it could
+    before. So an old version that stays needed keeps a route up from there.
 
     Args:
-        store: where.
-        policy: whose.
-        needed: versions that an arm or a replica holds or may be sent to, or that the trainer may go back to.
+        store: the versions.
+        policy: whose versions.
+        needed: versions that an arm or a replica has or may be sent to, or that the trainer may return to.
         now: UTC epoch seconds.
-        loadable: versions that nobody holds, and that stay to be loaded from nothing, such as the base.
-        keep_anchors: full copies for newcomers, at least 1.
-        older_than: seconds; what was written since is left, at least `YOUNGEST_SECONDS`.
-        gone: chunks that may disappear at any moment: no way leads over them.
-        gone_versions: versions that are known to be unloadable, and are not looked at.
+        loadable: versions that must stay loadable from nothing although no replica has them, such as the base.
+        keep_anchors: full copies for new replicas, at least 1.
+        older_than: seconds, at least `YOUNGEST_SECONDS`; younger chunks stay.
+        gone: chunks that may disappear at any moment: no route uses them.
+        gone_versions: versions that are known to be unloadable, and are skipped.
 
     Raises:
-        InvalidValue: a bound above is not kept.
+        InvalidValue: `keep_anchors` or `older_than` is too small.
         NotFound: a needed version does not exist.
         Unavailable: the store is away.
     """
     if keep_anchors < 1 or older_than < YOUNGEST_SECONDS:
         raise InvalidValue(
-            f"keep at least 1 anchor and {YOUNGEST_SECONDS:.0f} seconds, not {keep_anchors} and {older_than}: newcomers "
+            f"keep at least 1 anchor and {YOUNGEST_SECONDS:.0f} seconds, not {keep_anchors} and {older_than}: new replicas "
             "and publishers rely on it",
             param="keep_anchors" if keep_anchors < 1 else "older_than",
         )
     wanted, extra = sorted(set(needed)), sorted(set(loadable))
-    # Chunks before manifests: what a publisher adds in between is not in this list, so it stays.
+    # Chunks before manifests: chunks that a publisher adds in between are not in this list, so they stay.
     stored = store.chunks(policy)
     sizes = {chunk.name: chunk.num_bytes for chunk in stored}
     there = sizes.keys() - set(gone)
@@ -101,7 +101,7 @@ def plan_pruning(
         kept += route_from(edges_of, version, {}) or []
     used = _chunks(kept)
     named = {name for version in versions if version not in gone_versions for name in _chunks(edges_of(version))}
-    if unreadable:  # what manifests that cannot be read may name is left: one may be put back
+    if unreadable:  # an unreadable manifest may name them, and may be restored
         used |= there - named
     before = now - older_than
     unused = [chunk.name for chunk in stored if chunk.name not in used and chunk.written_at < before]
@@ -127,7 +127,7 @@ def _chunks(edges: Iterable[Manifest]) -> set[str]:
 def _kept_edges(
     edges_of: EdgesOf, versions: list[int], needed: list[int], floor: int
 ) -> tuple[list[Manifest], tuple[int, ...]]:
-    """Edges whose chunks stay, some more than once, and needed versions that no way leads to."""
+    """Edges whose chunks stay, some more than once, and needed versions that no route leads to."""
     newest = [version for version in versions if version >= floor]
     kept = [edge for version in newest for edge in edges_of(version)]
     lost = []
@@ -145,7 +145,7 @@ def _kept_edges(
 
 
 def _floor(edges_of: EdgesOf, versions: list[int], keep_anchors: int) -> int:
-    """The oldest of the newest full copies; if there are not so many, the first version."""
+    """The oldest of the newest `keep_anchors` full copies; if there are fewer, the first version."""
     found = 0
     for version in reversed(versions):
         found += any(edge.kind == "full" for edge in edges_of(version))

@@ -1,6 +1,6 @@
-"""What a version of a policy is: named tensors as bit patterns.
+"""The content of a version: named tensors as bit patterns.
 
-A tensor here is its bytes; no float is ever computed, so NaN payloads and negative zeros travel unharmed.
+A tensor here is its bytes. No float is ever computed, so NaN payloads and negative zeros are preserved.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def write_safetensors(path: Path, tensors: Tensors) -> None:
     """Write one file durably; transformers and torch can load it.
 
     Raises:
-        Unavailable: the disk is full; what stood at `path` before is untouched.
+        Unavailable: the disk is full; an earlier file at `path` is unchanged.
     """
     # Empty ones, then the widest elements first, so that every tensor is aligned to its own element size.
     ordered = sorted(tensors.items(), key=lambda item: (item[1].data.size > 0, -element_width(item[1]), item[0]))
@@ -124,7 +124,7 @@ def _read_shards(index: Path) -> Tensors:
     return tensors
 
 
-# What safetensors says when bytes are missing rather than wrong.
+# Errors of safetensors for bytes that are missing rather than wrong.
 _SHORT = ("header too small", "invalid header length", "file not fully covered")
 
 

@@ -1,6 +1,6 @@
-"""Compiles the codec's loops before somebody waits for them: a process that serves must not compile beside serving.
+"""Compiles the codec's loops before they are needed: a process must not compile while it serves.
 
-What was compiled is kept on disk beside the code, so only the first start of an installation takes long.
+Compiled code is cached on disk beside the code, so only the first start of an installation is slow.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from weights.versions.manifest import Manifest
 _SIDE = 256
 _NAME = "matrix"
 _SCATTERED, _IN_ROWS = 0.02, 0.11
-"""Shares of weights that move; so many in rows and columns that it pays to send these."""
+"""Shares of weights that move. The second is dense enough that factors of rows and columns are sent."""
 _log = structlog.get_logger(__name__)
 
 
 @functools.cache
 def warm_up() -> None:
-    """Encode and decode a few bfloat16 weights in all ways that a policy's travel; once a process.
+    """Encode and decode a few bfloat16 weights in every way that a policy's weights are sent; once per process.
 
-    Takes some ten seconds on one core where it was never done, else a fraction of one.
+    Takes about ten seconds on one core the first time, later a fraction of a second.
     """
     started = time.perf_counter()
     draw = np.random.default_rng(0)
@@ -38,7 +38,7 @@ def warm_up() -> None:
     rows, columns = (draw.choice(np.array([1, -1]), _SIDE) for _ in range(2))
     for share, signs in ((_SCATTERED, np.ones((_SIDE, _SIDE), np.int64)), (_IN_ROWS, np.outer(rows, columns))):
         words = tensors[_NAME].data.view("<u2").reshape(signs.shape)
-        # Towards the signs: what is added to the bits of a negative weight makes it less.
+        # Towards the signs: adding to the bits of a negative weight makes it smaller.
         steps = np.where(words >> 15 == 1, -signs, signs) * (draw.random(signs.shape) < share)
         _travel(tensors, _tensors(words + steps.astype("<u2")), history)
     _log.info("codec_warmed_up", seconds=round(time.perf_counter() - started, 3))

@@ -1,8 +1,8 @@
-"""The entropy coder, compiled: changes to words and back. `docs/weight-format.md` states what it does.
+"""The compiled entropy coder: changes to words and back. `docs/weight-format.md` specifies it.
 
 The coder is rANS with a 64-bit state and 32-bit words (Duda, arXiv 1311.2540). Positions are coded in rescaled time (Brown et
-al., Neural Computation 14, 2002): each weight takes the time `hazard`, the changes are then a Poisson process of rate
-one, whatever the contexts. Nothing here allocates by what a payload says.
+al., Neural Computation 14, 2002): each weight takes the time `hazard`, so the changes are a Poisson process of rate
+one in every context. Nothing here allocates memory by numbers from a payload.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STATE_WORDS = 2
 
 
 def _survival() -> npt.NDArray[np.uint32]:
-    """Cumulative probability of a gap at each bucket's start, of 2**SCALE_BITS; the rest is the escape.
+    """Cumulative probability of a gap at each bucket's start, in units of 2**-SCALE_BITS; the rest is the escape.
 
     Integers only, so that every machine has the same table: q16 is exp(-1/16) in 62 bits.
     """
@@ -57,7 +57,7 @@ FINDER_BITS = 8
 FINDER = (
     np.searchsorted(BOUNDS, np.arange(1 << FINDER_BITS) << (SCALE_BITS - FINDER_BITS), "right").astype(np.uint8) - 1
 )
-"""By the top bits of a position's slot, the first bucket that it may lie in."""
+"""The first bucket a position can be in, by the top bits of its slot."""
 
 
 @compiled
@@ -68,7 +68,7 @@ def level_of(row_code: Any, column_code: Any) -> Any:
 
 @compiled
 def add_levels(contexts: Words, row_codes: Bytes, column_codes: Bytes, levelled: Words) -> None:
-    """The contexts with the levels above them, uint32."""
+    """Write the contexts with their levels in the upper bits, uint32, into `levelled`."""
     place = 0
     for row in range(row_codes.size):
         code = row_codes[row]
@@ -82,7 +82,7 @@ def add_levels(contexts: Words, row_codes: Bytes, column_codes: Bytes, levelled:
 def direction_of(place: Any, state: np.uint8, row_codes: Bytes, column_codes: Bytes) -> Any:
     """The context of a change's direction, and whether it is expected to go down.
 
-    A state that remembers a move expects another of its kind. Where it does not, the factors say, if there are any.
+    A state that remembers a move predicts the same direction. For other states the factors predict it, if there are any.
     """
     is_down = state >> 7 == 1
     if column_codes.size == 0:
@@ -100,7 +100,7 @@ def direction_of(place: Any, state: np.uint8, row_codes: Bytes, column_codes: By
 
 @compiled
 def ordinal(word: np.uint64, width: np.uint64, is_float: bool) -> np.uint64:
-    """The place of a bit pattern in its type's order, modulo 2**width; for floats -0 comes just below +0. Its own inverse."""
+    """The rank of a bit pattern in its type's order, modulo 2**width; for floats -0 is just below +0. Its own inverse."""
     top = _ONE << (width - _ONE)
     return word ^ (top - _ONE) if is_float and word & top else word
 
@@ -135,7 +135,7 @@ def describe_changes(
     extras: Words,
     num_extras: Bytes,
 ) -> None:
-    """Per change the context of its direction, the direction, 1 if it was expected, and its distance as `token_of` has it."""
+    """Write per change: the context of its direction, the direction, 1 if it was expected, and its distance as `token_of`."""
     width = np.uint64(old.itemsize * 8)
     everything = (_ONE << width) - _ONE
     half = _ONE << (width - _ONE)
@@ -157,7 +157,7 @@ def describe_changes(
 
 @compiled
 def cumulative(time: np.uint64, bounds: Words) -> np.uint64:
-    """Probability, of 2**SCALE_BITS, that the gap ends before `time` <= LIMIT."""
+    """Probability, in units of 2**-SCALE_BITS, that the gap ends before `time` <= LIMIT."""
     bucket = time >> np.uint64(BUCKET_BITS)
     if bucket >= np.uint64(NUM_BUCKETS):
         return np.uint64(bounds[NUM_BUCKETS])
@@ -181,7 +181,7 @@ def code_block(
     rows: Words,
     out: Words,
 ) -> int:
-    """Code a block's changes, last first; the words stand at the end of `out`, in reading order. Returns how many.
+    """Code a block's changes, last first, into the end of `out`, in reading order. Returns the number of words.
 
     The tables are those of `decode_block`; `out` has room for three words per change and one per four escapes.
     """
@@ -232,7 +232,7 @@ def code_block(
 
 @compiled
 def refill(state: np.uint64, coded: Words, used: int) -> tuple[np.uint64, int]:
-    """Take the next word when the state runs low; after the last one only count, so that the end does not fit."""
+    """Take the next word when the state runs low. After the last word only count, so that `decode_block` notices."""
     if state < _FIRST:
         if used < coded.size:
             state = state << _WORD | np.uint64(coded[used])
@@ -253,7 +253,7 @@ def find_time(slot: np.uint64, bounds: Words, finder: Bytes) -> np.uint64:
 
 @compiled
 def read_value(state: np.uint64, coded: Words, used: int, same: np.uint64, row: Words) -> Any:
-    """(state, words used, whether a change goes where it was expected, its distance)."""
+    """(state, words used, 1 if the change has the expected direction, its distance)."""
     slot = state & _SCALE_MASK
     agrees = (slot >> _TABLE) < same
     sign_start = np.uint64(0) if agrees else same
@@ -277,7 +277,7 @@ def read_value(state: np.uint64, coded: Words, used: int, same: np.uint64, row: 
 def skip_limit(
     contexts: Words, hazards: Words, place: np.uint64, end: np.uint64, time: np.uint64
 ) -> tuple[np.uint64, np.uint64]:
-    """Pass weights until an escape's time is over; the place, and the time beyond it."""
+    """Skip weights until an escape's time is over; returns the place and the time beyond it."""
     while time < np.uint64(LIMIT) and place < end:
         time += np.uint64(hazards[np.uint64(contexts[place])])
         place += _ONE
@@ -306,8 +306,9 @@ def decode_block(
 ) -> bool:
     """Decode one block, the weights [first, end): fill `places`, `words` and `moved_down`, one item per change.
 
-    `agreement` is, per context of a direction, the probability of 2**TABLE_BITS that a change goes where it is expected; `rows` are, per
-    class, the cumulative frequencies of its tokens; `coded` are the block's words. False if they are not a block's.
+    `agreement` has, per direction context, the probability that a change has the expected direction, in units of
+    2**-TABLE_BITS; `rows` has, per class, the cumulative frequencies of its tokens; `coded` are the block's words. False: they
+    are not a valid block.
     """
     width = np.uint64(old.itemsize * 8)
     everything = (_ONE << width) - _ONE

@@ -1,8 +1,7 @@
-"""How a payload is laid out: a magic number, a compressed header, one body per tensor. Pure."""
+"""The layout of a payload: a magic number, a compressed header, one body per tensor. Pure."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -20,7 +19,7 @@ _LENGTH_BYTES = 4
 _MOST_HEADER_BYTES = 256 * 2**20
 _FREE_HEADER_BYTES = 2**20
 _HEADER_BYTES_PER_BYTE = 64
-"""So that a small payload cannot fill the memory with its header."""
+"""Limits on the header: a small payload must not fill the memory."""
 _STEP = 2**16
 _MOST_DIMENSIONS = 64
 UNCHANGED, SPARSE, DENSE, RAW = range(4)
@@ -32,11 +31,11 @@ Layout = tuple[Entry, ...]
 
 
 class TensorHead(msgspec.Struct, array_like=True, frozen=True):
-    """How one tensor travels; numbers that its way does not need are 0 or empty."""
+    """How one tensor is sent. Fields that its way does not need are 0 or empty."""
 
     way: int = UNCHANGED
     num_bytes: int = 0
-    """Of its body."""
+    """Size of the body."""
     scale: int = 0
     """Sparse: eighths of an octave, see `contexts.scaled`."""
     changes: tuple[int, ...] = ()
@@ -44,16 +43,16 @@ class TensorHead(msgspec.Struct, array_like=True, frozen=True):
     words: tuple[int, ...] = ()
     """Sparse: coded words per block. Dense: how many words there are, and the bytes of one."""
     factor_bytes: int = 0
-    """Sparse: of the factors, with which the body then begins."""
+    """Sparse: size of the factors at the start of the body."""
     levels: tuple[int, ...] = ()
-    """Sparse, with factors: per level what is added to `scale`."""
+    """Sparse, with factors: added to `scale`, one number per level."""
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
-    """What a payload says of itself."""
+    """The header of a payload."""
 
     layout: Layout | None
-    """None: as the base."""
+    """None: the layout of the base."""
     models: dict[str, Tables]
     """Per dtype."""
     tensors: tuple[TensorHead, ...]
@@ -61,7 +60,7 @@ class Header(msgspec.Struct, array_like=True, frozen=True):
 
 
 def layout_of(tensors: Mapping[str, Tensor]) -> Layout:
-    """Sorted by name."""
+    """The layout of these tensors, sorted by name."""
     return tuple((name, tensors[name].dtype, tuple(tensors[name].shape)) for name in sorted(tensors))
 
 
@@ -86,7 +85,7 @@ def split_payload(payload: bytes, base: Layout | None) -> tuple[Header, Layout, 
         most = min(_MOST_HEADER_BYTES, _FREE_HEADER_BYTES + _HEADER_BYTES_PER_BYTE * len(payload))
         parts = islice(iter(partial(decompressor.read, _STEP), b""), -(-most // _STEP))
         header = msgspec.msgpack.decode(b"".join(parts), type=Header)
-    # Deep nesting and bytes that are no UTF-8 are not always msgspec's own errors.
+    # Deep nesting and bytes that are not UTF-8 are not always msgspec's own errors.
     except (zstandard.ZstdError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise corrupt(f"its header cannot be read: {error}") from error
     layout = header.layout if header.layout is not None else base
@@ -104,14 +103,9 @@ def split_payload(payload: bytes, base: Layout | None) -> tuple[Header, Layout, 
 
 
 def corrupt(reason: str, tensor: str | None = None) -> WeightsRefused:
-    """What to say of a payload whose bytes arrived and make no sense."""
+    """The error for a payload that arrived intact and cannot be decoded."""
     what = "the payload" if tensor is None else f"tensor {tensor!r}"
     return WeightsRefused("corrupt_payload", f"{what} cannot be decoded: {reason}", tensor=tensor)
-
-
-def num_elements(shape: tuple[int, ...]) -> int:
-    """Elements of a tensor of that shape."""
-    return math.prod(shape)
 
 
 def _bodies(content: memoryview, lengths: list[int]) -> Iterator[memoryview]:

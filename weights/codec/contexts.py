@@ -1,7 +1,7 @@
 """The model of the context coder: how soon each kind of weight changes, which way, how far. Pure.
 
-A kind, or context, is the class of a weight (for floats its exponent: a step of one unit in the last place is as large as the
-exponent says, an update is not, so small weights change often) and the state of its history. Tables are estimated
+A kind, or context, is the class of a weight and the state of its history. For floats the class is the exponent: a step of one
+unit in the last place is proportional to the weight, an update is not, so small weights change often. Tables are estimated
 from the version itself and travel with it; a context with too little evidence falls back to a coarser one.
 """
 
@@ -27,7 +27,7 @@ from weights.codec.kernels import (
 
 NUM_CONTEXTS = NUM_CLASSES << CLASS_BITS
 ANY = 1
-"""Stands for every state but 0; no weight is ever in it, since a state that remembers nothing is 0."""
+"""Stands for every state but 0. No weight ever has the state 1, because a state that remembers nothing is 0."""
 _WHOLE = 1 << TABLE_BITS
 _LONGEST = 8 << TIME_BITS
 _CODE_OF_ONE = 160
@@ -37,7 +37,7 @@ _EIGHTHS = (1073741824, 1170923761, 1276901416, 1392470868, 1518500249, 16559362
 LARGEST_SCALE = 96
 _LAST_SHARE = 255
 _ENTRY_BITS = 14.0
-"""What a table's entry costs, about: it is written only if it saves more."""
+"""The approximate cost of a table's entry, in bits: it is written only if it saves more."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -53,7 +53,7 @@ class Spec(NamedTuple):
     """1: sign and magnitude; 0: two's complement or none."""
 
 
-# The sign is no part of a class: a weight moves up as readily as down.
+# The class leaves out the sign: a weight moves up as often as down.
 SPECS = {
     "BF16": Spec(0, 0, 0x7F80, 1),
     "F16": Spec(0, 3, 0x0F80, 1),
@@ -66,13 +66,13 @@ PLAIN = Spec(0, 0, 0, 0)
 
 
 class Tables(msgspec.Struct, array_like=True, frozen=True):
-    """The model as it travels. Of columns that belong together each entry is a byte."""
+    """The model as it is sent. The rate columns have one byte per entry."""
 
     rate_classes: bytes
     rate_states: bytes
-    """0: all states of the class; ANY: all but 0; else that state alone. The more special wins."""
+    """0: all states of the class; ANY: all but 0; else that state alone. The most specific entry wins."""
     rate_codes: bytes
-    """A hazard is 2 ** ((code - 160) / 8). What is not listed has 2 ** -16."""
+    """A hazard is 2 ** ((code - 160) / 8). Contexts that are not listed have 2 ** -16."""
     directions: tuple[tuple[int, int], ...]
     """(context, code): a change goes where it is expected with probability code / 256; code 1 to 255.
 
@@ -83,7 +83,7 @@ class Tables(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Model(NamedTuple):
-    """The same, as the loops take it."""
+    """The model in the form that the compiled loops use."""
 
     hazards: npt.NDArray[np.uint32]
     """Units of time per context [NUM_CONTEXTS]."""
@@ -96,20 +96,20 @@ class Model(NamedTuple):
 
 
 class ChangeCounts(NamedTuple):
-    """What a version's changes say, added up over its tensors."""
+    """Counts of a version's changes, summed over its tensors."""
 
     seen: Floats
     """Weights per context [NUM_CLASSES, NUM_STATES]."""
     changed: Floats
     """Changes per context, likewise."""
     agreed: Floats
-    """Per context of a direction how many changes went against [0] and along [1] what is expected [2, NUM_DIRECTIONS]."""
+    """Per direction context: changes against [0] and along [1] the expected direction [2, NUM_DIRECTIONS]."""
     tokens: Floats
     """[NUM_CLASSES, NUM_TOKENS]."""
 
 
 def fit(evidence: ChangeCounts) -> Tables:
-    """Tables that cost little, themselves included."""
+    """Tables that make the payload small; the size of the tables counts."""
     classes, states, codes = _fit_rates(evidence)
     return Tables(classes, states, codes, _fit_directions(evidence.agreed), _fit_tokens(evidence.tokens))
 
@@ -118,7 +118,7 @@ def model_of(tables: Tables) -> Model:
     """Fill the tables' gaps.
 
     Raises:
-        WeightsRefused: `corrupt_payload`, the tables are no tables.
+        WeightsRefused: `corrupt_payload`, the tables are invalid.
     """
     columns = (tables.rate_classes, tables.rate_states, tables.rate_codes)
     classes, states, codes = (np.frombuffer(column, np.uint8) for column in columns)
@@ -169,7 +169,7 @@ def _fit_rates(evidence: ChangeCounts) -> tuple[bytes, bytes, bytes]:
     seen = np.maximum(evidence.seen[classes], changed)
     still, moved = _codes(seen[:, 0], changed[:, 0]), _codes(seen[:, 1:].sum(1), changed[:, 1:].sum(1))
     own = _codes(seen, changed)
-    # The entry of state 0 speaks for the others until one says more.
+    # The entry of state 0 is the default of the other states.
     still = np.where(changed[:, 0] == 0, np.minimum(still, moved), still)
     use_moved = _saving(seen[:, 1:], changed[:, 1:], still[:, None], moved[:, None]).sum(1) > _ENTRY_BITS
     fallback = np.where(use_moved, moved, still)[:, None]
@@ -243,7 +243,7 @@ def _codes(seen: Floats, changed: Floats) -> npt.NDArray[np.int64]:
 
 
 def _saving(seen: Floats, changed: Floats, fallback: Any, own: Any) -> Floats:
-    """Bits that a hazard of one's own saves."""
+    """Bits saved by a separate hazard."""
     return _bits(seen, changed, fallback) - _bits(seen, changed, own)
 
 

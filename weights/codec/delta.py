@@ -1,8 +1,8 @@
 """Lossless deltas between two versions, tensor by tensor, on bit patterns. `docs/weight-format.md` is the format.
 
-A tensor travels in the smallest of four ways: `unchanged`; `sparse`, its changes coded in the context of the base and of the
-history that both ends hold; `dense`, the distances of all elements in byte planes; `raw`. Nothing is changed before
-everything is checked: `stage` decodes and verifies, `apply_staged` only scatters.
+A tensor is sent in the smallest of four ways: `unchanged`; `sparse`, its changes coded in the context of the base and of the
+history that both ends have; `dense`, the distances of all elements in byte planes; `raw`. Nothing is changed before
+everything is verified: `stage` decodes and verifies, `apply_staged` only scatters.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from weights.versions.manifest import CHUNK_BYTES, NO_HISTORY, Chunk, Manifest, 
 
 CODEC = "context-rans/1"
 _DENSE_FROM = 0.12
-"""Density from which both ways are tried."""
+"""Density from which sparse and dense are both tried."""
 _WIDEST_ELEMENT = 16
 
 Words = npt.NDArray[Any]
 
 
 class Encoded(NamedTuple):
-    """A payload, and what a manifest says of it."""
+    """A payload, and the fields of its manifest."""
 
     payload: bytes
     target_root: str
     num_changed: int
-    """Elements whose bits differ from the base; all elements of a tensor the base lacks."""
+    """Elements whose bits differ from the base; for a new tensor, all of them."""
     num_weights: int
     full_bytes: int
     moves: dict[str, Moves]
-    """What `History.advance` takes."""
+    """The argument of `History.advance`."""
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -64,7 +64,7 @@ class Encoded(NamedTuple):
 
 
 class TensorChange(NamedTuple):
-    """What one tensor becomes."""
+    """The change of one tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -75,19 +75,19 @@ class TensorChange(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """A version, decoded and verified, that nobody serves yet."""
+    """A version, decoded and verified, but not applied yet."""
 
     changes: dict[str, TensorChange]
-    """Unchanged tensors are not in it."""
+    """By tensor name, without unchanged tensors."""
     removed: tuple[str, ...]
-    """Tensors of the base that the target lacks."""
+    """Tensors of the base that the target does not have."""
     moves: dict[str, Moves]
-    """What `History.advance` takes."""
+    """The argument of `History.advance`."""
     target_root: str
 
 
 class _Way(NamedTuple):
-    """How a tensor could travel; `content` is not coded yet if it has `changes`."""
+    """A way to send a tensor; with `changes`, the sparse content is not coded yet."""
 
     head: TensorHead
     content: bytes | memoryview
@@ -97,7 +97,7 @@ class _Way(NamedTuple):
 def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], history: History | None = None) -> Encoded:
     """Express `target` as a change of `base`, or in full when `base` is None.
 
-    No tensor costs more than its raw bytes and 64 more. `history` is read only; without it no weight has moved before.
+    No tensor costs more than its raw bytes plus 64. `history` is only read; None: no weight has moved before.
     """
     known, history, layout = base or {}, history or History(), layout_of(target)
     num_weights = sum(math.prod(shape) for _, _, shape in layout)
@@ -135,7 +135,7 @@ def encode(base: Mapping[str, Tensor] | None, target: Mapping[str, Tensor], hist
 
 
 def used_tables(tables: Mapping[str, Tables], layout: Layout, heads: tuple[TensorHead, ...]) -> dict[str, Tables]:
-    """Those that some tensor is coded with."""
+    """The tables of dtypes that some tensor is coded with."""
     used = {dtype for (_, dtype, _), head in zip(layout, heads, strict=True) if head.way == SPARSE}
     return {dtype: table for dtype, table in tables.items() if dtype in used}
 
@@ -148,17 +148,17 @@ def stage(
     *,
     base_root: str | None = None,
 ) -> Staged:
-    """Decode and verify a version, tensor by tensor; nothing that was given is changed.
+    """Decode and verify a version, tensor by tensor, without changing any argument.
 
     Args:
-        manifest: what vouches for it.
+        manifest: its manifest.
         payload: its chunks, joined.
-        base: the weights of `manifest.base_version`; not looked at if the payload needs none.
-        history: what the receiver remembers; None if it does not.
-        base_root: root of `base`, from a caller who has verified these very bits; None: it is computed.
+        base: the weights of `manifest.base_version`; ignored if the payload needs no base.
+        history: the receiver's history; None: it has none.
+        base_root: root of `base`, if the caller has already verified exactly these bits; None: it is computed.
 
     Raises:
-        WeightsRefused: in this order `newer_schema` or `older_schema`, `unknown_codec`, `wrong_base`, `wrong_history`,
+        WeightsRefused: checked in this order: `newer_schema` or `older_schema`, `unknown_codec`, `wrong_base`, `wrong_history`,
             `payload_size`, `payload_hash`, `corrupt_payload`, `target_root`.
     """
     check_schema(manifest.schema)
@@ -193,7 +193,7 @@ def stage(
         else:
             after = _whole(old, (name, dtype, shape), head, body)
             if dtype in ELEMENT_BYTES and after.nbytes != ELEMENT_BYTES[dtype] * math.prod(shape):
-                raise corrupt(f"{after.nbytes} bytes are no {dtype} of shape {shape}", name)
+                raise corrupt(f"{after.nbytes} bytes are not a {dtype} tensor of shape {shape}", name)
             changes[name] = TensorChange(dtype, shape, None, after)
         leaves.append((name, dtype, shape, blake3(after.view(np.uint8).data).hexdigest()))
     root = root_of_leaves(leaves)
@@ -204,9 +204,9 @@ def stage(
 
 
 def apply_staged(tensors: Tensors, staged: Staged) -> Staged:
-    """Make `tensors` the target, in place, by scattering only; returns what undoes it in the same way.
+    """Make `tensors` the target, in place, by scattering only; returns the changes that undo it.
 
-    Tensors that are rewritten as a whole are replaced, so their arrays are left as they were.
+    Tensors that are rewritten as a whole are replaced, so their old arrays keep their content.
     """
     undo: dict[str, TensorChange] = {}
     added = staged.changes.keys() - tensors.keys()
@@ -314,7 +314,7 @@ def _checked_base(base: Mapping[str, Tensor] | None, manifest: Manifest, base_ro
     if base is None or root != manifest.base_root:
         raise WeightsRefused(
             "wrong_base",
-            f"version {manifest.version} changes {manifest.base_root}, here stands {root}: load it in full",
+            f"version {manifest.version} is a change of {manifest.base_root}, but the weights here are {root}: load it in full",
             base_root=root,
         )
     return base
@@ -326,7 +326,7 @@ def _checked_history(history: History | None, manifest: Manifest) -> History:
     if history is None or history.digest != manifest.history:
         raise WeightsRefused(
             "wrong_history",
-            f"version {manifest.version} is coded with history {manifest.history}, here stands "
+            f"version {manifest.version} is coded with history {manifest.history}, but the history here is "
             f"{history.digest if history else None}: take a fold instead",
         )
     return history

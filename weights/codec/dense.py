@@ -1,4 +1,4 @@
-"""A tensor of which much changed: the distance of every element from the base, in byte planes, compressed. Pure."""
+"""Codes a tensor with many changes: the distance of every element from the base, in byte planes, compressed. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weights.codec.container import corrupt
 
 _LEVEL = 1
 _LARGEST_RATIO = 2**15
-"""Of zstd: a block of 4 bytes stands for at most 128 KiB."""
+"""The largest ratio of zstd: a block of 4 bytes expands to at most 128 KiB."""
 
 Words = npt.NDArray[Any]
 
@@ -39,7 +39,7 @@ def decode_dense(old: Words | None, body: memoryview, num_words: int, dtype: np.
         raise corrupt(f"{len(body)} bytes cannot decompress to {num_bytes}", name)
     try:
         with zstandard.ZstdDecompressor().stream_reader(body) as reader:
-            # Exactly so many: a frame that holds more is left unread, so a small payload cannot fill the memory.
+            # Not the whole frame: it may hold more, and a small payload must not fill the memory.
             plain = reader.read(num_bytes + 1)
     except zstandard.ZstdError as error:
         raise corrupt(str(error), name) from error

@@ -1,8 +1,8 @@
-"""Which rows and columns of a matrix moved, and where to: one rank of the signs of its changes. Pure.
+"""Which rows and columns of a matrix moved, and up or down: a rank-one fit of the signs of its changes. Pure.
 
-An update is a sum of few outer products, and Adam keeps little but their signs. So whether a weight of row i and column j
-moves, and where to, is told to a good part by a number per row and one per column. Two numbers for a row and a column
-of thousands of weights cost nothing; the encoder fits them, and they travel if they save more.
+An update is a sum of few outer products, and Adam keeps little more than their signs. So one number per row and one per column
+predict well whether a weight moves, and in which direction. Two numbers for a row and a column of thousands of weights cost
+little; the encoder fits them, and sends them if they save more than they cost.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from weights.codec.container import corrupt
 _LEVEL = 19
 _ITERATIONS = 8
 _WORTH_TRYING = 9
-"""Changes per row and column from which factors can pay."""
+"""Changes per row and column from which factors can save bytes."""
 _WORTH_SENDING = 0.5
-"""Bytes that surely are saved, of those that factors cost: positions save about as much as directions, uncounted here."""
+"""Factors are sent if directions alone save this share of their cost: positions save about as much, and are not counted."""
 
 Codes = npt.NDArray[np.uint8]
 
@@ -46,13 +46,13 @@ def sides(shape: tuple[int, ...]) -> tuple[int, int]:
 def fit_factors(
     shape: tuple[int, ...], places: npt.NDArray[np.uint32], moved_down: Codes, unknown: npt.NDArray[np.bool_]
 ) -> SignFactors | None:
-    """Factors of a tensor's changes; None if they would cost more than they save.
+    """Factors of a tensor's changes; None: they would cost more than they save.
 
     Args:
         shape: of the tensor.
         places: indices of the changes.
         moved_down: 1 per change that goes down.
-        unknown: the changes whose direction no history foretells.
+        unknown: the changes whose direction the history does not predict.
     """
     num_rows, num_columns = sides(shape)
     if min(num_rows, num_columns) <= 1 or places.size < _WORTH_TRYING * (num_rows + num_columns):

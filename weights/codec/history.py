@@ -1,8 +1,8 @@
-"""What both ends remember of recent versions: which weights moved, how lately, how often in a row, and where to.
+"""What both ends remember about recent versions: which weights moved, how recently, how often in a row, and up or down.
 
-One byte per weight: bit 7 is 1 if it moved down, bits 6 to 3 count the versions for which that is remembered, bits 2 to 0 the
-moves in a row in one direction; 0 remembers nothing. It is a function of the versions since the last anchor, so it
-needs no trust of its own: its digest, which a manifest names, is the chain of their roots.
+One byte per weight: bit 7 is 1 if it moved down, bits 6 to 3 count the versions for which the move is still remembered, bits
+2 to 0 count the moves in a row in one direction; 0 remembers nothing. The history follows from the versions since the last
+anchor, so it needs no signature: its digest, which a manifest names, is the hash chain of their roots.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weights.codec import kernels
 from weights.versions.manifest import NO_HISTORY
 
 _LARGEST_RATIO = 2**15
-"""Of zstd: a block of 4 bytes stands for at most 128 KiB."""
+"""The largest ratio of zstd: a block of 4 bytes expands to at most 128 KiB."""
 
 States = npt.NDArray[np.uint8]
 
@@ -43,14 +43,14 @@ class _Saved(msgspec.Struct, array_like=True):
 
 
 class History:
-    """The states of a policy's tensors; one that is not listed remembers nothing."""
+    """The states of a policy's tensors. A tensor that is not listed has no history."""
 
     def __init__(self, digest: str = NO_HISTORY, states: Mapping[str, States] | None = None) -> None:
         self.digest = digest
         self._states = dict(states or {})
 
     def states(self, name: str, num_weights: int) -> States:
-        """The states of one tensor, uint8 [num_weights]; not to be written."""
+        """The states of one tensor, uint8 [num_weights]; read only."""
         found = self._states.get(name)
         if found is None or found.size != num_weights:
             return np.zeros(num_weights, dtype=np.uint8)
@@ -61,7 +61,7 @@ class History:
         return blake3(f"{self.digest} {target_root}".encode()).hexdigest(length=16)
 
     def advance(self, moves: Mapping[str, Moves], target_root: str) -> None:
-        """Take a version in, in place; a tensor that is not in `moves` was rewritten as a whole, and is forgotten."""
+        """Add a version, in place. A tensor that is not in `moves` was rewritten as a whole, and is forgotten."""
         self.digest = self.next_digest(target_root)
         for name in self._states.keys() - moves.keys():
             del self._states[name]
@@ -82,7 +82,7 @@ class History:
         self._states = {}
 
     def copy(self) -> History:
-        """One of its own."""
+        """A deep copy."""
         return History(self.digest, copy.deepcopy(self._states))
 
     def to_bytes(self) -> bytes:
@@ -98,9 +98,9 @@ class History:
             WeightsRefused: `corrupt_history`; do without, or rebuild it from the last anchor.
         """
         try:
-            # What a damaged frame says of its size must not be believed: so much memory is asked for at once.
+            # The size in a damaged frame is not trusted: zstd would allocate that much memory at once.
             if zstandard.frame_content_size(content) > len(content) * _LARGEST_RATIO:
-                raise WeightsRefused("corrupt_history", "the history cannot be read: it says that it is huge")
+                raise WeightsRefused("corrupt_history", "the history cannot be read: it claims an impossible size")
             saved = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(content), type=_Saved)
         except (zstandard.ZstdError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise WeightsRefused("corrupt_history", f"the history cannot be read: {error}") from error

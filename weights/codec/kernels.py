@@ -1,7 +1,7 @@
-"""The passes over all weights, compiled: find what changed, find and count contexts, measure time, age a history.
+"""The compiled passes over all weights: find changes, find and count contexts, measure time, age a history.
 
-Arrays in, arrays out. A file's compiled code is kept until that file changes, so the loops here call none of another file,
-and those of `coder` none of these.
+Arrays in, arrays out. Compiled code is cached until its own file changes, so loops here call no loop of another file, and
+loops of `coder` call none of these.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ TIME_BITS = 16
 BUCKET_BITS = 12
 NUM_BUCKETS = 64
 LIMIT = NUM_BUCKETS << BUCKET_BITS
-"""The longest gap that one symbol tells; longer ones begin with escapes."""
+"""The longest gap of one symbol; longer gaps begin with escapes."""
 SCALE_BITS = 24
 TABLE_BITS = 12
 FRESH = 15
 """Versions for which a change is remembered."""
 LONGEST_STREAK = 7
 NUM_LEVELS = 8
-"""How much a weight's row and column move, together; a context of a tensor with factors is level << LEVEL_BITS | context."""
+"""Levels: how much a weight's row and column move together. With factors a context is level << LEVEL_BITS | context."""
 LEVEL_BITS = 15
 NUM_DIRECTIONS = NUM_STATES + NUM_LEVELS * 32
-"""Contexts of a direction: the state, or with factors NUM_STATES + level * 32 + what the state says of it."""
+"""Contexts of a direction: the state, or with factors NUM_STATES + level * 32 + a group of states."""
 
 _STATE_MASK = NUM_STATES - 1
 _ONE = np.uint64(1)
@@ -48,7 +48,7 @@ _Function = TypeVar("_Function")
 
 
 def compiled(function: _Function) -> _Function:
-    """Compile at the first call; what was compiled is kept beside this file."""
+    """Compile at the first call; the compiled code is cached beside this file."""
     result: _Function = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
     return result
 
@@ -91,7 +91,7 @@ def count_contexts(contexts: Words, stride: int, counts: Words) -> None:
 
 @compiled
 def expected_changes(contexts: Words, stride: int, hazards: Words) -> float:
-    """What the hazards [contexts] promise for this tensor, changes; from the same sample as `count_contexts`."""
+    """Changes that the hazards [contexts] predict for this tensor; from the same sample as `count_contexts`."""
     total, seen = np.uint64(0), 0
     for start in range(0, contexts.size, 64 * stride):
         end = min(start + 64, contexts.size)
@@ -123,7 +123,7 @@ def multiply_changes(
 def count_changes(
     contexts: Words, directions: Words, agrees: Bytes, tokens: Bytes, changed: Words, agreed: Words, used: Words
 ) -> None:
-    """Add the changes up: per context, per (agreement, direction) and per (class, token); int64, all flat."""
+    """Count the changes per context, per (agreement, direction) and per (class, token); int64, all flat."""
     for index in range(contexts.size):
         context = np.int64(contexts[index])
         changed[context] += 1
@@ -141,7 +141,7 @@ def measure_gaps(contexts: Words, hazards: Words, places: Words, block: int, gap
         if stop >= border:
             place = stop - stop % np.uint64(block)
             border = place + np.uint64(block)
-        while place + _RUN <= stop:  # in runs, for they are added up side by side
+        while place + _RUN <= stop:  # in runs, which the compiler vectorises
             run = np.uint32(0)
             for offset in range(_RUN):
                 run += hazards[np.uint64(contexts[place + np.uint64(offset)])]
@@ -156,7 +156,7 @@ def measure_gaps(contexts: Words, hazards: Words, places: Words, block: int, gap
 
 @compiled
 def age(states: Bytes) -> None:
-    """One version passes: every state remembers one version less, in place."""
+    """One version later: every state remembers one version less, in place."""
     for place in range(states.size):
         state = states[place]
         states[place] = state - _AGED if (state & _REMEMBERED) > _AGED else 0
@@ -164,7 +164,7 @@ def age(states: Bytes) -> None:
 
 @compiled
 def note_moves(states: Bytes, places: Words, moved_down: Bytes) -> None:
-    """Note which aged states moved, and where to, in place."""
+    """Record which aged states moved, and up or down, in place."""
     for index in range(places.size):
         place = places[index]
         state = states[place]

@@ -1,6 +1,6 @@
-"""A tensor of which little changed: positions and distances, coded in the context of what the receiver holds. Pure.
+"""Codes a tensor with few changes: positions and distances, in the context of the base and the history. Pure.
 
-Two passes: `look` finds the changes of every tensor and what they say of their contexts, `fit` makes tables of that,
+Two passes: `look` finds the changes of every tensor and counts them by context, `fit` makes tables from the counts, then
 `code` writes a tensor's body.
 """
 
@@ -38,16 +38,16 @@ BLOCK = 1 << 18
 WIDEST = 4
 """Bytes of a word, at most."""
 MOST_WORDS = 1 << 32
-"""Of a tensor: places are 32 bits."""
+"""The most words of a tensor: places are 32 bits."""
 _SAMPLE = 1 << 20
-"""Weights of a version that are counted, about."""
+"""About how many weights of a version are counted."""
 _LOOK_AT_ONCE = 1 << 20
 _ROOM, _LEAST_ROOM = 0.3, 1 << 20
-"""Changes that one version may describe: a share of its weights, or a number where that is more."""
+"""Changes that one version may describe: a share of its weights, but at least a fixed number."""
 _TENSOR_SAMPLE = 1 << 14
-"""Weights of a tensor that are looked at to see how often it should change, about."""
+"""About how many weights of a tensor are sampled to estimate how often it should change."""
 _EARLIEST_SCALE = 8
-"""Changes from which a tensor's own rate is told."""
+"""A tensor with more changes than this has its own rate."""
 
 Words = npt.NDArray[Any]
 Places = npt.NDArray[np.uint32]
@@ -71,7 +71,7 @@ class CodedChanges(NamedTuple):
 
 
 class BaseTensor(NamedTuple):
-    """What both ends hold of a tensor."""
+    """A tensor before the change, as both ends have it."""
 
     name: str
     dtype: str
@@ -95,7 +95,7 @@ class Encoder:
         self._models: dict[str, Model] = {}
 
     def look(self, known: BaseTensor, new: Words, places: Places) -> CodedChanges:
-        """Describe the changes of a tensor, and learn from them."""
+        """Describe the changes of a tensor, and count them for `fit`."""
         contexts = find_contexts(known)
         changes = _described(known, contexts, new, places)
         self.room -= places.size
@@ -202,17 +202,17 @@ def find_contexts(known: BaseTensor) -> Contexts:
 
 
 def room_for(num_weights: int) -> int:
-    """Changes that one version of so many weights may describe."""
+    """Changes that one version of `num_weights` weights may describe."""
     return max(_LEAST_ROOM, int(_ROOM * num_weights))
 
 
 def sample_stride(num_weights: int) -> int:
-    """One run of so many is looked at to see how often a tensor of so many weights should change."""
+    """The stride of the sample that estimates how often a tensor of `num_weights` weights should change."""
     return max(1, num_weights // _TENSOR_SAMPLE)
 
 
 class _Counts(NamedTuple):
-    """Evidence as it is counted, flat."""
+    """Counts in flat arrays, as the compiled loops write them."""
 
     seen: npt.NDArray[np.int64]
     changed: npt.NDArray[np.int64]
@@ -251,12 +251,12 @@ def _described(known: BaseTensor, contexts: Contexts, new: Words, places: Places
         )
         if found is None:
             break
-        factors = found  # with them other directions are expected
+        factors = found  # the expected directions depend on the factors
     return CodedChanges(places, contexts[places], directions, moved_down, agrees, tokens, extras, num_extras, factors)
 
 
 def _fit_levels(levelled: Levelled, changed: Levelled, model: Model, scale: int) -> tuple[int, ...]:
-    """How much more often each level changes than its contexts tell, eighths of an octave."""
+    """How much more often each level changes than its contexts predict, in eighths of an octave."""
     sample = levelled[:: max(1, levelled.size // _SAMPLE)]
     hazards = scaled(model, scale)[sample & ((1 << kernels.LEVEL_BITS) - 1)] / (1 << kernels.TIME_BITS)
     told = np.bincount(sample >> kernels.LEVEL_BITS, -np.expm1(-hazards), kernels.NUM_LEVELS)
@@ -289,7 +289,7 @@ def _check_head(known: BaseTensor, head: TensorHead, num_bytes: int) -> None:
 
 
 def _is_matrix(known: BaseTensor) -> bool:
-    """Packed types have other words than elements."""
+    """False for packed types too: their words are not their elements."""
     return len(known.shape) > 1 and 0 < math.prod(known.shape) == known.old.size
 
 

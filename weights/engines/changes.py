@@ -1,4 +1,4 @@
-"""What differs between two versions, as elements. Pure."""
+"""The elements that differ between two versions. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ChangedElements(NamedTuple):
 
 
 def check_same_tensors(base: Tensors, target: Tensors) -> None:
-    """Refuse two versions that a delta of elements cannot join.
+    """Check that a delta of elements can lead from one version to the other.
 
     Raises:
         WeightsRefused: `missing_tensor`, `unknown_tensor`, `wrong_shape` or `wrong_dtype`.
@@ -54,7 +54,7 @@ def changed_elements(base: Tensors, target: Tensors) -> Iterator[ChangedElements
 
     Raises:
         WeightsRefused: as `check_same_tensors`; `unsupported_dtype` for a changed tensor that is not BF16, F16 or F32;
-            `nan` for an element that becomes NaN, which stands for "unchanged" where these changes go.
+            `nan` for an element that becomes NaN, because the receiver reads NaN as "unchanged".
     """
     check_same_tensors(base, target)
     for name in sorted(target):
@@ -75,6 +75,7 @@ def _change(name: str, base: Tensor, target: Tensor) -> ChangedElements:
     changed = words[indices]
     if (nans := np.flatnonzero((changed & _WITHOUT_SIGN[target.dtype]) > _INFINITY[target.dtype])).size:
         raise WeightsRefused(
-            "nan", f"element {indices[nans[0]]} of {name} becomes NaN, which a patch cannot say: give the full version"
+            "nan",
+            f"element {indices[nans[0]]} of {name} becomes NaN, which a patch cannot express: give the full version",
         )
     return ChangedElements(name, target.dtype, target.shape, indices, changed)

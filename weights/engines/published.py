@@ -1,6 +1,6 @@
-"""Published versions for who keeps none: a whole version at the first call, then only what is new.
+"""Loads published versions in a process without a replica: a whole version at the first call, then only deltas.
 
-In: where a weight store is, and a version. Out: its tensors, verified. Waits for: the store. One version stays in memory.
+In: the address of a weight store, and a version. Out: its tensors, verified. Waits for: the store. One version stays in memory.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class _Last(NamedTuple):
 
 
 class PublishedVersions:
-    """Called with (store, policy, version): `s3://bucket/prefix` or a folder; bucket and keys are told by the environment.
+    """Called with (store, policy, version). The store is `s3://bucket/prefix` or a folder; the environment has the keys.
 
-    The version loaded last is remembered: the next is made from it out of its delta. Not for several threads.
+    The last version is kept, and the next one is made from it with a delta. Not for several threads.
     """
 
     def __init__(self) -> None:
         self._last: _Last | None = None
 
     def __call__(self, store: str, policy: str, version: int) -> Tensors:
-        """The tensors of a version; not to be written.
+        """The tensors of a version; read only.
 
         Raises:
             InvalidSettings: no key is trusted, or the store cannot be used.
@@ -57,7 +57,7 @@ class PublishedVersions:
 
 
 def _keyring() -> Keyring:
-    # Without a home its folder of keys is none; the environment says whom to trust.
+    # There is no home and so no folder of keys: the environment names the trusted keys.
     trusted = trusted_keys(Path()) if os.environ.get(TRUSTED_KEYS) else {}
     if not trusted:
         raise InvalidSettings(

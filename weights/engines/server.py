@@ -1,4 +1,4 @@
-"""A server that is spoken to over HTTP, and how its failures are worded."""
+"""An engine's control endpoints over HTTP, and the errors for their failures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN_CHARACTERS = 500
 
 
 def worse(error: Unavailable, more: str, **facts: object) -> Unavailable:
-    """The same failure with more to say about it."""
+    """The same failure with more text and facts."""
     extended = Unavailable(f"{error.message}; {more}")
     extended.facts = error.facts | facts
     return extended
@@ -33,7 +33,7 @@ class Server:
         self.url = str(client.base_url)
 
     def try_to_resume(self, path: str, body: Mapping[str, object] | None = None) -> str | None:
-        """Post to `path`; what to add to a message if that failed, too."""
+        """Post to `path`; if that fails too, returns text to add to a message."""
         try:
             self.post(path, body)
         except Unavailable as error:
@@ -51,10 +51,10 @@ class Server:
     def post(
         self, path: str, body: Mapping[str, object] | None = None, params: Mapping[str, str] | None = None
     ) -> dict[str, object]:
-        """The answer's JSON object; empty if it is none.
+        """The answer's JSON object; empty if the answer is not one.
 
         Raises:
-            Unavailable: no answer (fact `status` is None) or an error (`status` is the HTTP status), with what it said.
+            Unavailable: no answer (fact `status` is None) or an error (`status` is the HTTP status), with its text.
         """
         return self._ask("POST", path, body, params)
 

@@ -1,14 +1,14 @@
 """Brings an SGLang server to a version in its `source_dir`. In: a number. Out: the server serves it. Waits for: the server.
 
-    POST /pull_weights {local_checkpoint_dir, source_dir, target_version}    while it serves: fetch, patch and check on its disk
+    POST /pull_weights {local_checkpoint_dir, source_dir, target_version}    while it serves: fetch, patch and verify on its disk
     POST /pause_generation {"mode": "retract"}                               requests in flight go back to the queue
     POST /flush_cache                                                        prefixes never cross versions
     POST /update_weights_from_disk {model_path, weight_version}
     POST /continue_generation {}
     GET  /model_info                                                         does it name the version?
 
-The order is slime's (`update_weight_from_disk_delta.py`, `_reload_engines`). The pause holds a reload of the whole checkpoint
-from the server's disk: that is how `/pull_weights` works, and why our own engine does not work so. When a reload fails, SGLang
+The order is slime's (`update_weight_from_disk_delta.py`, `_reload_engines`). During the pause the server reloads the whole
+checkpoint from its disk: `/pull_weights` works like that, and it is why our own engine does not. When a reload fails, SGLang
 says it rolls back, but reads the new files again (`weight_updater.py` of 0.5.23): the driver does not rely on it.
 """
 
@@ -44,7 +44,7 @@ class PullWeights:
             Unavailable: the server is away, or failed after it had begun to load; the message says which, and whether its
                 weights may be mixed.
             Unsupported: this SGLang has no `/pull_weights`.
-            WeightsRefused: `pull_refused`: it could not fetch, or a check failed; what it serves is unchanged.
+            WeightsRefused: `pull_refused`: it could not fetch, or a check failed; it still serves the old version.
         """
         self._pull(number)
         failure: Unavailable | None = None
@@ -62,7 +62,7 @@ class PullWeights:
             raise Unavailable(f"{self._server.url} was given {label} and says it serves {serves}: reload it in full")
 
     def weight_version(self) -> str:
-        """What the server says it serves; `default` until it was told. Raises Unavailable."""
+        """The version that the server names; `default` until one was declared. Raises Unavailable."""
         return str(self._server.get("/model_info").get("weight_version"))
 
     def _pull(self, number: int) -> None:
@@ -78,7 +78,7 @@ class PullWeights:
                 raise
             raise WeightsRefused(
                 "pull_refused",
-                f"{error.message}; it goes on serving what it had. If it lost its way, export_full under the next number",
+                f"{error.message}; it still serves the old version. If its checkpoint is damaged, export_full under the next number",
                 **error.facts,
             ) from error
 

@@ -1,9 +1,9 @@
-"""Versions in the folders that SGLang's `POST /pull_weights` reads. In: tensors. Out: files. Waits for: the disk.
+"""Writes versions to the folders that SGLang's `POST /pull_weights` reads. In: tensors. Out: files. Waits for: the disk.
 
-    <folder>/weight_v000007/model-00000-of-00002.safetensors    U8 [compressed bytes] per changed tensor: zstd of old XOR new
-    <folder>/weight_v000007/model.safetensors.index.json        what the version is, and which file holds which tensor
+    <folder>/weight_v000007/model-00000-of-00002.safetensors    U8 [compressed bytes] per changed tensor: zstd(previous XOR new)
+    <folder>/weight_v000007/model.safetensors.index.json        the version, and the file of each tensor
 
-Followed to the letter, as read in 2026-11 (nothing of it was run here against a real server):
+This follows the code below exactly, as of 2026-11; it was never run against a real server here:
 
 - writer: THUDM/slime `slime/backends/megatron_utils/update_weight/update_weight_from_disk_delta.py` (shards count from
   0, versions are six-digit strings, zstd level 1, `__metadata__` of a shard holds the checksum of each tensor's *new*
@@ -11,9 +11,9 @@ Followed to the letter, as read in 2026-11 (nothing of it was run here against a
 - reader: sgl-project/sglang `python/sglang/srt/weight_sync/local_checkpoint.py` (pull requests 30366, 30367) and THUDM/slime
   `docker/patch/latest/sglang-pull_weights.patch`.
 
-The reader walks the numbers one by one and starts from its own `--model-path` as number 0: a number here is a place in
-the stream of one server, without gaps, while Millrace's versions may have some. It copies every file of a full version
-and removes what that version lacks, so `export_full` brings configuration and tokenizer along.
+The reader applies the numbers one by one and starts from its own `--model-path` as number 0. So a number here is a position in
+the stream of one server, without gaps; Millrace's versions may have gaps. It copies every file of a full version and removes
+all others, so `export_full` includes configuration and tokenizer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Checksum = Literal["blake3", "adler32"]
 Bytes = npt.NDArray[np.uint8]
 
 SHARD_BYTES = 1 << 30
-"""A shard is built in memory; this is about what it may take."""
+"""Approximate size of a shard, which is built in memory."""
 _ZSTD_LEVEL = 1
 
 
@@ -54,19 +54,19 @@ def export_delta(
     checksum: Checksum = "blake3",
     shard_bytes: int = SHARD_BYTES,
 ) -> Path:
-    """Write the change from `base` to `target` as number `version`; all of it appears at once. One writer per folder.
+    """Write the change from `base` to `target` as number `version`, atomically. One writer per folder.
 
     Args:
         folder: the server's `source_dir`.
         version: number in the stream, from 1.
-        base_version: number of `base`: the one before, the reader takes no other.
-        base: what the server has at `base_version`.
-        target: what it shall have.
-        checksum: over each tensor's new bytes; `adler32` where the server lacks the package `blake3`.
-        shard_bytes: compressed bytes after which another file is begun.
+        base_version: number of `base`: the reader only accepts the number before.
+        base: the server's tensors at `base_version`.
+        target: its tensors at `version`.
+        checksum: over each tensor's new bytes; `adler32` if the server does not have the package `blake3`.
+        shard_bytes: compressed bytes per file, about.
 
     Returns:
-        The folder of the version. Written before with the same bytes: nothing happens.
+        The folder of the version. If it exists with the same bytes, nothing is written.
 
     Raises:
         Conflict: the number is taken by other weights.
@@ -76,7 +76,7 @@ def export_delta(
     """
     if base_version != version - 1:
         raise InvalidValue(
-            f"number {version} must be a change of {version - 1}, not of {base_version}: the server walks them one by one",
+            f"number {version} must be a change of {version - 1}, not of {base_version}: the server applies them one by one",
             param="base_version",
         )
     check_same_tensors(base, target)
@@ -102,16 +102,16 @@ def export_delta(
 
 
 def export_full(folder: Path, version: int, tensors: Tensors, checkpoint: Path) -> Path:
-    """Write all of `tensors` as number `version`: where a server may start, and what cures one that lost its way.
+    """Write all of `tensors` as number `version`: to start a server, or to repair one.
 
     Args:
         folder: the server's `source_dir`.
         version: number in the stream, from 1.
         tensors: the weights.
-        checkpoint: the folder the policy was loaded from; its files beside the weights are copied.
+        checkpoint: the folder the policy was loaded from; its other files are copied.
 
     Returns:
-        The folder of the version. Written before with the same bytes: nothing happens.
+        The folder of the version. If it exists with the same bytes, nothing is written.
 
     Raises:
         Conflict: the number is taken by other weights.
@@ -120,7 +120,7 @@ def export_full(folder: Path, version: int, tensors: Tensors, checkpoint: Path) 
         Unavailable: the disk is full.
     """
     if not (checkpoint / "config.json").is_file():
-        raise NotFound(f"{checkpoint} holds no config.json: name the folder the policy was loaded from")
+        raise NotFound(f"{checkpoint} has no config.json: name the folder that the policy was loaded from")
 
     def write(staged: Path) -> None:
         for file in sorted(path for path in checkpoint.iterdir() if path.is_file() and not _holds_weights(path)):
@@ -157,7 +157,7 @@ def _shards(differences: Iterator[tuple[str, Bytes]], shard_bytes: int) -> Itera
 
 
 def _safetensors(shard: dict[str, Bytes], metadata: dict[str, str]) -> list[bytes | memoryview]:
-    """A file's parts. The library's writer orders `__metadata__` by chance; the same version must be the same bytes."""
+    """A file's parts. The library's writer orders `__metadata__` randomly, but equal versions must have equal bytes."""
     header: dict[str, object] = {"__metadata__": metadata}
     end = 0
     for name, compressed in shard.items():
@@ -173,12 +173,12 @@ def _digest(checksum: Checksum, data: Bytes) -> str:
 
 
 def _publish(folder: Path, version: int, write: Callable[[Path], None]) -> Path:
-    """Write beside the version's place and move it there: a server never sees a part of it."""
+    """Write to a temporary folder and rename it: a server never sees a part of a version."""
     if version < 1:
         raise InvalidValue(f"numbers count from 1 (0 is the server's own checkpoint), not {version}", param="version")
     place = folder / f"weight_v{version:06d}"
     staged = folder / f".{place.name}.tmp"
-    shutil.rmtree(staged, ignore_errors=True)  # of a writer that died
+    shutil.rmtree(staged, ignore_errors=True)  # left by a killed writer
     make_folder_durably(staged)
     try:
         write(staged)

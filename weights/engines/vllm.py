@@ -4,16 +4,16 @@
     POST /init_weight_transfer_engine {"init_info": {}}         once
     POST /pause?mode=keep&clear_cache=true                      requests in flight wait; prefixes never cross versions
     POST /start_weight_update
-    POST /update_weight_version {"new_version": "v6-to-v7"}     from here to finish, no version is what it holds
+    POST /update_weight_version {"new_version": "v6-to-v7"}     from here to finish, its weights are no version
     POST /update_weights {"update_info": {policy, version, base_version, store}}
     POST /finish_weight_update {"weight_version": "v7"}
     POST /resume
     GET  /weight_info                                           must name the version
 
 The routes exist with `VLLM_SERVER_DEV_MODE=1` (vllm-project/vllm `vllm/entrypoints/serve/dev/rlhf/api_router.py`); the weights are
-written by the plug-in `policy/vllm_engine.py`. vLLM does not go back: if it fails after it began to write, its weights may
-be mixed. The name `v6-to-v7` stays on it then, also when this process is killed, so that no further change is put on top of
-it and no token is labelled with a version that did not make it.
+written by the plug-in `policy/vllm_engine.py`. vLLM cannot roll back: if it fails after it began to write, its weights may
+be mixed. It then keeps the name `v6-to-v7`, even if this process is killed, so that no further change is applied on top and
+no token is labelled with a version that did not make it.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class VllmServer:
         self._initialised = False
 
     def weight_version(self) -> str:
-        """What the server says it serves; `default` until it was told. Raises Unavailable."""
+        """The version that the server names; `default` until one was declared. Raises Unavailable."""
         return str(self._server.get("/weight_info").get("weight_version"))
 
     def declare(self, version: int) -> None:
-        """Say which version a server holds that was just started, or reloaded in full. Raises Unavailable."""
+        """Tell a server that was just started, or reloaded in full, which version it has. Raises Unavailable."""
         self._server.post("/update_weight_version", {"new_version": f"v{version}"})
 
     def push(self, version: int, base_version: int) -> None:

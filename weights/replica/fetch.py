@@ -1,7 +1,7 @@
-"""Payloads on their way to a replica. In: chunks from a store. Out: payloads. Waits for: the store.
+"""Fetches payloads for a replica. In: chunks from a store. Out: payloads. Waits for: the store.
 
-<folder>/<blake3>.part   the bytes that came so far; a fetch that is taken up again asks for the rest only
-<folder>/<blake3>        a whole chunk, verified when it got this name and again when it is read
+<folder>/<blake3>.part   the bytes so far; a fetch that is resumed only asks for the rest
+<folder>/<blake3>        a whole chunk, verified before it gets this name and again when it is read
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _PIECE_BYTES = 2**20
 
 
 class ChunkSource(Protocol):
-    """The part of a weight store that is needed here."""
+    """The part of a weight store that fetching needs."""
 
     def chunk(self, policy: str, chunk: Chunk, start: int = 0) -> bytes:
         """The bytes of a chunk from `start` on, not verified. Raises NotFound, Unavailable."""
 
 
 class ChunkFolder:
-    """Chunks of one policy on disk. Nothing is synced: what a power cut takes is seen when it is read, and fetched again."""
+    """Chunks of one policy on disk. Nothing is synced: bytes lost in a power cut are noticed on reading, and fetched again."""
 
     def __init__(self, folder: Path, source: ChunkSource, policy: str, *, connections: int, fault: FaultPoint) -> None:
         self._folder = folder
@@ -42,12 +42,12 @@ class ChunkFolder:
         make_folder_durably(folder)
 
     def fetch(self, manifests: Iterable[Manifest]) -> None:
-        """See that every chunk of these payloads is here; ask the store only for bytes that are not.
+        """Fetch every chunk of these payloads, but only the bytes that are not here yet.
 
         Raises:
             WeightsRefused: `payload_hash`, the store holds other bytes than the manifest names; `corrupt_manifest`.
             EdgeGone: a chunk was removed from the store.
-            Unavailable: the store is away, or the disk is full. What came so far stays.
+            Unavailable: the store is away, or the disk is full. The bytes so far are kept.
         """
         wanted = {chunk: manifest for manifest in manifests for chunk in manifest.chunks}
         same: dict[str, list[Chunk]] = {}
@@ -57,7 +57,7 @@ class ChunkFolder:
             if len({chunk.num_bytes for chunk in chunks}) > 1:  # two would write to one file
                 raise WeightsRefused("corrupt_manifest", f"chunk {digest} is said to have two sizes")
         with ThreadPoolExecutor(self._connections) as pool:
-            # Those that two trainers wrote alike are one file here: they are fetched one after the other.
+            # Equal chunks of two trainers are one file here, so they are fetched one after the other.
             jobs = {chunks[0]: pool.submit(self._fetch_all, chunks) for chunks in same.values()}
             try:
                 for chunk, job in jobs.items():
@@ -69,11 +69,11 @@ class ChunkFolder:
                 pool.shutdown(cancel_futures=True)
 
     def payload(self, manifest: Manifest) -> bytes:
-        """The payload of a manifest whose chunks were fetched; who decodes it checks it."""
+        """The payload of a manifest whose chunks were fetched; decoding verifies it."""
         return b"".join((self._folder / chunk.blake3).read_bytes() for chunk in manifest.chunks)
 
     def clear(self) -> None:
-        """Forget all chunks, when the version they make is held."""
+        """Remove all chunks, once their version is in a slot."""
         for path in sorted(self._folder.iterdir()):
             self._fault("sweep: before a chunk")
             path.unlink()
@@ -88,7 +88,7 @@ class ChunkFolder:
         whole, part = self._folder / chunk.blake3, self._folder / f"{chunk.blake3}.part"
         if whole.exists() and _holds(whole, chunk):
             return
-        # What a disk lost or damaged shows here, and costs one chunk more: the second round begins with nothing.
+        # Damage on this disk is noticed here and costs one more chunk: the second round starts from nothing.
         for _ in range(2):
             self._complete(part, chunk)
             if _holds(part, chunk):
@@ -99,7 +99,7 @@ class ChunkFolder:
             part.unlink()
         raise WeightsRefused(
             "payload_hash",
-            f"the store holds other bytes as chunk {chunk.blake3}: put the right ones back, or remove it so that another way is taken",
+            f"the store holds other bytes as chunk {chunk.blake3}: restore the right ones, or remove it so that another route is used",
         )
 
     def _complete(self, part: Path, chunk: Chunk) -> None:

@@ -1,15 +1,15 @@
 """A copy of one policy's weights on a local disk, kept in step with a weight store; torch-free.
 
-In: a version that is wanted. Out: its tensors, verified and memory-mapped. Waits for: the store, and the disk.
+In: the wanted version. Out: its tensors, verified and memory-mapped. Waits for: the store, and the disk.
 
-<folder>/chunks/   what was fetched and is not applied yet (`weights.replica.fetch`)
+<folder>/chunks/   chunks that were fetched and are not applied yet (`weights.replica.fetch`)
 <folder>/slots/    whole versions (`weights.replica.slots`)
 <folder>/current   the version that is served
 <folder>/lock      held by the process that keeps this folder
 
-A process that is killed anywhere in `bring` finds, when it starts again, the version it served or the one it was about to
-serve, and everything it had fetched. The version before the served one stays: going back to it is one small write, and a
-sibling of a rejected candidate is one delta away.
+A process that is killed anywhere in `bring` finds, when it restarts, the version it served or the one it was about to serve,
+and everything it had fetched. The version before the served one is kept: going back to it is one small write, and a sibling
+of a rejected candidate is one delta away.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from weights.versions.route import EdgeGone, follow_route
 
 _DAMAGED = {"slot_damaged", "history_damaged"}
 _ROUNDS = 4
-"""Each round finds one damaged slot less."""
+"""Each round removes one damaged slot."""
 
 
 class ReplicaStore(ChunkSource, Protocol):
     """The part of a weight store that a replica needs."""
 
     def edges(self, policy: str, version: int) -> list[Manifest]:
-        """All edges to a version, each vouched for. Raises NotFound, WeightsRefused, Unavailable."""
+        """All trusted edges to a version. Raises NotFound, WeightsRefused, Unavailable."""
 
     def believed(self, text: bytes, policy: str, version: int) -> Manifest:
-        """The manifest in `text`, if it is vouched for now. Raises WeightsRefused."""
+        """The manifest in `text`, if it is trusted now. Raises WeightsRefused."""
 
 
 class Replica:
@@ -61,10 +61,10 @@ class Replica:
         store: where versions come from.
         policy: whose versions.
         connections: chunks that are fetched at the same time.
-        fault: called before and after each visible change.
+        fault: called before and after each visible change, for tests.
 
     Raises:
-        Conflict: another process keeps this folder.
+        Conflict: another process uses this folder.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Replica:
 
     @property
     def held(self) -> Slot | None:
-        """The version that is served, verified; None: nothing is here yet."""
+        """The version that is served, verified; None: there is none yet."""
         return self._held
 
     @property
@@ -104,32 +104,32 @@ class Replica:
 
     @property
     def refused(self) -> tuple[WeightsRefused, ...]:
-        """What was found damaged on this disk since the start."""
+        """Damage found on this disk since the start."""
         return tuple(self._slots.refused)
 
     @property
     def model(self) -> Path:
-        """The served weights as a file, for who reads files; it stays until two other versions were served. Raises Unavailable."""
+        """The file of the served weights; it stays until two other versions were served. Raises Unavailable."""
         if self._held is None:
             raise self._nothing_here()
         return self._slots.model_of(self._held)
 
     def tensors(self) -> Tensors:
-        """The served weights, memory-mapped and read-only. They stay whole also when another version is brought.
+        """The served weights, memory-mapped and read-only. They stay valid when another version is brought.
 
         Raises:
-            Unavailable: nothing is here yet.
+            Unavailable: there is no version yet.
         """
         if self._opened is None:
             raise self._nothing_here()
         return dict(self._opened.tensors)
 
     def state(self) -> OpenSlot:
-        """As `tensors`, with the history after them, which is not to be written either. Raises Unavailable."""
+        """As `tensors`, with the history after them, also read-only. Raises Unavailable."""
         return OpenSlot(self.tensors(), self._opened.history if self._opened else History())
 
     def payload(self, manifest: Manifest) -> bytes:
-        """The payload of an edge, for who decodes it too: it stays in this folder, where the next `bring` finds it.
+        """The payload of an edge, for a caller that decodes it itself: it stays in this folder, where the next `bring` finds it.
 
         Raises:
             NotFound: a chunk was removed from the store.
@@ -142,12 +142,12 @@ class Replica:
         return self._chunks.payload(manifest)
 
     def bring(self, version: int, run: str | None = None) -> Slot:
-        """Serve `version`, of `run` if that is said; what is served until then is served when it fails.
+        """Serve `version`, of `run` if given. If this fails, the old version is still served.
 
         Raises:
-            NotFound: the store has no such version, or what leads to it is gone.
+            NotFound: the store has no such version, or the bytes that lead to it were removed.
             WeightsRefused: a check failed (`weights.codec.delta.stage`), or the version is of another run: `wrong_run`.
-            Unavailable: the store is away or the disk is full; what was fetched is kept, call again.
+            Unavailable: the store is away or the disk is full; fetched chunks are kept, call again.
         """
         for _ in range(_ROUNDS - 1):
             try:
@@ -161,23 +161,23 @@ class Replica:
         return self._bring(version, run)
 
     def close(self) -> None:
-        """Let another process have the folder."""
+        """Release the folder for another process."""
         os.close(self._lock)
 
     def _nothing_here(self) -> Unavailable:
-        return Unavailable(f"no version of {self._policy!r} is here yet: bring one")
+        return Unavailable(f"there is no version of {self._policy!r} here yet: bring one")
 
     def _take_up(self) -> None:
-        """Serve what was served, or whatever else is whole: a slot that is not is removed when it is opened."""
+        """Serve the slot that was served, or another valid one: a damaged slot is removed when it is opened."""
         passed: set[Slot] = set()
         while slots := [slot for slot in self._slots.held() if slot not in passed]:
             try:
                 self._check(slots[0])
                 self._serve(slots[0], self._slots.open(slots[0]))
             except (Unavailable, NotFound):
-                passed.add(slots[0])  # nobody can vouch for it now; it stays until somebody can
+                passed.add(slots[0])  # it cannot be verified now; it stays until it can
             except WeightsRefused as error:
-                if error.code not in _DAMAGED:  # nobody takes it any more: its bits are not proven to be anybody's
+                if error.code not in _DAMAGED:  # its manifest is not trusted any more, so its bits are not either
                     self._slots.refused.append(error)
                     passed.add(slots[0])
                 continue
@@ -185,12 +185,12 @@ class Replica:
                 return
 
     def _check(self, slot: Slot) -> None:
-        """See that a trusted key vouches for what a slot says it is; its bytes are hashed when it is opened.
+        """Check that a trusted key signed the manifest of a slot; the bytes are hashed when the slot is opened.
 
-        Slots of before have no manifest: the store is asked for it, and it is kept.
+        Slots of earlier releases have no manifest: it is fetched from the store and kept.
 
         Raises:
-            WeightsRefused: as `WeightReader.believed`; `slot_damaged`, the manifest is of other weights: the slot is gone.
+            WeightsRefused: as `WeightReader.believed`; `slot_damaged`, the manifest is of other weights: the slot was removed.
             NotFound, Unavailable: the slot has no manifest, and the store cannot give it.
         """
         text = self._slots.manifest_of(slot)
@@ -202,7 +202,7 @@ class Replica:
             self._slots.drop(slot)
             raise self._slots.refuse(
                 "slot_damaged",
-                f"version {slot.version} in {self._slots.model_of(slot).parent} is said to be {slot.root} of run {slot.run!r}, and "
+                f"version {slot.version} in {self._slots.model_of(slot).parent} is labelled {slot.root} of run {slot.run!r}, and "
                 f"its manifest says {manifest.target_root} of run {manifest.run!r}",
             )
         if text is None:
@@ -218,7 +218,7 @@ class Replica:
         return wanted
 
     def _vouched(self) -> list[Slot]:
-        """Slots that may be served, or built on."""
+        """Slots that may be served, or used as a base."""
         found = []
         for slot in self._slots.held():
             if slot != self._held:  # that one was checked when it began to serve
@@ -230,7 +230,7 @@ class Replica:
         return found
 
     def _make(self, version: int, held: dict[int, Slot], run: str | None) -> Slot:
-        """Fetch and build a version by the cheapest way whose bytes are there."""
+        """Fetch and build a version by the cheapest route whose bytes are there."""
 
         def fetch(edges: list[Manifest]) -> tuple[list[Manifest], Slot | None] | None:
             first, last = edges[0], edges[-1]
@@ -252,14 +252,14 @@ class Replica:
                 return self._build(*found)
 
     def _build(self, edges: list[Manifest], base: Slot | None) -> Slot:
-        """A whole slot of the version that the last edge leads to."""
+        """Build a complete slot of the version that the last edge leads to."""
         last = edges[-1]
         if not is_digest(
             last.target_root
         ):  # it becomes the name of a folder, which is removed if the version is refused
             raise WeightsRefused("corrupt_manifest", f"{last.target_root[:80]!r} is not the root of any weights")
         target = Slot(last.version, last.target_root, NO_HISTORY, last.run)
-        # Also what is served is verified again: a disk may have lost it since.
+        # Verified again even if it is served: the disk may have damaged it since.
         history = self._slots.open(base).history if base else History()
         path = self._slots.begin(target)
         self._fault("slot: begun")
@@ -274,9 +274,9 @@ class Replica:
         return target
 
     def _write_model(self, path: Path, edges: list[Manifest], base: Slot | None, history: History) -> None:
-        """Put the model at `path`, durably, and bring `history` to where it is then.
+        """Write the model to `path`, durably, and advance `history`.
 
-        The base is copied and changed in place: the memory this takes does not grow with the model.
+        The base is copied and changed in place, so memory use does not grow with the model.
         """
         mapped: Tensors = {}
         if base is not None:
@@ -305,7 +305,7 @@ class Replica:
 
 
 def _sync(path: Path) -> None:
-    """Make durable what was written through a map."""
+    """Make writes through a memory map durable."""
     with full_disk_named(path), path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -316,5 +316,5 @@ def _lock(path: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
-        raise Conflict(f"another process keeps the replica in {path.parent}: give each its own folder") from error
+        raise Conflict(f"another process uses the replica in {path.parent}: give each its own folder") from error
     return descriptor

@@ -1,12 +1,12 @@
-"""Whole versions on a replica's disk, and the one file that says which of them is served.
+"""Whole versions on a replica's disk, and the file that names the one that is served.
 
-In: tensors that were verified. Out: the same, memory-mapped, verified again. Waits for: the disk.
+In: verified tensors. Out: the same tensors, memory-mapped, verified again. Waits for: the disk.
 
 <folder>/slots/000012-0a1b2c3d4e5f/model.safetensors   first
                                    history.bin         second, if the history is known
-                                   manifest.json       third: the signed manifest that vouches for it
-                                   held.json           last: a slot without it was never finished
-<folder>/current                                       the slot that is served and the one before it, replaced at once
+                                   manifest.json       third: its signed manifest
+                                   held.json           last: a slot without it is incomplete
+<folder>/current                                       the slot that is served and the one before it, replaced atomically
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _MOST_BYTES = 2**26
 _ROOT_LETTERS = 12
 _SLOT = re.compile(rf"\d{{6,}}-[0-9a-f]{{{_ROOT_LETTERS}}}")
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Deep nesting and bytes that are no UTF-8 are not always msgspec's own errors."""
+"""Deep nesting and bytes that are not UTF-8 are not always msgspec's own errors."""
 
 
 class Slot(NamedTuple):
-    """A version that is wholly here."""
+    """A complete version on this disk."""
 
     version: int
     root: str
     history: str
-    """Digest of its history; `NO_HISTORY`: that is not known, or empty."""
+    """Digest of its history; `NO_HISTORY`: unknown or empty."""
     run: str
 
 
 class OpenSlot(NamedTuple):
-    """What is in a slot."""
+    """The content of a slot."""
 
     tensors: Tensors
     history: History
@@ -69,7 +69,7 @@ class _Current(msgspec.Struct, frozen=True):
 
 
 class Slots:
-    """The slots of one policy in one folder. `refused` collects what was found damaged, newest last."""
+    """The slots of one policy in one folder. `refused` collects damage that was found, newest last."""
 
     def __init__(self, folder: Path, policy: str, fault: FaultPoint) -> None:
         self._folder = folder
@@ -80,11 +80,11 @@ class Slots:
 
     @property
     def current(self) -> Slot | None:
-        """What is served; not yet verified."""
+        """The slot that is served; not verified yet."""
         return self._label(pointed.slot) if (pointed := self._current()) else None
 
     def held(self) -> list[Slot]:
-        """Every finished slot: the served one first, then the one before it, then by version. Not yet verified."""
+        """Every complete slot: the served one first, then the one before it, then by version. Not verified yet."""
         names = sorted((path.name for path in (self._folder / "slots").iterdir()), reverse=True)
         first = self._pointed()
         ordered = [name for name in first if name in names] + [name for name in names if name not in first]
@@ -94,8 +94,8 @@ class Slots:
         """The tensors of a slot, memory-mapped and read-only, and its history, both verified.
 
         Raises:
-            WeightsRefused: `slot_damaged`, the disk no longer holds what was written: the slot is gone now.
-                `history_damaged`: the slot stays, and says from now on that its history is not known.
+            WeightsRefused: `slot_damaged`, the bytes on the disk have changed: the slot is removed.
+                `history_damaged`: the slot stays, and from now on its history is unknown.
         """
         place = self._place(held)
         try:
@@ -125,20 +125,20 @@ class Slots:
         return history
 
     def refuse(self, code: str, what: str) -> WeightsRefused:
-        """What to raise of a slot that is not what was written; noted in `refused`."""
-        refused = WeightsRefused(code, f"{what}; look after this disk")
+        """The error for a damaged slot; it is added to `refused`."""
+        refused = WeightsRefused(code, f"{what}; check this disk")
         self.refused.append(refused)
         return refused
 
     def manifest_of(self, held: Slot) -> bytes | None:
-        """The manifest that was kept with a slot; None: none can be read, as in slots of before."""
+        """The manifest that was stored with a slot; None: there is none that can be read, as in slots of earlier releases."""
         try:
             return read_small(self._place(held), _MANIFEST, _MOST_BYTES)
         except (FileNotFoundError, WeightsRefused):
             return None
 
     def keep_manifest(self, held: Slot, text: bytes) -> None:
-        """Keep what vouches for a slot."""
+        """Store the manifest of a slot."""
         write_durably(self._place(held) / _MANIFEST, [text])
 
     def model_of(self, held: Slot) -> Path:
@@ -146,13 +146,13 @@ class Slots:
         return self._place(held) / SINGLE_FILE
 
     def begin(self, held: Slot) -> Path:
-        """An empty slot; the path its model shall be written to."""
+        """Make an empty slot; returns the path for its model."""
         self.drop(held)
         make_folder_durably(self._place(held))
         return self.model_of(held)
 
     def finish(self, held: Slot, history: History, manifest: bytes) -> None:
-        """Make a slot whole, whose model is durable by now."""
+        """Complete a slot whose model is durable."""
         if held.history != NO_HISTORY:
             self._fault("slot: before history.bin")
             write_durably(self._place(held) / _HISTORY, [history.to_bytes()])
@@ -162,7 +162,7 @@ class Slots:
         self._fault("slot: whole")
 
     def flip(self, held: Slot) -> None:
-        """Serve a whole slot; the one served so far becomes the one before."""
+        """Serve a complete slot; the one served until now becomes the one before."""
         name = _name(held)
         before = next((other for other in self._pointed() if other != name), None)
         self._fault("flip: before current")
@@ -182,7 +182,7 @@ class Slots:
         self._remove(self._place(held))
 
     def _remove(self, slot: Path) -> None:
-        # Its label goes first: a removal that is cut short must not leave a slot that looks whole.
+        # The label is removed first: an interrupted removal must not leave a slot that looks complete.
         (slot / _LABEL).unlink(missing_ok=True)
         shutil.rmtree(slot, ignore_errors=True)
 
@@ -198,7 +198,7 @@ class Slots:
         return [] if pointed is None else [name for name in (pointed.slot, pointed.before) if name is not None]
 
     def _current(self) -> _Current | None:
-        # Damaged is as good as absent: any whole slot may then be served, each vouches for itself.
+        # A damaged file counts as absent: then any complete slot may be served, because each has its own manifest.
         try:
             found = msgspec.json.decode((self._folder / "current").read_bytes(), type=_Current)
         except (FileNotFoundError, *_UNREADABLE):

@@ -1,6 +1,6 @@
 """Objects in a folder on one disk. Waits for: the disk, and for its turn to write below a folder. Readers need no lock.
 
-Nothing here follows a link below the root: whoever can write to the folder could lead us elsewhere.
+Nothing here follows a link below the root: anybody who can write to the folder could lead us elsewhere.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FolderObjects(Objects):
         return True
 
     def put(self, path: str, content: bytes | memoryview) -> None:
-        """See `Objects.put`. Anything in the place of a folder or of the file is put aside or replaced."""
+        """See `Objects.put`. Another thing in the place of a folder or of the file is moved aside or replaced."""
         folder, _, name = path.rpartition("/")
         file = make_folders_below(self.root, folder) / name
         with self._failures_named(file, "written"):
@@ -64,8 +64,8 @@ class FolderObjects(Objects):
             return None
 
     def list_below(self, folder: str, after: str = "") -> Iterator[StoredObject]:
-        """See `Objects.list_below`; also what is not a file, such as a link or a folder. Links are not followed."""
-        # Nothing there, or a link or a file in the place of the folder: it holds nothing.
+        """See `Objects.list_below`; lists links and folders too. Links are not followed."""
+        # A missing folder, or a link or a file in its place, is empty.
         with suppress(FileNotFoundError, WeightsRefused), folder_below(self.root, folder) as descriptor:
             yield from _walk(descriptor, folder, after, _DEPTH)
 

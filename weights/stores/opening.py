@@ -1,7 +1,7 @@
-"""The store of a home, and who is told of what is wrong in it.
+"""Opens weight stores, and reports bad objects in them.
 
-In: settings. Out: a store that takes only what the newest snapshot lists, or a trusted key signed while there is none.
-Waits for: nothing; nothing is asked yet.
+In: settings or an address. Out: a store that accepts only versions in the newest snapshot, or, while there is no snapshot,
+versions that a trusted key signed. Waits for: nothing; no request is sent yet.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ _OPENERS: dict[str, Callable[[str], Objects]] = {"s3": _bucket, "http": _web, "h
 
 
 class StoreSettings(Protocol):
-    """What a home says about its weight store."""
+    """The settings of a home that concern its weight store."""
 
     @property
     def home(self) -> Path:
-        """The folder that has `keys/`, and remembers snapshots."""
+        """The folder with `keys/` and `snapshots/`."""
 
     @property
     def run(self) -> str:
-        """Whose versions are taken."""
+        """The run whose versions are accepted."""
 
     @property
     def policy(self) -> str:
-        """Whose versions are inspected."""
+        """The policy whose versions are inspected."""
 
     @property
     def weights(self) -> Path:
-        """The store, where no `weights_url` names a bucket."""
+        """The folder of the store, if no `weights_url` names a bucket."""
 
     @property
     def weights_url(self) -> str | None:
@@ -69,17 +69,17 @@ class StoreSettings(Protocol):
 
     @property
     def weights_unsigned(self) -> bool:
-        """Versions that nobody signed are taken."""
+        """True: unsigned versions are accepted."""
 
 
 class StoreMeasures(Protocol):
-    """Where a process counts what it sees of a store."""
+    """Metrics of a process about its store."""
 
     def count_junk(self, code: str) -> None:
-        """An object could not be used; `code` of what is wrong with it."""
+        """Count an object that could not be used; `code` says why."""
 
     def note_snapshot(self, expires_at: float) -> None:
-        """The list of versions at hand is good until then, UTC epoch seconds."""
+        """Note when the current snapshot expires, UTC epoch seconds."""
 
 
 def open_weight_store(
@@ -88,9 +88,9 @@ def open_weight_store(
     """The store of a home.
 
     Args:
-        settings: of the home.
-        publishes: of a process that issues snapshots, see `Snapshots`.
-        measures: told of junk and snapshots; junk is logged in any case.
+        settings: the home's.
+        publishes: the process issues snapshots, see `Snapshots`.
+        measures: counts bad objects and snapshots; bad objects are always logged.
 
     Raises:
         InvalidSettings: no key is trusted, or `weights_url` or an AWS_* variable cannot be used.
@@ -111,7 +111,7 @@ def open_weight_store(
 def open_any_store(
     settings: StoreSettings, keyring: Verifier | None, measures: StoreMeasures | None = None
 ) -> WeightStore:
-    """The store of a home: a bucket if `weights_url` names one, else a folder; `keyring` None takes anybody's versions.
+    """The store of a home: a bucket if `weights_url` names one, else a folder; `keyring` None accepts everybody's versions.
 
     Raises:
         InvalidSettings: `weights_url` or an AWS_* variable cannot be used.
@@ -148,21 +148,21 @@ def open_store_at(
 
 
 class StoreInspection(NamedTuple):
-    """What a look at everything found."""
+    """The result of inspecting a store."""
 
     num_versions: int
     junk: list[tuple[str, str]]
-    """Places below the root, each with the code of what is wrong there."""
+    """Paths below the root of objects that cannot be used, each with the code of the refusal."""
     expires_in: float | None
-    """Seconds for which the list of versions is still good; None: there is none yet."""
+    """Seconds until the snapshot expires; None: there is no snapshot yet."""
 
 
 def inspect_store(settings: StoreSettings, arm: str, clock: Callable[[], float] = time.time) -> StoreInspection:
-    """Read every manifest, presence, and the pointer of an arm, of a home's policy.
+    """Read every manifest, every replica's report, and the pointer of an arm, of a home's policy.
 
     Raises:
-        InvalidSettings, Unavailable: the store cannot be looked at.
-        WeightsRefused: the snapshot that was remembered here cannot be read.
+        InvalidSettings, Unavailable: the store cannot be read.
+        WeightsRefused: the last accepted snapshot cannot be read.
     """
     policy, keyring, junk = settings.policy, keyring_of(settings), set[tuple[str, str]]()
     snapshots = None
@@ -186,7 +186,7 @@ def inspect_store(settings: StoreSettings, arm: str, clock: Callable[[], float] 
 
 
 class JunkReporter:
-    """Counts every meeting with an object that cannot be used, and names each object and reason once."""
+    """Counts every use of a bad object, and logs each object and reason once."""
 
     def __init__(self, measures: StoreMeasures | None) -> None:
         self._measures = measures
@@ -194,7 +194,7 @@ class JunkReporter:
         self._lock = threading.Lock()
 
     def __call__(self, place: str, reason: WeightsRefused) -> None:
-        """One object, by its place below the root, and why it cannot be used."""
+        """Report an object, by its path below the root, and why it cannot be used."""
         if self._measures:
             self._measures.count_junk(reason.code)
         with self._lock:

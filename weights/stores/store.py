@@ -105,7 +105,7 @@ class WeightStore(WeightReader):
                     with suppress(Unavailable):
                         self.objects.delete(leftover)
                 raise
-            # Whoever's manifest was stored wins.
+            # The publisher whose manifest was stored wins.
             if not self._is_published(manifest):
                 raise Unavailable(f"{self.objects.place} did not keep version {manifest.version}: publish it again")
 

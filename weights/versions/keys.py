@@ -1,11 +1,11 @@
-"""Where keys lie. In: a home's folder, or the environment. Out: who signs (`Signer`), who is trusted (`Keyring`).
+"""Reads and writes key files. In: a home's folder, or the environment. Out: the `Signer` and the `Keyring` of trusted keys.
 
 <home>/keys/signing.key         signs what this home publishes; PEM (PKCS 8), readable by its owner only
-<home>/keys/next.key            what `millrace keys rotate` will switch to, while others learn to trust it
-<home>/keys/trusted/<id>.pub    whose versions this home takes; PEM, named by the key's id
-<home>/keys/retired/<id>.pub    whose versions it no longer takes; nothing reads them
-<home>/keys/replicas/<id>.pub   of which replicas a publisher believes how far they got
-<folder>/keys/replica.key       signs what a replica says of itself; <folder>/keys/<id>.pub is its public half
+<home>/keys/next.key            the key that `millrace keys rotate` will switch to, while others learn to trust it
+<home>/keys/trusted/<id>.pub    keys whose versions this home accepts; PEM, named by the key's id
+<home>/keys/retired/<id>.pub    keys that are no longer trusted; nothing reads them
+<home>/keys/replicas/<id>.pub   keys of replicas whose reported progress a publisher trusts
+<folder>/keys/replica.key       signs a replica's own reports; <folder>/keys/<id>.pub is its public half
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from weights.versions.pem import BEGIN, parse_private_key, parse_public_keys, pr
 from weights.versions.signing import KEY_ID_LENGTH, Keyring, Signer, key_id_of
 
 SIGNING_KEY = "MILLRACE_SIGNING_KEY"
-"""The private key where it is not in the home: a path, or the PEM text itself."""
+"""The private key if it is not in the home: a path, or the PEM text itself."""
 TRUSTED_KEYS = "MILLRACE_TRUSTED_KEYS"
-"""The trusted public keys where they are not in the home: the path of a folder, or PEM texts one after another."""
+"""The trusted public keys if they are not in the home: the path of a folder, or PEM texts one after another."""
 _KEY_ID = re.compile(rf"[0-9a-f]{{{KEY_ID_LENGTH}}}")
 _ANYBODY_ELSE = 0o077
 
 
 class KeySettings(Protocol):
-    """What a home says about its keys."""
+    """The settings of a home that concern its keys."""
 
     @property
     def home(self) -> Path:
@@ -41,13 +41,13 @@ class KeySettings(Protocol):
 
     @property
     def weights_unsigned(self) -> bool:
-        """Versions that nobody signed are taken."""
+        """True: unsigned versions are accepted."""
 
 
 def keyring_of(settings: KeySettings) -> Keyring | None:
-    """Whose versions this home takes; None: anybody's, because the settings say `weights_unsigned`.
+    """The keys whose versions this home accepts; None: everybody's, because the settings have `weights_unsigned`.
 
-    Keys that are trusted or retired in the folder later are so at once, without a new keyring.
+    Keys that are added to or removed from the folder later count at once, without a new keyring.
 
     Raises:
         InvalidSettings: no key is trusted, or one of them cannot be read.
@@ -58,19 +58,19 @@ def keyring_of(settings: KeySettings) -> Keyring | None:
     if not trusted:
         looked_in = f"the folder of {TRUSTED_KEYS}" if os.environ.get(TRUSTED_KEYS) else trusted_folder(settings.home)
         raise InvalidSettings(
-            f"no key is trusted (there is none in {looked_in}), so no version can be taken: `millrace keys new --home {settings.home}` makes a "
-            f"pair, `millrace keys trust FILE --home {settings.home}` takes the key of a publisher elsewhere. With "
+            f"no key is trusted (there is none in {looked_in}), so no version can be accepted: `millrace keys new --home {settings.home}` makes a "
+            f"pair, `millrace keys trust FILE --home {settings.home}` adds the key of a publisher elsewhere. With "
             "weights_unsigned = true in [millrace] anybody who can write to the weight store decides what is served"
         )
     return Keyring(trusted)
 
 
 def signer_of(settings: KeySettings) -> Signer | None:
-    """Who signs what this home publishes; None: nobody need. For publishers: who only reads versions has no private key.
+    """The key that signs the versions of this home; None: no signature is needed. For publishers: readers have no private key.
 
     Raises:
-        InvalidSettings: no private key, one that cannot be read or that others could read, or one that this home does
-            not trust.
+        InvalidSettings: there is no private key, or it cannot be read, other users could read it, or this home does
+            not trust it.
     """
     signer = signing_key(settings.home)
     if settings.weights_unsigned:
@@ -84,45 +84,45 @@ def signer_of(settings: KeySettings) -> Signer | None:
     if signer.key_id not in trusted:
         raise InvalidSettings(
             f"the key {signer.key_id}, which signs here, is not trusted here (trusted: {', '.join(trusted) or 'none'}), so what "
-            "it signs would be refused: hand its public half to `millrace keys trust`, or sign with one that is trusted"
+            "it signs would be refused: give its public half to `millrace keys trust`, or sign with a trusted key"
         )
     return signer
 
 
 def signing_file(home: Path) -> Path:
-    """Where the private key of a home is."""
+    """The file of a home's private key."""
     return home / "keys" / "signing.key"
 
 
 def next_file(home: Path) -> Path:
-    """Where the private key that comes next is, between the two halves of a rotation."""
+    """The file of the next private key, between the two halves of a rotation."""
     return home / "keys" / "next.key"
 
 
 def trusted_folder(home: Path) -> Path:
-    """Where the public keys of a home are."""
+    """The folder of the public keys that a home trusts."""
     return home / "keys" / "trusted"
 
 
 def retired_folder(home: Path) -> Path:
-    """Where public keys of a home are that are not trusted any more."""
+    """The folder of public keys that a home does not trust any more."""
     return home / "keys" / "retired"
 
 
 def replicas_folder(home: Path) -> Path:
-    """Where the public keys of replicas are, at their publisher."""
+    """The folder of replicas' public keys, in their publisher's home."""
     return home / "keys" / "replicas"
 
 
 def replica_keyring(home: Path) -> Keyring:
-    """Which replicas a publisher believes; empty: it takes what anybody says as a hint. Raises InvalidSettings."""
+    """The keys of replicas that a publisher trusts; empty: every report is only a hint. Raises InvalidSettings."""
     found = TrustedFolder(replicas_folder(home))
     found.check()
     return Keyring(found)
 
 
 def replica_signer(folder: Path) -> tuple[Signer, Path]:
-    """A replica's own key, made at its first start, and the file of the public half. Raises InvalidSettings."""
+    """A replica's own key, made at its first start, and the file of its public half. Raises InvalidSettings."""
     path = folder / "keys" / "replica.key"
     if (signer := read_private_key(path)) is None:
         key = Ed25519PrivateKey.generate()
@@ -133,13 +133,13 @@ def replica_signer(folder: Path) -> tuple[Signer, Path]:
 
 
 def signing_key(home: Path) -> Signer | None:
-    """The environment's private key, else the home's; None if there is neither. Raises InvalidSettings."""
+    """The private key from the environment, else the home's; None: there is neither. Raises InvalidSettings."""
     told = os.environ.get(SIGNING_KEY)
     if not told:
         return read_private_key(signing_file(home))
     if BEGIN in told:
         return parse_private_key(_unescaped(told), SIGNING_KEY)
-    # What is no path may be a secret in another form: it must not get into a log.
+    # If it isn't a path, it may be a pasted secret: never log it.
     with _usable(SIGNING_KEY):
         is_file = Path(told).is_file()
     if not is_file:
@@ -148,7 +148,7 @@ def signing_key(home: Path) -> Signer | None:
 
 
 def trusted_keys(home: Path) -> Mapping[str, Ed25519PublicKey]:
-    """The environment's trusted keys, else the home's, by id; every one was read once. Raises InvalidSettings."""
+    """The trusted keys from the environment, else the home's, by id; each was read once. Raises InvalidSettings."""
     told = os.environ.get(TRUSTED_KEYS)
     if told and BEGIN in told:
         keys = parse_public_keys(_unescaped(told), TRUSTED_KEYS)
@@ -166,13 +166,13 @@ def trusted_keys(home: Path) -> Mapping[str, Ed25519PublicKey]:
 
 
 class TrustedFolder(Mapping[str, Ed25519PublicKey]):
-    """The keys of a folder as they are when asked for."""
+    """The keys of a folder, read when they are needed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def __getitem__(self, key_id: str) -> Ed25519PublicKey:
-        # Ids come from manifests that nobody has vouched for yet: they must not lead out of the folder.
+        # Ids come from manifests that are not verified yet: they must not lead out of the folder.
         if not _KEY_ID.fullmatch(key_id):
             raise KeyError(key_id)
         path = self._folder / f"{key_id}.pub"
@@ -183,9 +183,7 @@ class TrustedFolder(Mapping[str, Ed25519PublicKey]):
                 raise KeyError(key_id) from None
         key, *others = parse_public_keys(text.decode("latin-1"), str(path))
         if others or key_id_of(key) != key_id:
-            raise InvalidSettings(
-                f"{path} holds another key than its name says; its name should be {key_id_of(key)}.pub"
-            )
+            raise InvalidSettings(f"{path} must hold only the key in its name; the name of its first key is {key_id_of(key)}.pub")
         return key
 
     def __iter__(self) -> Iterator[str]:
@@ -195,11 +193,11 @@ class TrustedFolder(Mapping[str, Ed25519PublicKey]):
         return sum(1 for _ in self)
 
     def check(self) -> None:
-        """Read every key. Raises InvalidSettings for a .pub file that is no key, or not the one its name says."""
+        """Read every key. Raises InvalidSettings for a .pub file that is not a key, or not the key in its name."""
         for stem in self._stems():
             if not _KEY_ID.fullmatch(stem):
                 raise InvalidSettings(
-                    f"{self._folder / stem}.pub is not named by a key's id; bring keys in with `millrace keys trust FILE`"
+                    f"{self._folder / stem}.pub is not named by a key's id; add keys with `millrace keys trust FILE`"
                 )
             self[stem]
 
@@ -213,10 +211,10 @@ class TrustedFolder(Mapping[str, Ed25519PublicKey]):
 
 
 def read_private_key(path: Path) -> Signer | None:
-    """The private key of a file; None if there is no file.
+    """The private key of a file; None: there is no file.
 
     Raises:
-        InvalidSettings: it is no Ed25519 key, or others than its owner could read it.
+        InvalidSettings: it is not an Ed25519 key, or users other than its owner could read it.
     """
     with _usable(str(path)):
         try:
@@ -228,8 +226,8 @@ def read_private_key(path: Path) -> Signer | None:
             text = file.read()
     if mode & _ANYBODY_ELSE:
         raise InvalidSettings(
-            f"{path} can be used by others than its owner (mode {mode:04o}): whoever has read it can sign versions. If nobody "
-            f"has, chmod 600 {path}; if somebody may have, make another with `millrace keys rotate` after that"
+            f"{path} can be used by others than its owner (mode {mode:04o}): anybody who read it can sign versions. Run chmod 600 {path}; if "
+            f"somebody may have read it, then also make another key with `millrace keys rotate`"
         )
     return parse_private_key(text.decode("latin-1"), str(path))
 
@@ -242,19 +240,19 @@ def read_public_keys(path: Path) -> list[Ed25519PublicKey]:
 
 
 def write_private_key(path: Path, key: Ed25519PrivateKey) -> None:
-    """Put a private key at `path`, for its owner only, wholly or not at all. Raises InvalidSettings, Unavailable."""
+    """Write a private key to `path`, atomically, readable by its owner only. Raises InvalidSettings, Unavailable."""
     _write(path, private_pem(key), 0o600)
 
 
 def write_public_key(folder: Path, key: Ed25519PublicKey) -> Path:
-    """Put a public key into a folder under its id, and say where it is. Raises InvalidSettings, Unavailable."""
+    """Write a public key into a folder, named by its id; returns the file. Raises InvalidSettings, Unavailable."""
     path = folder / f"{key_id_of(key)}.pub"
     _write(path, public_pem(key), 0o600)
     return path
 
 
 def make_next_current(home: Path) -> None:
-    """Sign with the next key instead of the present one, which is gone then. Raises InvalidSettings."""
+    """Replace the current private key by the next one; the old one is gone. Raises InvalidSettings."""
     path = signing_file(home)
     with _usable(str(path)):
         next_file(home).replace(path)
@@ -262,7 +260,7 @@ def make_next_current(home: Path) -> None:
 
 
 def move_to_retired(home: Path, key_id: str) -> Path:
-    """Trust a key no longer; returns where it is now. Raises InvalidSettings."""
+    """Stop trusting a key; returns its new file. Raises InvalidSettings."""
     path = retired_folder(home) / f"{key_id}.pub"
     with _usable(str(path)), full_disk_named(path):
         make_folder_durably(path.parent)
@@ -276,7 +274,7 @@ def _write(path: Path, text: bytes, mode: int) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
     with _usable(str(path)), full_disk_named(path):
         make_folder_durably(path.parent)
-        temporary.unlink(missing_ok=True)  # what a killed command left may have another mode
+        temporary.unlink(missing_ok=True)  # a file that a killed command left may have another mode
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(text)
             file.flush()
@@ -286,13 +284,13 @@ def _write(path: Path, text: bytes, mode: int) -> None:
 
 
 def _unescaped(text: str) -> str:
-    r"""Variables that cannot hold line breaks hold \n instead; neither sign occurs in PEM."""
+    r"""Environment variables without line breaks have \n instead; PEM contains neither character."""
     return text.replace("\\n", "\n")
 
 
 @contextmanager
 def _usable(where: str) -> Iterator[None]:
-    """Turn what the disk says into `InvalidSettings`, saying where."""
+    """Turn errors of the disk into `InvalidSettings` with the place."""
     try:
         yield
     except OSError as error:

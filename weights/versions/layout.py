@@ -1,4 +1,4 @@
-"""What every weight store agrees on: names of things, what may be published, and how failures are worded. Pure."""
+"""Rules of every weight store: names and paths, what may be published, and the errors. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weights.versions.manifest import CHUNK_BYTES, Chunk, Manifest, parse_manife
 VERSION = re.compile(r"v(\d{6,})")
 EDGE = re.compile(r"step\.json|full\.json|fold-\d{6,}\.json")
 PRIMARIES = ("step.json", "full.json")
-"""Where the edge that makes a version exist is looked for; the second is primary only if it names no parent."""
+"""Names of the edge that makes a version exist; the second one is primary only if it has no parent."""
 _NO_VERSION = 10**18
 _POLICY = re.compile(r"[a-z0-9][a-z0-9._-]*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -21,10 +21,10 @@ _CHUNK = re.compile(r"(e\d{6,18}/)?[0-9a-f]{64}")
 
 
 class Verifier(Protocol):
-    """Who decides which versions are taken: `signing.Keyring`, `vouching.Snapshots`."""
+    """Decides which versions are accepted: `signing.Keyring`, `vouching.Snapshots`."""
 
     def verify(self, manifest: Manifest) -> None:
-        """Raises WeightsRefused: see there."""
+        """Return only if the manifest is accepted. Raises WeightsRefused."""
 
 
 def policy_folder(policy: str) -> str:
@@ -56,19 +56,19 @@ def chunk_folder(policy: str) -> str:
 
 
 def chunk_path(policy: str, name: str) -> str:
-    """Where a chunk lies below the root of a store, by `Chunk.name`. Raises InvalidValue: the name could lead elsewhere."""
+    """The path of a chunk below the root of a store, by `Chunk.name`. Raises InvalidValue: the name could lead elsewhere."""
     if not is_chunk(name):
         raise InvalidValue(f"{name[:80]!r} does not name a chunk", param="chunk")
     return f"{chunk_folder(policy)}/{name}"
 
 
 def is_chunk(name: str) -> bool:
-    """True for `<blake3>` and `e<epoch>/<blake3>`; what a dead writer left is not."""
+    """True for `<blake3>` and `e<epoch>/<blake3>`; False for leftovers of a killed writer."""
     return _CHUNK.fullmatch(name) is not None
 
 
 def is_digest(name: str) -> bool:
-    """True for a blake3 in hex; roots are named so."""
+    """True for a blake3 in hex, such as a root."""
     return _DIGEST.fullmatch(name) is not None
 
 
@@ -78,7 +78,7 @@ def edge_name(manifest: Manifest) -> str:
 
 
 def edge_path(manifest: Manifest) -> str:
-    """Where a manifest lies below the root of a store. Raises InvalidValue."""
+    """The path of a manifest below the root of a store. Raises InvalidValue."""
     return f"{version_folder(manifest.policy, manifest.version)}/{edge_name(manifest)}"
 
 
@@ -88,7 +88,7 @@ def is_primary(manifest: Manifest) -> bool:
 
 
 def lineage_fault(manifest: Manifest) -> str | None:
-    """What is wrong with where a manifest says it comes from; None: nothing. Ways only ever lead upwards."""
+    """What is wrong with the parent and the base of a manifest; None: nothing. Edges only lead to higher versions."""
     for role, number in (("parent", manifest.parent), ("base", manifest.base_version)):
         if number is not None and not 0 <= number < manifest.version:
             return f"version {manifest.version} names {number} as its {role}, which is not an earlier one"
@@ -96,11 +96,11 @@ def lineage_fault(manifest: Manifest) -> str | None:
 
 
 def check_offer(manifest: Manifest, payload: bytes, keyring: Verifier | None) -> list[tuple[Chunk, memoryview]]:
-    """The payload in the manifest's chunks, if both may be published.
+    """Split the payload into the manifest's chunks, if both may be published.
 
     Raises:
-        InvalidValue: a name that is none, a parent or base that is not earlier, or chunks that cannot be stored.
-        WeightsRefused: `payload_size` or `payload_hash`; or the keyring's, for nobody could read it again.
+        InvalidValue: an invalid name, a parent or base that is not earlier, or chunks that cannot be stored.
+        WeightsRefused: `payload_size` or `payload_hash`; or the keyring's, because nobody could read it again.
     """
     version_folder(manifest.policy, manifest.version)
     if (fault := lineage_fault(manifest)) is not None:
@@ -123,7 +123,7 @@ def check_offer(manifest: Manifest, payload: bytes, keyring: Verifier | None) ->
 
 
 def check_chunk(chunk: Chunk, content: bytes | memoryview) -> None:
-    """Refuse (`payload_size`, `payload_hash`) bytes that are not the chunk's."""
+    """Raise WeightsRefused (`payload_size`, `payload_hash`) for bytes that are not the chunk's."""
     if len(content) != chunk.num_bytes:
         raise WeightsRefused(
             "payload_size",
@@ -133,17 +133,17 @@ def check_chunk(chunk: Chunk, content: bytes | memoryview) -> None:
     if blake3(content).hexdigest() != chunk.blake3:
         raise WeightsRefused(
             "payload_hash",
-            f"chunk {chunk.blake3} holds other bytes than its name says: fetch it again; if it stays so, the store is damaged",
+            f"chunk {chunk.blake3} does not have the bytes of its hash: fetch it again; if that does not help, the store is damaged",
             chunk=chunk.blake3,
         )
 
 
 def read_edge(text: bytes, policy: str, version: int, name: str, keyring: Verifier | None) -> Manifest:
-    """The manifest of a file of a store.
+    """Parse and verify the manifest in a file of a store.
 
     Raises:
-        WeightsRefused: `parse_manifest`'s; the keyring's; `corrupt_manifest`, it is not the one that belongs there;
-            `broken_chain`, it leads from a version that is not earlier.
+        WeightsRefused: as `parse_manifest` and the keyring; `corrupt_manifest`, it belongs elsewhere; `broken_chain`, its
+            parent or base is not an earlier version.
     """
     manifest = parse_manifest(text)
     if keyring is not None:
@@ -157,7 +157,7 @@ def read_edge(text: bytes, policy: str, version: int, name: str, keyring: Verifi
         raise WeightsRefused("broken_chain", fault)
     if edge_name(manifest) != name:
         raise WeightsRefused(
-            "corrupt_manifest", f"{name} of {policy!r} version {version} holds what belongs into {edge_name(manifest)}"
+            "corrupt_manifest", f"{name} of {policy!r} version {version} has the content of {edge_name(manifest)}"
         )
     if (fault := _fault(manifest)) is not None:
         raise WeightsRefused("corrupt_manifest", fault)
@@ -165,7 +165,7 @@ def read_edge(text: bytes, policy: str, version: int, name: str, keyring: Verifi
 
 
 def check_agreement(primary: Manifest, edge: Manifest) -> None:
-    """Refuse (`corrupt_manifest`) an edge that leads to other weights than its version's primary."""
+    """Raise WeightsRefused (`corrupt_manifest`) for an edge that leads to other weights than its version's primary."""
     if (edge.target_root, edge.parent) != (primary.target_root, primary.parent):
         raise WeightsRefused(
             "corrupt_manifest",
@@ -174,7 +174,7 @@ def check_agreement(primary: Manifest, edge: Manifest) -> None:
 
 
 def check_same(stored: Manifest, offered: Manifest) -> None:
-    """A trainer that restarts publishes again: the bits and the parent must agree, times and counts may not."""
+    """A trainer that restarts publishes again: bits and parent must be equal, times and counts may differ. Raises Conflict."""
     if (stored.target_root, stored.parent) != (offered.target_root, offered.parent):
         raise Conflict(
             f"policy {offered.policy!r} version {offered.version} is published with other weights: use the next number",
@@ -190,15 +190,15 @@ def no_version(policy: str, version: int, versions: list[int] | None) -> NotFoun
 
 
 def no_chunk(policy: str, chunk: Chunk) -> NotFound:
-    """What to say of bytes that are gone."""
+    """The error for a chunk that was removed."""
     return NotFound(f"chunk {chunk.blake3} of policy {policy!r} was removed from the store", chunk=chunk.blake3)
 
 
 def _fault(manifest: Manifest) -> str | None:
-    """What no manifest may say: it would lead the reader out of the store, or fill its memory."""
+    """What is invalid in a manifest: it would lead the reader out of the store, or fill its memory. None: nothing."""
     if (manifest.base_version is None) != (manifest.base_root is None):
         return f"version {manifest.version} names a base without its root, or a root without its base"
     for chunk in manifest.chunks:
         if not is_chunk(chunk.name) or not 0 < chunk.num_bytes <= CHUNK_BYTES or chunk.epoch < 0:
-            return f"{chunk.name[:80]!r} with {chunk.num_bytes} bytes is no chunk of at most {CHUNK_BYTES} bytes"
+            return f"{chunk.name[:80]!r} with {chunk.num_bytes} bytes is not a chunk of at most {CHUNK_BYTES} bytes"
     return None

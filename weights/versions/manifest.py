@@ -1,7 +1,7 @@
-"""What vouches for a version: the signed manifest of one way to reach it. Pure.
+"""The signed manifest of an edge: one way to reach a version. Pure.
 
-A version can be reached in several ways, its edges: `step`, from its parent; `fold`, from an older version at once; `full`,
-from nothing. All lead to the same root.
+A version has several edges: `step`, from its parent; `fold`, from an older version at once; `full`, from nothing. All lead to
+the same root.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import msgspec
 from contracts.errors import WeightsRefused
 
 SCHEMA = 3
-"""Of a manifest whose chunks lie under an epoch."""
+"""The schema of a manifest whose chunks are under an epoch."""
 OLDEST_SCHEMA = 2
-"""Of every other: homes of before have no other, and their signatures stay what they are."""
+"""The schema of every other manifest: older homes have only these, and their signatures stay valid."""
 CHUNK_BYTES = 8 * 2**20
-"""The most that a chunk of a payload holds."""
+"""The largest chunk of a payload."""
 NO_HISTORY = "0"
-"""The history of a version that begins a cycle: no weight is known to have moved."""
+"""The digest of an empty history: no weight is known to have moved."""
 
 Kind = Literal["step", "fold", "full"]
 
 
 class Chunk(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
-    """A part of a payload, found by who wrote it and what it holds."""
+    """A part of a payload, named by its writer and its content."""
 
     blake3: str
     num_bytes: int
     epoch: int = 0
-    """Of the trainer that wrote it: what a trainer that lost its lease still writes lies where nobody looks. 0: none."""
+    """The epoch of the trainer that wrote it: a trainer that lost its lease writes where nobody reads. 0: no trainer."""
 
     @property
     def name(self) -> str:
@@ -39,7 +39,7 @@ class Chunk(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a receiver checks before it touches a weight. JSON on disk; sizes in bytes, times UTC epoch seconds."""
+    """Everything that a receiver checks before it changes a weight. JSON on disk; sizes in bytes, times UTC epoch seconds."""
 
     schema: int = OLDEST_SCHEMA
     policy: str
@@ -47,15 +47,15 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     parent: int | None
     base_version: int | None
-    """The version the payload is a change of; None: it needs none."""
+    """The version that the payload is a change of; None: it needs no base."""
     base_root: str | None
     """`root_of` the base."""
     target_root: str
     codec: str
     history: str | None
-    """The history the payload was coded with (see `weights.codec.history`); None: it was coded without."""
+    """Digest of the history that the payload was coded with (see `weights.codec.history`); None: it was coded without."""
     history_after: str | None
-    """The history of whoever applies it; None: it is not known any more."""
+    """Digest of the receiver's history after it; None: the history is not known any more."""
     chunks: tuple[Chunk, ...]
     """The payload, in order."""
     full_bytes: int
@@ -75,7 +75,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> Kind:
-        """Which way this is."""
+        """The kind of edge."""
         if self.base_version is None:
             return "full"
         return "step" if self.base_version == self.parent else "fold"
@@ -101,7 +101,7 @@ class _Head(msgspec.Struct):
 
 
 def signed_bytes(manifest: Manifest) -> bytes:
-    """What a signature covers: everything but itself, the id of the key included."""
+    """The bytes that a signature covers: every field but the signature, the id of the key included."""
     return b"millrace-manifest\n" + msgspec.json.encode(msgspec.structs.replace(manifest, signature=None))
 
 
@@ -114,13 +114,13 @@ def parse_manifest(text: bytes) -> Manifest:
     try:
         check_schema(msgspec.json.decode(text, type=_Head).schema)
         return msgspec.json.decode(text, type=Manifest)
-    # Deep nesting and bytes that are no UTF-8 are not always msgspec's own errors.
+    # Deep nesting and bytes that are not UTF-8 are not always msgspec's own errors.
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WeightsRefused("corrupt_manifest", f"not a manifest: {error}") from error
 
 
 def check_schema(schema: int) -> None:
-    """Refuse (`newer_schema`, `older_schema`) what another Millrace wrote."""
+    """Raise WeightsRefused (`newer_schema`, `older_schema`) for a schema of another release."""
     if schema > SCHEMA:
         raise WeightsRefused(
             "newer_schema", f"the manifest has schema {schema}, this process reads {SCHEMA}: upgrade it"

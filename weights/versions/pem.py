@@ -23,7 +23,7 @@ _BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTAL
 
 
 def parse_private_key(text: str, where: str) -> Signer:
-    """A private key from PEM. Raises InvalidSettings, which names `where` and never what it says."""
+    """A private key from PEM. Raises InvalidSettings, which names `where` and never quotes the text."""
     try:
         key = load_pem_private_key(text.encode(), password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -35,13 +35,13 @@ def parse_private_key(text: str, where: str) -> Signer:
 
 
 def parse_public_keys(text: str, where: str) -> list[Ed25519PublicKey]:
-    """One or more public keys from PEM texts, one after another; nothing else may stand between them.
+    """One or more public keys from PEM texts, one after another, with nothing else between them.
 
     Raises:
-        InvalidSettings: something else does, or there is none.
+        InvalidSettings: there is other text, or no key.
     """
     if "PRIVATE KEY" in text:
-        raise InvalidSettings(f"{where} holds a private key: only public keys (.pub) are handed out")
+        raise InvalidSettings(f"{where} holds a private key: only public keys (.pub) may be given to others")
     blocks = [found.group() for found in _BLOCK.finditer(text)]
     if not blocks or _BLOCK.sub("", text).strip():
         raise InvalidSettings(f"{where} is not PEM text of public keys (-----BEGIN PUBLIC KEY-----)")
@@ -58,10 +58,10 @@ def parse_public_keys(text: str, where: str) -> list[Ed25519PublicKey]:
 
 
 def private_pem(key: Ed25519PrivateKey) -> bytes:
-    """What `parse_private_key` reads."""
+    """A private key as PEM, for `parse_private_key`."""
     return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def public_pem(key: Ed25519PublicKey) -> bytes:
-    """What `parse_public_keys` reads."""
+    """A public key as PEM, for `parse_public_keys`."""
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)

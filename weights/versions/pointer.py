@@ -1,11 +1,12 @@
-"""Which version serves, for who cannot reach the database: a signed object beside the versions.
+"""Pointers: a signed object beside the versions says which version serves, for readers without database access.
 
-In: moves of an arm, by whoever decides. Out: the version to follow. Waits for: the store.
+In: moves of an arm. Out: the version to follow. Waits for: the store.
 
-<root>/<policy>/pointers/live.json   moved by compare-and-set; its epoch, that of the assignment, only rises
+<root>/<policy>/pointers/live.json   moved by compare-and-set; its epoch, from the assignment, only rises
 
-The assignments in the database are the truth; this is their image in the store, written after them. Whoever can write to
-the store can put an older pointer back, signature and all: so a reader remembers the highest epoch it has seen, on disk.
+The assignments in the database are the truth. The pointer is their copy in the store, written after them. An attacker who can
+write to the store can restore an older pointer with its valid signature, so a reader remembers on disk the highest epoch that
+it has seen.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from weights.versions.signing import Keyring, Signer
 
 SCHEMA = 1
 MOST_BYTES = 2**16
-"""Of a pointer; what is longer is not read."""
+"""The longest pointer; a longer object is refused."""
 _ARM = re.compile(r"[a-z][a-z0-9_-]*")
 
 
@@ -106,15 +107,15 @@ def read_pointer(store: PointerSource, policy: str, arm: str, keyring: Keyring |
 
 
 def parse_pointer(text: bytes, policy: str, arm: str, keyring: Keyring | None) -> Pointer:
-    """Read the pointer of an arm; `keyring` None takes anybody's.
+    """Parse the pointer of an arm; `keyring` None: any signature is accepted.
 
     Raises:
-        WeightsRefused: `corrupt_pointer`; that of another arm or policy: `wrong_pointer`; `unsigned`, `unknown_key`,
+        WeightsRefused: `corrupt_pointer`; `wrong_pointer`, of another arm or policy; `unsigned`, `unknown_key`,
             `bad_signature`.
     """
     try:
         pointer = msgspec.json.decode(text, type=Pointer)
-    # Deep nesting and bytes that are no UTF-8 are not always msgspec's own errors.
+    # Deep nesting and bytes that are not UTF-8 are not always msgspec's own errors.
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise WeightsRefused("corrupt_pointer", f"not a pointer: {error}") from error
     if pointer.schema != SCHEMA:
@@ -123,13 +124,13 @@ def parse_pointer(text: bytes, policy: str, arm: str, keyring: Keyring | None) -
         keyring.verify_bytes(pointer.key, pointer.signature, _signed_bytes(pointer), name=f"the pointer {policy}/{arm}")
     if (pointer.policy, pointer.arm) != (policy, arm):
         raise WeightsRefused(
-            "wrong_pointer", f"where {policy}/{arm} should be, the store holds {pointer.policy}/{pointer.arm}"
+            "wrong_pointer", f"the store has {pointer.policy}/{pointer.arm} in the place of {policy}/{arm}"
         )
     return pointer
 
 
 class PointerReader:
-    """Follows one arm; `memory` is a file of this reader alone."""
+    """Follows one arm; `memory` is a file that only this reader uses."""
 
     def __init__(self, store: PointerSource, policy: str, arm: str, keyring: Keyring | None, memory: Path) -> None:
         self._store = store
@@ -139,10 +140,10 @@ class PointerReader:
         self._memory = memory
 
     def look(self) -> Pointer | None:
-        """The pointer as it stands now; None: the arm has none yet.
+        """The current pointer; None: the arm has no pointer yet.
 
         Raises:
-            WeightsRefused: as `parse_pointer`; `stale_pointer`, an older one was put back, or another one of its epoch.
+            WeightsRefused: as `parse_pointer`; `stale_pointer`, an older pointer was restored, or a different one with the same epoch.
             Unavailable: the store is away.
         """
         text = _read(self._store, self._policy, self._arm)
@@ -156,7 +157,7 @@ class PointerReader:
             raise WeightsRefused(
                 "stale_pointer",
                 f"the store points {self._policy}/{self._arm} at version {pointer.version} of epoch {pointer.epoch}, but "
-                f"version {last.version} of epoch {last.epoch} was seen before: somebody put an old pointer back",
+                f"version {last.version} of epoch {last.epoch} was seen before: somebody restored an old pointer",
                 epoch=pointer.epoch,
                 seen=last.epoch,
             )
@@ -165,15 +166,15 @@ class PointerReader:
 
     def _last(self) -> Pointer | None:
         try:
-            # Its key may have been retired since: it is our own file, nobody has to vouch for it.
+            # No keyring: its key may have been retired since, and the file is our own.
             return parse_pointer(self._memory.read_bytes(), self._policy, self._arm, None)
         except FileNotFoundError:
             return None
         except WeightsRefused as error:
             raise WeightsRefused(
                 "corrupt_pointer",
-                f"{self._memory}, the last pointer seen here, is damaged ({error.message}): remove it, if the pointer in "
-                "the store can be trusted not to be an old one",
+                f"{self._memory}, the last pointer seen here, is damaged ({error.message}): remove it, if you are sure that "
+                "the pointer in the store is not an old one",
             ) from error
 
 

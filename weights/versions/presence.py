@@ -1,13 +1,14 @@
-"""Who keeps a copy far away, and how far it got: a small object per replica beside the versions.
+"""Presence of replicas: each writes a small object beside the versions with the version that it has.
 
-In: what a replica serves now. Out: what the publisher looks at before it folds or forgets. Waits for: the store.
+In: the version that a replica serves now. Out: the replicas that a publisher folds for and keeps chunks for. Waits for: the
+store.
 
-<root>/<policy>/replicas/<key id>.json   signed with the replica's own key, written by that replica alone, again and again
-<root>/<policy>/replicas/<name>.json     of a replica whose publisher trusts no replica's key
+<root>/<policy>/replicas/<key id>.json   signed with the replica's own key, written by that replica alone, repeatedly
+<root>/<policy>/replicas/<name>.json     for a publisher that trusts no replica's key
 
-A publisher that trusts replicas' keys (`<home>/keys/replicas/<key id>.pub`) asks for their objects by name and for nothing
-else: whatever forgers put beside them is not even listed. One that trusts none takes the first `_MOST_UNSIGNED` objects as
-hints: they are led on by folds, and keep nothing from being pruned.
+A publisher that trusts replicas' keys (`<home>/keys/replicas/<key id>.pub`) reads only their objects, by name: forged objects
+beside them are not even listed. A publisher without such keys takes the first `_MOST_UNSIGNED` objects as hints: it publishes
+folds for them, but they do not keep chunks from being pruned.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _MOST_BYTES = 2**12
 _MOST_UNSIGNED = 64
 _EARLY_SECONDS = 3 * 3600.0
-"""By how much a replica's clock may be ahead."""
+"""How far ahead a replica's clock may be."""
 
 
 class Presence(msgspec.Struct, frozen=True, kw_only=True):
-    """A replica, as it said of itself. JSON."""
+    """A replica's own report. JSON."""
 
     name: str
     version: int
     history: str | None
-    """Digest of the history it knows after that version."""
+    """Digest of its history after that version."""
     at: float
     """UTC epoch seconds."""
     key: str | None = None
@@ -45,15 +46,15 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PresentReplicas(NamedTuple):
-    """Replicas that said something of late, the last first."""
+    """Replicas that reported recently, latest first."""
 
     replicas: list[Presence]
     is_signed: bool
-    """True if each is vouched for: only then may they keep bytes from being pruned."""
+    """True if each report is signed by a trusted key: only then do they keep chunks from being pruned."""
 
 
 class PresenceStore(Protocol):
-    """Where they lie: every weight store."""
+    """Where reports are stored: every weight store."""
 
     def write_small(self, path: str, text: bytes) -> None:
         """Replace an object. Raises Unavailable."""
@@ -66,14 +67,14 @@ class PresenceStore(Protocol):
 
 
 def presence_path(policy: str, name: str) -> str:
-    """Where it lies below the root of a store. Raises InvalidValue."""
+    """The path of a report below the root of a store. Raises InvalidValue."""
     if not _NAME.fullmatch(name):
         raise InvalidValue(f"{name!r} cannot name a replica: use a-z, 0-9, '_', '-', up to 63 of them", param="name")
     return f"{policy_folder(policy)}/replicas/{name}.json"
 
 
 def announce(store: PresenceStore, policy: str, presence: Presence, signer: Signer | None = None) -> None:
-    """Say how far a replica got, signed if it has a key. Raises InvalidValue, Unavailable."""
+    """Write a replica's report, signed if it has a key. Raises InvalidValue, Unavailable."""
     presence_path(policy, presence.name)
     if signer is None:
         store.write_small(presence_path(policy, presence.name), msgspec.json.encode(presence))
@@ -92,15 +93,15 @@ def present_replicas(
     replicas: Keyring | None = None,
     on_junk: Callable[[str, WeightsRefused], None] = lambda _place, _reason: None,
 ) -> PresentReplicas:
-    """Replicas that said something after `since`; what cannot be read or believed is left out, and told of.
+    """Replicas that reported after `since`. Objects that cannot be read or are not trusted are left out, and reported.
 
     Args:
-        store: where they lie.
-        policy: whose versions they keep.
+        store: has the reports.
+        policy: whose versions they have.
         since: UTC epoch seconds.
         now: the same.
-        replicas: whose word counts; None or empty: anybody's, as a hint.
-        on_junk: told of what cannot be read or believed.
+        replicas: keys of trusted replicas; None or empty: every report is a hint.
+        on_junk: called with the path and the reason for every object that is left out.
 
     Raises:
         Unavailable: the store is away.
@@ -135,7 +136,7 @@ def _believed(text: bytes, policy: str, name: str, trusted: Keyring | None) -> P
         what = f"the presence of {presence.name[:80]!r}"
         trusted.verify_bytes(presence.key, presence.signature, _signed_bytes(policy, presence), name=what)
         if presence.key != name:
-            raise WeightsRefused("corrupt_presence", f"{what} lies where that of the key {name} should be")
+            raise WeightsRefused("corrupt_presence", f"{what} is in the place of the key {name}")
     return presence
 
 

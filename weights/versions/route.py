@@ -1,4 +1,4 @@
-"""Which edges to apply, in which order, to come to a version. Pure; the search goes from the version backwards."""
+"""Finds the edges that lead to a version, in order. Pure; the search goes backwards from the version."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _T = TypeVar("_T")
 EdgesOf = Callable[[int], list[Manifest]]
 """All edges to a version. Raises NotFound if there is no such version."""
 HeldHistories = Mapping[int, str | None]
-"""Versions that somebody has, each with the digest of its history; None or `NO_HISTORY`: that is not known."""
+"""Versions that a receiver has, each with the digest of its history; None or `NO_HISTORY`: not known."""
 
 _Unusable = dict[int, WeightsRefused | None]
-"""Versions that lead nowhere: they are not there, or cannot be believed, and why."""
+"""Versions that cannot be used, and why: None if they do not exist, else the refusal."""
 
 
 class EdgeGone(Exception):
-    """The bytes of an edge were removed: another way is looked for."""
+    """The bytes of an edge were removed: another route is needed."""
 
     def __init__(self, manifest: Manifest, error: NotFound) -> None:
         super().__init__(error.message)
@@ -31,31 +31,31 @@ class EdgeGone(Exception):
 
 
 class _Place(NamedTuple):
-    """Where the search stands: what has to be held for the edges behind it to apply."""
+    """A state of the search: what a receiver must have for the edges found so far to apply."""
 
     version: int | None
-    """None: nothing has to be held."""
+    """None: nothing is needed."""
     history: str | None
     """None: any history will do."""
 
 
 class _Way(NamedTuple):
-    """Edges from the last one found back to the version that is wanted."""
+    """Edges from the last one found back to the wanted version."""
 
     edge: Manifest
     rest: _Way | None
 
 
 def route(edges_of: EdgesOf, version: int, held: HeldHistories) -> list[Manifest]:
-    """The way of fewest bytes to `version`, first edge first; empty if it is held.
+    """The route of fewest bytes to `version`, first edge first; empty if it is held.
 
-    Who holds a version that steps and folds lead on from gets these, also where a full copy and few steps were fewer
-    bytes: full copies are for newcomers. The first edge's `base_version` says where to begin; None: from nothing.
+    If steps and folds lead on from a held version, the route uses these, even where a full copy and few steps need fewer
+    bytes: full copies are for new replicas. The first edge's `base_version` says where to begin; None: from nothing.
 
     Raises:
         NotFound: there is no such version.
-        WeightsRefused: `broken_chain`, no way leads there, or an edge leads from a version that is not earlier; what was
-            wrong with a version on the way, if that is why.
+        WeightsRefused: `broken_chain`, no route leads there, or an edge leads from a version that is not earlier; or why a
+            version on the route is refused.
     """
     gone: _Unusable = {}
     for start in (held, {}) if held else ({},):
@@ -65,17 +65,17 @@ def route(edges_of: EdgesOf, version: int, held: HeldHistories) -> list[Manifest
         raise refused
     reason = f"versions {sorted(gone)} are gone" if gone else "no full copy of it or of an ancestor is left"
     raise WeightsRefused(
-        "broken_chain", f"no way leads to version {version}: {reason}; load another version", version=version
+        "broken_chain", f"no route leads to version {version}: {reason}; load another version", version=version
     )
 
 
 def follow_route(edges_of: EdgesOf, version: int, held: HeldHistories, follow: Callable[[list[Manifest]], _T]) -> _T:
-    """The result of `follow` for the cheapest way whose bytes are there; it raises `EdgeGone` if an edge's are not.
+    """The result of `follow` for the cheapest route whose bytes are there; it raises `EdgeGone` if an edge's are not.
 
-    Manifests outlive their chunks, so missing chunks are only noticed on the way.
+    Manifests outlive their chunks, so missing chunks are only noticed while following.
 
     Raises:
-        NotFound, WeightsRefused: as `route`; NotFound also if bytes are gone and no other way is left.
+        NotFound, WeightsRefused: as `route`; NotFound also if bytes were removed and no other route is left.
     """
     gone: list[EdgeGone] = []
 
@@ -95,12 +95,12 @@ def follow_route(edges_of: EdgesOf, version: int, held: HeldHistories, follow: C
 
 
 def route_from(edges_of: EdgesOf, version: int, held: HeldHistories) -> list[Manifest] | None:
-    """As `route`, but None if no way leads to `version`, or, from something held, only a full copy does."""
+    """As `route`, but None if no route leads to `version`, or if only a full copy does although something is held."""
     return _search(edges_of, version, held, {})
 
 
 def _search(edges_of: EdgesOf, version: int, held: HeldHistories, gone: _Unusable) -> list[Manifest] | None:
-    """Dijkstra over places. Without `held` ways begin with a full edge, otherwise none has one."""
+    """Dijkstra over places. Without `held` a route begins with a full edge, otherwise it has no full edge."""
     order = count()
     reached: list[tuple[int, int, int, _Place, _Way | None]] = [(0, 0, next(order), _Place(version, None), None)]
     done: set[_Place] = set()
@@ -120,12 +120,12 @@ def _search(edges_of: EdgesOf, version: int, held: HeldHistories, gone: _Unusabl
 
 
 def _may_be_met(place: _Place, held: HeldHistories) -> bool:
-    """False for a full copy, if something is held, and below the lowest version held."""
+    """False for a full copy if something is held, and below the lowest held version."""
     return not held or (place.version is not None and place.version >= min(held))
 
 
 def _place_before(edge: Manifest) -> _Place:
-    # An empty history can be had anywhere, by forgetting.
+    # Every receiver can have an empty history, by forgetting its own.
     history = None if edge.base_version is None or edge.history == NO_HISTORY else edge.history
     return _Place(edge.base_version, history)
 

@@ -1,4 +1,4 @@
-"""Who vouches for what is published: Ed25519 over every field. Pure; where keys lie, `weights.versions.keys` says."""
+"""Signatures of everything that is published: Ed25519 over every field. Pure; `weights.versions.keys` has the key files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def key_id_of(public_key: Ed25519PublicKey) -> str:
 
 
 class Signer:
-    """Vouches for what a publisher publishes."""
+    """Signs with a private key."""
 
     def __init__(self, private_key: Ed25519PrivateKey) -> None:
         self._private_key = private_key
@@ -30,24 +30,24 @@ class Signer:
         self.key_id = key_id_of(self.public_key)
 
     def sign(self, manifest: Manifest) -> Manifest:
-        """The manifest with this key's id and signature, in place of any it had."""
+        """The manifest with this key's id and signature; earlier ones are replaced."""
         named = msgspec.structs.replace(manifest, key=self.key_id, signature=None)
         return msgspec.structs.replace(named, signature=self.sign_bytes(signed_bytes(named)))
 
     def sign_bytes(self, message: bytes) -> str:
-        """The signature, hex. A message begins with what kind it is: one signed as a manifest is never read as another."""
+        """The signature, hex. A message begins with its kind, so a signed manifest is never accepted as another kind."""
         return self._private_key.sign(message).hex()
 
 
 class Keyring:
-    """Whose word a receiver takes: public keys by their ids. Whoever is not in it is refused, also who was once."""
+    """The public keys that a receiver trusts, by id. All others are refused, also keys that were trusted before."""
 
     def __init__(self, public_keys: Mapping[str, Ed25519PublicKey]) -> None:
         self._public_keys = public_keys
 
     @property
     def key_ids(self) -> tuple[str, ...]:
-        """What is trusted now, in order."""
+        """The ids of the trusted keys, sorted."""
         return tuple(sorted(self._public_keys))
 
     def verify(self, manifest: Manifest) -> None:
@@ -61,9 +61,9 @@ class Keyring:
         self.verify_bytes(manifest.key, manifest.signature, signed_bytes(manifest), name=name)
 
     def verify_bytes(
-        self, key_id: str | None, signature: str | None, message: bytes, *, name: str = "what the store holds"
+        self, key_id: str | None, signature: str | None, message: bytes, *, name: str = "the object in the store"
     ) -> None:
-        """As `verify`, of a message that `Signer.sign_bytes` signed; `name` is what to call it."""
+        """As `verify`, for a message that `Signer.sign_bytes` signed; error messages call it `name`."""
         if key_id is None or signature is None:
             raise WeightsRefused("unsigned", f"{name} is not signed; trusted here: {self._trusted()}")
         public_key, shown = self._public_keys.get(key_id), key_id[:_SHOWN]
@@ -71,14 +71,14 @@ class Keyring:
             raise WeightsRefused(
                 "unknown_key",
                 f"{name} is signed with the key {shown!r}, which is not trusted here; trusted: {self._trusted()}. If it is "
-                "your publisher's, hand its .pub file to `millrace keys trust`",
+                "your publisher's, give its .pub file to `millrace keys trust`",
                 key=shown,
                 trusted=self.key_ids,
             )
         if not _signed_by(public_key, message, signature):
             raise WeightsRefused(
                 "bad_signature",
-                f"{name} is not what the key {shown} signed: it was changed afterwards, or forged; nothing of it is used",
+                f"{name} does not match the signature of the key {shown}: it was changed afterwards, or forged; nothing of it is used",
                 key=shown,
             )
 
@@ -92,5 +92,5 @@ def _signed_by(public_key: Ed25519PublicKey, message: bytes, signature: str) -> 
         public_key.verify(raw, message)
     except (InvalidSignature, ValueError):
         return False
-    # One spelling: fromhex also takes capitals and blanks.
+    # Only one spelling is valid: fromhex also accepts capitals and blanks.
     return raw.hex() == signature

@@ -1,10 +1,10 @@
-"""Which versions a policy has, in one signed list that expires. Pure.
+"""Snapshots: one signed list of a policy's versions, which expires. Pure.
 
 <root>/<policy>/snapshot.json   replaced at every publication, and once an hour
 
-A manifest vouches for one way to one version; the snapshot vouches for all of them at once. So what is not in it is not
-read, an older list put back is seen by its sequence number, a list that nobody renews is seen by its date, and a key may
-retire while what it signed stays listed. Who issues it: `weights.issuer`; who believes it: `weights.versions.vouching`.
+A manifest authenticates one edge; the snapshot authenticates all of them at once. Edges that it does not list are not read. Its
+sequence number shows that an older list was restored, its date shows that nobody renews it, and a key can retire while the
+versions that it signed stay listed. `weights.issuer` issues snapshots, `weights.versions.vouching` checks them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from weights.versions.signing import Keyring, Signer
 SCHEMA = 1
 VALID_SECONDS = 24 * 3600.0
 RENEW_SECONDS = 3600.0
-"""After so long the holder of a signing key issues it again."""
+"""The holder of a signing key issues a new one after this time."""
 CLOCK_SECONDS = 3 * 3600.0
-"""Two clocks that judge one snapshot may differ by less than this."""
+"""The clocks of two machines may differ by less than this."""
 MOST_BYTES = 2**26
 
 
 class ListedVersion(msgspec.Struct, frozen=True):
-    """A version: what its weights add up to, and the digest of the manifest of every way to it, by file name."""
+    """A version: the root of its weights, and the digest of the manifest of every edge to it, by file name."""
 
     root: str
     parent: int | None
@@ -48,13 +48,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: float
     versions: dict[int, ListedVersion]
     pointers: dict[str, int]
-    """Arm to the epoch of its pointer: one of a lower epoch is an old one."""
+    """Arm to the epoch of its pointer: a pointer with a lower epoch is stale."""
     key: str | None = None
     signature: str | None = None
 
 
 def snapshot_path(policy: str) -> str:
-    """Where it lies below the root of a store. Raises InvalidValue."""
+    """The path of a snapshot below the root of a store. Raises InvalidValue."""
     return f"{policy_folder(policy)}/snapshot.json"
 
 
@@ -64,7 +64,7 @@ def digest_of_manifest(manifest: Manifest) -> str:
 
 
 def list_version(edges: Iterable[Manifest]) -> ListedVersion:
-    """The entry of a version, all of whose ways these are."""
+    """The entry of a version, from all its edges."""
     ways = list(edges)
     digests = {edge_name(edge): digest_of_manifest(edge) for edge in sorted(ways, key=edge_name)}
     return ListedVersion(ways[0].target_root, ways[0].parent, digests)
@@ -80,9 +80,9 @@ def next_snapshot(
     pointers: Mapping[str, int],
     sequence: int = 0,
 ) -> Snapshot:
-    """The one after `before`, with these versions and pointers added or replaced; not signed yet.
+    """The snapshot after `before`, with these versions and pointers added or replaced; not signed yet.
 
-    `sequence`: it gets a higher one than this too.
+    Its sequence number is also higher than `sequence`.
     """
     return Snapshot(
         policy=policy,
@@ -96,16 +96,16 @@ def next_snapshot(
 
 
 def sign_snapshot(snapshot: Snapshot, signer: Signer) -> bytes:
-    """Its JSON, with this key's signature."""
+    """The JSON of a snapshot, signed with this key."""
     named = msgspec.structs.replace(snapshot, key=signer.key_id, signature=None)
     return msgspec.json.encode(msgspec.structs.replace(named, signature=signer.sign_bytes(_signed_bytes(named))))
 
 
 def parse_snapshot(text: bytes, policy: str, keyring: Keyring | None) -> Snapshot:
-    """Read the snapshot of a policy; `keyring` None: whoever signed it.
+    """Parse the snapshot of a policy; `keyring` None: any signature is accepted.
 
     Raises:
-        WeightsRefused: `corrupt_snapshot`, also that of another policy; `unsigned`, `unknown_key`, `bad_signature`.
+        WeightsRefused: `corrupt_snapshot`, also for a snapshot of another policy; `unsigned`, `unknown_key`, `bad_signature`.
     """
     try:
         snapshot = msgspec.json.decode(text, type=Snapshot)

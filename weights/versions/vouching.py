@@ -1,12 +1,12 @@
-"""Which manifests are believed: those of the newest snapshot seen; those of a trusted key until one was seen.
+"""Decides which manifests are trusted: those in the newest snapshot, or, until a first snapshot was seen, those of a trusted key.
 
-In: snapshots, as a store has them. Out: yes, or `WeightsRefused` with the reason. Waits for: its own file.
+In: snapshots from a store. Out: nothing, or `WeightsRefused` with the reason. Waits for: its own file.
 
-<memory>/<policy>.json   the newest snapshot accepted here; only its owner's processes write it, each under a lock
+<memory>/<policy>.json   the newest snapshot accepted here; only the owner's processes write it, under a lock
 
 A snapshot is accepted if a trusted key signed it, it is of the run that is followed, it is neither expired nor issued in the
-future (clocks may differ by `CLOCK_SECONDS`), and its sequence number is above that of the one accepted last. Once one was
-accepted, it is insisted on: also when the store has none any more, or an expired one, what it lists is read, and nothing else.
+future (clocks may differ by `CLOCK_SECONDS`), and its sequence number is higher than the last accepted one's. The last accepted
+snapshot stays in force, even if the store has no snapshot any more, or an expired one: only the versions that it lists are read.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from weights.versions.snapshot import (
 
 _LOOK_SECONDS = 60.0
 _FIRST_LOOK_SECONDS = 5.0
-"""While there is none yet."""
+"""While there is no snapshot yet."""
 
 
 class Snapshots:
     """A `Verifier`. Any thread may ask.
 
     Args:
-        keyring: whose snapshots are accepted, and whose manifests while there is none.
+        keyring: whose snapshots are accepted, and whose manifests while there is no snapshot.
         memory: the folder of the file above.
-        run: whose versions are taken; None: those of the first snapshot's run.
-        publishes: of the process that issues snapshots: it also takes what is not listed yet, if a trusted key signed it.
-        accepted: told of every snapshot that is accepted, or remembered.
+        run: the run whose versions are accepted; None: the first snapshot's run.
+        publishes: this process issues snapshots: it also accepts unlisted versions, if a trusted key signed them.
+        accepted: called with every snapshot that is accepted, or read back from the file.
         clock: UTC epoch seconds.
     """
 
@@ -75,10 +75,10 @@ class Snapshots:
         self._looked_at: dict[str, float] = {}
 
     def verify(self, manifest: Manifest) -> None:
-        """Return only if this manifest is believed.
+        """Return only if this manifest is trusted.
 
         Raises:
-            WeightsRefused: `unlisted`; without a snapshot the keyring's; `wrong_run`.
+            WeightsRefused: `unlisted`; without a snapshot, as the keyring; `wrong_run`.
         """
         snapshot = self.current(manifest.policy)
         if snapshot is None or not _lists(snapshot, manifest):
@@ -97,15 +97,15 @@ class Snapshots:
             )
 
     def listed(self, policy: str) -> Mapping[int, ListedVersion] | None:
-        """All that may be read; None: whatever a trusted key signed."""
+        """The versions that may be read; None: every version that a trusted key signed."""
         snapshot = None if self._publishes else self.current(policy)
         return None if snapshot is None else snapshot.versions
 
     def current(self, policy: str) -> Snapshot | None:
-        """The snapshot that counts now; None: none was ever accepted here.
+        """The snapshot in force; None: none was ever accepted here.
 
         Raises:
-            WeightsRefused: the one accepted last cannot be read, or its key is not trusted any more, and the store had no
+            WeightsRefused: the last accepted snapshot cannot be read, or its key is not trusted any more, and the store had no
                 other.
         """
         with self._lock:
@@ -119,17 +119,17 @@ class Snapshots:
             return snapshot
 
     def is_expired(self, policy: str) -> bool:
-        """True if the store should have had a newer one."""
+        """True if the snapshot expired: the store should have had a newer one."""
         snapshot = self.current(policy)
         return snapshot is not None and self._clock() > snapshot.expires_at + CLOCK_SECONDS
 
     def is_late(self, policy: str) -> bool:
-        """True if the snapshot at hand is so old that there must be a newer one: another source may have it."""
+        """True if the snapshot is so old that there must be a newer one: another source may have it."""
         snapshot = self.current(policy)
         return snapshot is not None and self._clock() > snapshot.issued_at + RENEW_SECONDS + CLOCK_SECONDS
 
     def is_due(self, policy: str, version: int | None = None) -> bool:
-        """True if the store should be asked for a snapshot before `version`, if that is said, is looked for."""
+        """True if the store should be asked for a snapshot now, before looking for `version` if given."""
         with self._lock:
             snapshot, since = self._current.get(policy), self._clock() - self._looked_at.get(policy, -1e12)
             if snapshot is None:
@@ -137,12 +137,12 @@ class Snapshots:
             return not 0 <= since < _LOOK_SECONDS or (version is not None and version not in snapshot.versions)
 
     def see(self, policy: str, text: bytes | None) -> None:
-        """Take what the store has; None: it has none.
+        """Accept the store's snapshot if it is valid; `text` None: the store has none.
 
         Raises:
             WeightsRefused: it is not accepted: as `parse_snapshot`; `wrong_run`, `stale_snapshot`, `expired_snapshot`,
-                `clock_off`; `missing_snapshot`, there was one before. What counted before still counts. `not_remembered`:
-                it is accepted, and cannot be kept.
+                `clock_off`; `missing_snapshot`, there was one before. The one in force stays in force. `not_remembered`:
+                it is accepted, but could not be written to the file.
         """
         with self._lock:
             self._looked_at[policy] = self._clock()
@@ -159,7 +159,7 @@ class Snapshots:
             self._take(policy, snapshot)
 
     def check_pointer(self, pointer: Pointer, serves: int | None) -> None:
-        """See that a pointer is as new as the snapshot, and the snapshot new enough for a move away from `serves`.
+        """Check that a pointer is as new as the snapshot, and the snapshot new enough for a move away from `serves`.
 
         Raises:
             WeightsRefused: `wrong_run`, `stale_pointer`, `expired_snapshot`.
@@ -174,7 +174,7 @@ class Snapshots:
             raise WeightsRefused(
                 "stale_pointer",
                 f"the store points {pointer.policy}/{pointer.arm} at version {pointer.version} of epoch {pointer.epoch}, and "
-                f"snapshot {snapshot.sequence} knows epoch {newest}: somebody put an old pointer back",
+                f"snapshot {snapshot.sequence} has epoch {newest}: somebody restored an old pointer",
             )
         if pointer.version != serves and self.is_expired(pointer.policy):
             raise _expired(snapshot)
@@ -195,15 +195,15 @@ class Snapshots:
             raise _expired(snapshot)
 
     def _is_newer(self, policy: str, snapshot: Snapshot, text: bytes) -> bool:
-        """Whether it replaces the one accepted last. Raises WeightsRefused: `stale_snapshot`, `wrong_run`."""
+        """True if it replaces the last accepted one. Raises WeightsRefused: `stale_snapshot`, `wrong_run`."""
         known = self._remembered(policy)
         if known is None:
             return True
-        # Its key may have been retired since: it is our own file, and only says how far the numbers had come.
+        # No keyring: its key may have been retired since, the file is our own, and only its sequence number matters.
         try:
             last = parse_snapshot(known, policy, None)
         except WeightsRefused:
-            return True  # a disk that lost it: what a trusted key signed takes its place
+            return True  # damaged on disk: a snapshot that a trusted key signed replaces it
         if snapshot.run != last.run:
             raise WeightsRefused(
                 "wrong_run", f"the snapshot in the store is of run {snapshot.run!r}, not of {last.run!r}"
@@ -212,8 +212,8 @@ class Snapshots:
             self._current.pop(policy, None)  # another process of this home may have seen a newer one
             raise WeightsRefused(
                 "stale_snapshot",
-                f"the store has snapshot {snapshot.sequence} of {policy!r}, and {last.sequence} was seen before: somebody put "
-                "an old one back",
+                f"the store has snapshot {snapshot.sequence} of {policy!r}, and {last.sequence} was seen before: somebody "
+                "restored an old one",
             )
         return snapshot.sequence > last.sequence
 
@@ -226,8 +226,8 @@ class Snapshots:
             self._take(policy, snapshot)
             raise WeightsRefused(
                 "not_remembered",
-                f"{self._file(policy)} cannot be written ({error}): the snapshot counts in this process, and a restart knows "
-                "nothing of it; let this process write there",
+                f"{self._file(policy)} cannot be written ({error}): the snapshot is in force in this process, but a restart will not "
+                "know it; let this process write there",
             ) from error
 
     def _take(self, policy: str, snapshot: Snapshot) -> None:
@@ -240,7 +240,7 @@ class Snapshots:
         except FileNotFoundError:
             return None
         except WeightsRefused:
-            return b""  # no snapshot either, and no sign that there never was one
+            return b""  # unreadable, which is not the same as never written
 
     def _file(self, policy: str) -> Path:
         return self._memory / f"{policy_folder(policy)}.json"
@@ -269,7 +269,7 @@ def _expired(snapshot: Snapshot) -> WeightsRefused:
     return WeightsRefused(
         "expired_snapshot",
         f"snapshot {snapshot.sequence} of {snapshot.policy!r} expired at {msgspec.json.encode(snapshot.expires_at).decode()} (UTC "
-        "epoch seconds): what is served stays, nothing new is taken. Start training or release where the signing key is, or "
-        "run `millrace keys renew` there; if they run, this store or mirror shows an old state",
+        "epoch seconds): the served version stays, nothing new is accepted. Start training or release where the signing key is, or "
+        "run `millrace keys renew` there; if they run, this store or mirror has an old state",
         sequence=snapshot.sequence,
     )

@@ -363,6 +363,6 @@ def test_names_that_are_no_text_or_not_in_order() -> None:
 def test_bytes_that_do_not_fit_type_and_shape_are_served_by_nobody(shape: tuple[int, ...], num_bytes: int) -> None:
     target = {"w": Tensor("BF16", shape, np.arange(num_bytes, dtype=np.uint8))}
     encoded = encode(None, target)
-    with pytest.raises(WeightsRefused, match="bytes are no BF16 of shape") as refused:
+    with pytest.raises(WeightsRefused, match="bytes are not a BF16 tensor of shape") as refused:
         stage(None, manifest_of(None, encoded), encoded.payload)
     assert refused.value.code == "corrupt_payload"

@@ -169,8 +169,8 @@ NO_PUBLIC_KEYS: list[tuple[str, bytes, str]] = [
     ("private", private(PRIVATE), "holds a private key"),
     ("certificate", PUBLIC.replace(b"PUBLIC KEY", b"CERTIFICATE"), "no public key in PEM"),
     ("curve", CURVE.public_key().public_bytes(Encoding.PEM, Public.SubjectPublicKeyInfo), "not an Ed25519 key"),
-    ("another", public_pem(OTHER.public_key()), "another key than its name says"),
-    ("two", PUBLIC + public_pem(OTHER.public_key()), "another key than its name says"),
+    ("another", public_pem(OTHER.public_key()), "must hold only the key in its name"),
+    ("two", PUBLIC + public_pem(OTHER.public_key()), "must hold only the key in its name"),
 ]
 
 
