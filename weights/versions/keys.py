@@ -183,7 +183,9 @@ class TrustedFolder(Mapping[str, Ed25519PublicKey]):
                 raise KeyError(key_id) from None
         key, *others = parse_public_keys(text.decode("latin-1"), str(path))
         if others or key_id_of(key) != key_id:
-            raise InvalidSettings(f"{path} must hold only the key in its name; the name of its first key is {key_id_of(key)}.pub")
+            raise InvalidSettings(
+                f"{path} must hold only the key in its name; the name of its first key is {key_id_of(key)}.pub"
+            )
         return key
 
     def __iter__(self) -> Iterator[str]:
