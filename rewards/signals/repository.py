@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, Result, Table, func, select, update
 
 from contracts.tables import behaviour, heard, signal_delay, submitter, vote, vote_pace
 from contracts.tables.statements import add_all, among, delete_free, insert_all_new, update_all
@@ -47,18 +48,7 @@ def hold_people(connection: Connection, names: Collection[PersonName]) -> dict[P
     """Read these people, known or new, and lock them until the transaction ends."""
     if not names:
         return {}
-    insert_all_new(connection, submitter, [_row_of(name, Person()) for name in names])
-    tenants, tasks, ids = (set(column) for column in zip(*names, strict=True))
-    statement = (
-        select(submitter)
-        .where(
-            among(connection, submitter.c.tenant, tenants),
-            among(connection, submitter.c.task, tasks),
-            among(connection, submitter.c.id, ids),
-        )
-        .order_by(*submitter.primary_key.columns)
-        .with_for_update()
-    )
+    rows = _hold(connection, submitter, ("tenant", "task", "id"), [_row_of(name, Person()) for name in names])
     people = {
         (row.tenant, row.task, row.id): Person(
             row.num,
@@ -67,9 +57,18 @@ def hold_people(connection: Connection, names: Collection[PersonName]) -> dict[P
             row.window_num,
             Agreement(row.num_checked, row.num_agreed, row.num_said_good, row.num_found_good),
         )
-        for row in connection.execute(statement)
+        for row in rows
     }
     return {name: people[name] for name in names}
+
+
+def _hold(
+    connection: Connection, table: Table, columns: Sequence[str], rows: Sequence[Mapping[str, object]]
+) -> Result[Any]:
+    """Insert the rows that are new; lock and read all that match in these columns, perhaps more than `rows`."""
+    insert_all_new(connection, table, rows)
+    matches = [among(connection, table.c[name], {row[name] for row in rows}) for name in columns]
+    return connection.execute(select(table).where(*matches).order_by(*table.primary_key.columns).with_for_update())
 
 
 def keep_people(connection: Connection, people: Mapping[PersonName, Person]) -> None:
@@ -94,15 +93,8 @@ def hold_paces(connection: Connection, names: Collection[PaceName]) -> dict[Pace
     """Read these paces and lock them until the transaction ends. New ones have bucket -1."""
     if not names:
         return {}
-    insert_all_new(connection, vote_pace, [_pace_row(name, VotePace(-1)) for name in names])
-    tasks, clusters, _ = (set(column) for column in zip(*names, strict=True))
-    statement = (
-        select(vote_pace)
-        .where(among(connection, vote_pace.c.task, tasks), among(connection, vote_pace.c.cluster, clusters))
-        .order_by(*vote_pace.primary_key.columns)
-        .with_for_update()
-    )
-    found = {(row.task, row.cluster, row.side): VotePace(*row[3:]) for row in connection.execute(statement)}
+    rows = _hold(connection, vote_pace, ("task", "cluster"), [_pace_row(name, VotePace(-1)) for name in names])
+    found = {(row.task, row.cluster, row.side): VotePace(*tuple(row)[3:]) for row in rows}
     return {name: found[name] for name in names}
 
 
