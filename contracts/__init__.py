@@ -1,1 +1,1 @@
-"""What two processes must agree on."""
+"""What processes agree on: records, ids, topics, tasks, tables, errors and ports. Opens nothing, imports no client."""

@@ -1,11 +1,11 @@
-"""Which version serves which arm: the one pointer, moved by compare-and-set.
+"""Which version serves which arm: one pointer per arm, moved by compare-and-set.
 
     candidate   set by training when a version's bytes are durable; cleared by release after its verdict
     live        set by release on acceptance, by operators on promotion and rollback
-    training    set by release or an operator: "go on from this version"; the trainer rolls back to it
+    training    set by release or an operator: the trainer rolls back to this version and continues from it
 
-An arm names a version *and* its root, the hash of all its tensors: whoever serves it refuses other weights under the same
-number. A version has one root for ever, that under which it was published first, and is of one run. Every move is kept in `assignment_change`, so that the past can be read.
+An arm names a version *and* its root, the hash of all its tensors: an engine refuses other weights under the same number. A version
+belongs to one run, and keeps the root under which it was first published. `assignment_change` keeps every move.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ CANDIDATE = "candidate"
 TRAINING = "training"
 
 MOVED = "assignments"
-"""The bell to ring once a move is committed: who follows the assignments looks at once, not at its next poll."""
+"""The bell to ring after a move is committed: processes that follow the assignments read them at once, not at their next poll."""
 
 
 class Assignment(NamedTuple):
-    """One arm of a policy. `version` None: the arm is empty. `epoch` rises with every move."""
+    """One arm of a policy. `version` None: the arm is empty. Every move raises `epoch`."""
 
     policy: str
     arm: str
@@ -38,9 +38,9 @@ class Assignment(NamedTuple):
     share: float
     epoch: int
     root: str | None = None
-    """What the version's weights add up to; None: nobody noted it, as in homes of before."""
+    """Hash of the version's tensors; None in homes of older releases."""
     run: str | None = None
-    """The training run that made the version; None: as above, until training starts."""
+    """The training run that made the version; None as above, until training starts."""
 
 
 def read(connection: Connection, policy: str) -> dict[str, Assignment]:
@@ -52,7 +52,7 @@ def read(connection: Connection, policy: str) -> dict[str, Assignment]:
 
 
 def root_of_version(connection: Connection, policy: str, version: int) -> str | None:
-    """The root that a version was published or assigned with; None if nobody noted it."""
+    """The root with which a version was published or assigned; None if it was not noted."""
     claimed = select(version_claim.c.root).where(version_claim.c.policy == policy, version_claim.c.version == version)
     if (root := connection.execute(claimed).scalar_one_or_none()) is not None:
         return str(root)
@@ -69,7 +69,7 @@ def root_of_version(connection: Connection, policy: str, version: int) -> str | 
 
 
 def run_of_policy(connection: Connection, policy: str) -> str | None:
-    """The run whose versions the arms of a policy name; None if nobody noted it. Runs never mix in one database."""
+    """The run of a policy's versions; None if it was not noted. Runs never mix in one database."""
     noted = (
         select(assignment_change.c.run)
         .where(assignment_change.c.policy == policy, assignment_change.c.run.is_not(None))
@@ -79,16 +79,16 @@ def run_of_policy(connection: Connection, policy: str) -> str | None:
 
 
 def note_run(connection: Connection, policy: str, run: str) -> None:
-    """Fill in the run where homes of before did not note it; whoever starts knows it from the settings.
+    """Add the run of the settings to rows of older releases, which did not note it.
 
     Raises:
-        InvalidSettings: the arms name versions of another run.
+        InvalidSettings: the database has versions of another run.
     """
     known = run_of_policy(connection, policy)
     if known not in {None, run}:
         raise InvalidSettings(
-            f"the database serves {policy!r} of run {known!r}, and this home is of run {run!r}: give it a database of its own, "
-            "or restore the millrace.toml that belongs to this one"
+            f"the database serves {policy!r} of run {known!r}, but this home has run {run!r}: use another database, or restore the "
+            "millrace.toml that belongs to this one"
         )
     for table in (assignment, assignment_change):
         connection.execute(update(table).where(table.c.policy == policy, table.c.run.is_(None)).values(run=run))
@@ -107,23 +107,22 @@ def move(
     root: str | None = None,
     run: str | None = None,
 ) -> Assignment:
-    """Point an arm at a version (or at none), if nobody moved it since `expected_epoch` (0: it does not exist yet).
+    """Point an arm at a version, or empty it, unless it moved since `expected_epoch` (0: the arm does not exist yet).
 
-    `root` is what the version's weights add up to, `run` the run that made it; None: what is known of it, if anything.
+    `root` is the hash of the version's tensors, `run` the run that made it; None: as known in the database.
 
     Raises:
-        Conflict: the version is known with another root: these are not its weights; or the policy with another run.
-        NotFound: its bytes were removed from the weight store, or are about to be.
-        StaleWrite: somebody else moved it first; read again and decide anew.
-        VersionRevoked: a rollback took the version back; no arm ever points at it again.
+        Conflict: the version has another root, so these are not its weights; or the policy belongs to another run.
+        NotFound: the version's bytes were removed from the weight store, or are about to be.
+        StaleWrite: another writer moved the arm first; read again and decide anew.
+        VersionRevoked: a rollback revoked the version, so no arm may point at it.
     """
     if version is not None:
         refer_to_version(connection, policy, version)
         known = root_of_version(connection, policy, version)
         if known is not None and root not in {None, known}:
             raise Conflict(
-                f"{policy} version {version} was published as {known}, not as {root}: give these weights a number of "
-                "their own",
+                f"{policy} version {version} was published as {known}, not as {root}: publish these weights under another number",
                 policy=policy,
                 version=version,
             )
@@ -134,10 +133,8 @@ def move(
             f"the arms of {policy!r} name versions of run {known_run!r}, not of {run!r}: runs never mix", policy=policy
         )
     run = run or known_run
-    now, values = (
-        time.time(),
-        {"version": version, "share": share, "epoch": expected_epoch + 1, "root": root, "run": run},
-    )
+    now, epoch = time.time(), expected_epoch + 1
+    values = {"version": version, "share": share, "epoch": epoch, "root": root, "run": run}
     values |= {"writer": writer, "reason": reason}
     if expected_epoch == 0:
         done = insert_new(connection, assignment, {"policy": policy, "arm": arm, "at": now, **values})
@@ -149,8 +146,8 @@ def move(
         )
         done = connection.execute(statement).rowcount == 1
     if not done:
-        raise StaleWrite(f"{policy}/{arm} was moved by somebody else; read it again", policy=policy, arm=arm)
+        raise StaleWrite(f"another writer moved {policy}/{arm}; read it again", policy=policy, arm=arm)
     if version is not None:
         revocations.refuse(connection, policy, version)
     connection.execute(insert(assignment_change).values(policy=policy, arm=arm, at=now, **values))
-    return Assignment(policy, arm, version, share, expected_epoch + 1, root, run)
+    return Assignment(policy, arm, version, share, epoch, root, run)

@@ -1,7 +1,7 @@
-"""What a prompt is about, coarsely: the same for every process, without an encoder and without memory.
+"""Coarse topics of prompts: the same in every process, without an encoder and without state.
 
-Topics that a task names by examples are told by shared n-grams; all other prompts fall into sixteen buckets by a
-SimHash of their longer words (Charikar 2002), so that prompts which share most of them share a bucket.
+Topics that a task defines by examples are matched by shared n-grams. All other prompts fall into sixteen buckets by a SimHash of their
+longer words (Charikar 2002), so that prompts which share most of these words share a bucket.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WORD = re.compile(r"\w+")
 
 
 def words_of(messages: Sequence[Mapping[str, Any]]) -> str:
-    """What the user wrote, over all turns."""
+    """The user's text, over all turns."""
     return "\n".join(_text(message.get("content")) for message in messages if message.get("role") == "user")
 
 
@@ -60,7 +60,7 @@ def _grams(text: str) -> list[str]:
 
 
 def _unit(counts: Counter[str]) -> dict[str, float]:
-    # The root of a count: a word said ten times does not make a prompt ten times as much about it.
+    # Square root: a word that occurs ten times does not count ten times as much.
     length = math.sqrt(sum(counts.values())) or 1.0
     return {gram: math.sqrt(count) / length for gram, count in counts.items()}
 

@@ -1,7 +1,7 @@
-"""Who is asked, and what is audited: draws that anybody can repeat, so that their probability is known and none is stored.
+"""Random draws that every process repeats with the same result: whether to ask a user, whether to audit a sample.
 
-The draw is a hash of the name, uniform on [0, 1): the same answer is asked about, or not, in every process and at every
-replay. Asking and auditing draw independently. Pure.
+The draw is a hash of the name, uniform on [0, 1). So its probability is known, nothing is stored, and a replay draws the same. Asking and
+auditing are independent draws. Pure.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ _NUM_BYTES = 8
 
 
 def is_asked(completion_id: str, probability: float) -> bool:
-    """Whether the app is told to ask what the user thinks of this completion; true with this probability."""
+    """Whether the app should ask the user about this completion; true with this probability."""
     return _draw(completion_id, b"asking", b"") < probability
 
 
 def is_audited(sample_key: str, probability: float, secret: bytes = b"") -> bool:
-    """Whether this sample is audited, whatever users said of it; true with this probability.
+    """Whether this sample is audited, independent of users' signals; true with this probability.
 
-    Without a secret (64 bytes at most) whoever knows the key can tell, and could be honest only where it is looked at.
+    `secret` (64 bytes at most) hides the draw. Without it, a user who knows the key could be honest only on audited samples.
     """
     return _draw(sample_key, b"audit", secret) < probability
 
 
 def _draw(name: str, purpose: bytes, secret: bytes) -> float:
     digest = hashlib.blake2b(name.encode(), digest_size=_NUM_BYTES, person=purpose, key=secret).digest()
-    # 53 bits: what a float holds exactly, so that the draw stays below 1.
+    # 53 bits fit a float exactly, so the draw stays below 1.
     return (int.from_bytes(digest) >> 11) / 2.0**53

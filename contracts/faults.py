@@ -1,4 +1,4 @@
-"""Named places where a process may die: the crash tests raise there, production passes through."""
+"""Fault points: named places where crash tests let a process die. In production they do nothing."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ FaultPoint = Callable[[str], None]
 
 
 def no_fault(place: str) -> None:
-    """Production: pass."""
+    """In production, do nothing."""
     del place

@@ -1,12 +1,12 @@
-"""Versions that were taken back for good: never served, compared with, accepted or learned from as fresh again.
+"""Revoked versions: never served, compared with, accepted or treated as fresh training data again.
 
-In: a rollback's decision. Out: what every reader of versions has to ask first. Nothing un-revokes a version.
+In: a rollback's decision. Out: a list that every reader of versions must check. A revocation is never undone.
 
-    poison    what the version said may be wrong on purpose: its samples are `quarantined(rollback)`
-    evidence  the version was merely worse: its samples were really sampled and really judged, and are learned from as
-              off-policy data, as far from the current weights as the tree of versions says
+    poison    the version's answers may be wrong on purpose: its samples are `quarantined(rollback)`
+    evidence  the version was merely worse: its samples are real, and are learned as off-policy data, as far from the current weights
+              as the tree of versions says
 
-A version that descends from a revoked one is revoked with it, also one that is cut later, before the trainer has heard.
+Descendants of a revoked version are revoked too, also those that are cut later, before the trainer knows.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Treatment = Literal["poison", "evidence"]
 
 
 class Revocation(NamedTuple):
-    """Why a version may not come back, and what becomes of what it said."""
+    """Why a version is revoked, and how its samples are treated."""
 
     version: int
     treatment: Treatment
@@ -35,7 +35,7 @@ class Revocation(NamedTuple):
 
 
 def read(connection: Connection, policy: str) -> dict[int, Revocation]:
-    """Everything that was revoked, by version, and with it everything that descends from it."""
+    """All revoked versions, with their descendants."""
     rows = connection.execute(select(revocation).where(revocation.c.policy == policy))
     found = {row.version: Revocation(row.version, row.treatment, row.writer, row.reason, row.at) for row in rows}
     if not found:
@@ -48,16 +48,16 @@ def read(connection: Connection, policy: str) -> dict[int, Revocation]:
 
 
 def claimed_parents(connection: Connection, policy: str) -> dict[int, int]:
-    """Version to parent, of every version that was cut since versions are claimed in the database."""
+    """Version to parent, for every version that was claimed in the database."""
     claims = select(version_claim.c.version, version_claim.c.parent).where(version_claim.c.policy == policy)
     return {row.version: row.parent for row in connection.execute(claims)}
 
 
 def refuse(connection: Connection, policy: str, version: int) -> None:
-    """Refuse a version that is revoked.
+    """Refuse a revoked version.
 
     Raises:
-        VersionRevoked: it is; the message says by whom and why.
+        VersionRevoked: the version is revoked; the message says by whom and why.
     """
     if (found := read(connection, policy).get(version)) is not None:
         raise VersionRevoked(
@@ -71,7 +71,7 @@ def refuse(connection: Connection, policy: str, version: int) -> None:
 def revoke(
     connection: Connection, policy: str, versions: Iterable[int], *, treatment: Treatment, writer: str, reason: str
 ) -> None:
-    """Revoke versions; one that is revoked already keeps its first reason and treatment."""
+    """Revoke versions. A version that is already revoked keeps its first reason and treatment."""
     for version in sorted(versions):
         row = {"policy": policy, "version": version, "treatment": treatment, "writer": writer, "reason": reason}
         insert_new(connection, revocation, {**row, "at": time.time()})

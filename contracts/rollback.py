@@ -1,11 +1,11 @@
-"""Going back to an earlier version: which one, what is revoked with it, and the moves that do it.
+"""Rollback to an earlier version: which one, which versions it revokes, and the moves that do it.
 
-In: an operator's wish, from the dashboard or the command line. Out, in one transaction: the versions that are revoked, `live`
-and `training` at the chosen version, and no candidate. Waits for nothing: who was faster makes the other's a `StaleWrite`.
+In: an operator's request, from the dashboard or the command line. Out, in one transaction: the revoked versions, `live` and `training`
+at the chosen version, and no candidate. Waits for: nothing; of two concurrent rollbacks, the second fails with `StaleWrite`.
 
-Revoked is by default every version between the chosen one and the live one that grew from the chosen one; or those that are
-named. What descends from a revoked version, a waiting candidate too, is revoked with it. The trainer obeys the arm
-`training` and asks the revocations what becomes of what it learned (docs/decisions/0001).
+By default a rollback revokes every version between the chosen one and the live one that descends from the chosen one; or only the
+versions that the operator names. Descendants of a revoked version, also a waiting candidate, are revoked too. The trainer obeys the arm
+`training`, and the revocations tell it how to treat what it learned (docs/decisions/0001).
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from contracts.version_parents import BASE, Parents
 
 
 class RollbackPlan(NamedTuple):
-    """What a rollback does, before it does it."""
+    """The effects of a rollback, before it runs."""
 
     live: int
     target: int
     revoked: tuple[int, ...]
-    """Versions that it revokes, in order; those that were revoked before are not among them."""
+    """Versions that it revokes, in order, without those that are already revoked."""
     kept: tuple[int, ...]
-    """The target, its parent and so on down to the base: what was learned first in any of these stays."""
+    """The target and its ancestors down to the base: samples learned in these versions stay learned."""
 
 
 def left_behind(live_history: Sequence[int | None]) -> set[int]:
-    """Versions that `live` was moved back over and that have not served since, whether they were revoked or not.
+    """Versions that a move of `live` to an older version skipped and that have not served since, revoked or not.
 
     Args:
-        live_history: what `live` pointed at, oldest first.
+        live_history: the versions that `live` pointed at, oldest first.
     """
     behind: set[int] = set()
     served: int | None = None
@@ -55,7 +55,7 @@ def left_behind(live_history: Sequence[int | None]) -> set[int]:
 def rollback_target(
     live: int, accepted: Collection[int], live_history: Sequence[int | None], revoked: Collection[int] = ()
 ) -> int | None:
-    """The newest accepted version below `live` that was neither revoked nor left behind; None if nothing is below."""
+    """The newest accepted version below `live` that was neither revoked nor left behind; None if `live` is the base."""
     if live <= BASE:
         return None
     refused = left_behind(live_history) | set(revoked)
@@ -65,13 +65,13 @@ def rollback_target(
 def versions_to_revoke(
     parents: Parents, *, live: int, target: int, named: Collection[int] | None = None
 ) -> tuple[int, ...]:
-    """What going back from `live` to `target` revokes, in order.
+    """Versions that a rollback from `live` to `target` revokes, in order.
 
-    `named`: only these, and what descends from them. None: the line from the target to the live version, and every
-    version between the two that grew from the target.
+    `named`: only these and their descendants. None: the ancestors of the live version after the target, and every version
+    between the two that descends from the target.
 
     Raises:
-        InvalidValue: a named version does not exist, or is the target or an ancestor of it.
+        InvalidValue: a named version does not exist, or is the target or one of its ancestors.
     """
     kept = parents.lineage(target)
     if named is None:
@@ -79,7 +79,10 @@ def versions_to_revoke(
         return tuple(sorted(parents.descendants(between | set(parents.lineage(live)) - set(kept)) - set(kept)))
     for version in sorted(named):
         if version not in parents.versions:
-            raise InvalidValue(f"v{version} cannot be revoked: there is no such version", param="revoke")
+            raise InvalidValue(
+                f"v{version} cannot be revoked: it does not exist; `millrace policy list` shows all versions",
+                param="revoke",
+            )
         if version in kept:
             what = "the version to go back to" if version == target else f"an ancestor of v{target}, which would serve"
             raise InvalidValue(f"v{version} cannot be revoked: it is {what}", param="revoke")
@@ -87,7 +90,7 @@ def versions_to_revoke(
 
 
 def read_live_history(connection: Connection, policy: str) -> list[int | None]:
-    """What `live` has pointed at, oldest first."""
+    """The versions that `live` pointed at, oldest first."""
     statement = (
         select(assignment_change.c.version)
         .where(assignment_change.c.policy == policy, assignment_change.c.arm == LIVE)
@@ -97,7 +100,7 @@ def read_live_history(connection: Connection, policy: str) -> list[int | None]:
 
 
 def read_target(connection: Connection, policy: str) -> int | None:
-    """Where a rollback would go now; None if nothing lies below what is live."""
+    """The version to which a rollback would go now; None if the base is live."""
     live = read(connection, policy).get(LIVE)
     if live is None or live.version is None:
         return None
@@ -113,13 +116,13 @@ def read_plan(
     revoke: Collection[int] | None = None,
     parents: Mapping[int, int] | None = None,
 ) -> RollbackPlan:
-    """What `roll_back` would do now. Its arguments and errors are those of `roll_back`."""
+    """What `roll_back` would do now. Arguments and errors as `roll_back`."""
     live = read(connection, policy).get(LIVE)
     if live is None or live.version is None:
-        raise InvalidRequest(f"policy {policy!r} has no live version to go back from", policy=policy)
+        raise InvalidRequest(f"policy {policy!r} has no live version, so it cannot be rolled back", policy=policy)
     target = read_target(connection, policy) if to is None else _check_target(connection, policy, live.version, to)
     if target is None:
-        raise InvalidRequest(f"the base of {policy!r} is live already; nothing lies below it", policy=policy)
+        raise InvalidRequest(f"the base of {policy!r} is already live; there is no older version", policy=policy)
     known = Parents(_known(connection, policy), {**(parents or {}), **revocations.claimed_parents(connection, policy)})
     wanted = versions_to_revoke(known, live=live.version, target=target, named=revoke)
     before = revocations.read(connection, policy)
@@ -139,29 +142,31 @@ def roll_back(
     parents: Mapping[int, int] | None = None,
     seen_live: int | None = None,
 ) -> RollbackPlan:
-    """Go back to version `to`, or to the one `rollback_target` names; returns what was done.
+    """Go back to version `to`, or to the one that `rollback_target` finds; returns what was done.
 
-    `treatment` says what becomes of what the revoked versions learned and said, see `contracts/revocations.py`; `revoke`
-    names versions to revoke instead of all that `versions_to_revoke` finds; `parents` has parents of versions that are not
-    claimed in the database, as manifests say; `seen_live` was live when the operator decided.
+    `treatment`: how samples of the revoked versions are treated, see `contracts/revocations.py`. `revoke`: versions to revoke
+    instead of those that `versions_to_revoke` finds. `parents`: parents from manifests, for versions that are not claimed in
+    the database. `seen_live`: the live version when the operator decided.
 
     Raises:
-        InvalidRequest: nothing is live, or the base already is.
-        InvalidValue: `to` is not below the live version, was never accepted or is revoked; or a version of `revoke`
-            does not exist, or would serve.
-        StaleWrite: somebody else moved an arm meanwhile; nothing was changed.
+        InvalidRequest: no version is live, or the base is.
+        InvalidValue: `to` is not below the live version, was never accepted or is revoked; or a version of `revoke` does not
+            exist, or would serve.
+        StaleWrite: another writer moved an arm meanwhile; nothing was changed.
     """
     arms = read(connection, policy)
     live = arms.get(LIVE)
     if seen_live is not None and live is not None and live.version != seen_live:
-        raise StaleWrite(f"v{seen_live} is no longer live, v{live.version} is; look again", live=live.version)
+        raise StaleWrite(
+            f"v{seen_live} is no longer live, v{live.version} is; check the versions again", live=live.version
+        )
     plan = read_plan(connection, policy, to=to, revoke=revoke, parents=parents)
     revocations.revoke(connection, policy, plan.revoked, treatment=treatment, writer=writer, reason=reason)
-    # In the order in which release moves them after a verdict: two who meet wait for each other, and do not lock up.
+    # In the order in which release moves them after a verdict, so that the two cannot deadlock.
     for arm, version in ((CANDIDATE, None), (LIVE, plan.target), (TRAINING, plan.target)):
         held = arms.get(arm, Assignment(policy, arm, None, 0.0, 0))
-        # All three move, also to what they hold: the epoch of `training` tells the trainer to start again from there, and
-        # that of an empty `candidate` refuses what the trainer was about to offer before it had heard.
+        # All three move, even to the same version. The new epoch of `training` tells the trainer to restart from there. The
+        # new epoch of `candidate` refuses a version that the trainer was about to offer before it knew.
         move(
             connection,
             policy=policy,
@@ -178,19 +183,21 @@ def roll_back(
 def promote(
     connection: Connection, *, policy: str, to: int, writer: str, reason: str, seen_live: int | None = None
 ) -> None:
-    """Point `live` at a version that is not older than what is live, whatever its verdict.
+    """Point `live` at a version that is not older than the live one, whatever its verdict.
 
     Raises:
-        NotFound: nothing is live yet.
+        NotFound: no version is live yet.
         InvalidValue: the version is below the live one.
-        VersionRevoked: a rollback took it back.
-        StaleWrite: somebody else moved `live` meanwhile, or what was seen is not live any more.
+        VersionRevoked: a rollback revoked it.
+        StaleWrite: another writer moved `live` meanwhile, or `seen_live` is no longer live.
     """
     live = read(connection, policy).get(LIVE)
     if live is None or live.version is None:
-        raise NotFound("nothing is live yet; start with: millrace up")
+        raise NotFound("no version is live yet; start with: millrace up")
     if seen_live is not None and live.version != seen_live:
-        raise StaleWrite(f"v{seen_live} is no longer live, v{live.version} is; look again", live=live.version)
+        raise StaleWrite(
+            f"v{seen_live} is no longer live, v{live.version} is; check the versions again", live=live.version
+        )
     revocations.refuse(connection, policy, to)
     if to < live.version:
         raise InvalidValue(
@@ -224,7 +231,7 @@ def _accepted(connection: Connection, policy: str) -> set[int]:
 
 
 def _known(connection: Connection, policy: str) -> set[int]:
-    """Versions that were judged or that an arm ever named."""
+    """Versions that have a verdict, or that an arm ever pointed at."""
     judged = select(verdict.c.version).where(verdict.c.policy == policy)
     named = select(assignment_change.c.version).where(
         assignment_change.c.policy == policy, assignment_change.c.version.is_not(None)

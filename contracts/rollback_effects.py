@@ -1,6 +1,6 @@
-"""What a rollback would do to samples, in numbers and in words: shown before anybody confirms it.
+"""The effects of a rollback on samples, in numbers and in words: shown before anybody confirms it.
 
-In: a plan and the ledger's rows. Out: counts, and the lines that command line and dashboard show alike. Changes nothing.
+In: a plan and the ledger's rows. Out: counts, and the lines that command line and dashboard both print. Changes nothing.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ class Effects(NamedTuple):
     """Counts of users' samples, as the ledger knows them now."""
 
     num_learned: int
-    """Learned in all."""
+    """Learned samples in total."""
     num_undone: int
-    """Of these, learned after the version that is gone back to: no longer in the weights."""
+    """Of these, learned after the target version: no longer in the weights."""
     num_undone_revoked: int
-    """Of these, learned in a version that is revoked, or in none yet."""
+    """Of these, learned in a revoked version, or not yet in any version."""
     num_said: int
-    """What the revoked versions answered."""
+    """Samples that the revoked versions answered."""
     num_said_waiting: int
     """Of these, not decided yet."""
 
 
 def read_effects(connection: Connection, plan: RollbackPlan) -> Effects:
-    """Count what a plan would change. Reads every learned row: for a dialog, not for every second."""
+    """Count what a plan would change. Reads every learned row: for a dialog, not for frequent polling."""
     learned_in, said_by = generation.c.state_version, generation.c.version
     users = generation.c.purpose == "user"
     learned = _count(connection, generation.c.state == "trained", effective_state() == "trained")
     after = (generation.c.state == "trained", effective_state() == "trained", learned_in.not_in(plan.kept))
     highest = max(plan.live, *plan.revoked, plan.target)
-    # What is in no version yet is told as of the next one, which would descend from what is revoked.
+    # Samples in no version yet count for the next one, which would descend from a revoked version.
     in_revoked = or_(learned_in.in_(plan.revoked), and_(learned_in > highest, literal(bool(plan.revoked))))
     said = (users, said_by.in_(plan.revoked))
     return Effects(
@@ -51,7 +51,7 @@ def read_effects(connection: Connection, plan: RollbackPlan) -> Effects:
 
 
 def describe(plan: RollbackPlan, effects: Effects) -> list[str]:
-    """What happens whatever the treatment, one sentence a line."""
+    """Effects of every treatment, one sentence per line."""
     revoked = _names(plan.revoked)
     lines = [f"Users get v{plan.target} instead of v{plan.live}, and training goes on from v{plan.target}."]
     if revoked:
@@ -73,12 +73,12 @@ def describe(plan: RollbackPlan, effects: Effects) -> list[str]:
 
 
 def describe_treatment(treatment: Treatment, effects: Effects) -> str:
-    """What becomes of samples by the choice that the operator makes."""
+    """Effects of the treatment that the operator chooses."""
     others = effects.num_undone - effects.num_undone_revoked
     if treatment == "poison":
         text = (
-            f"{effects.num_undone_revoked:,} undone samples are quarantined(rollback) and never learned again, and so is "
-            "what the revoked versions said and was not decided, or comes later."
+            f"{effects.num_undone_revoked:,} undone samples are quarantined(rollback) and never learned again, and so are "
+            "undecided and later samples of the revoked versions."
         )
         more = f" {others:,} undone samples of versions that are not revoked are pending and learned again."
         return text + (more if others else "")

@@ -1,4 +1,4 @@
-"""The five topics: what each carries, and for how long. All have the same number of partitions and the same key."""
+"""The five topics and their retention. All have the same number of partitions, and the same partition key."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ RETENTION_DAYS = {GENERATIONS: 30, SIGNALS: 30, EPISODES: 7, EXPERIENCES: 7, OUT
 
 
 def route_of_key(key: str) -> int:
-    """The route of a record key: that of its completion; the empty key of a control record has route 0."""
+    """The route of a record key, which is its completion's; a control record has an empty key and route 0."""
     return route_of(parse_sample_key(key)[0]) if key else 0

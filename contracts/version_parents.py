@@ -1,7 +1,7 @@
-"""Which version grew from which, as far as anybody knows. Pure, but for what reads the manifests of a store.
+"""Which version descends from which, as far as known. Pure, except for the function that reads the manifests of a store.
 
-A parent's number is always lower than its child's. A version whose parent nobody knows any more (cut before versions were
-claimed in the database, its manifest damaged) counts as the child of the version before it: as good as any of its kin.
+A parent's number is always lower than its child's. If a version's parent is not known any more (cut before versions were claimed in the
+database, and its manifest is damaged), the version before it counts as its parent.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import Protocol
 from contracts.errors import NotFound, WeightsRefused
 
 BASE = 0
-"""The version everything descends from."""
+"""The version from which all others descend."""
 
 
 class _Manifest(Protocol):
     @property
     def parent(self) -> int | None:
-        """None: it has none."""
+        """None for a version without a parent."""
 
 
 class Manifests(Protocol):
-    """What says which version grew from which: a weight store."""
+    """A source of parents: a weight store."""
 
     def versions(self, policy: str) -> list[int]:
-        """All that are published, in order."""
+        """All published versions, in order."""
 
     def manifest(self, policy: str, version: int) -> _Manifest:
-        """What makes the version exist. Raises NotFound, WeightsRefused."""
+        """The manifest of a version. Raises NotFound, WeightsRefused."""
 
 
 class Parents:
-    """Every version that is known, and its parent."""
+    """Every known version and its parent."""
 
     def __init__(self, known: Collection[int], parents: Mapping[int, int]) -> None:
         """`parents` may leave out versions of `known`."""
@@ -42,18 +42,18 @@ class Parents:
 
     @property
     def versions(self) -> list[int]:
-        """All of them, in order."""
+        """All known versions, in order."""
         return [BASE, *self._parents]
 
     def lineage(self, version: int) -> list[int]:
-        """A version, its parent and so on down to the base."""
+        """A version and its ancestors down to the base."""
         found = [version]
         while found[-1] in self._parents:
             found.append(self._parents[found[-1]])
         return found
 
     def descendants(self, ancestors: Collection[int]) -> set[int]:
-        """Versions that grew from any of these, and these."""
+        """These versions and all their descendants."""
         found = set(ancestors)
         for version, parent in self._parents.items():
             if parent in found:
@@ -62,9 +62,9 @@ class Parents:
 
 
 def stored_parents(store: Manifests, policy: str, above: int, known: Collection[int] = ()) -> dict[int, int]:
-    """Version to parent, as the manifests of a store say, of versions above `above` that are not among `known`.
+    """Version to parent, from the manifests of a store, for versions above `above` that are not in `known`.
 
-    A manifest that is damaged or gone says nothing.
+    Versions with a damaged or missing manifest are left out.
 
     Raises:
         Unavailable: the store does not answer.

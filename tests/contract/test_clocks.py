@@ -112,6 +112,7 @@ def test_a_process_that_lives_ten_days_ahead_migrates_nothing_and_is_not_ready(s
         "except ClockOff as error:\n"
         "    refused = error.message\n"
         "ready = Operations({'clock': ClockWatch(database).check}).answer('/ready')\n"
+        "print()  # a thread may be writing a log line\n"
         "print(json.dumps({'refused': refused, 'status': ready.status, 'body': json.loads(ready.body)}))\n"
     )
     held = partitions(server)

@@ -82,7 +82,7 @@ def test_only_what_is_named_is_revoked(home: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--revoke", "77"], "v77 cannot be revoked: there is no such version"),
+        (["--revoke", "77"], "v77 cannot be revoked: it does not exist"),
         (["--to", "5", "--revoke", "3"], "v3 cannot be revoked: it is an ancestor of v5"),
         (["--to", "5", "--revoke", "5"], "v5 cannot be revoked: it is the version to go back to"),
         (["--treatment", "mercy"], "--treatment is poison or evidence, not 'mercy'"),
@@ -129,7 +129,7 @@ def test_a_version_that_went_live_meanwhile_stops_the_rollback(home: Path, capsy
         promote(NUM_VERSIONS, home, "another operator")
         return True
 
-    with pytest.raises(StaleWrite, match="look again"):
+    with pytest.raises(StaleWrite, match="check the versions again"):
         roll_back(home, 5, "complaints", ask=while_she_thinks)
     assert (live(home), revoked(home)) == (NUM_VERSIONS, {})
     assert "learned samples are undone" in capsys.readouterr().out

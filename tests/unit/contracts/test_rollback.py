@@ -192,7 +192,7 @@ def test_there_is_nothing_below_the_base_and_nothing_before_the_first(database: 
         with pytest.raises(InvalidRequest, match="no live version"):
             roll_back(connection, policy=POLICY, writer="ann", reason="r")
         point(connection, LIVE, 0)
-        with pytest.raises(InvalidRequest, match="nothing lies below"):
+        with pytest.raises(InvalidRequest, match="there is no older version"):
             roll_back(connection, policy=POLICY, writer="ann", reason="r")
 
 
@@ -295,7 +295,7 @@ def test_of_two_operators_at_once_one_is_told_to_look_again(database: Database) 
                 roll_back(connection, policy=POLICY, writer="ann", reason="r", treatment=treatment, seen_live=plan.live)
         except StaleWrite as error:
             told.append(error.message)
-    assert told == ["v4 is no longer live, v2 is; look again"]
+    assert told == ["v4 is no longer live, v2 is; check the versions again"]
     with database.snapshot() as connection:
         found = revocations.read(connection, POLICY)
     assert {version: row.treatment for version, row in found.items()} == dict.fromkeys((3, 4, 5), "poison")

@@ -231,7 +231,7 @@ def test_of_two_operators_at_once_one_is_told_to_look_again(client: TestClient, 
     sign_in(client, small, "operator")
     answers = [roll_back(client, to=5), roll_back(client, to=7, treatment="poison")]
     assert [answer.status_code for answer in answers] == [200, 409]
-    assert "look again" in answers[1].json()["error"]["message"]
+    assert "check the versions again" in answers[1].json()["error"]["message"]
     assert live_of(small) == 5
 
 
