@@ -1,11 +1,10 @@
 """Identifiers that carry their route.
 
-A completion id is `chatcmpl-<uuidv7>` (RFC 9562 §5.7). The twelve bits after the version nibble hold the route: the
-hash of the session, or random. The route chooses the partition on every topic, so a signal needs only the completion
-id to meet its generation.
+A completion id is `chatcmpl-<uuidv7>` (RFC 9562 §5.7). The twelve bits after the version digit are the route: the hash of the session, or
+random. The route chooses the partition on every topic, so a signal that has the completion id finds its generation.
 
-The id of an answer that nobody may keep is a version 8 (§5.8) of the same layout: whoever meets it knows that there is no
-record, and keeps nothing that is said about it.
+The id of an answer that must not be stored is a version 8 UUID (§5.8) with the same layout: every process sees that there is no record,
+and stores nothing about it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import uuid
 from contracts.errors import InvalidRequest
 
 NUM_ROUTES = 4096
-_MOST_SHOWN = 128
+_MAX_QUOTED = 128
 _PREFIX = "chatcmpl-"
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[78][0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 _VERSION_AT = len(_PREFIX) + 14
@@ -27,7 +26,7 @@ _STORED, _NOT_STORED = 0x7, 0x8
 
 
 def new_completion_id(session_id: str | None = None, *, stored: bool = True) -> str:
-    """A fresh completion id; completions of one session share a route. `stored` False: its answer is kept nowhere."""
+    """A new completion id; completions of one session share a route. `stored` False: the answer must not be stored."""
     route = route_of_text(session_id) if session_id else secrets.randbelow(NUM_ROUTES)
     milliseconds = time.time_ns() // 1_000_000
     value = (
@@ -49,21 +48,21 @@ def route_of(completion_id: str) -> int:
     prefix, value = completion_id[: len(_PREFIX)], completion_id[len(_PREFIX) :]
     if prefix != _PREFIX or not _UUID.fullmatch(value):
         raise InvalidRequest(
-            f"{completion_id[:_MOST_SHOWN]!r} is not a completion id; send the `id` of the completion as it was received",
+            f"{completion_id[:_MAX_QUOTED]!r} is not a completion id; send the `id` of the completion exactly as you received it",
             param="completion_id",
         )
     return int(value[15:18], 16)  # the three digits after the version's
 
 
 def is_stored(completion_id: str) -> bool:
-    """False if the id says that its answer was kept nowhere."""
+    """False if the id says that its answer was not stored."""
     return completion_id[_VERSION_AT : _VERSION_AT + 1] != f"{_NOT_STORED:x}" or not _UUID.fullmatch(
         completion_id[len(_PREFIX) :]
     )
 
 
 def time_of(completion_id: str) -> float:
-    """When an id was made, UTC epoch seconds, to the millisecond; of a text that is none of ours 0."""
+    """When an id was made, UTC epoch seconds, to the millisecond; 0 for a text that is not a completion id."""
     value = completion_id[len(_PREFIX) :]
     return (uuid.UUID(value).int >> 80) / 1000 if _UUID.fullmatch(value) else 0.0
 
@@ -74,7 +73,7 @@ def route_of_text(text: str) -> int:
 
 
 def sample_key(completion_id: str, choice: int) -> str:
-    """The natural key of one generation, and of the one base sample made of it."""
+    """The key of one generation, and of its base sample."""
     return f"{completion_id}:{choice}"
 
 

@@ -1,7 +1,6 @@
-"""API keys: `mr-<role>-<id>-<secret>`. Only a hash of the secret is stored; role, tenant and scopes are bound to the key.
+"""API keys: `mr-<role>-<id>-<secret>`. Only a hash of the secret is stored; role, tenant and scopes belong to the key.
 
-The role says who speaks: an app, for its users, or an operator. Scopes say which doors are open. A key may have fewer scopes
-than its role allows, and never more.
+The role says who calls: an app, on behalf of its users, or an operator. Scopes say what the key may do: at most what its role allows.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 ROLE_SCOPES: Mapping[Role, frozenset[Scope]] = MappingProxyType(
     {"app": frozenset(("inference", "feedback")), "operator": frozenset(SCOPES)}
 )
-"""The most that a key of a role may do, and what it may do unless it was made with less."""
+"""The scopes that a role allows, which are also the default of a new key."""
 _PARTS = 4
 
 
@@ -51,13 +50,13 @@ class Caller(NamedTuple):
             )
 
     def require_operator(self) -> None:
-        """Raises Forbidden unless an operator speaks."""
+        """Raises Forbidden unless the caller is an operator."""
         if self.role != "operator":
             raise Forbidden("this needs an operator key; `millrace keys api new --role operator` makes one")
 
 
 class NewKey(NamedTuple):
-    """What a key is made with. `scopes` None: all of the role; `expires_at`: UTC epoch seconds, None: never."""
+    """Properties of a key to make. `scopes` None: all of the role; `expires_at`: UTC epoch seconds, None: never."""
 
     role: Role
     tenant: str = "default"
@@ -66,21 +65,21 @@ class NewKey(NamedTuple):
     name: str = ""
 
     def check(self, now: float) -> None:
-        """Raises InvalidSettings if no such key can be."""
+        """Raises InvalidSettings if no key can have these properties."""
         if self.role not in ROLE_SCOPES:
             raise InvalidSettings(f"--role is app or operator, not {self.role!r}")
         for option, text, least in (("--tenant", self.tenant, 1), ("--name", self.name, 0)):
             if not least <= len(text) <= MAX_NAME or not (text.isprintable() or not text):
                 raise InvalidSettings(f"{option} takes {least} to {MAX_NAME} printable characters, not {len(text)}")
         if self.scopes is not None and not self.scopes:
-            raise InvalidSettings(f"--scopes names none; there are {', '.join(sorted(ROLE_SCOPES[self.role]))}")
+            raise InvalidSettings(f"--scopes is empty; choose from {', '.join(sorted(ROLE_SCOPES[self.role]))}")
         if excess := sorted((self.scopes or frozenset()) - ROLE_SCOPES[self.role]):
             allowed = ", ".join(sorted(ROLE_SCOPES[self.role]))
             raise InvalidSettings(
                 f"a key of the role {self.role} cannot have {', '.join(excess)}; it can have {allowed}"
             )
         if self.expires_at is not None and self.expires_at <= now:
-            raise InvalidSettings("--expires lies in the past: such a key would open nothing")
+            raise InvalidSettings("--expires lies in the past, so the key would never work; choose a later time")
 
 
 def create_key(connection: Connection, role: Role, tenant: str = "default") -> str:
@@ -114,10 +113,10 @@ def make_key(connection: Connection, wanted: NewKey) -> str:
 
 
 def check_key(connection: Connection, authorization: str | None, now: float | None = None) -> Caller:
-    """Who is behind an `Authorization: Bearer ...` header. `now`: UTC epoch seconds.
+    """The caller of an `Authorization: Bearer ...` header. `now`: UTC epoch seconds.
 
     Raises:
-        Unauthorized: no key, or one that we do not know, or that was revoked or has expired.
+        Unauthorized: the key is missing, unknown, revoked or expired.
     """
     scheme, _, text = (authorization or "").partition(" ")
     parts = text.strip().split("-")
@@ -130,40 +129,40 @@ def check_key(connection: Connection, authorization: str | None, now: float | No
 
 
 def find_key(connection: Connection, key_id: str, now: float) -> Caller:
-    """Whoever holds the key of this id, as it is now: for what was opened with it earlier.
+    """The caller of a key id, with its present rights: for sessions that were started with the key.
 
     Raises:
-        Unauthorized: it is gone, was revoked or has expired.
+        Unauthorized: the key was deleted, revoked or has expired.
     """
     row = connection.execute(select(api_key).where(api_key.c.id == key_id)).one_or_none()
     if row is None:
-        raise Unauthorized("the key that this was opened with is gone; sign in with another")
+        raise Unauthorized("the key of this session was deleted; sign in with another")
     return caller_of(row, now)
 
 
 def caller_of(row: Row[Any], now: float) -> Caller:
-    """The holder of a key. Raises Unauthorized if it was revoked or has expired."""
+    """The caller of a key's row. Raises Unauthorized if the key was revoked or has expired."""
     if row.revoked_at is not None:
         raise Unauthorized(f"the key {row.id} was revoked; make another with: millrace keys api new")
     if row.expires_at is not None and row.expires_at <= now:
         raise Unauthorized(f"the key {row.id} has expired; make another with: millrace keys api new")
-    # A row that somebody wrote by hand opens no more than its role may.
+    # A row that was edited by hand still allows no more than its role.
     scopes = frozenset(row.scopes.split()) & ROLE_SCOPES.get(row.role, frozenset())
     return Caller(row.id, row.role, row.tenant, scopes, row.expires_at)
 
 
 def list_keys(connection: Connection) -> list[Row[Any]]:
-    """Every key ever made, oldest first, without its secret's hash."""
+    """All keys ever made, oldest first, without the hashes of their secrets."""
     columns = [column for column in api_key.c if column.name != "secret_hash"]
     return list(connection.execute(select(*columns).order_by(api_key.c.created_at, api_key.c.id)))
 
 
 def revoke_keys(connection: Connection, key_ids: Collection[str], now: float) -> list[str]:
-    """Revoke keys; ids of those that were good until now. The rows stay: what they did is still theirs."""
+    """Revoke keys; returns the ids that were valid until now. The rows stay, because records refer to them."""
     statement = update(api_key).where(api_key.c.id.in_(key_ids), api_key.c.revoked_at.is_(None)).values(revoked_at=now)
     return sorted(connection.execute(statement.returning(api_key.c.id)).scalars())
 
 
 def _digest(secret: str) -> str:
-    # The secret has 192 random bits: a plain hash is enough, and cheap on every request.
+    # A secret of 192 random bits needs no slow hash, and this runs for every request.
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,11 +1,11 @@
-"""The two identities that must always hold, as the ledger sees them (docs/decisions/0001).
+"""The two identities that must always hold in the ledger (docs/decisions/0001).
 
 generations: logged   = pending + trained + unlabelled + filtered + unscored + stale + off_support + quarantined
                         + cancelled + erased + log_lost + dead_letter
 signals:     received = joined + pending + late + duplicate + conflict + retracted + rejected
 
-What waits for the answer of its key, and what episodes says itself about an answer (a follow-up), was received like any other
-signal: both have a row in `received_signal`, and are pending until the join has seen them.
+Signals that wait for their key's answer, and signals that episodes makes itself (follow-ups), count as received too: both have a row in
+`received_signal`, and are pending until the join has seen them.
 """
 
 from __future__ import annotations
@@ -26,45 +26,33 @@ from contracts.tables import (
 )
 
 NO_END = 2**62
-"""The last sequence of the newest epoch: everything that it says holds."""
+"""The last sequence of the newest epoch: all of its outcomes are valid."""
 PENDING = "pending"
-GENERATION_STATES = frozenset(
-    (
-        PENDING,
-        "trained",
-        "unlabelled",
-        "filtered",
-        "unscored",
-        "stale",
-        "off_support",
-        "quarantined",
-        "cancelled",
-        "erased",
-        "log_lost",
-        "dead_letter",
-    )
-)
-"""Of a dead letter there is no row: it is counted where the log is looked at."""
+GENERATION_STATES = frozenset((
+    PENDING, "trained", "unlabelled", "filtered", "unscored", "stale", "off_support", "quarantined", "cancelled", "erased",
+    "log_lost", "dead_letter",
+))  # fmt: skip
+"""A dead letter has no row: code that reads the log counts it."""
 SIGNAL_STATES = frozenset((PENDING, "joined", "late", "duplicate", "conflict", "retracted", "rejected"))
 
 
 class LedgerCounts(NamedTuple):
-    """One identity: `total` on the left, `states` on the right."""
+    """One identity: `total` is its left side, `states` its right side."""
 
     total: int
     states: dict[str, int]
 
     @property
     def unexplained(self) -> int:
-        """0 if the identity holds; a state that has no name in it explains nothing."""
+        """0 if the identity holds. States that it does not name are not counted."""
         named = GENERATION_STATES | SIGNAL_STATES
         return self.total - sum(count for state, count in self.states.items() if state in named)
 
 
 def effective_state() -> ColumnElement[str]:
-    """The state of a row of `generation`: what a later epoch of the trainer did not keep counts as pending.
+    """The state of a row of `generation`. An outcome that a later epoch of the trainer did not keep counts as pending.
 
-    Episodes looks at such rows again within seconds: an older word that holds takes the place of the void one.
+    Episodes checks such rows again within seconds: an older valid outcome replaces the void one.
     """
     newest = select(func.coalesce(func.max(ledger_epoch.c.epoch), -1)).scalar_subquery()
     kept = exists().where(
@@ -86,7 +74,7 @@ def generation_counts(connection: Connection) -> LedgerCounts:
 
 
 def signal_counts(connection: Connection) -> LedgerCounts:
-    """Every signal that reached us; accepted ones that the join has not seen yet are pending."""
+    """Every received signal by state. Accepted ones that the join has not seen yet are pending."""
     states: dict[str, int] = dict.fromkeys(("duplicate", "conflict", "rejected"), 0)
     states |= {row.state: row.count for row in connection.execute(select(signal_count))}
     accepted = connection.execute(select(func.count()).select_from(received_signal)).scalar_one()
@@ -100,7 +88,7 @@ def signal_counts(connection: Connection) -> LedgerCounts:
 
 
 def rejection_counts(connection: Connection) -> dict[str, int]:
-    """Why signals were refused at the door or rejected by the join, as far as it was noted: reason to how many."""
+    """Reason to number of signals that feedback refused or the join rejected, as far as it was noted."""
     rows = connection.execute(select(rejection_count.c.reason, rejection_count.c["count"]))
     found: dict[str, int] = {reason: number for reason, number in rows}  # noqa: C416 a row is not a tuple for dict()
     statement = select(signal.c.reason, func.count()).where(signal.c.state == "rejected").group_by(signal.c.reason)
@@ -110,7 +98,7 @@ def rejection_counts(connection: Connection) -> dict[str, int]:
 
 
 def num_waiting(connection: Connection) -> int:
-    """Signals whose key no answer has yet; they are counted as pending."""
+    """Signals whose key has no answer yet; they count as pending."""
     return connection.execute(select(func.count()).select_from(waiting_signal)).scalar_one()
 
 
@@ -130,7 +118,7 @@ def signal_states(connection: Connection) -> dict[str, str]:
 
 
 def learned_signals(connection: Connection) -> dict[str, int]:
-    """Signal id to the first version whose weights contain it; one that came after its sample was trained taught nothing."""
+    """Signal id to the first version that learned from it. Signals that arrived after their sample was trained are left out."""
     rows = connection.execute(
         select(signal.c.id, generation.c.state_version)
         .join(
@@ -147,7 +135,7 @@ def learned_signals(connection: Connection) -> dict[str, int]:
 
 
 def trained_versions(connection: Connection) -> dict[str, int]:
-    """Sample key to the first version whose weights contain it, for what is trained and not taken back."""
+    """Sample key to the first version that learned from it, for samples that are still trained."""
     rows = connection.execute(
         select(generation.c.completion_id, generation.c.choice, generation.c.state_version).where(
             effective_state() == "trained"

@@ -1,11 +1,11 @@
-"""What travels on the log: five records, frozen and versioned, msgpack on the wire.
+"""Records of the log: five types, frozen and versioned, msgpack on the wire.
 
     inference ─▶ Generation ─┐
     feedback  ─▶ Signal ─────┴▶ episodes ─▶ Episode ─▶ rewards ─▶ Experience ─▶ training
-    every worker that decides a fate ─▶ Outcome ─▶ episodes (the ledger)
+    every worker that decides a final state ─▶ Outcome ─▶ episodes (the ledger)
 
-Each record has a small clear head and, where people's words are in it, a compressed body. Unknown fields are ignored
-and removed ones are never reused; a record of a newer `schema` is refused by name. Times are UTC epoch seconds.
+A record has a small plain head and, if it contains people's words, a compressed body. Unknown fields are ignored, removed ones are never
+reused, and a record with a newer `schema` is refused by name. Times are UTC epoch seconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contracts.ids import sample_key
 from contracts.record_checks import packed_problem, problem_of
 
 SCHEMA = 2
-"""2: heads name the key that a body is sealed with, the try of a request and how many choices it had; signals have comments."""
+"""Since 2, heads have the key id of a sealed body, the attempt of a request and its number of choices; signals have comments."""
 
 Purpose = Literal["user", "rollout", "sentinel", "shadow"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -57,7 +57,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     min_p: float = 0.0
     max_tokens: int
     seed: int | None = None
-    """Of the request; its choices each had one made of it. Answers with one seed are one draw, not several."""
+    """Of the request; each choice derives its own seed from it. Answers with equal seeds are one draw, not several."""
 
     @property
     def on_support(self) -> bool:
@@ -66,7 +66,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What was said. Packed arrays are little-endian: ids int32 [T], log-probs float32 [T]."""
+    """The text and tokens of an answer. Packed arrays are little-endian: ids int32 [T], log-probs float32 [T]."""
 
     messages: list[dict[str, Any]]
     text: str
@@ -77,10 +77,10 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One try of a request by a client that counts its tries and sends no `Idempotency-Key`.
+    """One attempt of a request, from a client that counts its retries and sends no `Idempotency-Key`.
 
-    `request` is the same for all tries: a hash of the body, keyed with the caller's secret, so that nobody who reads the log can
-    guess the body by it. `count` is 0 for the first.
+    `request` is the same for all attempts: a hash of the body, keyed with the caller's secret, so that a reader of the log cannot
+    verify guesses of the body. `count` is 0 for the first attempt.
     """
 
     request: str
@@ -108,16 +108,16 @@ class Generation(Record, frozen=True, kw_only=True):
     dtype: str
     session_id: str | None = None
     join_key: str | None = None
-    """The app's own name for this answer: signals may be sent about it."""
+    """The app's own name for this answer. Signals can refer to it."""
     ask_probability: float = 0.0
-    """With which the app was told to ask for feedback on it; 0 if its task asks nobody."""
+    """Probability with which the app was told to ask for feedback on it; 0 if its task has no [asking]."""
     person: str | None = None
     attempt: Attempt | None = None
-    """None: its client counts no tries, or sent an `Idempotency-Key`."""
+    """None: the client does not count retries, or sent an `Idempotency-Key`."""
     num_choices: int = 0
-    """Of the completion; some may have no record, because they have no token. 0: logged by a release that did not say."""
+    """Of the completion. Choices without tokens have no record. 0: logged by an older release."""
     key_id: str | None = None
-    """Of the key that the body is sealed with; None: it is not sealed."""
+    """Id of the key that seals the body; None: not sealed."""
     seal: Literal["none"] = "none"
     body: bytes
 
@@ -132,14 +132,14 @@ class Generation(Record, frozen=True, kw_only=True):
 
 
 class Submitter(msgspec.Struct, frozen=True, kw_only=True):
-    """Who judged."""
+    """Who sent a signal."""
 
     id: str
     kind: Literal["user", "judge", "code", "operator"] = "user"
 
 
 class Signal(Record, frozen=True, kw_only=True):
-    """One thing a user did about one choice. `id` is the idempotency key.
+    """One reaction of a user to one choice. `id` is the idempotency key.
 
     A retraction is a second record with the same id and `retracted` set.
     """
@@ -156,9 +156,9 @@ class Signal(Record, frozen=True, kw_only=True):
     submitter: Submitter
     comment: str | None = None
     metadata: dict[str, str] | None = None
-    """For whoever reads it later; neither is part of a reward."""
+    """For people who read it later. Comment and metadata never affect a reward."""
     key_id: str | None = None
-    """Of the key that the words are sealed with; None: they are not sealed."""
+    """Id of the key that seals the texts; None: not sealed."""
     retracted: bool = False
 
     @property
@@ -177,7 +177,7 @@ class Episode(Record, frozen=True, kw_only=True):
     signals: tuple[Signal, ...]
     closed_at: float
     provisional: bool = False
-    """More is expected: the window of a slower signal is still open."""
+    """True while the window of a slower signal is still open."""
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,7 +192,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     fault: Fault = "none"
     reason: str = ""
     propensity: float = 1.0
-    """Probability with which it was asked for; what was shed by a draw counts 1 / propensity where it was not."""
+    """Probability that this grader was asked. If a draw leaves out some samples, the others count 1 / propensity."""
     seconds: float = 0.0
 
 
@@ -203,12 +203,12 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     loss_mask: bytes
     logprobs: bytes
     spans: tuple[Span, ...]
-    """Starts count completion tokens, that is positions where the loss mask is 1."""
+    """Starts count completion tokens: positions where the loss mask is 1."""
     sampling: Sampling
 
 
 class Experience(Record, frozen=True, kw_only=True):
-    """A scored episode, ready to learn from. `reward` None means there is nothing to learn: see `status`."""
+    """A scored episode, ready for training. `reward` None: there is nothing to learn, see `status`."""
 
     key: str
     revision: int
@@ -239,10 +239,10 @@ class Also(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Outcome(Record, frozen=True, kw_only=True):
-    """The fate of one revision of one sample. Idempotent by (key, revision, epoch, state).
+    """The final state of one revision of one sample. Idempotent by (key, revision, epoch, state).
 
-    The trainer numbers what it decides: `sequence` rises with every decision along a chain of epochs, so that the next epoch
-    can say how much of this one it kept. 0: told by a release that did not number, or by another writer.
+    The trainer numbers its decisions: `sequence` rises along a chain of epochs, so that the next epoch can say how much of this
+    one it kept. 0: from an older release, or from another writer.
     """
 
     key: str
@@ -256,14 +256,14 @@ class Outcome(Record, frozen=True, kw_only=True):
     at: float
     sequence: int = 0
     previous: int | None = None
-    """Of `epoch_started`: the epoch of the checkpoint it goes on from; None: it keeps nothing of what was said before."""
+    """Of `epoch_started`: the epoch of the checkpoint from which it continues; None: it keeps no earlier outcome."""
     kept_sequence: int = -1
-    """Of `epoch_started`: the last sequence of `previous` that this checkpoint holds; later ones are void."""
+    """Of `epoch_started`: the last sequence of `previous` in this checkpoint; later outcomes are void."""
     also: tuple[Also, ...] = ()
-    """Samples of the same partition with the same epoch, state, reason and version: many are told in few records."""
+    """More samples of the same partition with the same epoch, state, reason and version, so that one record reports many."""
 
     def each(self) -> list[Outcome]:
-        """One outcome for every sample that it is about."""
+        """One outcome for every sample of this record."""
         if not self.also:
             return [self]
         alone = msgspec.structs.replace(self, also=())
@@ -278,11 +278,11 @@ BodyType = TypeVar("BodyType")
 
 
 MAX_BODY_BYTES = 64 * 2**20
-"""Of an opened body: eight times what a service reads, so that nothing which was logged is refused."""
+"""Of a decompressed body: eight times what a service accepts, so that no logged body is refused."""
 _OUR_SCHEMA = b"\xa6schema" + bytes([SCHEMA])
-"""With which all records of today's schema begin, behind the one or three bytes that count their fields."""
+"""All records of the current schema begin with this, after the one or three bytes that count their fields."""
 _LAST_SCHEMA = 1000
-"""What claims a newer one stops a worker until it is upgraded, and nobody can upgrade to a number made up."""
+"""A newer schema stops a worker until it is upgraded. A number above this limit was made up, so such a record is invalid."""
 
 
 class _Head(msgspec.Struct):
@@ -295,11 +295,11 @@ def encode(record: Record) -> bytes:
 
 
 def decode(kind: type[RecordType], wire: bytes) -> RecordType:
-    """Read a record from the log: one that can be stored and computed with (`contracts/record_checks.py`).
+    """Read a record from the log, and check its values (`contracts/record_checks.py`).
 
     Raises:
-        NewerSchema: written by a newer Millrace than this one.
-        InvalidRecord: not such a record; the message says which field.
+        NewerSchema: a newer Millrace wrote it.
+        InvalidRecord: another type of record, or a field is invalid; the message names the field.
     """
     record = decode_shape(kind, wire)
     if problem := problem_of(record):
@@ -308,18 +308,18 @@ def decode(kind: type[RecordType], wire: bytes) -> RecordType:
 
 
 def decode_shape(kind: type[RecordType], wire: bytes) -> RecordType:
-    """Decode without judging values: for rows of our own tables, and for tools that show what `decode` refuses.
+    """Decode without checking values: for rows of our own tables, and for tools that show refused records.
 
     Raises:
-        NewerSchema: written by a newer Millrace than this one.
-        InvalidRecord: not such a record; the message says which field.
+        NewerSchema: a newer Millrace wrote it.
+        InvalidRecord: another type of record; the message names the field.
     """
     if is_damaged(wire):
         raise InvalidRecord(
             f"not the {kind.__name__} that was appended: its checksum differs; the disk changed its bits"
         )
     try:
-        # Else the head alone, before fields that a newer schema may have changed.
+        # Another schema: decode the head alone, because a newer schema may have changed other fields.
         if not (wire.startswith(_OUR_SCHEMA, 1) or wire.startswith(_OUR_SCHEMA, 3)):
             schema = msgspec.msgpack.decode(wire, type=_Head).schema
             if not 1 <= schema <= _LAST_SCHEMA:
@@ -334,7 +334,7 @@ def decode_shape(kind: type[RecordType], wire: bytes) -> RecordType:
 
 
 def seal_body(body: msgspec.Struct) -> bytes:
-    """Compress a body, with a checksum: bits that flip on a disk are noticed wherever it is stored."""
+    """Compress a body, with a checksum that detects bits that a disk changed."""
     return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(msgspec.msgpack.encode(body))
 
 
@@ -342,7 +342,7 @@ def open_body(kind: type[BodyType], sealed: bytes) -> BodyType:
     """Invert `seal_body`.
 
     Raises:
-        InvalidRecord: the bytes are damaged, or would fill the memory.
+        InvalidRecord: the bytes are damaged, or would not fit in memory.
     """
     try:
         if zstandard.frame_content_size(sealed) > MAX_BODY_BYTES:

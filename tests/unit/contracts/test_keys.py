@@ -121,7 +121,7 @@ def test_a_revoked_key_is_refused_and_its_row_stays(database: Database) -> None:
         (NewKey("app", "a\0b"), "printable"),
         (NewKey("app", "a\nb"), "printable"),
         (NewKey("app", name="x" * 65), "--name"),
-        (NewKey("app", scopes=frozenset()), "--scopes names none"),
+        (NewKey("app", scopes=frozenset()), "--scopes is empty"),
         (NewKey("app", scopes=frozenset(("operator:read",))), "role app cannot have operator:read"),
         (NewKey("app", expires_at=1.0), "--expires lies in the past"),
     ],
