@@ -96,7 +96,8 @@ def test_revoked_is_the_line_left_or_what_is_named_and_what_grew_from_it(
 
 
 @pytest.mark.parametrize(
-    ("named", "says"), [({9}, "it does not exist"), ({2}, "to go back to"), ({3, 1}, "an ancestor"), ({0}, "an ancestor")]
+    ("named", "says"),
+    [({9}, "it does not exist"), ({2}, "to go back to"), ({3, 1}, "an ancestor"), ({0}, "an ancestor")],
 )
 def test_what_would_serve_and_what_never_was_is_not_revoked(named: set[int], says: str) -> None:
     with pytest.raises(InvalidValue, match=says):
