@@ -23,7 +23,7 @@ KINDS: dict[str, type[Record]] = {EPISODES: Episode, EXPERIENCES: Experience, SI
 
 
 class Join:
-    """A process of these tasks. What it sends to itself is heard at once."""
+    """A process with these tasks. Signals that it sends to itself are read at once."""
 
     def __init__(self, database: Database, *tasks: Task) -> None:
         self.database = database
@@ -34,7 +34,7 @@ class Join:
         self._is_at_end = False
 
     def hear(self, *records: Record) -> list[Episode]:
-        """The episodes that a batch makes."""
+        """Process a batch; returns the episodes that it sends."""
         before = len(self.sent)
         while records:
             wires = [LogRecord(TOPICS[type(record)], 0, 0, "", encode(record), 0.0) for record in records]
@@ -45,7 +45,7 @@ class Join:
         return self._episodes(before)
 
     def wait(self, until: float) -> list[Episode]:
-        """The episodes that the passing of time makes."""
+        """Move the clock; returns the episodes that are sent."""
         self.now, before = until, len(self.sent)
         with self.database.transaction() as connection:
             messages = self._handler.tick(connection, until, frozenset({0}), is_at_end=self._is_at_end)
@@ -56,7 +56,7 @@ class Join:
         return [record for record in self.sent[since:] if isinstance(record, Episode)]
 
     def receive(self, *items: dict[str, Any], tenant: str = "default", at: float = 102.0) -> None:
-        """What feedback does with items, until the join has heard them."""
+        """Send items through feedback to the join."""
         tasks = {task.name: task for task in self.tasks}
         read = [read_item({"name": "accepted", "value": True} | item, tasks, tenant, at) for item in items]
         with self.database.transaction() as connection:
@@ -64,20 +64,20 @@ class Join:
         self.relay()
 
     def take_back(self, signal_id: str, tenant: str = "default") -> None:
-        """What feedback does when a signal is taken back."""
+        """Retract a signal through feedback."""
         with self.database.transaction() as connection:
             feedback.retract(connection, [feedback.Retraction(tenant, signal_id, self.now)])
         self.relay()
 
     def relay(self) -> None:
-        """The join hears what feedback has to send."""
+        """Pass the outbox of feedback to the join."""
         with self.database.transaction() as connection:
             wires = connection.execute(select(outbox.c.value).order_by(outbox.c.id)).scalars().all()
             connection.execute(delete(outbox))
         self.hear(*(decode(Signal, wire) for wire in wires))
 
     def counts(self) -> dict[str, int]:
-        """The signals of each state; all that were received are among them."""
+        """The number of signals in each state; every received signal has one."""
         with self.database.snapshot() as connection:
             found = signal_counts(connection)
         assert found.unexplained == 0
@@ -94,6 +94,6 @@ class Join:
 
 
 def a_task(signals: Mapping[str, Mapping[str, Any]], **changes: Any) -> Task:
-    """A task with a window of ten seconds, in which nobody checks what the answer looks like."""
+    """A task with a window of ten seconds and without verifiers."""
     content = {"name": "booking", "window_seconds": 10, "signals": signals, "reward": {"low": -1.0}}
     return Task.model_validate(content | changes)

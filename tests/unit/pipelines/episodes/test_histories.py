@@ -1,9 +1,8 @@
 """Random histories through the real log, database, outbox, join, ledger and rewards, and feedback's tables.
 
-Every history has duplicates, reordered arrivals and crashes between any two steps; at its end everything that was sent
-has exactly one state, the same one that the history without any trouble gives, and no revision is scored twice. Some
-signals name their answer by a key, some windows are slower than their task's, and some requests were tried again: two clients
-may have sent the same.
+Every history has duplicates, reordered arrivals and crashes between any two steps. At its end each record has exactly one state, the
+same as in the history without trouble, and no revision is scored twice. Some signals name their answer by a key, some windows are
+slower than that of their task, and some requests were tried again, perhaps by two clients with the same body.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class System:
         self._workers: dict[str, Worker[Any]] = {}
 
     def happen(self, event: Event) -> None:
-        """Whoever it concerns makes it durable."""
+        """Make an event durable: in the log, or in the tables of feedback."""
         if isinstance(event, Message):
             self.log.append([event])
             return
@@ -95,7 +94,7 @@ class System:
                 feedback.retract(connection, [event])
 
     def work(self, name: str) -> None:
-        """One step of a worker, which may die at any fault point and is then built anew from what is durable."""
+        """One step of a worker, which may crash at any fault point. Then it is built again from its durable state."""
         try:
             if name == "feedback":
                 Relay(name, self.database, self.log, self._at).flush()
@@ -105,7 +104,7 @@ class System:
             self._workers.pop(name, None)
 
     def settle(self) -> None:
-        """No more crashes: every window closes, one after the other, and everything is worked off."""
+        """Without more crashes: close every window, one after the other, and process everything."""
         self._crash = lambda: False
         for now, num_rounds in ((self.now, 4), (112.0, 2), (350.0, 2), (1e6, 2)):
             self.now = max(self.now, now)
@@ -133,10 +132,10 @@ class System:
             # Consumers keep the first of each (key, revision); the relay may have sent it twice.
             if first and (experience.key not in newest or newest[experience.key].revision < experience.revision):
                 newest[experience.key] = experience
-        # What was replaced before it was scored has no experience, and what was replaced afterwards one without a reward.
+        # A sample that was replaced before it was scored has no experience; a later one has an experience without a reward.
         rewards = {key: item.reward for key, item in newest.items() if generations[key][1] != "filtered"}
         withdrawn = [item.reward for key, item in newest.items() if generations[key][1] == "filtered"]
-        assert withdrawn == [None] * len(withdrawn), "nobody learns what was replaced"
+        assert withdrawn == [None] * len(withdrawn), "a replaced answer is never learned"
         return generations, signals, rewards
 
     def _episodes(self) -> list[Episode]:
@@ -202,7 +201,7 @@ def a_history(seed: int) -> list[Event]:
 
 
 def a_key_of(about: Generation, chance: random.Random) -> dict[str, str]:
-    """A key that this answer has, or may be none."""
+    """A key of this answer, if it has one."""
     keys = {"join_key": about.join_key, "session_id": about.session_id}
     name = chance.choice([*keys, None])
     return {name: key} if name and (key := keys[name]) else {}
@@ -215,7 +214,7 @@ def keyed(item: dict[str, Any], received_at: float, chance: random.Random) -> li
 
 
 def interleaved(messages: list[Event], chance: random.Random) -> list[Event]:
-    """Any order, except that a signal comes before its own retraction (they share a partition and a sender)."""
+    """A random order, but a signal comes before its own retraction: they share a partition and a sender."""
     shuffled = messages[:]
     chance.shuffle(shuffled)
     places = {id(item): place for place, item in enumerate(messages)}
@@ -252,7 +251,7 @@ def play(folder: Path, migrated: Path, messages: list[Event], seed: int | None) 
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=st.integers(0, 10**6), trouble=st.integers(0, 10**6))
-@example(history=2134, trouble=1)  # two words about a cut answer that had been set aside
+@example(history=2134, trouble=1)  # two signals about a cut answer that had been superseded
 @example(history=5154, trouble=0)  # a retraction of a signal that had already lost a conflict
 def test_trouble_changes_nothing(migrated: Path, history: int, trouble: int) -> None:
     messages = a_history(history)
@@ -384,7 +383,7 @@ def test_outcomes_reach_the_ledger_once(migrated: Path, tmp_path: Path) -> None:
 
 
 def _acknowledge(database: Database, messages: Sequence[Event]) -> None:
-    """What feedback's transaction leaves for each acknowledged signal."""
+    """Write the row that feedback leaves for each acknowledged signal."""
     with database.transaction() as connection:
         for item in messages:
             if isinstance(item, Message) and item.topic == SIGNALS:

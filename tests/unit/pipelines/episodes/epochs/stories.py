@@ -1,4 +1,4 @@
-"""Stories of trainers as the log hears them: checkpoints, crashes, rollbacks, rewinds, zombies; and what must stand at the end."""
+"""Random lives of trainers as the log sees them: checkpoints, crashes, rollbacks, rewinds, zombies; and the states expected at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DECISIONS: tuple[Told, ...] = (
 
 @dataclass
 class Saved:
-    """A checkpoint, as far as it matters here: `fates` is key to (sequence, revision, what)."""
+    """The part of a checkpoint that matters here: `fates` is key to (sequence, revision, decision)."""
 
     epoch: int
     sequence: int
@@ -32,7 +32,7 @@ class Saved:
 
 @dataclass
 class Story:
-    """What trainers did, one after the other; `said` is what each told, in its order."""
+    """The actions of trainers, one after the other; `said` are their outcomes in order."""
 
     chance: random.Random
     keys: list[str]
@@ -56,7 +56,7 @@ class Story:
         self.saved.append(Saved(self.epoch, self.sequence, dict(self.fates), set(self.untold)))
 
     def tell(self, share: float = 1.0) -> None:
-        """What the newest checkpoint holds and was not told yet; a crash may end it early."""
+        """Send the decisions of the newest checkpoint that were not sent yet; a crash may end it early."""
         newest = self.saved[-1]
         waiting = [key for key in sorted(newest.untold) if self.fates.get(key) == newest.fates[key]]
         told = waiting[: round(len(waiting) * share)]
@@ -64,7 +64,7 @@ class Story:
         self.untold -= set(told)
 
     def begin(self, saved: Saved | None) -> None:
-        """An epoch that goes on from a checkpoint, or from what is in memory."""
+        """Begin an epoch that continues a checkpoint, or the state in memory."""
         before = (self.epoch, self.sequence)
         if saved is not None:
             self.sequence, self.fates, self.untold = saved.sequence, dict(saved.fates), set(saved.untold)
@@ -82,7 +82,7 @@ class Story:
         self.tell()
 
     def roll_back(self) -> None:
-        """What was trained is quarantined or waits again, positions and keys stay."""
+        """Trained samples are quarantined or pending again; positions and keys stay."""
         for key, (_, revision, what) in list(self.fates.items()):
             if what[0] == "trained" and self.chance.random() < 0.5:
                 self.sequence += 1
@@ -95,13 +95,13 @@ class Story:
         self.begin(None)
 
     def zombie(self) -> list[Outcome]:
-        """What a trainer of an epoch that is over may still tell: what only it had decided since."""
+        """Outcomes that a stopped trainer of an earlier epoch may still send."""
         left = self.chance.choice(self.saved)
         epoch, sequence, keys = left.epoch, left.sequence + 100, self.chance.sample(self.keys, min(2, len(self.keys)))
         return [outcome_of(key, epoch, (sequence + n, 7, ("trained", "", 99))) for n, key in enumerate(keys)]
 
     def go_on(self, num_turns: int) -> list[Outcome]:
-        """A random life, told to its end; returns what zombies say, at any time after their epoch."""
+        """A random life to its end; returns the outcomes of zombies, which may arrive at any time after their epoch."""
         zombies: list[Outcome] = []
         self.begin(None)
         for _ in range(num_turns):
@@ -129,7 +129,7 @@ def outcome_of(key: str, epoch: int, fate: tuple[int, int, Told]) -> Outcome:
 
 
 def bundled(outcomes: list[Outcome]) -> list[Outcome]:
-    """Those of one partition that differ in nothing but their sample, as one record."""
+    """Outcomes of one partition that differ only in their sample, as one record."""
     groups: dict[tuple[object, ...], list[Outcome]] = {}
     for item in outcomes:
         groups.setdefault((route_of_key(item.key) % 4, item.state, item.reason, item.version), []).append(item)

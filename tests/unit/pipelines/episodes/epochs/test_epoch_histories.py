@@ -1,4 +1,4 @@
-"""Random lives of trainers through the real log, join and ledger: whatever comes in whatever order, only the last story stands."""
+"""Random lives of trainers through the real log, join and ledger: in any order of arrival, only the last chain of epochs counts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ POLICY = "booking"
 
 
 def mixed(story: list[Message], others: list[Message], chance: random.Random) -> list[Message]:
-    """Anywhere between and in any order, except that epochs begin in theirs: they share a partition and a sender."""
+    """A random order, but epochs begin in their own order: they share a partition and a sender."""
     begins = [item for item in story if not item.key]
     rest = [item for item in story if item.key] + others
     chance.shuffle(rest)
@@ -57,7 +57,7 @@ def test_many_more_lives(migrated: Path, seed: int, are_issued: bool) -> None:
 
 
 def live(migrated: Path, seed: int, *, are_issued: bool) -> None:
-    """A life of trainers, heard in any order with crashes between any two steps."""
+    """A random life of trainers, read in any order, with crashes between any two steps."""
     chance = random.Random(seed)
     answers = [a_generation() for _ in range(chance.randint(1, 5))]
     story = Story(chance, [answer.key for answer in answers])
@@ -82,7 +82,7 @@ def live(migrated: Path, seed: int, *, are_issued: bool) -> None:
             while not generations(system):
                 system.work("episodes")
             with system.database.transaction() as connection:
-                connection.execute(generation.update().values(revision=1))  # whatever emitted it is not the matter here
+                connection.execute(generation.update().values(revision=1))  # as if an episode had been sent
             if are_issued:
                 issue(system, story)
             for item in mixed(messages(story.said), messages(zombies + silent), chance):
@@ -110,13 +110,13 @@ def generations(system: System) -> dict[str, tuple[str, str]]:
 
 
 def expected(story: Story, keys: list[str], silent: set[str]) -> dict[str, str]:
-    """What the trainer decided and did not take back; what others say of the rest."""
+    """The decisions of the trainer that it did not withdraw; for the rest, the state from other writers."""
     decided = {key: what[0] for key, (_, _, what) in story.fates.items() if what[0] != "pending"}
     return {key: decided.get(key, "unlabelled" if key in silent else "pending") for key in keys}
 
 
 def standing(system: System) -> dict[str, tuple[str, str, int | None, int]]:
-    """What the rows themselves say by the trainer's word, without any look at epochs."""
+    """The states in the rows that the trainer wrote, without looking at epochs."""
     with system.database.snapshot() as connection:
         rows = connection.execute(select(generation).where(generation.c.state_writer == "training"))
         return {
