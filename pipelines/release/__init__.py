@@ -1,1 +1,1 @@
-"""Gate, canary, live, or back."""
+"""Judges candidate versions: an accepted one becomes live, a refused one leaves."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import httpx
@@ -53,29 +54,21 @@ class SentinelAnswer(NamedTuple):
     """True if every log-prob is a finite number."""
 
 
+@dataclass
 class SentinelClient:
     """Sends all sentinels to one version.
 
     If the version does not become resident, the engine at `engine_url` (secret: `engine_key`) is asked why.
     """
 
-    def __init__(
-        self,
-        client: httpx.Client,
-        *,
-        policy: str,
-        concurrency: int,
-        patience_seconds: float,
-        engine_url: str,
-        engine_key: str,
-    ) -> None:
-        self._client = client
-        self._policy = policy
-        self._concurrency = concurrency
-        self._patience = patience_seconds
-        self._engine_url = engine_url
-        self._engine_headers = authorization(engine_key)
-        self._free_at = 0.0  # shared by all threads: if one is told to wait, all wait
+    client: httpx.Client
+    policy: str
+    concurrency: int
+    patience_seconds: float
+    engine_url: str
+    engine_key: str
+    _free_at: float = 0.0
+    """Shared by all threads: if one is told to wait, all wait."""
 
     def ask(
         self, sentinels: SentinelFile, version: int, stop: threading.Event, draws: Mapping[str, int]
@@ -90,11 +83,11 @@ class SentinelClient:
             VersionNotResident: the engine did not load the version within the patience.
             Unavailable: no answers within the patience, or `stop` was set.
         """
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + self.patience_seconds
         if not sentinels.items:
             self._wait_resident(version, deadline, stop)
             return ()
-        with ThreadPoolExecutor(self._concurrency, thread_name_prefix="sentinel") as pool:
+        with ThreadPoolExecutor(self.concurrency, thread_name_prefix="sentinel") as pool:
             asked = [
                 pool.submit(self._ask, item, version, deadline, stop, item.seed_of(draws[item.task]))
                 for item in sentinels.items
@@ -111,7 +104,7 @@ class SentinelClient:
         reason = ""
         while time.monotonic() < deadline and not stop.is_set():
             try:
-                answer = self._client.get(f"/v1/models/{self._policy}@v{version}")
+                answer = self.client.get(f"/v1/models/{self.policy}@v{version}")
             except httpx.TransportError as error:
                 reason = f"{type(error).__name__}: {error}"
             else:
@@ -122,12 +115,12 @@ class SentinelClient:
             stop.wait(_RETRY_SECONDS)
         if stop.is_set():
             raise Unavailable("stopped")
-        raise VersionNotResident(f"the engine did not take v{version} in {self._patience:.0f} s: {reason}")
+        raise VersionNotResident(f"the engine did not take v{version} in {self.patience_seconds:.0f} s: {reason}")
 
     def _ask(self, item: Sentinel, version: int, deadline: float, stop: threading.Event, seed: int) -> SentinelAnswer:
         # No temperature and no length: the task sets them, as for its users.
         body = {
-            "model": f"{self._policy}@v{version}",
+            "model": f"{self.policy}@v{version}",
             "messages": item.messages,
             "metadata": {"task": item.task},
             "seed": seed,
@@ -149,13 +142,17 @@ class SentinelClient:
         if stop.is_set():
             raise Unavailable("stopped")
         if isinstance(failure, VersionNotResident):
-            raise VersionNotResident(f"the engine did not take v{version} in {self._patience:.0f} s; its log says why")
-        raise Unavailable(f"v{version} did not answer its sentinels in {self._patience:.0f} s: {failure.message}")
+            raise VersionNotResident(
+                f"the engine did not take v{version} in {self.patience_seconds:.0f} s; its log says why"
+            )
+        raise Unavailable(
+            f"v{version} did not answer its sentinels in {self.patience_seconds:.0f} s: {failure.message}"
+        )
 
     def _post(self, item: Sentinel, body: dict[str, Any], version: int, pause: float) -> SentinelAnswer | MillraceError:
         """The answer, or the error after which the sentinel may be sent again; other errors are raised, see `ask`."""
         try:
-            answer = self._client.post("/v1/chat/completions", json=body)
+            answer = self.client.post("/v1/chat/completions", json=body)
         except _NEVER_SENT as error:
             return Unavailable(f"{type(error).__name__}: {error}")
         except httpx.TransportError as error:  # the engine may still be answering
@@ -177,7 +174,7 @@ class SentinelClient:
     def _check_bad(self, version: int) -> None:
         """Raises BadVersion if the engine found the bytes of the candidate wrong at least `_TRIES` times."""
         try:
-            health = self._client.get(f"{self._engine_url}/state", headers=self._engine_headers).json()
+            health = self.client.get(f"{self.engine_url}/state", headers=authorization(self.engine_key)).json()
             problem = health.get("problems", {}).get(CANDIDATE, {})
         except (httpx.HTTPError, ValueError, AttributeError):
             return  # without a readable answer nothing is known about the version

@@ -1,1 +1,1 @@
-"""Which of the trainer's words still hold, and what the ledger says again when some of them no longer do."""
+"""Which outcomes of the trainer are still valid, and the states of samples after some became void."""
