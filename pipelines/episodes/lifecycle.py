@@ -150,14 +150,14 @@ def supersede(sample: SampleState, later: str, now: float) -> Step:
     if sample.superseded_by:
         return Step(sample._replace(superseded_by=later))
     # What was named at its arrival was named as revision 1.
-    aside = _raised(sample._replace(revision=max(1, sample.revision), superseded_by=later, closes_at=None))
+    aside = _raised(sample._replace(revision=max(1, sample.revision)), None, later)
     named = outcome_of(sample.record, "filtered", join.SUPERSEDED, aside.revision, now)
     return Step(aside, (named, _withdrawal(aside, now)) if sample.revision else (named,))
 
 
 def resume(sample: SampleState, facts: Facts) -> Step:
     """A signal shows that the client has the answer after all: it waits again, or has the outcome of its arrival again."""
-    resumed, fate = _raised(sample._replace(superseded_by="")), fate_of(sample.record, facts.task)
+    resumed, fate = _raised(sample, sample.closes_at, ""), fate_of(sample.record, facts.task)
     if fate is None:
         return _wait(resumed, facts)
     return Step(resumed, (outcome_of(sample.record, *fate, resumed.revision, facts.now),))
@@ -176,12 +176,14 @@ def _wait(sample: SampleState, facts: Facts) -> Step:
     return hear(sample._replace(closes_at=join.first_close(sample.record, facts.task, is_decided=False)), facts)
 
 
-def _raised(sample: SampleState) -> SampleState:
+def _raised(sample: SampleState, closes_at: float | None, superseded_by: str | None) -> SampleState:
     """The next revision: its state is open again, unless the trainer decided it."""
     ledger = sample.ledger
-    if ledger.state_writer != "training":
+    if ledger.state != PENDING and ledger.state_writer != "training":
         ledger = ledger._replace(state=PENDING, state_reason="")
-    return sample._replace(revision=sample.revision + 1, ledger=ledger)
+    return sample._replace(
+        revision=sample.revision + 1, ledger=ledger, closes_at=closes_at, superseded_by=superseded_by
+    )
 
 
 def _send(sample: SampleState, facts: Facts, reason: Literal["decisive", "window"]) -> Step:
@@ -190,7 +192,7 @@ def _send(sample: SampleState, facts: Facts, reason: Literal["decisive", "window
     task, signals = (facts.task, facts.signals) if record.purpose == "user" else (None, ())
     expected = join.last_close(record, task, signals) if task else None
     closes_at = expected if expected is not None and expected > facts.now else None
-    sent = _raised(sample)._replace(closes_at=closes_at)
+    sent = _raised(sample, closes_at, sample.superseded_by)
     episode = Episode(
         key=record.key,
         revision=sent.revision,

@@ -80,12 +80,14 @@ class Samples:
     def signals_of(self, key: Key, *states: str) -> list[HeldSignal]:
         """The signals of a sample in the given states, oldest first."""
         found = [held for name in self._names.get(key, ()) if (held := self.signals[name]).state in states]
-        return sorted(found, key=lambda held: (held.record.at, held.record.id))
+        if len(found) > 1:
+            found.sort(key=lambda held: (held.record.at, held.record.id))
+        return found
 
     def choices_of(self, completion_id: str) -> list[SampleState]:
         """The samples of one completion."""
-        found = (self.states.get((completion_id, choice)) for choice in range(MAX_CHOICES))
-        return [sample for sample in found if sample is not None]
+        keys = ((completion_id, choice) for choice in range(MAX_CHOICES))
+        return [self.states[key] for key in keys if key in self.states]
 
     def add_generation(self, sample: SampleState, task: Task | None) -> bool:
         """Add a generation and judge the signals that came before it; False if it was there already."""

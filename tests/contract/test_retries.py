@@ -76,7 +76,7 @@ def test_tries_are_found_by_an_index(any_database: Database, condition: str) -> 
 def test_a_batch_without_retries_costs_one_look(any_database: Database) -> None:
     with any_database.transaction() as connection:
         found = repository.repeated(connection, [a_try(0, 0), a_generation()])
-        assert found == repository.Repeated()
+        assert found == repository.RepeatedRequests()
 
 
 def test_refusals_are_counted_by_reason(any_database: Database) -> None:
