@@ -1,47 +1,47 @@
 """Every expected failure, one tree. Each carries facts, an HTTP status and a machine-readable code.
 
 MillraceError
-├── InvalidRequest (400)         the caller can mend it; `param` says which field
+├── InvalidRequest (400)         the caller can fix it; `param` names the field
 │   ├── UnknownModel (404)
 │   ├── NotFound (404)
 │   ├── ContextLengthExceeded    prompt and answer together are longer than the policy's context
-│   ├── Unsupported              part of OpenAI's API, and not of ours: said aloud instead of ignored
+│   ├── Unsupported              part of OpenAI's API but not of ours: refused instead of ignored
 │   ├── UnsupportedMediaType (415) a body that is not application/json
 │   ├── InvalidTarget            a signal is about exactly one thing
-│   │   ├── NotStored (422)      its answer was asked for with store=false: nothing about it may be kept
-│   │   └── NoSuchChoice (422)   its completion never had that many choices
+│   │   ├── NotStored (422)      the request of its answer had store=false: nothing about it may be kept
+│   │   └── NoSuchChoice (422)   its completion has fewer choices
 │   ├── InvalidValue (422)       well-formed, but not what the task declares
 │   │   └── UnknownSignal        no task declares it
-│   └── Conflict (409)           not as things stand: same idempotency key and other content, another version is live
-│       ├── LeaseHeld            another trainer of this policy is at work; says who, where and since when
+│   └── Conflict (409)           not in the present state: for example an idempotency key with other content
+│       ├── LeaseHeld            another trainer of this policy is running; names it, its machine and its start
 │       ├── StillRunning         the first request under this idempotency key has not ended
-│       ├── VersionRevoked       a rollback took the version back for good
-│       └── VersionNotServed     the version a request asks for does not serve now; a retry may find it
+│       ├── VersionRevoked       a rollback revoked the version permanently
+│       └── VersionNotServed     the requested version does not serve now; a retry may succeed
 ├── Unauthorized (401)
-├── Forbidden (403)             the key is good, and its role may not do this
+├── Forbidden (403)             the key is valid, but its role may not do this
 │   ├── MissingScope             the key lacks a scope, which `scope` names
-│   └── OriginRefused            a web page asks: pages have no business here
-├── RateLimited (429)            more than the operator allows one key in a minute
-│   └── Overloaded               the engine has as much to do as it takes; says when to come again
-├── EngineFailed (502)           the engine answered, and what it said cannot be used
-│   └── EngineSilent (504)       the engine took a request and said nothing more: it is not asked the same again
-├── Unavailable (503)            try again: storage full, engine restarting
-│   ├── EngineRestarted          the generation loop died under the request: nothing of it was kept
-│   ├── ClockOff                 this machine's clock is too far from the database's
-│   └── Damaged                  a file is not what was written: bits changed, or it was cut off
-├── VersionNotResident (404)     the engine does not hold the version asked for
-├── InvalidRecord                a log record we cannot read; goes to the dead letters
-│   └── NewerSchema              written by a newer Millrace: upgrade this process
+│   └── OriginRefused            the request comes from a web page, which may not use this route
+├── RateLimited (429)            more requests than the operator allows one key per minute
+│   └── Overloaded               the engine's queue is full; says when to retry
+├── EngineFailed (502)           the engine's answer is invalid
+│   └── EngineSilent (504)       the engine accepted a request and then stopped answering: the client must not retry
+├── Unavailable (503)            temporary: storage full, server restarting
+│   ├── EngineRestarted          the generation loop crashed during the request: nothing was kept
+│   ├── ClockOff                 this machine's clock differs too much from the database's
+│   └── Damaged                  a file is corrupt: bits changed, or it was truncated
+├── VersionNotResident (404)     the engine does not have the requested version
+├── InvalidRecord                a log record that cannot be decoded; becomes a dead letter
+│   └── NewerSchema              a newer Millrace wrote it: upgrade this process
 ├── InvalidTask                  a task file with a mistake, named by file and line
-├── InvalidSettings
-├── WeightsRefused               a delta or checkpoint that fails a check; nothing was changed
-├── RecordTooLarge (413)         the log takes no record of this size, now or later
-├── PositionLost                 a stored position is outside of the log: records were lost, or deleted unread
-├── LogLost                      the log is not the one that the database was written with, or less of it
-├── StaleWrite                   somebody else moved the position, pointer or epoch first
-│   └── LeaseLost                another trainer of this policy took over: this one may write nothing any more
-├── StepsBroken                  training steps fail whoever is in them: the device, or the installation
-└── TooManyDeadLetters           a stream this bad means a bad deploy: stop and ask
+├── InvalidSettings              a setting, option or file of the operator has a mistake
+├── WeightsRefused               a delta or checkpoint failed a check; nothing was changed
+├── RecordTooLarge (413)         the log will never take a record of this size
+├── PositionLost                 a stored position is outside of the log: records were lost, or deleted before they were read
+├── LogLost                      the log does not belong to this database, or lost records
+├── StaleWrite                   another writer moved the position, pointer or epoch first
+│   └── LeaseLost                another trainer of this policy took over: this one may no longer write
+├── StepsBroken                  training steps fail with any samples: device or installation are broken
+└── TooManyDeadLetters           so many bad records mean a bad deploy: halt until an operator decides
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from types import MappingProxyType
 
 
 class MillraceError(Exception):
-    """Base of all expected failures. `facts` are shown to operators and logged as fields, `headers` sent."""
+    """Base of all expected failures. Operators see `facts`, which are also fields of the log line; responses have `headers`."""
 
     status = 500
     code = "internal_error"
@@ -180,7 +180,7 @@ class EngineFailed(MillraceError):
 
 
 class EngineSilent(EngineFailed):
-    # The engine may still be at it: an SDK that sends it again makes a slow engine slower.
+    # The engine may still be working on it: an SDK that retries makes a slow engine slower.
     status = 504
     code = "engine_silent"
     headers = MappingProxyType({"x-should-retry": "false"})

@@ -15,7 +15,7 @@ episodes                     generation, signal, outcome: the join and the ledge
                              in received_signal: rows of signals that it makes itself (follow-ups), and the completion of a signal
                              that waited for its key, so that the count stays exact. It also takes rows out of waiting_signal
 episodes and drop_days       generation_count: records of the log without a row, counted as duplicate or dropped
-rewards                      score; behaviour, alarm: sums per version of what answers are like, and outliers
+rewards                      score; behaviour, alarm: statistics of answers per version, and outliers
                              submitter, signal_delay: how much each person said, how long each signal takes
                              vote, vote_pace: who decided a sample, the weight of that vote, how fast votes come
                              heard: what people said of answers that graders call equally good

@@ -1,7 +1,7 @@
-"""The schema of a task file: a unit of product behaviour, declared in TOML, validated at start, hashed into every score.
+"""The schema of a task file: a unit of product behaviour, written in TOML, validated at start, hashed into every score.
 
-A task says which signals an app may send, what they are worth, which verifiers and judges look at the answer, how it all
-combines, who chooses the sampling, and what silence means. Verifiers are named here and resolved in `rewards`.
+A task declares which signals an app may send, what they are worth, which verifiers and judges grade the answer, how all of this combines,
+who chooses the sampling, and what silence means. Task files name verifiers; `rewards` implements them.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ class SamplingRule(TaskSection):
     """Who chooses how answers are sampled."""
 
     owner: Literal["task", "caller"] = "task"
-    """`task`: the values below replace the caller's, so that every answer can be learned from; `caller`: they are
+    """`task`: the values below replace the caller's, so that every answer can be trained on; `caller`: they are
     defaults."""
     temperature: float = Field(default=1.0, ge=0, le=2)
     """0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Below 1 answers are off support: logged, never trained."""
+    """Below 1, answers are off support: logged, but never trained."""
     max_tokens: int = Field(default=256, ge=1)
-    """Longest answer, in tokens."""
+    """Maximum length of an answer, in tokens."""
 
 
 class Task(TaskSection):
     """A whole task file."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=MAX_NAME)
-    """How a request names it in `metadata.task`."""
+    """Name of the task: requests send it as `metadata.task`."""
     window_seconds: float = Field(default=600.0, gt=0)
-    """How long signals are waited for, counted from the end of the answer."""
+    """How long to wait for signals, from the end of the answer."""
     consent: Literal["train", "none"] = "train"
-    """What an absent `store` means: log and train, or neither."""
+    """The meaning of a missing `store`: log and train, or neither."""
     silence: Literal["unlabelled", "expected", "renormalise"] | float = "unlabelled"
-    """What it means when no decisive signal came. `unlabelled`: no reward. A number: this one. `expected`: what people who
-    spoke said of answers that the graders call equally good, at reduced weight. `renormalise`: the graders alone decide,
-    which pays for answers that nobody reacts to."""
+    """The reward if no decisive signal arrives. `unlabelled`: none. A number: this one. `expected`: the mean of the signals for
+    answers that the graders call equally good, at reduced weight. `renormalise`: the graders alone decide, which also rewards
+    answers that nobody reacts to."""
     baseline_key: Literal["task", "tenant"] = "task"
     """Which samples share a baseline."""
     sampling: SamplingRule = SamplingRule()
@@ -76,7 +76,7 @@ class Task(TaskSection):
         seen = {*self.signals}
         for table, index, name in places:
             if name in seen:
-                raise Misplaced(f"{name!r} names two parts of the reward; a name stands for one", table, index, "name")
+                raise Misplaced(f"two parts of the reward are named {name!r}; rename one", table, index, "name")
             seen.add(name)
         for name, signal in self.signals.items():
             if not 1 <= len(name) <= MAX_NAME or "\0" in name:
@@ -110,8 +110,8 @@ class Task(TaskSection):
                 raise Misplaced(f"judge {name!r} cannot gate: {reason}; name another", "gate", "graders")
         if not any(proves(rules[name]) for name in named):
             raise Misplaced(
-                f"{', '.join(named) or 'nobody'}: only the form of an answer is looked at, so a wrong answer would pass; name "
-                "a grader that knows what is right, or take [gate] out and this task is ungated",
+                f"{', '.join(named) or 'no grader'}: only the form of an answer is checked, so a wrong answer would pass; name a "
+                "grader that checks correctness, or remove [gate], which leaves this task ungated",
                 *("gate", "graders"),
             )
 
@@ -120,15 +120,14 @@ class Task(TaskSection):
             return
         if self.signals_weight <= _ROUNDING:
             raise Misplaced(
-                f"signals weigh nothing in this task, so `silence = {self.silence!r}` would do nothing; take it out, or set "
+                f"signals have no weight in this task, so `silence = {self.silence!r}` has no effect; remove it, or set "
                 "`reward.signals`",
                 "silence",
             )
         if not any(rule.role == "gate" or (rule.role == "component" and rule.weight) for rule in self.grader_rules):
             raise Misplaced(
-                f"no verifier or judge of this task is a gate or a component, so nothing is known of a silent answer, and "
-                f"`silence = {self.silence!r}` would give each the same reward whatever it says; add a grader, or leave "
-                "`silence` out and silent answers stay unlabelled",
+                f"no verifier or judge of this task is a gate or a component, so `silence = {self.silence!r}` would give all silent "
+                "answers the same reward; add a grader, or remove `silence`, and silent answers stay unlabelled",
                 "silence",
             )
 
@@ -140,7 +139,7 @@ class Task(TaskSection):
             raise Misplaced(f"no judge is called {self.audit.judge!r}; add it under [[judges]]", "audit", "judge")
         if roles[self.audit.judge] != "watch":
             raise Misplaced(
-                f"judge {self.audit.judge!r} sees only what is drawn, so it can decide nothing; set its role to `watch`",
+                f"judge {self.audit.judge!r} sees only audited samples, so it cannot decide a reward; set its role to `watch`",
                 *("audit", "judge"),
             )
 
@@ -164,56 +163,56 @@ class Task(TaskSection):
 
     @cached_property
     def gate_graders(self) -> tuple[str, ...]:
-        """The graders that a candidate has to convince; none: this task is ungated."""
+        """Names of the graders that gate a candidate; empty: this task is ungated."""
         return default_graders(self.grader_rules) if self.gate.graders is None else self.gate.graders
 
     @cached_property
     def components_weight(self) -> float:
-        """Weight of what verifiers and judges say."""
+        """Total weight of verifiers and judges."""
         return sum(rule.weight for rule in self.grader_rules if rule.role == "component")
 
     @cached_property
     def signals_weight(self) -> float:
-        """Weight of what users did."""
+        """Total weight of users' signals."""
         return self.reward.signals if self.reward.signals is not None else round(1.0 - self.components_weight, 9)
 
     @cached_property
     def ranked_signals(self) -> tuple[tuple[str, SignalRule], ...]:
-        """The signals in the order in which they decide: as declared, and that something was shown last of all."""
+        """The signals in the order in which they decide: as declared, with `shown` last."""
         return tuple(sorted(self.signals.items(), key=lambda item: item[1].means == "shown"))
 
     @cached_property
     def ranked_unasked(self) -> tuple[tuple[str, SignalRule], ...]:
-        """The same where nobody was asked: what is asked for comes last, so that a volunteer hides nobody's word."""
+        """The order for answers without a question: signals that are asked for come last, so that volunteers hide no other signal."""
         return tuple(sorted(self.ranked_signals, key=lambda item: item[0] in self.asked_for))
 
     @cached_property
     def asked_for(self) -> frozenset[str]:
-        """The signals that users are asked for; none without [asking]."""
+        """Names of the signals that users are asked for; empty without [asking]."""
         if self.asking is None:
             return frozenset()
         return frozenset(self.asking.signals or (name for name, rule in self.signals.items() if rule.means == "thumbs"))
 
     @cached_property
     def hash(self) -> str:
-        """Twelve hex digits over all that makes a score, that is everything but [gate]; it stands in every score."""
+        """Twelve hex digits over everything that affects a score: all fields except [gate]. Every score carries it."""
         content = json.dumps(self.model_dump(mode="json", exclude={"gate"}), sort_keys=True)
         return hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
 
     @property
     def folder(self) -> str:
-        """Of its file: paths in it are relative to it."""
+        """Folder of the task file; paths in the file are relative to it."""
         return str(self._source.path.parent) if self._source.path else "."
 
     def where(self, *location: int | str) -> str:
-        """`file:line` of a field, or of its closest parent that stands in the file; for messages."""
+        """`file:line` of a field, or of its closest parent in the file; for messages."""
         return self._source.where(location)
 
     def signal(self, name: str) -> SignalRule:
         """The rule of a declared signal.
 
         Raises:
-            InvalidValue: this task declares no such signal.
+            InvalidValue: the task does not declare this signal.
         """
         if name not in self.signals:
             raise InvalidValue(

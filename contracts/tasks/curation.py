@@ -1,4 +1,4 @@
-"""Which prompts are worth learning from, declared: decided before anybody is paid to judge their answers."""
+"""The section [curation]: which prompts are worth learning from. Decided before judges are paid for their answers."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ PersonalData = Literal["EMAIL_ADDRESS", "CREDIT_CARD", "IBAN_CODE", "IP_ADDRESS"
 
 
 class CurationRule(TaskSection):
-    """What keeps a prompt out. By default nothing does; every refusal is named in the ledger and counted.
+    """Rules that refuse a prompt; by default there are none. The ledger names and counts every refusal.
 
-    Only what users wrote is looked at, never the answer: a filter that the policy can reach is one that it learns to use.
+    They read only the user's text, never the answer: the policy would learn to exploit a filter of its answers.
     """
 
     secrets: bool = False
-    """Refuse prompts that hold keys, tokens or passwords."""
+    """Refuse prompts that contain keys, tokens or passwords."""
     personal_data: tuple[PersonalData, ...] = ()
-    """Refuse prompts that hold these."""
+    """Refuse prompts that contain these kinds of personal data."""
     languages: tuple[str, ...] = ()
-    """Learn from these only (ISO 639-1, such as "en"); without any, from all."""
+    """Learn only from these languages (ISO 639-1, such as "en"). Default: all."""
     min_characters: int = Field(default=0, ge=0)
-    """Of all that the user wrote."""
+    """Minimum length of the user's text."""
     max_characters: int | None = Field(default=None, ge=1)
-    """Likewise."""
+    """Maximum length of the user's text."""
     max_repetition: float = Field(default=1.0, ge=0, le=1)
     """Largest share of words that repeat the three words before them."""
     duplicates: int | None = Field(default=None, ge=1)
-    """How many equal prompts a window keeps; upper case and white space do not count."""
+    """How many equal prompts a window keeps, ignoring case and white space."""
     near_duplicates: int | None = Field(default=None, ge=1)
     """How many similar prompts a window keeps."""
     similarity: float = Field(default=0.8, ge=0.5, lt=1)
-    """From which estimated Jaccard similarity of their 5-character shingles prompts are similar."""
+    """Prompts are similar from this estimated Jaccard similarity of their 5-character shingles on."""
     window_seconds: float = Field(default=86_400.0, gt=0)
     """How long prompts are remembered."""
     topics: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Topics by example: a prompt belongs to the one whose examples it shares most n-grams with."""
     max_topic_share: float = Field(default=1.0, gt=0, le=1)
-    """Of the prompts kept in a window."""
+    """Largest share of one topic among the prompts that a window keeps."""
     max_language_share: float = Field(default=1.0, gt=0, le=1)
-    """Likewise."""
+    """The same for one language."""
     max_per_user: int | None = Field(default=None, ge=1)
     """How many prompts of one user (`user`, else the key's tenant) a window keeps."""
 
@@ -52,10 +52,10 @@ class CurationRule(TaskSection):
             raise ValueError("max_characters must not be below min_characters")
         for name, examples in self.topics.items():
             if not any(example.strip() for example in examples):
-                raise Misplaced('a topic needs an example at least, such as ["book a flight"]', "topics", name)
+                raise Misplaced('a topic needs at least one example, such as ["book a flight"]', "topics", name)
         return self
 
     @property
     def is_idle(self) -> bool:
-        """Nothing can be refused: nobody need look at prompts."""
+        """True if these rules refuse nothing, so that prompts need not be read."""
         return self.model_copy(update={"topics": {}, "similarity": 0.8, "window_seconds": 86_400.0}) == CurationRule()

@@ -1,4 +1,4 @@
-"""Task files: read, validated, every mistake named by file and line."""
+"""Reads and validates task files. Messages name file and line of a mistake."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def load_tasks(paths: tuple[Path, ...]) -> dict[str, Task]:
     """Read and validate task files, in order; the first is the default.
 
     Raises:
-        InvalidTask: with file, line and field of the first mistake, or a name that two files share.
+        InvalidTask: names file, line and field of the first mistake, or a task name that two files share.
     """
     tasks: dict[str, Task] = {}
     for path in paths:
         task = _load(path)
         if task.name in tasks:
-            raise InvalidTask(f"{path}: task {task.name!r} is declared twice")
+            raise InvalidTask(f"{path}: another file already declares task {task.name!r}; rename one")
         tasks[task.name] = task
     return tasks
 
@@ -51,5 +51,5 @@ def _load(path: Path) -> Task:
         raise InvalidTask(
             f"{source.where(present)}: {'.'.join(map(str, location)) or 'task'}: {mistake_of(first)}"
         ) from error
-    task._source = source  # noqa: SLF001 no field of the file: where it came from
+    task._source = source  # noqa: SLF001 not a field of the file
     return task

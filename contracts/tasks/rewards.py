@@ -1,4 +1,4 @@
-"""How the parts of a reward combine, declared: verifiers, and the rule that makes one number of everything."""
+"""Sections of a task file: verifiers, and [reward], which combines all parts into one number."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ Role = Literal["gate", "component", "watch", "signal"]
 
 
 class RewardRule(TaskSection):
-    """What the reward is: gates scale how far the weighted sum of the components lies above `low`."""
+    """The reward: gates multiply the distance of the components' weighted sum from `low`."""
 
     low: float = 0.0
-    """The worst reward: what a model fault earns."""
+    """The worst reward, which a model fault gets."""
     high: float = 1.0
-    """The best one. The trainer's baselines take the range of the task files."""
+    """The best reward. The trainer's baselines use the range of the task files."""
     signals: float | None = Field(default=None, ge=0, le=1)
-    """Weight of what users did; by default what the components leave of 1."""
+    """Weight of users' signals. Default: 1 minus the weights of the components."""
     missing: Literal["null", "renormalise"] = "null"
-    """A component that is missing by our own fault: no reward, or the others carry its weight. A gate is never guessed."""
+    """If a component is missing because of an infrastructure fault: no reward, or the others share its weight. A missing gate
+    always means no reward."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -31,24 +32,24 @@ class RewardRule(TaskSection):
 
 
 class GraderRule(TaskSection):
-    """What verifiers and judges have in common."""
+    """Fields that verifiers and judges share."""
 
     name: str = Field(min_length=1, max_length=64)
-    """How its score is called."""
+    """Name of its score."""
     role: Role = "gate"
-    """gate: a failure makes the reward the worst one; component: part of the weighted sum; watch: kept, worth
-    nothing; signal: where it says something and no user did, it speaks for the user (a judge of what came next)."""
+    """gate: a failure gives the worst reward; component: part of the weighted sum; watch: recorded, without effect; signal:
+    used if no user sent a signal (for judges of the user's next message)."""
     weight: float = Field(default=1.0, ge=0)
-    """Weight of a component; with those of judges and signals they add up to 1."""
+    """Weight of a component. All components and the signals must add up to 1."""
 
 
 class VerifierRule(GraderRule):
     """One check of the answer."""
 
     kind: str
-    """Which verifier; `millrace score --list` names them."""
+    """The verifier; `millrace score --list` shows all kinds."""
     deadline_seconds: float = Field(default=5.0, gt=0, le=600)
-    """What takes longer is stopped: our fault, unless the answer alone is why (`code`, `math`, `sql`). Quick verifiers
-    ignore it."""
+    """A slower verifier is stopped. That is an infrastructure fault, unless only the answer can be the reason (`code`, `math`,
+    `sql`). Fast verifiers ignore this."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """What the kind needs, for example `schema`."""
+    """Options of the kind, for example `schema`."""

@@ -1,8 +1,8 @@
-"""What users do, declared: which signals an app may send, what each is worth, and for how long it counts."""
+"""The section [signals]: which signals an app may send, what each is worth, and for how long it counts."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -16,18 +16,18 @@ Meaning = Literal[
 
 DAY = 86_400.0
 THRESHOLD = 0.25
-"""Worth showing if it is accepted more often than that: rewards (1 - t, -t, 0) for accepted, refused, not shown."""
+"""t: an answer is worth showing if users accept it more often than this. Rewards: 1 - t accepted, -t refused, 0 not shown."""
 
 
 class SignalRule(TaskSection):
-    """One declared signal. Where several are present, the one declared first decides the reward."""
+    """One declared signal. If several are present, the one declared first decides the reward."""
 
     means: Meaning | None = None
-    """What the user did; every other field then has a default (docs/rewards.md has the table)."""
+    """What the user did. Sets defaults for all other fields (table in docs/rewards.md)."""
     threshold: float = Field(default=THRESHOLD, gt=0, lt=1)
     """t of accept, reject, shown and edit."""
     type: Literal["bool", "number", "label", "text"]
-    """What its `value` must be."""
+    """Type of its `value`."""
     labels: dict[str, float] = Field(default_factory=dict)
     """Reward of each value: `true` and `false` for bool, the label itself for label."""
     minimum: float = 0.0
@@ -37,19 +37,19 @@ class SignalRule(TaskSection):
     ends: tuple[float, float] = (0.0, 1.0)
     """number: the rewards of minimum and maximum; between them it is linear."""
     reward: float | None = None
-    """text: the reward of its presence; without it the text is kept but worth nothing."""
+    """text: the reward if the signal is present. Default: the text is stored, without a reward."""
     decisive: bool = True
-    """True: the episode closes at once when it arrives."""
+    """True: its arrival closes the episode at once."""
     window_seconds: float | None = Field(default=None, gt=0)
-    """How long it counts, from the end of the answer; by default the task's window. If it is longer, the reward at the
-    task's window is provisional."""
+    """How long it counts, from the end of the answer. Default: the task's window. If it is longer, the reward at the end of
+    the task's window is provisional."""
     min_seconds: float = Field(default=0.0, ge=0)
-    """Sooner after the end of the answer it is a slip of the hand, worth nothing."""
+    """A signal sooner after the end of the answer counts as a mistake, without a reward."""
 
     @model_validator(mode="before")
     @classmethod
     def _mean(cls, given: Any) -> Any:
-        """What `means` implies, where the file says nothing else."""
+        """Fill in the defaults of `means`."""
         if not isinstance(given, dict) or given.get("means") not in MEANINGS:
             return given
         threshold = given.get("threshold", THRESHOLD)
@@ -67,7 +67,7 @@ class SignalRule(TaskSection):
         return self
 
     def check(self, name: str, value: Scalar) -> None:
-        """Raises InvalidValue if `value` is not what this signal carries."""
+        """Raises InvalidValue if `value` has the wrong type or label."""
         kinds: dict[str, tuple[type, ...]] = {"bool": (bool,), "number": (int, float), "label": (str,), "text": (str,)}
         wrong_bool = isinstance(value, bool) and self.type != "bool"
         if wrong_bool or not isinstance(value, kinds[self.type]):
@@ -78,7 +78,7 @@ class SignalRule(TaskSection):
             raise InvalidValue(f"signal {name!r} takes one of {sorted(self.labels)}, not {value!r}", param="value")
 
     def reward_of(self, value: Scalar) -> float | None:
-        """The reward of a value that passed `check`; None if this signal is worth nothing by itself."""
+        """The reward of a value that passed `check`; None if this signal has no reward by itself."""
         if self.type == "number":
             share = min(1.0, max(0.0, (float(value) - self.minimum) / (self.maximum - self.minimum)))
             return self.ends[0] + (self.ends[1] - self.ends[0]) * share
@@ -87,7 +87,7 @@ class SignalRule(TaskSection):
         return self.labels.get(str(value).lower() if self.type == "bool" else str(value))
 
     def takes(self, value: Scalar) -> bool:
-        """Whether `check` passes. A signal may have been taken for another task, or before the task file changed."""
+        """Whether `check` passes. It may fail for signals of another task, or from before a change of the task file."""
         try:
             self.check("", value)
         except InvalidValue:
@@ -95,17 +95,17 @@ class SignalRule(TaskSection):
         return True
 
     def is_worth_something(self, value: Scalar) -> bool:
-        """Whether a value says how good the answer was."""
+        """Whether a value has a reward."""
         return self.takes(value) and (self.is_graded_edit or self.reward_of(value) is not None)
 
     @property
     def is_graded_edit(self) -> bool:
-        """Its reward follows from how much of the answer the user kept."""
+        """True if the reward depends on how much of the answer the user kept."""
         return self.means == "edit" and self.reward is None
 
     @property
     def worths(self) -> tuple[float, ...]:
-        """The rewards it can give, or the ends of their range."""
+        """The possible rewards, or the ends of their range."""
         if self.is_graded_edit:
             return (-self.threshold, 1.0 - self.threshold)
         if self.type == "number":
@@ -115,9 +115,7 @@ class SignalRule(TaskSection):
         return tuple(self.labels.values())
 
 
-MEANINGS = frozenset(
-    ("accept", "reject", "shown", "edit", "regenerate", "copy", "thumbs", "follow_up", "outcome", "abandoned")
-)
+MEANINGS: frozenset[str] = frozenset(get_args(Meaning))
 
 
 def defaults_of(means: str, threshold: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Where a field stands in its file: a person mends a line, not a path of keys."""
+"""Finds the line of a field in its file, so that messages name a line instead of a path of keys."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _HEADER = re.compile(r"\s*\[\[?([^\[\],=]+)\]\]?\s*(?:#.*)?$")
 
 
 class Source(NamedTuple):
-    """A task file as it was read."""
+    """A task file and its text."""
 
     path: Path | None
     text: str
 
     def where(self, location: Sequence[int | str]) -> str:
-        """`file:line` of a field, or of its closest parent that stands in the file."""
+        """`file:line` of a field, or of its closest parent in the file."""
         return f"{self.path}:{line_of(self.text, location)}" if self.path else "task"
 
 
@@ -25,11 +25,11 @@ NOWHERE = Source(None, "")
 
 
 def line_of(text: str, location: Sequence[int | str]) -> int:
-    """The line of a field, or of its closest parent that stands in the text; lines count from 1."""
+    """The line of a field, or of its closest parent in the text; lines count from 1."""
     lines = text.splitlines()
     headers = [_name_of(line) for line in lines]
-    start, end = 0, len(lines)  # the table that was found last, with its own tables
-    shown = 0
+    start, end = 0, len(lines)  # the last table found, with its subtables
+    closest = 0
     name: tuple[str, ...] = ()
     for index, part in enumerate(location):
         if isinstance(part, int):
@@ -38,7 +38,7 @@ def line_of(text: str, location: Sequence[int | str]) -> int:
         following = location[index + 1] if index + 1 < len(location) else 0
         nth = following if isinstance(following, int) else 0  # the nth [[table]] of an array
         if tables := [number for number in range(start, end) if headers[number] == name]:
-            shown = start = tables[min(nth, len(tables) - 1)]
+            closest = start = tables[min(nth, len(tables) - 1)]
             others = (number for number in range(start + 1, end) if not _is_within(headers[number], name))
             end = next(others, end)
             continue
@@ -48,9 +48,11 @@ def line_of(text: str, location: Sequence[int | str]) -> int:
         found = [number for number in range(first, last) if key.match(lines[number])]
         if found:
             return found[0] + 1
-        # A table may stand in the file by one of its own tables alone.
-        shown = next((number for number in range(start, end) if (headers[number] or ())[: len(name)] == name), shown)
-    return shown + 1
+        # A table may have no header of its own, only subtables.
+        closest = next(
+            (number for number in range(start, end) if (headers[number] or ())[: len(name)] == name), closest
+        )
+    return closest + 1
 
 
 def _name_of(line: str) -> tuple[str, ...] | None:

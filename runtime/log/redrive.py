@@ -216,14 +216,7 @@ def _is_at(place: RecordPlace) -> ColumnElement[bool]:
 
 
 def _letter(row: Any) -> DeadLetter:
+    place = RecordPlace(row.topic, row.partition, row.offset)
     return DeadLetter(
-        process=row.consumer_group,
-        place=RecordPlace(row.topic, row.partition, row.offset),
-        reason=row.reason,
-        traceback=row.traceback,
-        key=row.key,
-        value=row.value,
-        at=row.at,
-        state=row.state,
-        settled_at=row.settled_at,
+        row.consumer_group, place, row.reason, row.traceback, row.key, row.value, row.at, row.state, row.settled_at
     )

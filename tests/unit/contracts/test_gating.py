@@ -72,8 +72,8 @@ def test_a_task_may_name_who_proves_it_watchers_too(tmp_path: Path) -> None:
     ("gate", "says"),
     [
         ('["nobody"]', "no verifier or judge is called 'nobody'; there are calls, pairs, reply, style, sum"),
-        ('["style", "calls"]', "style, calls: only the form of an answer is looked at, so a wrong answer would pass"),
-        ("[]", "nobody: only the form of an answer is looked at"),
+        ('["style", "calls"]', "style, calls: only the form of an answer is checked, so a wrong answer would pass"),
+        ("[]", "no grader: only the form of an answer is checked"),
         ('["sum", "reply"]', "judge 'reply' cannot gate: it judges what the user wrote next"),
         ('["sum", "pairs"]', "judge 'pairs' cannot gate: it compares the choices of one completion"),
     ],

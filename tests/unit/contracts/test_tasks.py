@@ -61,7 +61,7 @@ def test_a_missing_file_and_a_doubled_name_are_refused(tmp_path: Path) -> None:
         load_tasks((tmp_path / "nosuch.toml",))
     path = tmp_path / "task.toml"
     path.write_text(GOOD)
-    with pytest.raises(InvalidTask, match="twice"):
+    with pytest.raises(InvalidTask, match="another file already declares"):
         load_tasks((path, path))
 
 
@@ -91,8 +91,8 @@ weight = 0.25
         ("weight = 0.25", "weight = 0.35", 12, r"add up to 0\.6.*leave `reward.signals` out"),
         ("signals = 0.5", "signals = 0.7", 12, "together they must be 1"),
         ("signals = 0.5", "signals = 1.5", 4, "less than or equal to 1"),
-        ('name = "b"', 'name = "a"', 14, "names two parts"),
-        ('name = "b"', 'name = "accepted"', 14, "names two parts"),
+        ('name = "b"', 'name = "a"', 14, "two parts of the reward are named"),
+        ('name = "b"', 'name = "accepted"', 14, "two parts of the reward are named"),
         ("true = 1.0", "true = 2.0", 5, "rewards go from 0 to 1"),
         ("signals = 0.5", "signals = 0.5\nhigh = -1", 3, "high must be above low"),
         ("[[verifiers]]", '[audit]\njudge = "nobody"\n[[verifiers]]', 9, "add it under"),

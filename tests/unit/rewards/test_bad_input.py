@@ -108,13 +108,13 @@ MISTAKES = {
     ),
     "an unknown key in a verifier's config": Mistake(
         verifier("regex", CONFIG, "pattern = 'ab'", "patern = 'ab'"), "patern = 'ab'", "config.patern",
-        "take it out, or mend its name; there are pattern, must, flags",
+        "remove it, or correct its name; there are pattern, must, flags",
     ),
     "an unknown key in the config of a verifier that takes none": Mistake(
         verifier("json_exact", CONFIG, "loose = true"), "loose = true", "config.loose", "remove it"
     ),
     "an unknown key in the task file": Mistake(
-        "\n[reward]\nlowest = -1.0\n", "lowest = -1.0", "reward.lowest", "take it out, or mend its name"
+        "\n[reward]\nlowest = -1.0\n", "lowest = -1.0", "reward.lowest", "remove it, or correct its name"
     ),
     "a function that does not exist": Mistake(
         verifier("function", CONFIG, 'path = "nosuch.py:f"'), 'path = "nosuch.py:f"', "config.path",
@@ -125,7 +125,7 @@ MISTAKES = {
         "give at least two databases",
     ),
     "a topic without examples": Mistake(
-        BAD_TOPICS, "empty = []", "curation.topics.empty", 'a topic needs an example at least, such as ["book a flight"]'
+        BAD_TOPICS, "empty = []", "curation.topics.empty", 'a topic needs at least one example, such as ["book a flight"]'
     ),
     "a topic that is no list": Mistake(
         BAD_TOPICS.replace("[]", '"x"'), 'empty = "x"', "curation.topics.empty", 'it takes a list, for example ["a", "b"]'
