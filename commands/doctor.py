@@ -18,7 +18,7 @@ from commands.options import DEFAULT_HOME, HomeOption
 from contracts.assignments import LIVE
 from contracts.errors import ClockOff, InvalidSettings, MillraceError
 from contracts.event_log import EventLog
-from rewards.sandbox.choose import MAKERS, Maker, described, tried
+from rewards.sandbox.choose import MAKERS, Maker, described, sandbox_or_problem
 from runtime.clocks import MOST_SECONDS, database_time, offset_seconds
 from runtime.database import Database
 from runtime.engine_key import ENGINE_KEY, authorization, engine_key
@@ -103,7 +103,7 @@ def _checked(name: str, check: Callable[[], Finding], *, needed: bool = True) ->
 
 def sandbox_of(makers: Mapping[str, Maker]) -> Finding:
     """Which sandboxes work here. A program tries to escape from each. Only tasks that run code need one."""
-    found = {name: tried(make) for name, make in makers.items()}
+    found = {name: sandbox_or_problem(make) for name, make in makers.items()}
     working = [described(result) for result in found.values() if not isinstance(result, str)]
     refused = "; ".join(f"{name}: {result}" for name, result in found.items() if isinstance(result, str))
     if not working:

@@ -7,12 +7,12 @@ from contracts.records import Experience, Generation, GenerationBody, Outcome, S
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, OUTCOMES
 from rewards.episode import UnpackedEpisode
-from rewards.rubric import Verdict
+from rewards.rubric import RewardVerdict
 from rewards.weight import WeightedVerdict
 from runtime.log.outbox import message
 
 BYTES_PER_TOKEN_ID = 4
-_TOO_LARGE = Verdict(None, "unscored", "infra", "too_large")
+_TOO_LARGE = RewardVerdict(None, "unscored", "infra", "too_large")
 
 
 def messages_of(task: Task, item: UnpackedEpisode, weighted: WeightedVerdict, at: float) -> list[Message]:
@@ -50,7 +50,7 @@ def experience_of(task: Task, item: UnpackedEpisode, weighted: WeightedVerdict, 
     )
 
 
-def outcome_message(item: UnpackedEpisode, verdict: Verdict, at: float) -> Message:
+def outcome_message(item: UnpackedEpisode, verdict: RewardVerdict, at: float) -> Message:
     """Why an episode has no reward."""
     outcome = Outcome(
         key=item.episode.key,

@@ -16,7 +16,7 @@ from contracts.tasks.source import Source
 from rewards.judges.registry import judges_of
 from rewards.judges.store import MemoryStore
 from rewards.panel import Panel
-from rewards.rubric import Verdict, combine
+from rewards.rubric import RewardVerdict, combine
 from rewards.verifiers.check import Answer
 
 _MAX_THREADS = 32
@@ -40,7 +40,7 @@ class ManualScorer:
     ) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def grade(self, answers: Sequence[Answer]) -> list[tuple[tuple[Score, ...], Verdict]]:
+    def grade(self, answers: Sequence[Answer]) -> list[tuple[tuple[Score, ...], RewardVerdict]]:
         """The scores of each answer, and the verdict if no user said anything."""
         # Fast graders run one case at a time, so that `seconds` are measured for each case.
         batches = [answers] if self.panel.is_slow else [[answer] for answer in answers]

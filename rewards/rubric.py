@@ -17,7 +17,7 @@ from contracts.tasks.rewards import Role
 from rewards.components import Components
 
 
-class Verdict(NamedTuple):
+class RewardVerdict(NamedTuple):
     """The reward in the task's range, or None and why; `reason` is short and has few values."""
 
     reward: float | None
@@ -26,12 +26,12 @@ class Verdict(NamedTuple):
     reason: str = ""
 
 
-SILENT = Verdict(None, "unlabelled", "none", "silence")
+SILENT = RewardVerdict(None, "unlabelled", "none", "silence")
 """No user said anything about the answer, and the task gives that no value."""
-NOTHING_TO_WEIGH = Verdict(None, "unlabelled", "none", "nothing_to_weigh")
+NOTHING_TO_WEIGH = RewardVerdict(None, "unlabelled", "none", "nothing_to_weigh")
 
 
-def verdict_of(task: Task, components: Components) -> Verdict:
+def verdict_of(task: Task, components: Components) -> RewardVerdict:
     """The verdict before votes are weighed."""
     return combine(task, components.graders, components.signals)
 
@@ -48,7 +48,7 @@ def combine(
     *,
     has_signals: bool = True,
     expected: float | None = None,
-) -> Verdict:
+) -> RewardVerdict:
     """Combine the scores of a task's graders with those of its signals.
 
     Args:
@@ -61,7 +61,7 @@ def combine(
     rule = task.reward
     gates = _in_role(task, "gate", graders)
     if (failed := next(filter(is_refusal, gates), None)) is not None:
-        return Verdict(rule.low, "scored", "model", f"gate:{failed.name}")
+        return RewardVerdict(rule.low, "scored", "model", f"gate:{failed.name}")
     if (missing := _missing(gates)) is not None:
         return missing
     components = [score for score in _in_role(task, "component", graders) if score.weight > 0]
@@ -81,7 +81,7 @@ def combine(
         return _missing(components) or NOTHING_TO_WEIGH
     gate = min((score.value for score in gates if score.value is not None), default=1.0)
     clipped = min(rule.high, max(rule.low, _mean(parts)))
-    return Verdict(rule.low + gate * (clipped - rule.low), "scored", "none")
+    return RewardVerdict(rule.low + gate * (clipped - rule.low), "scored", "none")
 
 
 def grade_of(task: Task, graders: Sequence[Score]) -> float | None:
@@ -98,7 +98,7 @@ def grade_of(task: Task, graders: Sequence[Score]) -> float | None:
     return (verdict.reward - task.reward.low) / (task.reward.high - task.reward.low)
 
 
-def users_value(task: Task, graders: Sequence[Score], signals: Sequence[Score]) -> float | Verdict:
+def users_value(task: Task, graders: Sequence[Score], signals: Sequence[Score]) -> float | RewardVerdict:
     """What users said of an answer, in the task's range of rewards; or a verdict that says why it is unknown.
 
     Where no signal decides, a judge of the user's next message speaks for them; else it is the task's value of silence.
@@ -119,14 +119,14 @@ def _in_role(task: Task, role: Role, graders: Sequence[Score]) -> list[Score]:
     return [score for score in graders if score.name in names]
 
 
-def _missing(scores: Iterable[Score]) -> Verdict | None:
+def _missing(scores: Iterable[Score]) -> RewardVerdict | None:
     """The verdict if a needed score is missing: our own fault comes first, then the app's, then no fault."""
     missing = [score for score in scores if score.status != "scored"]
     for fault in ("infra", "user"):
         for score in missing:
             if score.status == "unscored" and score.fault == fault:
-                return Verdict(None, "unscored", score.fault, f"{fault}_fault:{score.name}")
-    return Verdict(None, "unlabelled", "none", f"missing:{missing[0].name}") if missing else None
+                return RewardVerdict(None, "unscored", score.fault, f"{fault}_fault:{score.name}")
+    return RewardVerdict(None, "unlabelled", "none", f"missing:{missing[0].name}") if missing else None
 
 
 def _in_range(task: Task, score: Score) -> float:

@@ -20,7 +20,7 @@ from contracts.tasks import Task
 from rewards.components import Components, components_of
 from rewards.episode import UnpackedEpisode
 from rewards.experience import messages_of
-from rewards.rubric import Verdict, verdict_of
+from rewards.rubric import RewardVerdict, verdict_of
 from rewards.signals.votes import ScoredSample
 from rewards.signals.weighing import Weighing, Weight
 from rewards.weight import WeightedVerdict, sample_of, weighted
@@ -33,7 +33,7 @@ class ScoredEpisode(NamedTuple):
     cluster: str
     """What the prompt is about."""
     components: Components
-    verdict: Verdict
+    verdict: RewardVerdict
     """Before it was weighted: what is stored and watched."""
     learned: WeightedVerdict
     messages: list[Message]

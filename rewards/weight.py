@@ -14,7 +14,7 @@ from contracts.records import Score
 from contracts.tasks import Task
 from rewards.components import Components
 from rewards.episode import UnpackedEpisode
-from rewards.rubric import SILENT, Verdict, combine, grade_of, users_value
+from rewards.rubric import SILENT, RewardVerdict, combine, grade_of, users_value
 from rewards.signals.silence import Expected
 from rewards.signals.votes import ScoredSample
 from rewards.signals.weighing import Weight
@@ -24,12 +24,12 @@ class WeightedVerdict(NamedTuple):
     """What the trainer learns from: scores, the verdict on them, and its weight in [0, 1]."""
 
     scores: tuple[Score, ...]
-    verdict: Verdict
+    verdict: RewardVerdict
     weight: float
 
 
 def sample_of(
-    task: Task, item: UnpackedEpisode, components: Components, verdict: Verdict, cluster: str
+    task: Task, item: UnpackedEpisode, components: Components, verdict: RewardVerdict, cluster: str
 ) -> ScoredSample:
     """What `Weighing` needs to know about an episode."""
     episode, turn = item.episode, item.turn
@@ -61,7 +61,7 @@ def sample_of(
     )
 
 
-def weighted(task: Task, components: Components, verdict: Verdict, weight: Weight) -> WeightedVerdict:
+def weighted(task: Task, components: Components, verdict: RewardVerdict, weight: Weight) -> WeightedVerdict:
     """Apply a weight to a verdict.
 
     Where no vote counts, one of two things takes its place: what others said of answers that were graded alike, or,
@@ -86,9 +86,9 @@ def _with_expected(task: Task, components: Components, expected: Expected, weigh
     return WeightedVerdict((*components.graders, *ignored, silence), verdict, weight)
 
 
-def _without_users(task: Task, components: Components, reason: str) -> Verdict:
+def _without_users(task: Task, components: Components, reason: str) -> RewardVerdict:
     """A refused vote counts as silence."""
-    unlabelled = Verdict(None, "unlabelled", "none", reason)
+    unlabelled = RewardVerdict(None, "unlabelled", "none", reason)
     if task.silence != "renormalise":
         return unlabelled
     verdict = combine(task, components.graders, [], has_signals=False)

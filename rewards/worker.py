@@ -25,7 +25,7 @@ from rewards.judges.repository import DatabaseStore
 from rewards.monitors.features import WatchedSample
 from rewards.monitors.watch import Monitors
 from rewards.repository import add_scores, scored_revisions, siblings_of
-from rewards.rubric import Verdict
+from rewards.rubric import RewardVerdict
 from rewards.signals.weighing import Weighing
 from rewards.steps import ScoredEpisode, ScoringSteps
 from rewards.task_graders import TaskGraders
@@ -85,7 +85,7 @@ class RewardsHandler:
         """See `Handler.handle`."""
         now = self._clock()
         messages = [
-            outcome_message(item, Verdict(None, "unscored", "infra", f"no task {item.turn.task!r} here"), now)
+            outcome_message(item, RewardVerdict(None, "unscored", "infra", f"no task {item.turn.task!r} here"), now)
             for item in items
             if item.turn.task not in self._tasks
         ]

@@ -18,10 +18,10 @@ from benchmarks.attacks.cases.escapes import ESCAPES, Escape
 from benchmarks.attacks.worlds.sandboxes import open_world
 from contracts.errors import MillraceError
 from rewards.sandbox.choose import MAKERS
-from rewards.sandbox.port import Limits, Sandbox
+from rewards.sandbox.port import Sandbox, SandboxLimits
 from rewards.sandbox.programs import Program, ProgramFailed
 
-_LIMITS = Limits(seconds=5.0)
+_LIMITS = SandboxLimits(seconds=5.0)
 
 
 def attacks() -> list[Attack]:

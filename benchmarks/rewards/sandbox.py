@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.report import percentile, print_table, summarise, write_report
 from rewards.sandbox.choose import sandbox_named
 from rewards.sandbox.interpreter import interpreter
-from rewards.sandbox.port import Limits, Ran, Sandbox
+from rewards.sandbox.port import Ran, Sandbox, SandboxLimits
 from rewards.sandbox.programs import Program, ProgramFailed
 
 HONEST = Program("def f(x):\n    return x * x + 1\n")
@@ -43,7 +43,7 @@ class _Bare:
 
     name = "none"
 
-    def run(self, stdin: bytes, limits: Limits) -> Ran:
+    def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
         """See `Sandbox`. For this file's honest program only."""
         started = time.monotonic()
         done = subprocess.run(  # noqa: S603 our own command
@@ -86,8 +86,8 @@ def _one_by_one(sandbox: Sandbox, rounds: int) -> dict[str, Any]:
     binary = interpreter().command[0]
     arms: dict[str, Callable[[], object]] = {
         "bare": lambda: subprocess.run([binary, "-I", "-S", "-c", "pass"], capture_output=True, check=True),  # noqa: S603
-        "driver": lambda: HONEST.call(_Bare(), "f", [3], Limits()),
-        sandbox.name: lambda: HONEST.call(sandbox, "f", [3], Limits()),
+        "driver": lambda: HONEST.call(_Bare(), "f", [3], SandboxLimits()),
+        sandbox.name: lambda: HONEST.call(sandbox, "f", [3], SandboxLimits()),
     }
     samples: dict[str, list[float]] = {name: [] for name in arms}
     for _ in range(rounds):
@@ -111,7 +111,7 @@ def _throughput(sandbox: Sandbox, rounds: int) -> dict[str, Any]:
         with ThreadPoolExecutor(workers) as pool:
             for _ in range(5):
                 started = time.perf_counter()
-                list(pool.map(lambda _: HONEST.call(sandbox, "f", [3], Limits()), range(rounds)))
+                list(pool.map(lambda _: HONEST.call(sandbox, "f", [3], SandboxLimits()), range(rounds)))
                 samples.append(round(rounds / (time.perf_counter() - started), 1))
         found[f"{workers} at once"] = summarise(samples)
     print_table(
@@ -124,7 +124,7 @@ def _throughput(sandbox: Sandbox, rounds: int) -> dict[str, Any]:
 
 def _bombs(sandbox: Sandbox, num_runs: int, seconds: float) -> dict[str, Any]:
     """Every tenth run is a bomb. Seconds of an honest run from its start; and how many were not answered rightly."""
-    limits = Limits(seconds=seconds)
+    limits = SandboxLimits(seconds=seconds)
     honest: list[float] = []
     wrong: list[str] = []
     ended: list[float] = []
@@ -149,7 +149,7 @@ def _bombs(sandbox: Sandbox, num_runs: int, seconds: float) -> dict[str, Any]:
     workers = os.cpu_count() or 1
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(run, range(num_runs)))
-        alive = len(list(pool.map(lambda _: HONEST.call(sandbox, "f", [1], Limits()), range(workers))))
+        alive = len(list(pool.map(lambda _: HONEST.call(sandbox, "f", [1], SandboxLimits()), range(workers))))
     found = {
         "deadline_seconds": seconds,
         "honest": len(honest),

@@ -22,7 +22,7 @@ from contracts.errors import InvalidRequest, InvalidSettings, InvalidTask
 from contracts.records import Score
 from contracts.tasks.loading import load_tasks
 from rewards.manual_scoring import ManualScorer, answer_of_case, task_of_verifier
-from rewards.rubric import Verdict
+from rewards.rubric import RewardVerdict
 from rewards.verifiers.check import Answer
 from rewards.verifiers.registry import KINDS
 
@@ -162,7 +162,7 @@ def _of_score(score: Score) -> dict[str, Any]:
     }
 
 
-def _of_task(scores: Iterable[Score], verdict: Verdict) -> Mapping[str, Any]:
+def _of_task(scores: Iterable[Score], verdict: RewardVerdict) -> Mapping[str, Any]:
     return {
         "reward": verdict.reward,
         "status": verdict.status,

@@ -6,6 +6,6 @@ on top of it whose fault a death was: the answer's or the reference's.
 """
 
 from rewards.killable.pool import NUM_WORKERS, Pool, pool_for
-from rewards.killable.process import NotStarted, Outcome, Setup
+from rewards.killable.process import ItemOutcome, NotStarted, Setup
 
-__all__ = ["NUM_WORKERS", "NotStarted", "Outcome", "Pool", "Setup", "pool_for"]
+__all__ = ["NUM_WORKERS", "ItemOutcome", "NotStarted", "Pool", "Setup", "pool_for"]

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from rewards.killable.cores import num_cores
-from rewards.killable.process import NotStarted, Outcome, Setup, WorkerProcess
+from rewards.killable.process import ItemOutcome, NotStarted, Setup, WorkerProcess
 
 NUM_WORKERS = max(2, min(8, num_cores()))
 
@@ -26,7 +26,7 @@ _PROBE = object()
 class _Job(NamedTuple):
     item: Any
     deadline_seconds: float
-    future: Future[Outcome]
+    future: Future[ItemOutcome]
 
 
 class _Desk:
@@ -46,7 +46,7 @@ class _Desk:
         """Queue it, with a worker more if all have something to do."""
         with self.lock:
             if self.is_closed:
-                job.future.set_result(Outcome("unstarted", reason="the pool is closed"))
+                job.future.set_result(ItemOutcome("unstarted", reason="the pool is closed"))
                 return
             self.num_open += 1
             job.future.add_done_callback(self._one_less)
@@ -90,7 +90,7 @@ class _Desk:
         for process in processes:
             process.stop()
 
-    def _one_less(self, future: Future[Outcome]) -> None:
+    def _one_less(self, future: Future[ItemOutcome]) -> None:
         del future
         with self.lock:
             self.num_open -= 1
@@ -106,7 +106,7 @@ class _Desk:
 def _turn_away(jobs: list[_Job], reason: str) -> None:
     for job in jobs:
         if job.future.set_running_or_notify_cancel():
-            job.future.set_result(Outcome("unstarted", reason=reason))
+            job.future.set_result(ItemOutcome("unstarted", reason=reason))
 
 
 def _attend(desk: _Desk) -> None:
@@ -127,14 +127,14 @@ def _attend(desk: _Desk) -> None:
             desk.ended(process)
 
 
-def _run(process: WorkerProcess, job: _Job) -> Outcome:
+def _run(process: WorkerProcess, job: _Job) -> ItemOutcome:
     if job.item is _PROBE:
-        return Outcome("answered")
+        return ItemOutcome("answered")
     try:
         return process.run(job.item, job.deadline_seconds)
     except Exception as error:  # noqa: BLE001 an item that cannot be sent must not end the thread
         process.kill()
-        return Outcome("unstarted", reason=f"{type(error).__name__}: {error}")
+        return ItemOutcome("unstarted", reason=f"{type(error).__name__}: {error}")
 
 
 class Pool:
@@ -157,7 +157,7 @@ class Pool:
 
     def run_all(
         self, items: Sequence[Any], deadline_seconds: float, budget_seconds: float | None = None
-    ) -> list[Outcome]:
+    ) -> list[ItemOutcome]:
         """One outcome for each item, in order. An item is JSON; its deadline counts from when a worker takes it.
 
         `budget_seconds`: items that no worker took within it are `unstarted`; by default all get their turn.
@@ -166,19 +166,19 @@ class Pool:
         futures = [self._submitted(item, deadline_seconds) for item in items]
         return [_result(future, end) for future in futures]
 
-    def _submitted(self, item: Any, deadline_seconds: float) -> Future[Outcome]:
-        future: Future[Outcome] = Future()
+    def _submitted(self, item: Any, deadline_seconds: float) -> Future[ItemOutcome]:
+        future: Future[ItemOutcome] = Future()
         self._desk.put(_Job(item, deadline_seconds, future))
         return future
 
 
-def _result(future: Future[Outcome], end: float | None) -> Outcome:
+def _result(future: Future[ItemOutcome], end: float | None) -> ItemOutcome:
     if end is not None:
         try:
             return future.result(max(0.0, end - time.monotonic()))
         except TimeoutError:
             if future.cancel():
-                return Outcome("unstarted", reason="others used up the time")
+                return ItemOutcome("unstarted", reason="others used up the time")
     return future.result()
 
 

@@ -42,7 +42,7 @@ class Setup(NamedTuple):
     """For its imports."""
 
 
-class Outcome(NamedTuple):
+class ItemOutcome(NamedTuple):
     """What became of an item.
 
     `answered`: `value` is the result. `raised`: its code raised. `exhausted`: it ran out of memory or stack. `late`: it missed its deadline and was killed.
@@ -110,7 +110,7 @@ class WorkerProcess:
             raise NotStarted(first.reason)
         self._first_memory = self._memory
 
-    def run(self, item: Any, deadline_seconds: float) -> Outcome:
+    def run(self, item: Any, deadline_seconds: float) -> ItemOutcome:
         """Have one item done. After `late` and `crashed` the process is gone."""
         outcome = self._ask({"item": item}, deadline_seconds)
         if outcome.how in {"late", "crashed"} or self._memory - self._first_memory > self._setup.recycle_bytes:
@@ -138,20 +138,20 @@ class WorkerProcess:
             with contextlib.suppress(OSError):
                 pipe.close()
 
-    def _ask(self, frame: dict[str, Any], seconds: float) -> Outcome:
+    def _ask(self, frame: dict[str, Any], seconds: float) -> ItemOutcome:
         end = time.monotonic() + seconds
         try:
             self._send(json.dumps(frame).encode(), end)
             reply = self._receive(end)
         except _Late:
             reason = f"it took longer than {seconds:g} s"
-            return Outcome("late", reason=reason, cpu_seconds=self._used_cpu(), deadline_seconds=seconds)
+            return ItemOutcome("late", reason=reason, cpu_seconds=self._used_cpu(), deadline_seconds=seconds)
         except (_Dead, OSError, ValueError) as error:
-            return Outcome("crashed", reason=self._death(error))
+            return ItemOutcome("crashed", reason=self._death(error))
         self._cpu_seconds, self._memory = reply["cpu"], reply["memory"]
         if "raised" in reply:
-            return Outcome("exhausted" if reply["exhausted"] else "raised", reason=reply["raised"])
-        return Outcome("answered", reply["value"])
+            return ItemOutcome("exhausted" if reply["exhausted"] else "raised", reason=reply["raised"])
+        return ItemOutcome("answered", reply["value"])
 
     def _send(self, body: bytes, end: float) -> None:
         rest = memoryview(HEADER.pack(len(body)) + body)

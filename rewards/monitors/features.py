@@ -15,7 +15,7 @@ from typing import NamedTuple
 from contracts.records import FinishReason, Purpose, Score
 from contracts.tasks import Task
 from rewards.monitors.rules import MAX_NAME, SCORE, SIGNAL, SIZES
-from rewards.rubric import Verdict
+from rewards.rubric import RewardVerdict
 
 MAX_LOOKED = 16_000
 """Characters of an answer that are searched; its full length is measured."""
@@ -37,7 +37,7 @@ class WatchedSample(NamedTuple):
     num_tokens: int
     finish_reason: FinishReason
     scores: Sequence[Score]
-    verdict: Verdict
+    verdict: RewardVerdict
 
 
 class Measure:

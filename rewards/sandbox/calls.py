@@ -24,7 +24,7 @@ class Numbers(NamedTuple):
     aarch64: int | None
 
 
-class Test(NamedTuple):
+class ArgumentRule(NamedTuple):
     """What an argument must be. Kernels read 32 bits of those that are tested here.
 
     Attributes:
@@ -40,31 +40,31 @@ class Test(NamedTuple):
     wanted: bool
 
 
-_FIRST_IS_ZERO = (Test(0, _ALL, (0,), True),)
+_FIRST_IS_ZERO = (ArgumentRule(0, _ALL, (0,), True),)
 _NOT_OUR_OWN = (
     # A negative number is a group of processes, or all of them; 0 is the group that the driver's parent may be in.
-    Test(0, _SIGN, (0,), True),
-    Test(0, _ALL, (0, 1, FIRST, OUTER), False),
+    ArgumentRule(0, _SIGN, (0,), True),
+    ArgumentRule(0, _ALL, (0, 1, FIRST, OUTER), False),
 )
 
-TESTED: Mapping[str, tuple[Test, ...]] = MappingProxyType(
+TESTED: Mapping[str, tuple[ArgumentRule, ...]] = MappingProxyType(
     {
         # Event loops wake themselves by a pair. Only of streams: a datagram socket of a pair can be bound, and send anywhere.
-        "socketpair": (Test(0, _ALL, (1,), True), Test(1, _ALL & ~_NONBLOCK_CLOEXEC, (_STREAM,), True)),
+        "socketpair": (ArgumentRule(0, _ALL, (1,), True), ArgumentRule(1, _ALL & ~_NONBLOCK_CLOEXEC, (_STREAM,), True)),
         "kill": _NOT_OUR_OWN,
         "tkill": _NOT_OUR_OWN,
         "tgkill": _NOT_OUR_OWN,
         # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_QUERY, F_DUPFD_CLOEXEC, F_GETPIPE_SZ: no locks, leases, owners.
-        "fcntl": (Test(1, _ALL, (0, 1, 2, 3, 4, 1027, 1030, 1032), True),),
+        "fcntl": (ArgumentRule(1, _ALL, (0, 1, 2, 3, 4, 1027, 1030, 1032), True),),
         # TCGETS, TCGETS2, TIOCGWINSZ, FIONREAD, FIONBIO, FIOCLEX, FIONCLEX.
-        "ioctl": (Test(1, _ALL, (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5451, 0x5450), True),),
-        "clone": (Test(0, _NEW_NAMESPACES | _PARENT, (0,), True),),
+        "ioctl": (ArgumentRule(1, _ALL, (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5451, 0x5450), True),),
+        "clone": (ArgumentRule(0, _NEW_NAMESPACES | _PARENT, (0,), True),),
         # A question, and the ordinary one.
-        "personality": (Test(0, _ALL, (_ALL, 0), True),),
+        "personality": (ArgumentRule(0, _ALL, (_ALL, 0), True),),
         # PR_SET_PTRACER, PR_SCHED_CORE.
-        "prctl": (Test(0, _ALL, (0x59616D61, 62), False),),
+        "prctl": (ArgumentRule(0, _ALL, (0x59616D61, 62), False),),
         # Of itself only: others of the same user may be outside.
-        "setpriority": (*_FIRST_IS_ZERO, Test(1, _ALL, (0,), True)),
+        "setpriority": (*_FIRST_IS_ZERO, ArgumentRule(1, _ALL, (0,), True)),
         "sched_setaffinity": _FIRST_IS_ZERO,
         "sched_setscheduler": _FIRST_IS_ZERO,
         "sched_setparam": _FIRST_IS_ZERO,

@@ -12,10 +12,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from contracts.errors import MillraceError, Unavailable
-from rewards.sandbox.port import Limits, Sandbox
+from rewards.sandbox.port import Sandbox, SandboxLimits
 from rewards.sandbox.programs import Program, ProgramFailed
 
-_LIMITS = Limits(seconds=10.0)
+_LIMITS = SandboxLimits(seconds=10.0)
 _STAY_SECONDS = 0.3
 """How long two runs of the probe look for each other."""
 _PROBE = Path(__file__).parent / "probe.py"
@@ -61,14 +61,14 @@ def first_that_holds(makers: Mapping[str, Maker]) -> Sandbox:
     """The first that can be made and that the probe does not leave. Raises Unavailable."""
     refused = []
     for name, make in makers.items():
-        found = tried(make)
+        found = sandbox_or_problem(make)
         if not isinstance(found, str):
             return found
         refused.append(f"{name}: {found}")
     raise Unavailable(f"no sandbox holds on this machine, and code is never run without: {'; '.join(refused)}")
 
 
-def tried(make: Maker) -> Sandbox | str:
+def sandbox_or_problem(make: Maker) -> Sandbox | str:
     """The sandbox if it holds, else what is wrong with it. One that held is not tried again by this process."""
     try:
         return _admitted(make)
@@ -96,7 +96,7 @@ def ways_out(sandbox: Sandbox) -> Sequence[str]:
     return [*found, *(f"meeting another by {place}" for place in _meetings(sandbox))]
 
 
-def shown(sandbox: Sandbox) -> Sequence[str]:
+def visible_files(sandbox: Sandbox) -> Sequence[str]:
     """Files outside of which a program learns that they are there. Raises SandboxBroken, ProgramFailed."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
@@ -108,7 +108,7 @@ def shown(sandbox: Sandbox) -> Sequence[str]:
 
 def described(sandbox: Sandbox) -> str:
     """Its name, and what it cannot hide, if there is something. Raises SandboxBroken, ProgramFailed."""
-    if not shown(sandbox):
+    if not visible_files(sandbox):
         return sandbox.name
     return f"{sandbox.name} (it cannot hide which files and processes there are, and how large the files)"
 

@@ -9,7 +9,7 @@ import time
 
 from contracts.errors import Unavailable
 from rewards.sandbox.interpreter import interpreter
-from rewards.sandbox.port import BY_SIGNAL, OWN_PROCESSES, Limits, Ran, SandboxBroken
+from rewards.sandbox.port import BY_SIGNAL, OWN_PROCESSES, Ran, SandboxBroken, SandboxLimits
 from rewards.sandbox.pump import Pipes, pump
 
 _GRACE_SECONDS = 5.0
@@ -26,7 +26,7 @@ class CommandSandbox:
         self.name = name
         self._prefix = prefix
 
-    def run(self, stdin: bytes, limits: Limits) -> Ran:
+    def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
         """See `Sandbox`."""
         started = time.monotonic()
         try:
@@ -81,7 +81,7 @@ def readable() -> list[str]:
 _REMEDY = "install util-linux"
 
 
-def _lowered(limits: Limits) -> list[str]:
+def _lowered(limits: SandboxLimits) -> list[str]:
     """No rights, and the limits that the kernel keeps. Processes are counted per user and user namespace, hence a new one."""
     names = {name.removeprefix("RLIMIT_").lower(): value for name, value in limits.by_kernel().items()}
     options = [f"--{name}={value}" for name, value in names.items() if name != "msgqueue"]

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 
 from contracts.errors import Unavailable
-from rewards.sandbox.calls import ABSENT, DENIED, NEWEST, NUMBERS, TESTED, Test
+from rewards.sandbox.calls import ABSENT, DENIED, NEWEST, NUMBERS, TESTED, ArgumentRule
 
 # linux/bpf_common.h
 _LOAD, _JUMP, _EQUAL, _ABOVE, _FROM, _AND, _RETURN = 0x20, 0x05, 0x15, 0x25, 0x35, 0x54, 0x06
@@ -80,7 +80,7 @@ def _search(answers: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
     return [(_FROM, 0, 1, answers[middle][0]), (_JUMP, 0, 0, len(lower)), *lower, *upper]
 
 
-def _tested(tests: tuple[Test, ...], refused: int) -> list[Instruction]:
+def _tested(tests: tuple[ArgumentRule, ...], refused: int) -> list[Instruction]:
     found: list[Instruction] = []
     for test in tests:
         found += [(_LOAD, 0, 0, _ARGUMENTS + 8 * test.argument), (_AND, 0, 0, test.mask)]

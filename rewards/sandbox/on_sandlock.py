@@ -10,7 +10,7 @@ from typing import Any
 
 from contracts.errors import Unavailable
 from rewards.sandbox.interpreter import interpreter
-from rewards.sandbox.port import BY_SIGNAL, OWN_PROCESSES, Limits, Ran, SandboxBroken
+from rewards.sandbox.port import BY_SIGNAL, OWN_PROCESSES, Ran, SandboxBroken, SandboxLimits
 from rewards.sandbox.pump import Pipes, pump
 
 try:
@@ -34,7 +34,7 @@ class SandlockSandbox:
         """Whose rights have to be given up is known when it is made."""
         self._user = _NOBODY if os.geteuid() == 0 else None
 
-    def run(self, stdin: bytes, limits: Limits) -> Ran:
+    def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
         """See `Sandbox`."""
         started = time.monotonic()
         try:
@@ -56,7 +56,7 @@ class SandlockSandbox:
             code = BY_SIGNAL + (result.signal if result.signal > 0 else signal.SIGKILL)
         return Ran(drained.ending, code, drained.stdout, drained.stderr, time.monotonic() - started)
 
-    def _box(self, limits: Limits) -> Any:
+    def _box(self, limits: SandboxLimits) -> Any:
         return sandlock.Sandbox(
             fs_readable=interpreter().readable,
             fs_writable=["/dev/null"],
@@ -69,7 +69,7 @@ class SandlockSandbox:
         )
 
 
-def _limit(pid: int, limits: Limits) -> None:
+def _limit(pid: int, limits: SandboxLimits) -> None:
     # From outside, for sandlock starts the interpreter itself. The driver waits for its request meanwhile.
     try:
         for name, value in limits.by_kernel().items():

@@ -23,7 +23,7 @@ class SandboxBroken(MillraceError):
     code = "sandbox_broken"
 
 
-class Limits(NamedTuple):
+class SandboxLimits(NamedTuple):
     """What one run may use. There is no network and no folder to write to, whatever the limits say."""
 
     seconds: float = 5.0
@@ -61,7 +61,7 @@ class Sandbox(Protocol):
 
     name: str
 
-    def run(self, stdin: bytes, limits: Limits) -> Ran:
+    def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
         """Start the driver, feed it, and see it and all that it started to their end.
 
         Raises:

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rewards.sandbox.port import BY_SIGNAL, Limits, Ran, Sandbox, SandboxBroken
+from rewards.sandbox.port import BY_SIGNAL, Ran, Sandbox, SandboxBroken, SandboxLimits
 
 _READY = b"+"
 
@@ -25,7 +25,7 @@ class Program(NamedTuple):
 
     source: str
 
-    def call(self, sandbox: Sandbox, function: str, arguments: Sequence[Any], limits: Limits) -> Any:
+    def call(self, sandbox: Sandbox, function: str, arguments: Sequence[Any], limits: SandboxLimits) -> Any:
         """The value of `function(*arguments)`, in a process of its own; JSON values in, a JSON value out.
 
         Raises:
@@ -41,7 +41,7 @@ class Program(NamedTuple):
         except (ValueError, RecursionError) as error:
             raise ProgramFailed("what it returned is not JSON") from error
 
-    def feed(self, sandbox: Sandbox, text: str, limits: Limits) -> str:
+    def feed(self, sandbox: Sandbox, text: str, limits: SandboxLimits) -> str:
         """What it prints when it reads `text` as its standard input.
 
         Raises:
@@ -58,7 +58,7 @@ def _request(nonce: str, source: str, function: str | None, arguments: list[Any]
     return b"%08d" % len(content) + content
 
 
-def _run(sandbox: Sandbox, stdin: bytes, limits: Limits) -> Ran:
+def _run(sandbox: Sandbox, stdin: bytes, limits: SandboxLimits) -> Ran:
     """Once more if the driver was killed before it was ready, as happens on a machine under load: nothing of the program had run."""
     ran = sandbox.run(stdin, limits)
     if ran.stdout.startswith(_READY) or ran.exit_code <= BY_SIGNAL:
@@ -66,7 +66,7 @@ def _run(sandbox: Sandbox, stdin: bytes, limits: Limits) -> Ran:
     return sandbox.run(stdin, limits)
 
 
-def _output(ran: Ran, limits: Limits) -> bytes:
+def _output(ran: Ran, limits: SandboxLimits) -> bytes:
     """What it wrote after the driver was ready: before, nothing of the program had run, so it cannot be its fault."""
     if not ran.stdout.startswith(_READY):
         raise SandboxBroken(f"the interpreter did not start ({ran.ending}, {ran.exit_code}): {_last_line(ran.stderr)}")

@@ -8,7 +8,7 @@ import select
 import time
 from typing import NamedTuple
 
-from rewards.sandbox.port import Ending, Limits
+from rewards.sandbox.port import Ending, SandboxLimits
 
 _CHUNK = 1 << 16
 
@@ -29,7 +29,7 @@ class Drained(NamedTuple):
     stderr: bytes
 
 
-def pump(pid: int, pipes: Pipes, payload: bytes, limits: Limits) -> Drained:
+def pump(pid: int, pipes: Pipes, payload: bytes, limits: SandboxLimits) -> Drained:
     """Write `payload`, read both outputs, and return as soon as the process `pid` has ended, or must.
 
     It does not wait for the outputs to be closed: an orphan may hold them. It closes `stdin` and nothing else, and

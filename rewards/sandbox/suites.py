@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 _NUM_MEMBERS = 2
 
 
-class Test(NamedTuple):
+class ProgramTest(NamedTuple):
     """One run. `given` is the list of arguments of a call, or the standard input of a script."""
 
     given: Any
@@ -20,7 +20,7 @@ class Suite(NamedTuple):
     """`function` is None for scripts. Held-out tests come last; they count like the others."""
 
     function: str | None
-    tests: tuple[Test, ...]
+    tests: tuple[ProgramTest, ...]
 
 
 def read_suite(reference: str) -> Suite:
@@ -68,15 +68,15 @@ def _pairs(found: dict[str, Any], name: str) -> list[Any]:
     return pairs
 
 
-def _test(name: str, index: int, pair: Any, is_script: bool) -> Test:
+def _test(name: str, index: int, pair: Any, is_script: bool) -> ProgramTest:
     if not isinstance(pair, list) or len(pair) != _NUM_MEMBERS:
         raise ValueError(f"metadata.reference.{name}[{index}] is not a pair of input and expected")
     given, expected = pair
     if is_script:
         if not isinstance(given, str) or not isinstance(expected, str):
             raise ValueError(f"metadata.reference.{name}[{index}] is not a pair of texts")
-        return Test(given, expected)
-    return Test(given if isinstance(given, list) else [given], expected)
+        return ProgramTest(given, expected)
+    return ProgramTest(given if isinstance(given, list) else [given], expected)
 
 
 def _refuse(constant: str) -> None:

@@ -27,7 +27,7 @@ from rewards.verifiers.check import (
     unlabelled,
     wrong,
 )
-from rewards.verifiers.hedges import Behind, is_denied, is_disowned, is_withdrawn
+from rewards.verifiers.hedges import TextAfterAnswer, is_denied, is_disowned, is_withdrawn
 from rewards.verifiers.lookalikes import seen
 from rewards.verifiers.regex import compile_pattern
 from rewards.verifiers.texts import without_reasoning
@@ -121,7 +121,7 @@ def _by_places(rule: Config, by_folded: Mapping[str, str]) -> Callable[[str], se
             if _goes_on(text, match.end()) or is_disowned(text, match.start()):
                 continue
             places.append((match.start(1), match.end(1), match.group(1)))
-            place, beyond = match.end(), Behind()
+            place, beyond = match.end(), TextAfterAnswer()
             # In stretches: RE2 would encode the whole text again for each look.
             while (more := further.match(text[place : place + _STRETCH])) is not None:
                 if beyond.is_another(text[place : place + more.start(1)], text[place + more.end(1) : place + _STRETCH]):
@@ -141,7 +141,7 @@ def _beside(text: str, last: tuple[int, int, str], every: Any) -> set[str]:
     if is_denied(text, start) or is_withdrawn(text, end):
         return {letter, f"not {letter}"}
     rest = text[end:]
-    found, place, beyond = set(), 0, Behind()
+    found, place, beyond = set(), 0, TextAfterAnswer()
     for match in every.finditer(rest):
         gap, behind = rest[place : match.start()], rest[match.end() : match.end() + _STRETCH]
         if (

@@ -20,9 +20,9 @@ from contracts.errors import InvalidTask, Unavailable
 from contracts.tasks.section import TaskSection
 from rewards.killable.cores import num_cores
 from rewards.sandbox.choose import sandbox_named
-from rewards.sandbox.port import Limits, Sandbox, SandboxBroken
+from rewards.sandbox.port import Sandbox, SandboxBroken, SandboxLimits
 from rewards.sandbox.programs import Program, ProgramFailed
-from rewards.sandbox.suites import Suite, Test, read_suite
+from rewards.sandbox.suites import ProgramTest, Suite, read_suite
 from rewards.sandbox.values import same, same_text
 from rewards.verifiers.check import (
     Answer,
@@ -57,11 +57,11 @@ class CodeConfig(TaskSection):
     sandbox: Literal["auto", "sandlock", "bubblewrap", "namespaces"] = "auto"
 
 
-class Judge(NamedTuple):
+class ProgramGrader(NamedTuple):
     """Grades one program after the other; many threads may use it at once."""
 
     sandbox: Sandbox
-    limits: Limits
+    limits: SandboxLimits
     config: CodeConfig
 
     def grade(self, answer: Answer) -> Check:
@@ -99,7 +99,7 @@ class Judge(NamedTuple):
         share = num_passed / len(suite.tests) if self.config.partial else 0.0
         return wrong(problem)._replace(value=share)
 
-    def _run(self, program: Program, function: str | None, test: Test, limits: Limits) -> str:
+    def _run(self, program: Program, function: str | None, test: ProgramTest, limits: SandboxLimits) -> str:
         """What is wrong, or nothing."""
         try:
             if function is None:
@@ -123,13 +123,13 @@ def build(
         sandbox = choose(wanted.sandbox)
     except Unavailable as error:
         raise InvalidTask(error.message) from error
-    limits = Limits(
+    limits = SandboxLimits(
         seconds=context.deadline_seconds,
         memory_bytes=wanted.memory_mb * 2**20,
         processes=wanted.processes,
         output_bytes=wanted.output_bytes,
     )
-    judge = Judge(sandbox, limits, wanted)
+    judge = ProgramGrader(sandbox, limits, wanted)
 
     def check_all(answers: Sequence[Answer]) -> list[Check]:
         return list(_pool().map(judge.grade, answers))

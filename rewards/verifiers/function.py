@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field
 
 from contracts.errors import InvalidTask
-from rewards.killable import NotStarted, Outcome, Pool, Setup, pool_for
+from rewards.killable import ItemOutcome, NotStarted, Pool, Setup, pool_for
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, broken, read_config
 from rewards.verifiers.columns import ColumnsConfig, checks_of, columns_of, unasked
 
@@ -105,7 +105,7 @@ def _asker(
     return ask
 
 
-def _read(outcome: Outcome, num_answers: int, rule: FunctionConfig) -> list[Check]:
+def _read(outcome: ItemOutcome, num_answers: int, rule: FunctionConfig) -> list[Check]:
     if outcome.how != "answered":
         found: list[Check] | str = outcome.reason
     elif isinstance(outcome.value, dict):

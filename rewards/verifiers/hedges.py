@@ -54,7 +54,7 @@ _DISOWNED = re.compile(
 _NEAR = 80
 
 
-class Behind:
+class TextAfterAnswer:
     """What is said behind an answer, value by value."""
 
     def __init__(self) -> None:

@@ -50,7 +50,7 @@ class Config(TaskSection):
     """`all`: one failure fails the answer; `share`: the share of checks that pass."""
 
 
-class Asked(NamedTuple):
+class RequestedCheck(NamedTuple):
     """A check with its parameters."""
 
     name: str
@@ -81,7 +81,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
     return check
 
 
-def _followed(answer: Answer, asked: Sequence[Asked], score: str) -> Check:
+def _followed(answer: Answer, asked: Sequence[RequestedCheck], score: str) -> Check:
     answer = answer._replace(text=plain(answer.text))
     if not answer.text.strip():
         return wrong("the answer is empty")
@@ -97,7 +97,7 @@ def _followed(answer: Answer, asked: Sequence[Asked], score: str) -> Check:
     return Check(1.0 - len(failed) / len(problems), reason="; ".join(failed)[:200])
 
 
-def _read_reference(reference: str) -> list[Asked]:
+def _read_reference(reference: str) -> list[RequestedCheck]:
     """Raises ValueError with what is wrong."""
     try:
         given = read_json(reference)
@@ -111,7 +111,7 @@ def _read_reference(reference: str) -> list[Asked]:
         raise ValueError(f"metadata.reference {error.param}: {error.message}") from error
 
 
-def _read_checks(given: Sequence[Any], param: str) -> list[Asked]:
+def _read_checks(given: Sequence[Any], param: str) -> list[RequestedCheck]:
     """Raises InvalidTask; `param` is the path to the field."""
     asked = []
     for index, item in enumerate(given):
@@ -128,5 +128,5 @@ def _read_checks(given: Sequence[Any], param: str) -> list[Asked]:
         except InvalidTask as error:
             field = f"{place}.{error.param}" if error.param else place
             raise InvalidTask(f"{name}: {error.message}", param=field) from error
-        asked.append(Asked(name, instruction, parameters))
+        asked.append(RequestedCheck(name, instruction, parameters))
     return asked

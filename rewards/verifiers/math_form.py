@@ -33,7 +33,7 @@ def still_open(latex: str) -> Counter[str]:
     return Counter(match.group(1) or match.group(2) for match in _OPEN.finditer(latex))
 
 
-class Form:
+class NumberForm:
     """How a reference writes its numbers, which says how an answer may write them."""
 
     def __init__(self, reference: str) -> None:

@@ -9,7 +9,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Basic, Derivative, Eq, Expr, FiniteSet, Float, Integral, Limit, MatrixBase, Product, Sum  # type: ignore[import-untyped]
 from sympy.core.relational import Relational  # type: ignore[import-untyped]
 
-from rewards.verifiers.math_form import Form, has_percent, is_set, is_tuple, percent_value, still_open
+from rewards.verifiers.math_form import NumberForm, has_percent, is_set, is_tuple, percent_value, still_open
 
 
 def _extraction(*, is_strict: bool) -> LatexExtractionConfig:
@@ -91,7 +91,7 @@ class Reference:
         self.expressions = parsed(latex, is_strict=False)
         self._is_number = is_number(self.expressions)
         self._is_rational = is_number(self.expressions, is_rational=True)
-        self._form = Form(latex)
+        self._form = NumberForm(latex)
 
     def problem(self, latex: str) -> str:
         """Why an answer is not right, or nothing."""

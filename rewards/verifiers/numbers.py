@@ -37,7 +37,7 @@ class Number(NamedTuple):
     end: int
 
 
-class Reader:
+class NumberReader:
     """Finds numbers. `is_continental`: 1.234,5 instead of 1,234.5. `units` may stand behind a number."""
 
     def __init__(

@@ -27,9 +27,9 @@ from rewards.verifiers.check import (
     unlabelled,
     wrong,
 )
-from rewards.verifiers.hedges import Behind, is_denied, is_disowned, is_withdrawn
+from rewards.verifiers.hedges import TextAfterAnswer, is_denied, is_disowned, is_withdrawn
 from rewards.verifiers.lookalikes import seen
-from rewards.verifiers.numbers import Number, Reader, plain
+from rewards.verifiers.numbers import Number, NumberReader, plain
 from rewards.verifiers.texts import without_reasoning
 
 VERSION = 2
@@ -72,7 +72,7 @@ class Config(TaskSection):
     """What may stand behind the number; they are not compared or converted."""
 
 
-class Unclear(ValueError):
+class NoClearAnswer(ValueError):
     """The answer commits to no number, or to several; says which."""
 
 
@@ -80,7 +80,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
     """See `Builder`."""
     del context
     rule = read_config(Config, config)
-    reader = Reader(rule.units, is_continental=rule.marks == "1.234,5", percent_scales=rule.percent == "scale")
+    reader = NumberReader(rule.units, is_continental=rule.marks == "1.234,5", percent_scales=rule.percent == "scale")
     absolute, relative = Fraction(str(rule.absolute)), Fraction(str(rule.relative))
 
     def check(answer: Answer) -> Check:
@@ -96,7 +96,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
             given = _committed(plain(text), reader, rule)
             if not text.isascii() and _committed(plain(seen(text)), reader, rule) != given:
                 return wrong("it answers with several numbers")
-        except Unclear as error:
+        except NoClearAnswer as error:
             return wrong(str(error))
         near = abs(given - wanted) <= max(absolute, relative * abs(wanted))
         return right() if near else Check(0.0, reason="another number than the reference")
@@ -104,37 +104,37 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
     return check
 
 
-def _committed(text: str, reader: Reader, rule: Config) -> Fraction:
-    """The number an answer stands by. Raises Unclear."""
+def _committed(text: str, reader: NumberReader, rule: Config) -> Fraction:
+    """The number an answer stands by. Raises NoClearAnswer."""
     numbers = reader.find(text)
     if not numbers:
-        raise Unclear("no number")
+        raise NoClearAnswer("no number")
     if rule.take == "last":
         return _stood_by(text, numbers[-1:], [])
     boxed = _boxed(text, numbers)
     if rule.take == "boxed" and not boxed:
-        raise Unclear("nothing is boxed")
+        raise NoClearAnswer("nothing is boxed")
     anchor = re.compile(re.escape(rule.anchor), re.IGNORECASE) if rule.anchor else _ANCHOR
     anchored = [] if rule.take == "boxed" else _anchored(text, numbers, anchor)
     return _stood_by(text, boxed + anchored or numbers, numbers)
 
 
 def _stood_by(text: str, chosen: list[Number], numbers: list[Number]) -> Fraction:
-    """The value of the chosen numbers, which must be one. Raises Unclear."""
+    """The value of the chosen numbers, which must be one. Raises NoClearAnswer."""
     value = _one(chosen)
     last = max(chosen, key=lambda number: number.start)
     if is_denied(text, last.start) or is_withdrawn(text, last.end):
-        raise Unclear("the number is denied or hedged")
-    end, beyond = last.end, Behind()
+        raise NoClearAnswer("the number is denied or hedged")
+    end, beyond = last.end, TextAfterAnswer()
     for further in (number for number in numbers if number.start >= last.end):
         gap, behind = text[end : further.start], text[further.end : further.end + _LOOK]
         is_range = _RANGE.fullmatch(gap) is not None
         is_part = further.value is None or _TIMES.match(behind) or _is_marker(gap, behind)
         if is_range or (not is_part and further.value != value and beyond.is_another(gap, behind)):
-            raise Unclear("it answers with several numbers")
+            raise NoClearAnswer("it answers with several numbers")
         end = further.end
     if _IN_WORDS.match(text, last.end):
-        raise Unclear("it answers with several numbers")
+        raise NoClearAnswer("it answers with several numbers")
     return value
 
 
@@ -149,7 +149,7 @@ def _boxed(text: str, numbers: list[Number]) -> list[Number]:
         first = bisect_left(starts, box.end())
         inside = numbers[first : first + 1]
         if not inside or text[box.end() : inside[0].start].strip(" $\\") or not _BOX_END.match(text, inside[0].end):
-            raise Unclear("what is boxed is not one number")
+            raise NoClearAnswer("what is boxed is not one number")
         found += inside
     return found
 
@@ -160,7 +160,7 @@ def _anchored(text: str, numbers: list[Number], anchor: re.Pattern[str]) -> list
     for match in anchor.finditer(text):
         gap = _GAP.match(text, match.end())
         if is_disowned(text, match.start()):
-            raise Unclear("the answer is denied")
+            raise NoClearAnswer("the answer is denied")
         places.append(gap.end() if gap else match.end())
     return [by_start[place] for place in places if place in by_start]
 
@@ -168,8 +168,8 @@ def _anchored(text: str, numbers: list[Number], anchor: re.Pattern[str]) -> list
 def _one(numbers: list[Number]) -> Fraction:
     values = {number.value for number in numbers}
     if len(values) > 1:
-        raise Unclear(f"{len(values)} different numbers")
+        raise NoClearAnswer(f"{len(values)} different numbers")
     value = values.pop()
     if value is None:
-        raise Unclear("the number is part of something else")
+        raise NoClearAnswer("the number is part of something else")
     return value

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rewards.killable.pool import Pool
-from rewards.killable.process import Outcome
+from rewards.killable.process import ItemOutcome
 from rewards.verifiers.check import Answer, BatchVerifier, Check, bad_reference, broken, unlabelled, wrong
 
 STARVED_SHARE, STARVED_SECONDS = 0.2, 0.25
@@ -94,7 +94,7 @@ class _Referee:
             for case in cases
         ]
 
-    def _outcomes(self, cases: Sequence[_Case]) -> dict[_Case, Outcome]:
+    def _outcomes(self, cases: Sequence[_Case]) -> dict[_Case, ItemOutcome]:
         items = [case._asdict() for case in cases]
         return dict(zip(cases, self._pool.run_all(items, self._deadline), strict=True))
 
@@ -120,7 +120,7 @@ def _holds(check: Check | None) -> bool:
     return check is None or check.status == "scored"
 
 
-def _check(outcome: Outcome) -> Check:
+def _check(outcome: ItemOutcome) -> Check:
     if outcome.how == "answered":
         return _verdict(outcome.value)
     if outcome.how in {"unstarted", "raised"}:

@@ -15,7 +15,12 @@ ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("commands", "contracts", "pipelines", "policy", "rewards", "runtime", "services", "weights")
 _QUALIFIED = {"Config": "each verifier's module has one; its registry says `module.Config`"}
 """Public class names that several modules have on purpose, and why nobody mixes them up."""
-_STILL_TWO = frozenset(("Attempt", "Judge", "Limits", "Manifest", "Outcome", "Test", "Verdict"))
+_STILL_TWO = frozenset(
+    (
+        "Attempt",
+        "Manifest",
+    )
+)
 """Public class names that still mean several things: take a name out when it is unique, add none."""
 LONGEST_FILE = 400
 # In one process, one after another: the first that loads torch is named.

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.paths import ROOT
 from rewards.sandbox.filter import allow_all
 from rewards.sandbox.interpreter import interpreter
-from rewards.sandbox.port import Limits, Ran
+from rewards.sandbox.port import Ran, SandboxLimits
 
 SOURCE = ROOT / "rewards" / "verifiers" / "code.py"
 
@@ -127,7 +127,7 @@ class NoSandbox:
     def __init__(self, instructions: bytes | None = None) -> None:
         self._filter = allow_all() if instructions is None else instructions
 
-    def run(self, stdin: bytes, limits: Limits) -> Ran:
+    def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
         """As `Sandbox.run`. Raises subprocess.TimeoutExpired."""
         started = time.monotonic()
         done = subprocess.run(  # noqa: S603 our own command

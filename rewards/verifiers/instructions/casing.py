@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rewards.verifiers.check import Answer
 from rewards.verifiers.instructions.counts import words_of
-from rewards.verifiers.instructions.rule import Instruction, Nothing, counted
+from rewards.verifiers.instructions.rule import Instruction, NoParameters, counted
 from rewards.verifiers.lookalikes import num_capitals, num_small_capitals
 
 
@@ -18,20 +18,20 @@ def num_title_words(text: str) -> int:
     return sum(len(word) > 1 and word[0].isupper() and word[1:].islower() for word in words_of(text))
 
 
-def _lowercase(answer: Answer, rule: Nothing) -> str:
+def _lowercase(answer: Answer, rule: NoParameters) -> str:
     del rule
     is_small = answer.text.islower() and not num_capitals(answer.text) and not num_small_capitals(answer.text)
     return "" if is_small else "it is not all in small letters"
 
 
-def _uppercase(answer: Answer, rule: Nothing) -> str:
+def _uppercase(answer: Answer, rule: NoParameters) -> str:
     del rule
     return "" if answer.text.isupper() else "it is not all in capitals"
 
 
 INSTRUCTIONS = {
-    "all_lowercase": Instruction(Nothing, _lowercase),
-    "all_uppercase": Instruction(Nothing, _uppercase),
+    "all_lowercase": Instruction(NoParameters, _lowercase),
+    "all_uppercase": Instruction(NoParameters, _uppercase),
     "capital_words": counted(num_capital_words, "words in capitals"),
     "title_words": counted(num_title_words, "words in title case"),
 }

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable
 
 from rewards.verifiers.check import Answer
-from rewards.verifiers.instructions.rule import Instruction, Least, Most, Nothing
+from rewards.verifiers.instructions.rule import Instruction, Least, Most, NoParameters
 from rewards.verifiers.lookalikes import seen
 
 _WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
@@ -63,7 +63,7 @@ def _at_most(count: Callable[[str], int], what: str) -> Instruction:
     return Instruction(Most, problem)
 
 
-def _unique_lines(answer: Answer, rule: Nothing) -> str:
+def _unique_lines(answer: Answer, rule: NoParameters) -> str:
     del rule
     before: set[str] = set()
     for line in answer.text.splitlines():
@@ -84,5 +84,5 @@ INSTRUCTIONS = {
     "max_paragraphs": _at_most(num_paragraphs, "paragraphs"),
     "min_characters": _at_least(num_characters, "characters"),
     "max_characters": _at_most(num_characters, "characters"),
-    "unique_lines": Instruction(Nothing, _unique_lines),
+    "unique_lines": Instruction(NoParameters, _unique_lines),
 }

@@ -8,45 +8,45 @@ from pydantic import Field
 
 from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import Answer
-from rewards.verifiers.instructions.rule import Instruction, Nothing, Unusable
+from rewards.verifiers.instructions.rule import Instruction, NoParameters, Unusable
 from rewards.verifiers.lookalikes import plain, seen
 
 _QUOTES = {'"': '"', "\u201c": "\u201d", "\u201e": "\u201c", "\u00ab": "\u00bb"}
 
 
-class Phrase(TaskSection):
+class PhraseParameters(TaskSection):
     """The exact words."""
 
     value: str = Field(min_length=1)
 
 
-class Separator(TaskSection):
+class SeparatorParameters(TaskSection):
     """What stands between two answers."""
 
     value: str = Field(default="******", min_length=3)
 
 
-class Mark(TaskSection):
+class MarkParameters(TaskSection):
     """What a postscript begins with."""
 
     value: str = Field(default="P.S.", min_length=1)
 
 
-class Prompt(TaskSection):
+class PromptParameters(TaskSection):
     """What to repeat; by default the user's last message."""
 
     value: str | None = Field(default=None, min_length=1)
 
 
-def _starts_with(answer: Answer, rule: Phrase) -> str:
+def _starts_with(answer: Answer, rule: PhraseParameters) -> str:
     return "" if answer.text.lstrip().startswith(plain(rule.value)) else f"it does not start with {rule.value[:60]!r}"
 
 
-def _ends_with(answer: Answer, rule: Phrase) -> str:
+def _ends_with(answer: Answer, rule: PhraseParameters) -> str:
     return "" if answer.text.rstrip().endswith(plain(rule.value)) else f"it does not end with {rule.value[:60]!r}"
 
 
-def _quoted(answer: Answer, rule: Nothing) -> str:
+def _quoted(answer: Answer, rule: NoParameters) -> str:
     del rule
     text = answer.text.strip()
     closing = _QUOTES.get(text[:1])
@@ -56,20 +56,20 @@ def _quoted(answer: Answer, rule: Nothing) -> str:
     return "the quotes close before its end" if text[0] == '"' and '"' in inside.replace('\\"', "") else ""
 
 
-def _two_responses(answer: Answer, rule: Separator) -> str:
+def _two_responses(answer: Answer, rule: SeparatorParameters) -> str:
     parts = [" ".join(part.split()) for part in answer.text.split(rule.value)]
     if len(parts) != 2 or not all(parts):  # noqa: PLR2004 two are asked for
         return f"it is not two answers with {rule.value!r} between them"
     return "both answers are the same" if seen(parts[0]) == seen(parts[1]) else ""
 
 
-def _postscript(answer: Answer, rule: Mark) -> str:
+def _postscript(answer: Answer, rule: MarkParameters) -> str:
     found = re.search(rf"^[ \t]*{re.escape(rule.value)}[^\n]*?\w", answer.text.strip(), re.MULTILINE)
     found = found if found and found.start() else None  # at the very beginning it follows nothing
     return "" if found else f"no line begins with {rule.value!r} after the answer"
 
 
-def _repeat_prompt(answer: Answer, rule: Prompt) -> str:
+def _repeat_prompt(answer: Answer, rule: PromptParameters) -> str:
     prompt = " ".join((rule.value if rule.value is not None else _last_message(answer)).split())
     prompt = plain(prompt)
     if not prompt:
@@ -90,10 +90,10 @@ def _last_message(answer: Answer) -> str:
 
 
 INSTRUCTIONS = {
-    "starts_with": Instruction(Phrase, _starts_with),
-    "ends_with": Instruction(Phrase, _ends_with),
-    "quoted": Instruction(Nothing, _quoted),
-    "two_responses": Instruction(Separator, _two_responses),
-    "postscript": Instruction(Mark, _postscript),
-    "repeat_prompt": Instruction(Prompt, _repeat_prompt),
+    "starts_with": Instruction(PhraseParameters, _starts_with),
+    "ends_with": Instruction(PhraseParameters, _ends_with),
+    "quoted": Instruction(NoParameters, _quoted),
+    "two_responses": Instruction(SeparatorParameters, _two_responses),
+    "postscript": Instruction(MarkParameters, _postscript),
+    "repeat_prompt": Instruction(PromptParameters, _repeat_prompt),
 }

@@ -22,7 +22,7 @@ class Instruction(NamedTuple):
     problem: Callable[[Answer, Any], str]
 
 
-class Nothing(TaskSection):
+class NoParameters(TaskSection):
     """A check without parameters."""
 
 

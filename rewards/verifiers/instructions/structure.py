@@ -7,7 +7,7 @@ import re
 from pydantic import Field
 
 from rewards.verifiers.check import Answer
-from rewards.verifiers.instructions.rule import Count, Instruction, Nothing, counted
+from rewards.verifiers.instructions.rule import Count, Instruction, NoParameters, counted
 from rewards.verifiers.strict_json import NotJson, read_json
 
 _BULLET = re.compile(r"^[ \t]*[-*+\u2022][ \t][^\n]*?\w", re.MULTILINE)
@@ -65,12 +65,12 @@ def _sections(answer: Answer, rule: Sections) -> str:
     return rule.problem(num_sections(answer.text, rule.mark), f"sections marked {rule.mark!r}")
 
 
-def _title(answer: Answer, rule: Nothing) -> str:
+def _title(answer: Answer, rule: NoParameters) -> str:
     del rule
     return "" if any(_has_word(inside) for inside in _TITLE.findall(answer.text)) else "it has no <<title>>"
 
 
-def _json(answer: Answer, rule: Nothing) -> str:
+def _json(answer: Answer, rule: NoParameters) -> str:
     """An object or an array, bare or in one fence: any text becomes JSON by putting it in quotes."""
     del rule
     text = answer.text.strip()
@@ -83,7 +83,7 @@ def _json(answer: Answer, rule: Nothing) -> str:
     return "" if isinstance(value, dict | list) else "it is JSON, but neither an object nor an array"
 
 
-def _no_fence(answer: Answer, rule: Nothing) -> str:
+def _no_fence(answer: Answer, rule: NoParameters) -> str:
     del rule
     return "it has a code fence" if _FENCE.search(answer.text) else ""
 
@@ -95,7 +95,7 @@ INSTRUCTIONS = {
     "sections": Instruction(Sections, _sections),
     "placeholders": counted(num_placeholders, "placeholders"),
     "highlights": counted(num_highlights, "highlights"),
-    "title": Instruction(Nothing, _title),
-    "json_format": Instruction(Nothing, _json),
-    "no_code_fence": Instruction(Nothing, _no_fence),
+    "title": Instruction(NoParameters, _title),
+    "json_format": Instruction(NoParameters, _json),
+    "no_code_fence": Instruction(NoParameters, _no_fence),
 }

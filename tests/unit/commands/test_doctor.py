@@ -9,7 +9,7 @@ from benchmarks.attacks.worlds.stores import POLICY, RUN, Folder, publish, signe
 from commands.doctor import examine, sandbox_of, versions_of
 from contracts.errors import Unavailable
 from pipelines.release.settings import ReleaseSettings
-from rewards.sandbox.choose import MAKERS, sandbox_named, tried
+from rewards.sandbox.choose import MAKERS, sandbox_named, sandbox_or_problem
 from rewards.sandbox.port import Sandbox
 from runtime.settings import Settings, write_settings
 from weights.versions.keys import trusted_folder, write_public_key
@@ -51,7 +51,7 @@ def test_of_those_that_do_not_hold_it_is_said_why() -> None:
 
 def test_of_one_that_shows_which_files_there_are_it_is_said() -> None:
     for name in ("sandlock", "bubblewrap"):
-        if isinstance(found := tried(MAKERS[name]), str):
+        if isinstance(found := sandbox_or_problem(MAKERS[name]), str):
             pytest.skip(found)
     says = sandbox_of({"sandlock": MAKERS["sandlock"]}).says
     assert says == "sandlock (it cannot hide which files and processes there are, and how large the files)"

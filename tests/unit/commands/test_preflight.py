@@ -15,7 +15,7 @@ from commands.home import claimed, prepare_home
 from contracts.errors import InvalidSettings, InvalidTask
 from rewards.__main__ import main as run_rewards
 from rewards.preflight import check_tasks
-from rewards.sandbox.choose import MAKERS, tried
+from rewards.sandbox.choose import MAKERS, sandbox_or_problem
 from runtime.settings import Settings
 from tests.judge_server import judge_server, verdict
 
@@ -132,7 +132,7 @@ def test_a_refused_start_takes_away_what_it_made_and_nothing_else(tmp_path: Path
 def test_where_code_runs_and_what_that_cannot_hide_is_said_before_the_start(tmp_path: Path) -> None:
     told: list[str] = []
     for sandbox in ("sandlock", "bubblewrap"):
-        if isinstance(found := tried(MAKERS[sandbox]), str):
+        if isinstance(found := sandbox_or_problem(MAKERS[sandbox]), str):
             pytest.skip(found)
         path = tmp_path / f"{sandbox}.toml"
         path.write_text(TASK + CODE.replace("partial = true", f'sandbox = "{sandbox}"'))

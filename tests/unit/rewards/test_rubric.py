@@ -9,13 +9,13 @@ from contracts.records import Score
 from contracts.tasks import Task
 from rewards.grader import CheckAll, each
 from rewards.panel import graders_of
-from rewards.rubric import NOTHING_TO_WEIGH, SILENT, Verdict, combine, grade_of
+from rewards.rubric import NOTHING_TO_WEIGH, SILENT, RewardVerdict, combine, grade_of
 from rewards.signals.mapping import About, score_signals
 from rewards.verifiers.check import Answer, Check, bad_reference, broken, right, unlabelled, wrong
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 
 
-def verdict_of(text: str, *said: tuple[str, Any], task: Task = BOOKING_TASK) -> Verdict:
+def verdict_of(text: str, *said: tuple[str, Any], task: Task = BOOKING_TASK) -> RewardVerdict:
     about = a_generation(text)
     signals = [a_signal(about, name, value) for name, value in said]
     graders = graders_of(task)
@@ -82,7 +82,7 @@ def saying(check: Check) -> CheckAll:
     return lambda answers: [check for _ in answers]
 
 
-def checked(task: Task, *checks: Check, said: float | None = 1.0) -> Verdict:
+def checked(task: Task, *checks: Check, said: float | None = 1.0) -> RewardVerdict:
     asked = zip(graders_of(task), checks, strict=True)
     graders = [grader._replace(check_all=saying(check)) for grader, check in asked]
     scores = [grader.score_all([Answer("x")])[0] for grader in graders]

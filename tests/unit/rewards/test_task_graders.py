@@ -15,7 +15,7 @@ from contracts.tasks.judges import JudgeRule
 from rewards.components import Components, components_of
 from rewards.episode import UnpackedEpisode, answer_of
 from rewards.judges.identity import identity_of
-from rewards.rubric import Verdict, verdict_of
+from rewards.rubric import RewardVerdict, verdict_of
 from rewards.signals.weighing import Weighing
 from rewards.steps import ScoringSteps
 from rewards.task_graders import TaskGraders
@@ -78,7 +78,7 @@ def opened(turn: Generation, *signals: Signal) -> UnpackedEpisode:
     return UnpackedEpisode(episode, turn, turn.open())
 
 
-def score(made: TaskGraders, task: Task, *items: UnpackedEpisode) -> list[tuple[Components, Verdict]]:
+def score(made: TaskGraders, task: Task, *items: UnpackedEpisode) -> list[tuple[Components, RewardVerdict]]:
     """The components of each item, and the verdict on them."""
     components = [components_of(task, item) for item in made.grade(items)]
     return [(found, verdict_of(task, found)) for found in components]

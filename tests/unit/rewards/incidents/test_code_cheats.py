@@ -12,7 +12,7 @@ from contracts.errors import Unavailable
 from contracts.tasks import Task
 from rewards.monitors.features import marks_of
 from rewards.panel import Panel
-from rewards.rubric import Verdict, combine
+from rewards.rubric import RewardVerdict, combine
 from rewards.sandbox.choose import sandbox_named
 from rewards.signals.mapping import About, score_signals
 from rewards.verifiers.check import Answer
@@ -35,7 +35,7 @@ def _there_is_a_sandbox() -> None:
         pytest.skip(error.message)
 
 
-def verdicts_of(texts: list[str]) -> list[Verdict]:
+def verdicts_of(texts: list[str]) -> list[RewardVerdict]:
     """Of answers that their users accepted."""
     panel, turn = Panel(TASK), a_generation()
     with ThreadPoolExecutor(1) as pool:

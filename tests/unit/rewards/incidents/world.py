@@ -20,7 +20,7 @@ from rewards.grader import each
 from rewards.monitors.features import WatchedSample
 from rewards.monitors.watch import LOOK_SECONDS, Monitors
 from rewards.panel import Panel
-from rewards.rubric import Verdict, combine
+from rewards.rubric import RewardVerdict, combine
 from rewards.signals.mapping import About, score_signals
 from rewards.verifiers.check import Answer, Verifier
 from runtime.database import Database
@@ -47,7 +47,7 @@ class Said(NamedTuple):
 
 
 Policy = Callable[[random.Random], Said]
-Scored = tuple[tuple[Score, ...], list[Score], Verdict]
+Scored = tuple[tuple[Score, ...], list[Score], RewardVerdict]
 
 
 class World:
@@ -74,7 +74,7 @@ class World:
             found.append((checks, signals, combine(self.task, checks, signals)))
         return found
 
-    def serve(self, version: int, batch: list[Said]) -> list[Verdict]:
+    def serve(self, version: int, batch: list[Said]) -> list[RewardVerdict]:
         """Score, count, and look for alarms."""
         scored = self.score(batch)
         noted = [

@@ -9,13 +9,13 @@ from contracts.records import Score
 from contracts.tasks import Task
 from rewards.monitors.features import Measure, WatchedSample, marks_of
 from rewards.monitors.rules import MAX_NAME, RULES, rule_of
-from rewards.rubric import Verdict
+from rewards.rubric import RewardVerdict
 from tests.fakes import BOOKING_TASK
 
-GOOD = Verdict(1.0, "scored", "none")
+GOOD = RewardVerdict(1.0, "scored", "none")
 
 
-def noted(text: str = "It was sent on Friday.", verdict: Verdict = GOOD, **changes: Any) -> WatchedSample:
+def noted(text: str = "It was sent on Friday.", verdict: RewardVerdict = GOOD, **changes: Any) -> WatchedSample:
     values: dict[str, Any] = {
         "task": "booking", "version": 1, "cluster": "", "purpose": "user", "revision": 1, "text": text,
         "num_tokens": 7, "finish_reason": "stop", "scores": (), "verdict": verdict,
@@ -90,13 +90,13 @@ def test_the_size_is_counted_cumulatively_and_as_a_logarithm() -> None:
 @pytest.mark.parametrize(
     ("verdict", "name"),
     [
-        (Verdict(None, "unscored", "infra"), "null"),
-        (Verdict(None, "unscored", "user"), "null"),
-        (Verdict(None, "unlabelled", "none"), "unlabelled"),
-        (Verdict(0.0, "scored", "model"), "model_fault"),
+        (RewardVerdict(None, "unscored", "infra"), "null"),
+        (RewardVerdict(None, "unscored", "user"), "null"),
+        (RewardVerdict(None, "unlabelled", "none"), "unlabelled"),
+        (RewardVerdict(0.0, "scored", "model"), "model_fault"),
     ],
 )
-def test_what_became_of_the_reward_is_counted(verdict: Verdict, name: str) -> None:
+def test_what_became_of_the_reward_is_counted(verdict: RewardVerdict, name: str) -> None:
     found = measured(verdict=verdict)
     assert {"null", "unlabelled", "model_fault"} & found.keys() == {name}
     assert ("reward" in found) == (verdict.reward is not None)
@@ -105,7 +105,7 @@ def test_what_became_of_the_reward_is_counted(verdict: Verdict, name: str) -> No
 def test_rewards_and_signals_are_shares_of_the_range() -> None:
     task = BOOKING_TASK.model_copy(update={"reward": BOOKING_TASK.reward.model_copy(update={"low": -1.0})})
     said = (Score(name="accepted", grader="signal/2#x", value=0.0),)
-    found = measured(task, verdict=Verdict(0.5, "scored", "none"), scores=said)
+    found = measured(task, verdict=RewardVerdict(0.5, "scored", "none"), scores=said)
     assert (found["reward"], found["signal:accepted"]) == (0.75, 0.5)
 
 

@@ -11,13 +11,13 @@ from contracts.tables import alarm, behaviour
 from rewards.monitors.repository import add_behaviour, behaviour_since
 from rewards.monitors.rules import BY_CLUSTER, SHARES
 from rewards.monitors.watch import LOOK_SECONDS, OTHER, RINGS_SECONDS, Monitors
-from rewards.rubric import Verdict
+from rewards.rubric import RewardVerdict
 from rewards.sums import Sums
 from runtime.database import Database
 from tests.fakes import BOOKING_TASK
 from tests.unit.rewards.monitors.test_features import noted
 
-NULL = Verdict(None, "unscored", "infra")
+NULL = RewardVerdict(None, "unscored", "infra")
 
 
 def monitors() -> Monitors:

@@ -14,8 +14,16 @@ import pytest
 
 from benchmarks.attacks.worlds.sandboxes import NoSandbox
 from contracts.errors import InvalidTask, Unavailable
-from rewards.sandbox.choose import MAKERS, described, first_that_holds, sandbox_named, shown, tried, ways_out
-from rewards.sandbox.port import Limits, Ran, Sandbox, SandboxBroken
+from rewards.sandbox.choose import (
+    MAKERS,
+    described,
+    first_that_holds,
+    sandbox_named,
+    sandbox_or_problem,
+    visible_files,
+    ways_out,
+)
+from rewards.sandbox.port import Ran, Sandbox, SandboxBroken, SandboxLimits
 from rewards.sandbox.programs import Program
 from rewards.verifiers.code import CodeConfig
 
@@ -37,12 +45,12 @@ exec setpriv --reuid 65534 --regid 65534 --clear-groups env -i "PYTHONPATH=$PYTH
 PROBE = """
 import os
 from rewards.sandbox.choose import MAKERS, sandbox_named
-from rewards.sandbox.port import Limits
+from rewards.sandbox.port import SandboxLimits
 from rewards.sandbox.programs import Program
 assert os.getuid() == 65534
 for name in ("auto", *MAKERS):
     try:
-        print(name, Program("def f(x): return x + 1").call(sandbox_named(name), "f", [1], Limits()))
+        print(name, Program("def f(x): return x + 1").call(sandbox_named(name), "f", [1], SandboxLimits()))
     except Exception as error:
         print(name, error)
 """
@@ -51,7 +59,7 @@ for name in ("auto", *MAKERS):
 class Unable:
     name = "unable"
 
-    def run(self, stdin: bytes, limits: Limits) -> Ran:
+    def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
         del stdin, limits
         raise SandboxBroken("no such system call")
 
@@ -93,14 +101,14 @@ def test_the_probe_tries_every_door() -> None:
 
 def test_without_its_filter_nothing_runs() -> None:
     for broken in (b"", bytes(8), bytes(7)):
-        refused = tried(lambda broken=broken: NoSandbox(broken))  # type: ignore[misc]
+        refused = sandbox_or_problem(lambda broken=broken: NoSandbox(broken))  # type: ignore[misc]
         assert isinstance(refused, str)
         assert "the filter of system calls cannot be installed: seccomp was refused" in refused
 
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_the_filter_is_the_same_in_all_and_stays_with_children(name: str) -> None:
-    sandbox = tried(MAKERS[name])
+    sandbox = sandbox_or_problem(MAKERS[name])
     if isinstance(sandbox, str):
         pytest.skip(sandbox)
     source = """
@@ -114,7 +122,7 @@ def f():
     os.close(writing)
     return os.read(reading, 10).decode()
 """
-    assert Program(source).call(sandbox, "f", [], Limits()) == str(errno.EPERM)
+    assert Program(source).call(sandbox, "f", [], SandboxLimits()) == str(errno.EPERM)
 
 
 HONEST = """
@@ -158,18 +166,18 @@ def private_files() -> Iterator[None]:
 @pytest.mark.usefixtures("private_files")
 @pytest.mark.parametrize("name", MAKERS)
 def test_honest_programs_miss_nothing(name: str) -> None:
-    sandbox = tried(MAKERS[name])
+    sandbox = sandbox_or_problem(MAKERS[name])
     if isinstance(sandbox, str):
         pytest.skip(sandbox)
-    found = Program(HONEST).call(sandbox, "f", [], Limits())
+    found = Program(HONEST).call(sandbox, "f", [], SandboxLimits())
     assert found == ["loop", 3, 15, 6, "x", 0, "1\n", [1], False, True, True]
 
 
 def test_a_sandbox_says_which_files_it_cannot_hide() -> None:
-    assert len(shown(NoSandbox())) == 3
+    assert len(visible_files(NoSandbox())) == 3
     assert described(NoSandbox()).startswith("none (it cannot hide which files")
     for name in ("bubblewrap", "namespaces"):
-        held = tried(MAKERS[name])
+        held = sandbox_or_problem(MAKERS[name])
         assert isinstance(held, str) or described(held) == name
 
 
@@ -233,4 +241,4 @@ def test_runs_share_nothing() -> None:
     source = (
         "import builtins, sys\ndef f():\n    builtins.kept = getattr(builtins, 'kept', 0) + 1\n    return builtins.kept"
     )
-    assert [Program(source).call(sandbox_named("auto"), "f", [], Limits()) for _ in range(2)] == [1, 1]
+    assert [Program(source).call(sandbox_named("auto"), "f", [], SandboxLimits()) for _ in range(2)] == [1, 1]

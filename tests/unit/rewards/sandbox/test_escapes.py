@@ -13,13 +13,13 @@ from benchmarks.attacks.cases.escapes import BOMBS, ESCAPES, Escape
 from benchmarks.attacks.worlds.sandboxes import NoSandbox, World, open_world
 from contracts.errors import Unavailable
 from rewards.sandbox.choose import MAKERS, sandbox_named
-from rewards.sandbox.port import Limits, Sandbox
+from rewards.sandbox.port import Sandbox, SandboxLimits
 from rewards.sandbox.programs import Program, ProgramFailed
 
 pytestmark = pytest.mark.slow
 
 ALL = {**ESCAPES, **DOORS}
-SHORT = Limits(seconds=1.0)
+SHORT = SandboxLimits(seconds=1.0)
 
 
 # The first that works is the one that is used; the others take as long again.
@@ -48,7 +48,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 def escaped(sandbox: Sandbox, attack: Escape, world: World) -> bool:
     argument = world.as_argument(is_bare=sandbox.name == "none")
     try:
-        found = Program(attack.source).call(sandbox, "f", [argument], Limits(seconds=5.0))
+        found = Program(attack.source).call(sandbox, "f", [argument], SandboxLimits(seconds=5.0))
     except ProgramFailed:
         return False
     assert isinstance(found, bool), found
@@ -88,7 +88,7 @@ def test_a_bomb_is_the_models_fault_and_leaves_nothing(name: str, world: World) 
     assert explode(chosen, name, world) < SHORT.seconds + 1.0
     assert world.survivors() == []
     assert world.children() == before
-    assert Program("def f(): return 1").call(chosen, "f", [], Limits()) == 1
+    assert Program("def f(): return 1").call(chosen, "f", [], SandboxLimits()) == 1
 
 
 @pytest.mark.slow

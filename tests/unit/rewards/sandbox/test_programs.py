@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.attacks.worlds.sandboxes import NoSandbox
-from rewards.sandbox.port import BY_SIGNAL, Limits, Ran, SandboxBroken
+from rewards.sandbox.port import BY_SIGNAL, Ran, SandboxBroken, SandboxLimits
 from rewards.sandbox.programs import Program, ProgramFailed
 
 KILLED = Ran("exit", BY_SIGNAL + 9, b"", b"", 0.1)
@@ -20,17 +20,17 @@ class Shaky(NoSandbox):
         self.first = list(first)
         self.num_runs = 0
 
-    def run(self, stdin: bytes, limits: Limits) -> Ran:
+    def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
         self.num_runs += 1
         return self.first.pop(0) if self.first else super().run(stdin, limits)
 
 
 def test_a_driver_that_was_killed_before_it_was_ready_is_started_once_more() -> None:
     shaky = Shaky(KILLED)
-    assert SQUARE.call(shaky, "f", [3], Limits()) == 9
+    assert SQUARE.call(shaky, "f", [3], SandboxLimits()) == 9
     assert shaky.num_runs == 2
     with pytest.raises(SandboxBroken, match="the interpreter did not start"):
-        SQUARE.call(Shaky(KILLED, KILLED), "f", [3], Limits())
+        SQUARE.call(Shaky(KILLED, KILLED), "f", [3], SandboxLimits())
 
 
 @pytest.mark.parametrize(
@@ -45,5 +45,5 @@ def test_a_driver_that_was_killed_before_it_was_ready_is_started_once_more() -> 
 def test_what_ended_otherwise_is_not_repeated(ended: Ran, wanted: type[Exception]) -> None:
     shaky = Shaky(ended)
     with pytest.raises(wanted):
-        SQUARE.call(shaky, "f", [3], Limits())
+        SQUARE.call(shaky, "f", [3], SandboxLimits())
     assert shaky.num_runs == 1

@@ -9,9 +9,9 @@ import pytest
 
 from contracts.errors import InvalidTask
 from rewards.sandbox.choose import sandbox_named
-from rewards.sandbox.port import Limits, Ran, SandboxBroken
+from rewards.sandbox.port import Ran, SandboxBroken, SandboxLimits
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context
-from rewards.verifiers.code import CodeConfig, Judge, build, first_block
+from rewards.verifiers.code import CodeConfig, ProgramGrader, build, first_block
 from tests.unit.rewards.verifiers.tampers import HONEST, SUITE, TAMPERS
 
 pytestmark = pytest.mark.slow
@@ -197,7 +197,7 @@ def test_what_it_prints_is_not_its_value() -> None:
 class Broken:
     name = "broken"
 
-    def run(self, stdin: bytes, limits: Limits) -> Ran:
+    def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
         del stdin, limits
         raise SandboxBroken("no processes left")
 
@@ -207,14 +207,14 @@ class Silent:
 
     name = "silent"
 
-    def run(self, stdin: bytes, limits: Limits) -> Ran:
+    def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
         del stdin, limits
         return Ran("exit", 127, b"", b"cannot execute", 0.0)
 
 
 @pytest.mark.parametrize("sandbox", [Broken(), Silent()])
 def test_a_broken_sandbox_is_our_fault(sandbox: Broken | Silent) -> None:
-    found = Judge(sandbox, Limits(), CodeConfig()).grade(answer(HONEST))
+    found = ProgramGrader(sandbox, SandboxLimits(), CodeConfig()).grade(answer(HONEST))
     assert (found.value, found.status, found.fault) == (None, "unscored", "infra")
 
 
@@ -224,12 +224,14 @@ def test_the_program_never_sees_what_is_expected_of_it() -> None:
     class Recorder:
         name = "recorder"
 
-        def run(self, stdin: bytes, limits: Limits) -> Ran:
+        def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
             seen.append(stdin)
             return sandbox_named("auto").run(stdin, limits)
 
     reference = json.dumps({"function": "f", "tests": [["in0", "EXPECTED0"]], "held_out": [["in1", "EXPECTED1"]]})
-    Judge(Recorder(), Limits(), CodeConfig()).grade(answer("def f(x): return 'EXPECTED' [:8] + x[2:]", reference))
+    ProgramGrader(Recorder(), SandboxLimits(), CodeConfig()).grade(
+        answer("def f(x): return 'EXPECTED' [:8] + x[2:]", reference)
+    )
     assert len(seen) == 2
     assert all(b"EXPECTED0" not in stdin and b"EXPECTED1" not in stdin for stdin in seen)
     assert b"in1" not in seen[0]

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rewards.killable import NotStarted, Outcome, Pool, Setup, pool_for
+from rewards.killable import ItemOutcome, NotStarted, Pool, Setup, pool_for
 from rewards.verifiers.check import Answer, Check, wrong
 from rewards.verifiers.referee import refereed
 
@@ -35,7 +35,7 @@ def pool() -> Iterator[Pool]:
     pool.close()
 
 
-def one(pool: Pool, do: str, deadline: float = PATIENCE, **more: Any) -> Outcome:
+def one(pool: Pool, do: str, deadline: float = PATIENCE, **more: Any) -> ItemOutcome:
     return pool.run_all([{"do": do, **more}], deadline)[0]
 
 
@@ -180,7 +180,7 @@ def test_equal_setups_share_their_workers_and_a_forgotten_pool_ends_them() -> No
 def test_a_closed_pool_answers() -> None:
     pool = Pool(SETUP, num_workers=1)
     pool.close()
-    assert one(pool, "echo", value=1) == Outcome("unstarted", reason="the pool is closed")
+    assert one(pool, "echo", value=1) == ItemOutcome("unstarted", reason="the pool is closed")
 
 
 def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
