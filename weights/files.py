@@ -22,8 +22,8 @@ _NOT_A_FILE = {errno.ELOOP, errno.ENXIO, errno.ENOTDIR, errno.ENODEV, errno.ENAM
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    """Put `chunks` at `path`, wholly or not at all. One writer per path at a time.
+def write_durably(path: Path, chunks: Iterable[bytes | memoryview], mode: int = 0o666) -> None:
+    """Write `chunks` to `path`, atomically, with these permissions less the umask. One writer per path at a time.
 
     Raises:
         Unavailable: the disk is full; `path` is unchanged.
@@ -32,9 +32,7 @@ def write_durably(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
     try:
         with full_disk_named(path):
             _clear(temporary)  # never open an existing one: a link leads elsewhere, a pipe waits for a reader
-            with os.fdopen(
-                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb"
-            ) as file:
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
                 file.writelines(chunks)
                 file.flush()
                 os.fsync(file.fileno())

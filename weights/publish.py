@@ -7,8 +7,6 @@ becomes an anchor.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import msgspec
 
 from contracts.errors import InvalidValue, WeightsRefused
@@ -18,16 +16,10 @@ from weights.reader import advance_history
 from weights.stores.store import WeightStore
 from weights.tensors import Tensors, root_of
 from weights.versions.manifest import NO_HISTORY, OLDEST_SCHEMA, SCHEMA, Manifest
+from weights.versions.signing import Signer
 
 ANCHOR_EVERY = 25
 """Versions of a lineage from one full copy to the next: the most that a new replica has to decode."""
-
-
-class ManifestSigner(Protocol):
-    """Signs manifests: `weights.versions.signing.Signer`."""
-
-    def sign(self, manifest: Manifest) -> Manifest:
-        """The manifest with a signature."""
 
 
 def publish_version(
@@ -44,7 +36,7 @@ def publish_version(
     num_samples: int,
     created_at: float,
     history: History | None = None,
-    signer: ManifestSigner | None = None,
+    signer: Signer | None = None,
     parent_root: str | None = None,
 ) -> Manifest:
     """Publish `target` as a change of `base`, the parent's weights, and return the primary edge that is now stored.
@@ -104,7 +96,7 @@ def publish_fold(
     target: Tensors,
     history: History | None = None,
     epoch: int | None = None,
-    signer: ManifestSigner | None = None,
+    signer: Signer | None = None,
 ) -> Manifest:
     """Publish one edge from `base_version` to `version`, which exists; returns the stored edge.
 
@@ -148,7 +140,7 @@ def _publish_step(
     base: Tensors | None,
     target: Tensors,
     history: History | None,
-    signer: ManifestSigner | None,
+    signer: Signer | None,
     parent_root: str | None,
 ) -> Manifest:
     base = store.load(about.policy, parent) if base is None else base
@@ -177,7 +169,7 @@ def _publish_step(
     return stored
 
 
-def _publish(store: WeightStore, about: Manifest, encoded: Encoded, signer: ManifestSigner | None) -> None:
+def _publish(store: WeightStore, about: Manifest, encoded: Encoded, signer: Signer | None) -> None:
     manifest = msgspec.structs.replace(
         about,
         schema=SCHEMA if about.epoch else OLDEST_SCHEMA,

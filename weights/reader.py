@@ -191,21 +191,6 @@ class WeightReader(ABC):
         traveller = self._follow(policy, version, {}, lambda way: self._arrived(way, _Traveller({})))
         return traveller.own(), traveller.history
 
-    def load_onto(
-        self,
-        policy: str,
-        version: int,
-        base_version: int,
-        base: Mapping[str, Tensor],
-        history: History | None = None,
-    ) -> Tensors:
-        """As `load`, but fetch only the edges from `base_version` on if there are any; in fresh memory.
-
-        Raises:
-            WeightsRefused: as `stage_onto`; `wrong_base` if `base` is not that version's weights.
-        """
-        return self.load_state_onto(policy, version, base_version, base, history)[0]
-
     def load_state_onto(
         self,
         policy: str,
@@ -214,7 +199,11 @@ class WeightReader(ABC):
         base: Mapping[str, Tensor],
         history: History | None = None,
     ) -> tuple[Tensors, History]:
-        """As `load_onto`, with the history after it."""
+        """As `load_state`, but fetch only the edges from `base_version` on if there are any; in fresh memory.
+
+        Raises:
+            WeightsRefused: as `stage_onto`; `wrong_base` if `base` is not that version's weights.
+        """
         held = _held(base_version, history)
         traveller = self._follow(policy, version, held, lambda way: self._arrived(way, _Traveller(base, history)))
         if version == base_version and (root := root_of(traveller.own())) != self.manifest(policy, version).target_root:

@@ -170,11 +170,6 @@ class _Impostor(Signer):
         self._other = world.stranger
         self.key_id = world.signer.key_id
 
-    def sign(self, manifest: Manifest) -> Manifest:
-        named = msgspec.structs.replace(manifest, key=self.key_id, signature=None)
-        text = b"millrace-manifest\n" + msgspec.json.encode(named)
-        return msgspec.structs.replace(named, signature=self._other.sign_bytes(text))
-
     def sign_bytes(self, message: bytes) -> str:
         return self._other.sign_bytes(message)
 

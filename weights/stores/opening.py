@@ -18,7 +18,7 @@ from contracts.errors import InvalidSettings, WeightsRefused
 from weights.stores.folder import FolderObjects
 from weights.stores.port import Objects
 from weights.stores.store import WeightStore
-from weights.versions.keys import keyring_of, replica_keyring
+from weights.versions.keys import KeySettings, keyring_of, replica_keyring
 from weights.versions.layout import Verifier
 from weights.versions.pointer import pointer_path, read_pointer
 from weights.versions.presence import present_replicas
@@ -44,12 +44,8 @@ _OPENERS: dict[str, Callable[[str], Objects]] = {"s3": _bucket, "http": _web, "h
 """Schemes of URLs. obstore also speaks other clouds' stores: one more line, if that one keeps conditions on ETags."""
 
 
-class StoreSettings(Protocol):
-    """The settings of a home that concern its weight store."""
-
-    @property
-    def home(self) -> Path:
-        """The folder with `keys/` and `snapshots/`."""
+class StoreSettings(KeySettings, Protocol):
+    """The settings of a home that concern its weight store; its `home` also has `snapshots/`."""
 
     @property
     def run(self) -> str:
@@ -66,10 +62,6 @@ class StoreSettings(Protocol):
     @property
     def weights_url(self) -> str | None:
         """`s3://bucket/prefix`."""
-
-    @property
-    def weights_unsigned(self) -> bool:
-        """True: unsigned versions are accepted."""
 
 
 class StoreMeasures(Protocol):

@@ -20,7 +20,7 @@ from typing import Protocol
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from contracts.errors import InvalidSettings
-from weights.files import full_disk_named, make_folder_durably, sync_folder
+from weights.files import full_disk_named, make_folder_durably, sync_folder, write_durably
 from weights.versions.pem import BEGIN, parse_private_key, parse_public_keys, private_pem, public_pem
 from weights.versions.signing import KEY_ID_LENGTH, Keyring, Signer, key_id_of
 
@@ -243,13 +243,13 @@ def read_public_keys(path: Path) -> list[Ed25519PublicKey]:
 
 def write_private_key(path: Path, key: Ed25519PrivateKey) -> None:
     """Write a private key to `path`, atomically, readable by its owner only. Raises InvalidSettings, Unavailable."""
-    _write(path, private_pem(key), 0o600)
+    _write(path, private_pem(key))
 
 
 def write_public_key(folder: Path, key: Ed25519PublicKey) -> Path:
     """Write a public key into a folder, named by its id; returns the file. Raises InvalidSettings, Unavailable."""
     path = folder / f"{key_id_of(key)}.pub"
-    _write(path, public_pem(key), 0o600)
+    _write(path, public_pem(key))
     return path
 
 
@@ -272,17 +272,10 @@ def move_to_retired(home: Path, key_id: str) -> Path:
     return path
 
 
-def _write(path: Path, text: bytes, mode: int) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
-    with _usable(str(path)), full_disk_named(path):
+def _write(path: Path, text: bytes) -> None:
+    with _usable(str(path)):
         make_folder_durably(path.parent)
-        temporary.unlink(missing_ok=True)  # a file that a killed command left may have another mode
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
+        write_durably(path, [text], mode=0o600)
 
 
 def _unescaped(text: str) -> str:

@@ -6,7 +6,7 @@ the same root.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ NO_HISTORY = "0"
 """The digest of an empty history: no weight is known to have moved."""
 
 Kind = Literal["step", "fold", "full"]
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 class Chunk(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
@@ -100,9 +101,13 @@ class _Head(msgspec.Struct):
     schema: int
 
 
-def signed_bytes(manifest: Manifest) -> bytes:
-    """The bytes that a signature covers: every field but the signature, the id of the key included."""
-    return b"millrace-manifest\n" + msgspec.json.encode(msgspec.structs.replace(manifest, signature=None))
+def parse_struct(text: bytes, kind: type[_Struct], code: str, what: str) -> _Struct:
+    """An object from JSON, not verified yet. Raises WeightsRefused: `code`, it is not `what`."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    # Deep nesting and bytes that are not UTF-8 are not always msgspec's own errors.
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WeightsRefused(code, f"not a {what}: {error}") from error
 
 
 def parse_manifest(text: bytes) -> Manifest:
@@ -111,12 +116,8 @@ def parse_manifest(text: bytes) -> Manifest:
     Raises:
         WeightsRefused: `newer_schema`, `older_schema`, or `corrupt_manifest` naming the field.
     """
-    try:
-        check_schema(msgspec.json.decode(text, type=_Head).schema)
-        return msgspec.json.decode(text, type=Manifest)
-    # Deep nesting and bytes that are not UTF-8 are not always msgspec's own errors.
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WeightsRefused("corrupt_manifest", f"not a manifest: {error}") from error
+    check_schema(parse_struct(text, _Head, "corrupt_manifest", "manifest").schema)
+    return parse_struct(text, Manifest, "corrupt_manifest", "manifest")
 
 
 def check_schema(schema: int) -> None:

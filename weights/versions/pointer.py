@@ -21,7 +21,8 @@ import msgspec
 from contracts.errors import InvalidValue, StaleWrite, WeightsRefused
 from weights.files import write_durably
 from weights.versions.layout import policy_folder
-from weights.versions.signing import Keyring, Signer
+from weights.versions.manifest import parse_struct
+from weights.versions.signing import Keyring, Signer, signed_bytes
 
 SCHEMA = 1
 MOST_BYTES = 2**16
@@ -74,9 +75,7 @@ def move_pointer(store: PointerStore, wanted: Pointer, signer: Signer | None, ke
         Unavailable: the disk is full or the store is away; it is safe to try again.
     """
     policy, arm = wanted.policy, wanted.arm
-    named = msgspec.structs.replace(wanted, key=signer.key_id if signer else None, signature=None)
-    if signer is not None:
-        named = msgspec.structs.replace(named, signature=signer.sign_bytes(_signed_bytes(named)))
+    signed = signer.sign(wanted, "pointer") if signer else msgspec.structs.replace(wanted, key=None, signature=None)
 
     def change(stored: bytes | None) -> bytes | None:
         try:
@@ -92,7 +91,7 @@ def move_pointer(store: PointerStore, wanted: Pointer, signer: Signer | None, ke
                 policy=policy,
                 arm=arm,
             )
-        return msgspec.json.encode(named)
+        return msgspec.json.encode(signed)
 
     if not store.update_small(pointer_path(policy, arm), MOST_BYTES, change):
         raise StaleWrite(
@@ -113,15 +112,13 @@ def parse_pointer(text: bytes, policy: str, arm: str, keyring: Keyring | None) -
         WeightsRefused: `corrupt_pointer`; `wrong_pointer`, of another arm or policy; `unsigned`, `unknown_key`,
             `bad_signature`.
     """
-    try:
-        pointer = msgspec.json.decode(text, type=Pointer)
-    # Deep nesting and bytes that are not UTF-8 are not always msgspec's own errors.
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WeightsRefused("corrupt_pointer", f"not a pointer: {error}") from error
+    pointer = parse_struct(text, Pointer, "corrupt_pointer", "pointer")
     if pointer.schema != SCHEMA:
         raise WeightsRefused("corrupt_pointer", f"the pointer has schema {pointer.schema}, this process reads {SCHEMA}")
     if keyring is not None:
-        keyring.verify_bytes(pointer.key, pointer.signature, _signed_bytes(pointer), name=f"the pointer {policy}/{arm}")
+        keyring.verify_bytes(
+            pointer.key, pointer.signature, signed_bytes(pointer, "pointer"), name=f"the pointer {policy}/{arm}"
+        )
     if (pointer.policy, pointer.arm) != (policy, arm):
         raise WeightsRefused(
             "wrong_pointer", f"the store has {pointer.policy}/{pointer.arm} in the place of {policy}/{arm}"
@@ -183,7 +180,3 @@ def _read(store: PointerSource, policy: str, arm: str) -> bytes | None:
         return store.read_small(pointer_path(policy, arm), MOST_BYTES)
     except WeightsRefused as error:  # a link, a folder, or far too long
         raise WeightsRefused("corrupt_pointer", error.message) from error
-
-
-def _signed_bytes(pointer: Pointer) -> bytes:
-    return b"millrace-pointer\n" + msgspec.json.encode(msgspec.structs.replace(pointer, signature=None))

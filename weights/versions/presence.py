@@ -21,7 +21,8 @@ import msgspec
 
 from contracts.errors import InvalidValue, WeightsRefused
 from weights.versions.layout import policy_folder
-from weights.versions.signing import Keyring, Signer
+from weights.versions.manifest import parse_struct
+from weights.versions.signing import Keyring, Signer, signed_bytes
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _MOST_BYTES = 2**12
@@ -75,13 +76,10 @@ def presence_path(policy: str, name: str) -> str:
 
 def announce(store: PresenceStore, policy: str, presence: Presence, signer: Signer | None = None) -> None:
     """Write a replica's report, signed if it has a key. Raises InvalidValue, Unavailable."""
-    presence_path(policy, presence.name)
-    if signer is None:
-        store.write_small(presence_path(policy, presence.name), msgspec.json.encode(presence))
-        return
-    named = msgspec.structs.replace(presence, key=signer.key_id, signature=None)
-    signed = msgspec.structs.replace(named, signature=signer.sign_bytes(_signed_bytes(policy, named)))
-    store.write_small(presence_path(policy, signer.key_id), msgspec.json.encode(signed))
+    path = presence_path(policy, presence.name)
+    if signer is not None:
+        path, presence = presence_path(policy, signer.key_id), signer.sign(presence, _kind(policy))
+    store.write_small(path, msgspec.json.encode(presence))
 
 
 def present_replicas(
@@ -127,19 +125,15 @@ def present_replicas(
 
 
 def _believed(text: bytes, policy: str, name: str, trusted: Keyring | None) -> Presence:
-    try:
-        presence = msgspec.json.decode(text, type=Presence)
-    # Deep nesting and bytes that are not UTF-8 are not always msgspec's own errors.
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WeightsRefused("corrupt_presence", f"not a presence: {error}") from error
+    presence = parse_struct(text, Presence, "corrupt_presence", "presence")
     if trusted is not None:
         what = f"the presence of {presence.name[:80]!r}"
-        trusted.verify_bytes(presence.key, presence.signature, _signed_bytes(policy, presence), name=what)
+        trusted.verify_bytes(presence.key, presence.signature, signed_bytes(presence, _kind(policy)), name=what)
         if presence.key != name:
             raise WeightsRefused("corrupt_presence", f"{what} is in the place of the key {name}")
     return presence
 
 
-def _signed_bytes(policy: str, presence: Presence) -> bytes:
-    text = msgspec.json.encode(msgspec.structs.replace(presence, signature=None))
-    return f"millrace-presence\n{policy}\n".encode() + text
+def _kind(policy: str) -> str:
+    """A presence does not name its policy, but its signature covers it."""
+    return f"presence\n{policy}"

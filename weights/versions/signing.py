@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -10,8 +11,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from contracts.errors import WeightsRefused
-from weights.versions.manifest import Manifest, signed_bytes
+from weights.versions.manifest import Manifest
 
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 KEY_ID_LENGTH = 16
 _SHOWN = 40
 
@@ -19,6 +21,11 @@ _SHOWN = 40
 def key_id_of(public_key: Ed25519PublicKey) -> str:
     """The name of a key: the first 16 hex digits of the blake3 of its 32 bytes."""
     return blake3(public_key.public_bytes_raw()).hexdigest()[:KEY_ID_LENGTH]
+
+
+def signed_bytes(item: msgspec.Struct, kind: str = "manifest") -> bytes:
+    """The bytes that a signature covers: the kind, and every field but the signature, the id of the key included."""
+    return f"millrace-{kind}\n".encode() + msgspec.json.encode(msgspec.structs.replace(item, signature=None))
 
 
 class Signer:
@@ -29,10 +36,10 @@ class Signer:
         self.public_key = private_key.public_key()
         self.key_id = key_id_of(self.public_key)
 
-    def sign(self, manifest: Manifest) -> Manifest:
-        """The manifest with this key's id and signature; earlier ones are replaced."""
-        named = msgspec.structs.replace(manifest, key=self.key_id, signature=None)
-        return msgspec.structs.replace(named, signature=self.sign_bytes(signed_bytes(named)))
+    def sign(self, item: _Struct, kind: str = "manifest") -> _Struct:
+        """The item with this key's id and signature; earlier ones are replaced."""
+        named = msgspec.structs.replace(item, key=self.key_id, signature=None)
+        return msgspec.structs.replace(named, signature=self.sign_bytes(signed_bytes(named, kind)))
 
     def sign_bytes(self, message: bytes) -> str:
         """The signature, hex. A message begins with its kind, so a signed manifest is never accepted as another kind."""

@@ -16,8 +16,8 @@ from blake3 import blake3
 
 from contracts.errors import WeightsRefused
 from weights.versions.layout import edge_name, policy_folder
-from weights.versions.manifest import Manifest
-from weights.versions.signing import Keyring, Signer
+from weights.versions.manifest import Manifest, parse_struct
+from weights.versions.signing import Keyring, Signer, signed_bytes
 
 SCHEMA = 1
 VALID_SECONDS = 24 * 3600.0
@@ -97,8 +97,7 @@ def next_snapshot(
 
 def sign_snapshot(snapshot: Snapshot, signer: Signer) -> bytes:
     """The JSON of a snapshot, signed with this key."""
-    named = msgspec.structs.replace(snapshot, key=signer.key_id, signature=None)
-    return msgspec.json.encode(msgspec.structs.replace(named, signature=signer.sign_bytes(_signed_bytes(named))))
+    return msgspec.json.encode(signer.sign(snapshot, "snapshot"))
 
 
 def parse_snapshot(text: bytes, policy: str, keyring: Keyring | None) -> Snapshot:
@@ -107,22 +106,14 @@ def parse_snapshot(text: bytes, policy: str, keyring: Keyring | None) -> Snapsho
     Raises:
         WeightsRefused: `corrupt_snapshot`, also for a snapshot of another policy; `unsigned`, `unknown_key`, `bad_signature`.
     """
-    try:
-        snapshot = msgspec.json.decode(text, type=Snapshot)
-    # Deep nesting and bytes that are not UTF-8 are not always msgspec's own errors.
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WeightsRefused("corrupt_snapshot", f"not a snapshot: {error}") from error
+    snapshot = parse_struct(text, Snapshot, "corrupt_snapshot", "snapshot")
     if snapshot.schema != SCHEMA:
         raise WeightsRefused(
             "corrupt_snapshot", f"the snapshot has schema {snapshot.schema}, this process reads {SCHEMA}"
         )
     if keyring is not None:
         name = f"the snapshot of {policy!r}"
-        keyring.verify_bytes(snapshot.key, snapshot.signature, _signed_bytes(snapshot), name=name)
+        keyring.verify_bytes(snapshot.key, snapshot.signature, signed_bytes(snapshot, "snapshot"), name=name)
     if snapshot.policy != policy:
         raise WeightsRefused("corrupt_snapshot", f"the snapshot is of {snapshot.policy!r}, not of {policy!r}")
     return snapshot
-
-
-def _signed_bytes(snapshot: Snapshot) -> bytes:
-    return b"millrace-snapshot\n" + msgspec.json.encode(msgspec.structs.replace(snapshot, signature=None))

@@ -9,10 +9,11 @@ from blake3 import blake3
 
 from weights.codec.delta import CODEC
 from weights.codec.history import History
-from weights.publish import ManifestSigner, publish_fold, publish_version
+from weights.publish import publish_fold, publish_version
 from weights.stores.store import WeightStore
 from weights.tensors import Tensor, Tensors
 from weights.versions.manifest import Chunk, Manifest
+from weights.versions.signing import Signer
 
 POLICY = "reservations"
 DTYPES = {1: "I8", 2: "BF16", 4: "F32", 8: "F64"}
@@ -52,7 +53,7 @@ def same(left: Tensors, right: Tensors) -> bool:
 
 def publish(
     store: WeightStore, version: int, target: Tensors, *, parent: int | None = None, base: Tensors | None = None,
-    created_at: float = 1000.0, history: History | None = None, signer: ManifestSigner | None = None, epoch: int = 0,
+    created_at: float = 1000.0, history: History | None = None, signer: Signer | None = None, epoch: int = 0,
 ) -> Manifest:  # fmt: skip
     return publish_version(
         store, policy=POLICY, run="run-1", version=version, parent=parent, base=base, target=target, step=version,

@@ -15,7 +15,8 @@ from weights.codec import coder
 from weights.codec.delta import decode, encode
 from weights.codec.history import History
 from weights.tensors import Tensor, Tensors, root_of, words_of
-from weights.versions.manifest import Manifest, parse_manifest, signed_bytes
+from weights.versions.manifest import Manifest, parse_manifest
+from weights.versions.signing import signed_bytes
 
 EDGES = [(None, 0), (0, 1), (1, 2), (2, 3), (3, 4), (golden.FOLDED_FROM, golden.LAST)]
 DOCUMENT = Path(__file__).parents[3] / "docs" / "weight-format.md"

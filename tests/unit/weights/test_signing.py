@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts.errors import WeightsRefused
-from weights.versions.manifest import Chunk, Manifest, parse_manifest, signed_bytes
-from weights.versions.signing import Keyring, Signer
+from weights.versions.manifest import Chunk, Manifest, parse_manifest
+from weights.versions.signing import Keyring, Signer, signed_bytes
 
 ROOT = "a" * 64
 STEP = Manifest(
