@@ -48,9 +48,9 @@ class Database:
             options = f"-c idle_in_transaction_session_timeout={round(longest_pause_seconds * 1000)} -c tcp_keepalives_idle=10"
             arguments = {"connect_timeout": 10, "options": options}
             self._engine = sqlalchemy.create_engine(url, pool_pre_ping=True, connect_args=arguments)
-        self._looking = self._engine.execution_options(read_only=True)
+        self._reading = self._engine.execution_options(read_only=True)
         if not url.startswith("sqlite"):
-            self._looking = self._looking.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+            self._reading = self._reading.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -60,26 +60,21 @@ class Database:
             Unavailable: the database cannot be written (full disk, server down); nothing was changed.
             Damaged: SQLite found its file corrupt.
         """
-        try:
-            with self._engine.begin() as connection:
-                yield connection
-        except _AWAY as error:
-            raise Unavailable(f"the database cannot be used ({error.orig}); free disk space or start it") from error
-        except (DatabaseError, sqlite3.DatabaseError) as error:
-            if (damaged := self._damaged(error)) is None:
-                raise
-            raise damaged from error
+        with self._explained("used", "free disk space or start it"), self._engine.begin() as connection:
+            yield connection
 
     @contextmanager
     def snapshot(self) -> Iterator[Connection]:
         """A consistent view for reading; never waits for a writer. Raises as `transaction`."""
+        with self._explained("read", "start it, or wait until it is back"), self._reading.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def _explained(self, verb: str, remedy: str) -> Iterator[None]:
         try:
-            with self._looking.connect() as connection:
-                yield connection
+            yield
         except _AWAY as error:
-            raise Unavailable(
-                f"the database cannot be read ({error.orig}); start it, or wait until it is back"
-            ) from error
+            raise Unavailable(f"the database cannot be {verb} ({error.orig}); {remedy}") from error
         except (DatabaseError, sqlite3.DatabaseError) as error:
             if (damaged := self._damaged(error)) is None:
                 raise

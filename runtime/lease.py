@@ -93,7 +93,7 @@ class Lease:
                 connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{_LONGEST_WAIT_SECONDS}s'")
             free = {"policy": policy, "epoch": 0, "holder": _FREE, "renewed_at": 0.0}
             insert_new(connection, training_lease, free)
-            _refuse_if_held(connection, policy, _locked(connection, policy))
+            _refuse_if_held(connection, policy, _row(connection, policy, nowait=False))
             holder = msgspec.structs.replace(holder, since=_now(connection))
             epoch = _issue(connection, policy, holder, floor)
         return cls(database, policy, holder, epoch)
@@ -105,8 +105,7 @@ class Lease:
             LeaseLost: another was issued, or the lease was released; roll back and end the process.
         """
         # The weakest lock that excludes a successor: renewals by the heartbeat do not wait for it.
-        statement = _select(self._policy).with_for_update(read=True, key_share=True)
-        self._insist(connection.execute(statement).one_or_none(), self.epoch)
+        self._insist(_row(connection, self._policy, read=True, key_share=True), self.epoch)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -143,7 +142,7 @@ class Lease:
             Unavailable: the database is away; the epoch did not change.
         """
         with self._database.transaction() as connection:
-            self._insist(_locked(connection, self._policy), self.epoch)
+            self._insist(_row(connection, self._policy, nowait=False), self.epoch)
             epoch = _issue(connection, self._policy, self._holder, floor)
         self.epoch = epoch
         return epoch
@@ -170,8 +169,7 @@ class Lease:
         with self._database.transaction() as connection:
             # By instance, not by epoch: another thread of the holder may be issuing one.
             # This lock does not wait for `check`: a transaction of the holder may be long.
-            row = connection.execute(_select(self._policy).with_for_update(key_share=True)).one_or_none()
-            self._insist(row, None)
+            self._insist(_row(connection, self._policy, key_share=True), None)
             held = training_lease.c.policy == self._policy
             connection.execute(update(training_lease).where(held).values(renewed_at=_clock(connection)))
 
@@ -192,7 +190,7 @@ class Lease:
         """Free the lease for the next process. Never fails: if the lease is lost or the database away, it only logs."""
         try:
             with self._database.transaction() as connection:
-                self._insist(_locked(connection, self._policy), None)
+                self._insist(_row(connection, self._policy, nowait=False), None)
                 gone = msgspec.to_builtins(msgspec.structs.replace(self._holder, released=True))
                 held = training_lease.c.policy == self._policy
                 connection.execute(update(training_lease).where(held).values(holder=gone))
@@ -270,17 +268,10 @@ def _issue(connection: Connection, policy: str, holder: LeaseHolder, floor: int)
     return epoch
 
 
-def _select(policy: str) -> Any:
-    return select(training_lease).where(training_lease.c.policy == policy)
-
-
-def _row(connection: Connection, policy: str) -> Row[Any] | None:
-    found: Row[Any] | None = connection.execute(_select(policy)).one_or_none()
-    return found
-
-
-def _locked(connection: Connection, policy: str) -> Row[Any] | None:
-    found: Row[Any] | None = connection.execute(_select(policy).with_for_update()).one_or_none()
+def _row(connection: Connection, policy: str, **lock: bool) -> Row[Any] | None:
+    """The row of the lease; with arguments of `with_for_update`, locked."""
+    statement: Any = select(training_lease).where(training_lease.c.policy == policy)
+    found: Row[Any] | None = connection.execute(statement.with_for_update(**lock) if lock else statement).one_or_none()
     return found
 
 

@@ -15,9 +15,13 @@ BIND = "MILLRACE_BIND"
 _BACKLOG = 1024
 
 
+def inherited_socket(variable: str) -> socket.socket | None:
+    """The socket whose file descriptor an environment variable names; None without the variable."""
+    inherited = os.environ.get(variable)
+    return None if inherited is None else socket.socket(fileno=int(inherited))
+
+
 def listening_socket(host: str, port: int) -> socket.socket:
     """The inherited socket if there is one, otherwise a new one at host and port."""
-    inherited = os.environ.get(LISTEN_FD)
-    if inherited is not None:
-        return socket.socket(fileno=int(inherited))
-    return socket.create_server((os.environ.get(BIND, host), port), backlog=_BACKLOG)
+    inherited = inherited_socket(LISTEN_FD)
+    return inherited or socket.create_server((os.environ.get(BIND, host), port), backlog=_BACKLOG)

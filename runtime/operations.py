@@ -18,6 +18,7 @@ from typing import NamedTuple
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 from contracts.errors import MillraceError
+from runtime.listening import inherited_socket
 from runtime.metrics import LAST_STEP, LAST_STEP_NAME
 
 OPERATIONS_FD = "MILLRACE_OPERATIONS_FD"
@@ -148,10 +149,8 @@ def _json(status: int, content: object) -> OperationsResponse:
 
 
 def _listening_socket() -> socket.socket | None:
-    inherited, address = os.environ.get(OPERATIONS_FD), os.environ.get(OPERATIONS_ADDRESS)
-    if inherited is not None:
-        return socket.socket(fileno=int(inherited))
-    if address is None:
-        return None
+    inherited, address = inherited_socket(OPERATIONS_FD), os.environ.get(OPERATIONS_ADDRESS)
+    if inherited is not None or address is None:
+        return inherited
     host, _, port = address.rpartition(":")
     return socket.create_server((host, int(port)))

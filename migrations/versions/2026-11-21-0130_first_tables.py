@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "c2e3193157b5"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

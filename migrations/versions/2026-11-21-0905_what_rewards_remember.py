@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "e19ec36c858b"
 down_revision = "c2e3193157b5"
-branch_labels = None
-depends_on = None
 
 _SORTED_KEY = sa.String(length=128).with_variant(sa.String(length=128, collation="C"), "postgresql")
 

@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "5f0c8a1d7e42"
 down_revision = "e19ec36c858b"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

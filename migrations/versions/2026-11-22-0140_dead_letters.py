@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "8b27d4c90e16"
 down_revision = "5f0c8a1d7e42"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

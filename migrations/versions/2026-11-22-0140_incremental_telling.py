@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "8d4b6e02c9f1"
 down_revision = "8b27d4c90e16"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

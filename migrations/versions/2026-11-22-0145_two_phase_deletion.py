@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "a4d19c7be035"
 down_revision = "8d4b6e02c9f1"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

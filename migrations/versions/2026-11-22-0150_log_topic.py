@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "a7d21c9f4b60"
 down_revision = "a4d19c7be035"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "8d41c6e0b2f5"
 down_revision = "a7d21c9f4b60"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -10,8 +10,6 @@ from alembic import op
 
 revision = "5b0d7f3a9c16"
 down_revision = "8d41c6e0b2f5"
-branch_labels = None
-depends_on = None
 
 _BATCH = 1000
 _MAX_TENANT = 64

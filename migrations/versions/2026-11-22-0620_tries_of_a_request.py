@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "b3f06a81d7c4"
 down_revision = "5b0d7f3a9c16"
-branch_labels = None
-depends_on = None
 
 _INDICES = (("ix_generation_request", "request IS NOT NULL"), ("ix_generation_retry", "retry_count > 0"))
 

@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "4c19e07ab3d2"
 down_revision = "b3f06a81d7c4"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

@@ -7,8 +7,6 @@ from alembic import op
 
 revision = "c5b07e2a91d4"
 down_revision = "4c19e07ab3d2"
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:

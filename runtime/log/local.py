@@ -93,16 +93,9 @@ class LocalLog:
 
     def _append_topic(self, topic: str, batch: list[Message]) -> None:
         now = time.time()
-        with self._explained("written", topic):
-            connection = self._connection(topic)
-            try:
-                connection.execute("BEGIN IMMEDIATE")
-                connection.executemany(_INSERT, list(self._placed(connection, batch, now)))
-                connection.execute("COMMIT")
-            except sqlite3.DatabaseError:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
+        with self._explained("written", topic), self._connection(topic) as connection:  # commits, or rolls back
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(_INSERT, list(self._placed(connection, batch, now)))
 
     def _placed(self, connection: sqlite3.Connection, batch: list[Message], now: float) -> Iterator[_Row]:
         ends: dict[int, int] = {}

@@ -82,18 +82,13 @@ def _is_current(connection: sqlite3.Connection) -> bool:
 def _upgrade(connection: sqlite3.Connection) -> None:
     """Upgrade a file of an earlier release. Its records have no checksum and are not checked."""
     connection.isolation_level = None
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with connection:  # commits, or rolls back
+        connection.execute("BEGIN IMMEDIATE")
         connection.execute(_SCHEMA)
         if not connection.execute("SELECT 1 FROM pragma_table_info('record') WHERE name = 'crc'").fetchone():
             connection.execute("ALTER TABLE record ADD COLUMN crc INTEGER")
         connection.execute(_META)
         connection.execute("INSERT OR IGNORE INTO meta VALUES ('id', ?)", (_new_identity(),))
-        connection.execute("COMMIT")
-    except sqlite3.DatabaseError:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def _new_identity() -> str:

@@ -121,19 +121,12 @@ class SpoolSlot:
         """Write messages to disk, durably. Raises Unavailable if disk or slot is full; then none was kept."""
         now = time.time()
         with self._using, self._explained("written"):
-            connection = self._connected()
-            try:
+            with self._connected() as connection:  # commits, or rolls back
                 connection.execute("BEGIN IMMEDIATE")
                 connection.executemany(
                     "INSERT INTO waiting (topic, route, key, value, spooled_at) VALUES (?, ?, ?, ?, ?)",
                     [(*message, now) for message in messages],
                 )
-                connection.execute("COMMIT")
-            except sqlite3.Error:
-                if connection.in_transaction:
-                    with suppress(sqlite3.Error):
-                        connection.execute("ROLLBACK")
-                raise
             self.num_records += len(messages)
             self.num_bytes += sum(message.num_bytes for message in messages)
             self.oldest_at = self.oldest_at or now

@@ -34,7 +34,7 @@ def take(debt: float, limit: int, num: int) -> tuple[float, float]:
     when the key owes nothing, and is owed afterwards: otherwise it could never be sent.
 
     The library `limits` was measured and not taken: its windows give a spent limit back after up to a minute instead of evenly,
-    it reports no exact time for a retry, needs a second round trip to Redis for `remaining`, and is 10 times slower in memory.
+    it reports no exact time for a retry, needs a second round trip to Redis for `remaining`, and is 6 to 9 times slower in memory.
 
     Returns:
         the debt afterwards in seconds, and the seconds to wait (0: allowed).
