@@ -62,14 +62,6 @@ class NotStarted(Exception):
     """A worker that did not come up, and why."""
 
 
-class _Late(Exception):
-    pass
-
-
-class _Dead(Exception):
-    pass
-
-
 class WorkerProcess:
     """A process group of its own. Used by one thread at a time."""
 
@@ -143,10 +135,10 @@ class WorkerProcess:
         try:
             self._send(json.dumps(frame).encode(), end)
             reply = self._receive(end)
-        except _Late:
+        except TimeoutError:
             reason = f"it took longer than {seconds:g} s"
             return ItemOutcome("late", reason=reason, cpu_seconds=self._used_cpu(), deadline_seconds=seconds)
-        except (_Dead, OSError, ValueError) as error:
+        except (EOFError, OSError, ValueError) as error:
             return ItemOutcome("crashed", reason=self._death(error))
         self._cpu_seconds, self._memory = reply["cpu"], reply["memory"]
         if "raised" in reply:
@@ -168,7 +160,7 @@ class WorkerProcess:
             self._wait(self._out, select.POLLIN, end)
             part = os.read(self._out, _CHUNK)
             if not part:
-                raise _Dead
+                raise EOFError
             received += part
             if wanted == HEADER.size and len(received) >= wanted:
                 wanted += HEADER.unpack_from(received)[0]
@@ -187,8 +179,8 @@ class WorkerProcess:
             if poll.poll(min(left, _GLANCE_SECONDS) * 1000):
                 return
             if not self.is_alive() and not poll.poll(0):
-                raise _Dead
-        raise _Late
+                raise EOFError
+        raise TimeoutError
 
     def _used_cpu(self) -> float:
         with contextlib.suppress(psutil.Error):

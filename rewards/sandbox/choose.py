@@ -12,6 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from contracts.errors import MillraceError, Unavailable
+from rewards.sandbox.on_bubblewrap import bubblewrap_sandbox
+from rewards.sandbox.on_namespaces import namespaces_sandbox
 from rewards.sandbox.port import Sandbox, SandboxLimits
 from rewards.sandbox.programs import Program, ProgramFailed
 
@@ -29,20 +31,8 @@ def _sandlock() -> Sandbox:
     return SandlockSandbox()
 
 
-def _bubblewrap() -> Sandbox:
-    from rewards.sandbox.on_bubblewrap import bubblewrap_sandbox  # noqa: PLC0415 as above
-
-    return bubblewrap_sandbox()
-
-
-def _namespaces() -> Sandbox:
-    from rewards.sandbox.on_namespaces import namespaces_sandbox  # noqa: PLC0415 as above
-
-    return namespaces_sandbox()
-
-
 MAKERS: Mapping[str, Maker] = MappingProxyType(
-    {"sandlock": _sandlock, "bubblewrap": _bubblewrap, "namespaces": _namespaces}
+    {"sandlock": _sandlock, "bubblewrap": bubblewrap_sandbox, "namespaces": namespaces_sandbox}
 )
 """In order of preference."""
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from contracts.errors import InvalidTask
 from rewards.killable import ItemOutcome, NotStarted, Pool, Setup, pool_for
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, broken, read_config
-from rewards.verifiers.columns import ColumnsConfig, checks_of, columns_of, unasked
+from rewards.verifiers.columns import ColumnsConfig, checks_of, columns_of, in_batches
 
 VERSION = 2
 
@@ -60,26 +60,13 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
             f"`file.py:function`, relative to {folder}",
             param="path",
         ) from error
-    return BatchVerifier(_in_batches(rule, _asker(pool, rule, context.deadline_seconds)))
+    return in_batches(rule, _asker(pool, rule, context.deadline_seconds))
 
 
 def _code(folder: Path, path: str) -> str:
     """A hash of the file, so that a changed file gets new workers. Modules are as they were when first imported."""
     file = folder / path.partition(":")[0]
     return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest() if file.is_file() else ""
-
-
-def _in_batches(
-    rule: FunctionConfig, ask: Callable[[Sequence[Sequence[Answer]]], list[list[Check]]]
-) -> Callable[[Sequence[Answer]], list[Check]]:
-    def check_all(answers: Sequence[Answer]) -> list[Check]:
-        checks = [unasked(answer, rule) for answer in answers]
-        asked = [answer for answer, check in zip(answers, checks, strict=True) if check is None]
-        batches = [asked[start : start + rule.batch_size] for start in range(0, len(asked), rule.batch_size)]
-        found = iter([check for batch in ask(batches) for check in batch])
-        return [next(found) if check is None else check for check in checks]
-
-    return check_all
 
 
 def _asker(
@@ -93,7 +80,7 @@ def _asker(
             if outcome.how not in {"answered", "unstarted"} and len(batch) > 1
         ]
         items = [columns_of([answer], rule) for place in again for answer in batches[place]]
-        # One end for all of them: however many batches failed, they cost no more.
+        # All single answers share one budget, so that more failed batches do not cost more time.
         later = iter(pool.run_all(items, deadline, budget_seconds=_ONE_BY_ONE_DEADLINES * deadline))
         return [
             [_read(next(later), 1, rule)[0] for _ in batch]

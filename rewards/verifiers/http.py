@@ -17,7 +17,7 @@ from pydantic import Field
 
 from contracts.errors import InvalidTask
 from rewards.verifiers.check import Answer, BatchVerifier, Check, Context, broken, read_config
-from rewards.verifiers.columns import ColumnsConfig, checks_of, columns_of, unasked
+from rewards.verifiers.columns import ColumnsConfig, checks_of, columns_of, in_batches
 
 VERSION = 2
 
@@ -57,20 +57,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
         raise InvalidTask(f"the environment has no {absent[0]}; set it where rewards run", param="headers_env")
     headers = {header: os.environ[name] for header, name in rule.headers_env.items()}
     server = _Server(httpx.Client(headers=headers, timeout=context.deadline_seconds), rule, context.deadline_seconds)
-
-    def check_all(answers: Sequence[Answer]) -> list[Check]:
-        checks = [unasked(answer, rule) for answer in answers]
-        asked = [answer for answer, check in zip(answers, checks, strict=True) if check is None]
-        found = iter(
-            [
-                check
-                for start in range(0, len(asked), rule.batch_size)
-                for check in server.ask(asked[start : start + rule.batch_size])
-            ]
-        )
-        return [next(found) if check is None else check for check in checks]
-
-    return BatchVerifier(check_all)
+    return in_batches(rule, lambda batches: map(server.ask, batches))
 
 
 class _Server:

@@ -151,11 +151,11 @@ def undone(tree: Tree) -> Counter[str]:
     tree = unsigned(tree)
     if is_final(tree) or tree.kind == "constant":
         return Counter()
-    if is_arithmetic(tree):
-        return _operations(tree)
-    if tree.kind in _UNDONE:
+    if tree.kind in _UNDONE and not is_arithmetic(tree):
         return _UNDONE[tree.kind](tree)
-    found: Counter[str] = Counter(["log" if tree.kind in LOGARITHMS else tree.kind])
+    found = Counter({"log" if tree.kind in LOGARITHMS else tree.kind: 1})
+    if tree.kind == "sum":
+        found["sum"] = len(tree.arguments) - 1
     for part in tree.arguments:
         found += undone(part)
     return found
@@ -165,19 +165,6 @@ def _without_signs(tree: Tree) -> Tree:
     tree = unsigned(tree)
     is_fraction = tree.kind == "quotient"
     return tree._replace(arguments=tuple(unsigned(part) for part in tree.arguments)) if is_fraction else tree
-
-
-def _operations(tree: Tree) -> Counter[str]:
-    if is_final(tree):
-        return Counter()
-    if has_two_signs(tree):
-        return Counter(["sign"]) + _operations(_without_signs(tree))
-    found = Counter([tree.kind]) if tree.kind not in {"number", "negative"} else Counter()
-    if tree.kind == "sum":
-        found["sum"] += len(tree.arguments) - 2
-    for part in tree.arguments:
-        found += _operations(part)
-    return found
 
 
 def _of_sum(tree: Tree) -> Counter[str]:
@@ -228,11 +215,10 @@ def _of_product(tree: Tree) -> Counter[str]:
         if factor.kind in {"number", "mixed"} and is_final(factor):
             numbers[is_below].append(value_of(factor) or Fraction(0))
             continue
+        found += undone(factor)
         if is_arithmetic(factor):
-            found += _operations(factor)
             found["product"] += 1
             continue
-        found += undone(factor)
         kinds[factor.kind, is_below] += 1
         if factor.kind in {"constant", "power"}:
             base = factor.arguments[0] if factor.kind == "power" else factor
@@ -268,9 +254,9 @@ def _share(above: Fraction, below: Fraction) -> bool:
 
 def _of_root(tree: Tree) -> Counter[str]:
     radicand, index = tree.arguments
+    found = undone(radicand)
     if not is_arithmetic(radicand):
-        return undone(radicand)
-    found = Counter() if is_final(radicand) else _operations(radicand)
+        return found
     value, degree = value_of(radicand), value_of(index)
     if value is not None and degree is not None and degree.denominator == 1 and 1 < degree <= MAX_EXPONENT:
         found["root"] += all(_is_perfect(abs(part), int(degree)) for part in (value.numerator, value.denominator))
@@ -289,16 +275,14 @@ def _is_perfect(number: int, degree: int) -> bool:
 
 def _of_power(tree: Tree) -> Counter[str]:
     base, exponent = tree.arguments
-    found = undone(exponent)
+    found = undone(exponent) + undone(base)
     if is_arithmetic(base):
         root = value_of(exponent) if is_arithmetic(exponent) else None
         value = value_of(base)
-        found += Counter() if is_final(base) else _operations(base)
         if root is not None and value is not None and root.denominator <= MAX_EXPONENT:
             parts = (abs(value.numerator), value.denominator)
             found["power"] += all(_is_perfect(part, root.denominator) for part in parts)
         return +found
-    found += undone(base)
     is_written = base.kind == "constant" and base.name != "i"
     found["power"] += not is_written or (is_arithmetic(exponent) and value_of(exponent) in {Fraction(0), Fraction(1)})
     return +found

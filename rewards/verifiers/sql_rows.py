@@ -8,6 +8,7 @@ Nothing but the seed decides: the same seed draws the same rows.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import re
@@ -57,18 +58,21 @@ class Blueprint(NamedTuple):
 
 def blueprint_of(database: bytes) -> Blueprint:
     """Of a database as its script left it."""
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    try:
-        connection.deserialize(database)
+    with _opened(database) as connection:
         tables = _in_order(_tables(connection))
-        connection.execute("PRAGMA foreign_keys = OFF")
         for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
             connection.execute(f"DROP TRIGGER {_quoted(name)}")
         for table in tables:
             connection.execute(f"DELETE FROM {_quoted(table.name)}")  # noqa: S608 the schema's own names
         return Blueprint(connection.serialize(), tuple(tables))
-    finally:
-        connection.close()
+
+
+@contextlib.contextmanager
+def _opened(database: bytes) -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.deserialize(database)
+        connection.execute("PRAGMA foreign_keys = OFF")
+        yield connection
 
 
 def fresh_databases(blueprints: Sequence[Blueprint], seed: str, query: str) -> Iterator[bytes]:
@@ -86,10 +90,7 @@ def _named_in(query: str) -> list[Any]:
 
 
 def _filled(blueprint: Blueprint, kind: str, draw: random.Random, named: Sequence[Any]) -> bytes:
-    connection = sqlite3.connect(":memory:", isolation_level=None)
-    try:
-        connection.deserialize(blueprint.empty)
-        connection.execute("PRAGMA foreign_keys = OFF")
+    with _opened(blueprint.empty) as connection:
         connection.execute("BEGIN")
         num_tables = len(blueprint.tables)
         certain = draw.randrange(num_tables) if num_tables else 0
@@ -99,8 +100,6 @@ def _filled(blueprint: Blueprint, kind: str, draw: random.Random, named: Sequenc
                 _fill(connection, table, num_tables, draw, named, is_tied=kind == "ties")
         connection.execute("COMMIT")
         return connection.serialize()
-    finally:
-        connection.close()
 
 
 def _tables(connection: sqlite3.Connection) -> list[_Table]:

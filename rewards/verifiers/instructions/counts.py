@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable
 
-from rewards.verifiers.check import Answer
-from rewards.verifiers.instructions.rule import Instruction, Least, Most, NoParameters
+from rewards.verifiers.instructions.rule import AtLeast, AtMost, counted, of_text
 from rewards.verifiers.lookalikes import seen
 
 _WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
@@ -47,42 +45,25 @@ def num_characters(text: str) -> int:
     return len(text.strip())
 
 
-def _at_least(count: Callable[[str], int], what: str) -> Instruction:
-    def problem(answer: Answer, rule: Least) -> str:
-        found = count(answer.text)
-        return "" if found >= rule.value else f"{found} {what}, {rule.value} or more asked"
-
-    return Instruction(Least, problem)
-
-
-def _at_most(count: Callable[[str], int], what: str) -> Instruction:
-    def problem(answer: Answer, rule: Most) -> str:
-        found = count(answer.text)
-        return "" if found <= rule.value else f"{found} {what}, {rule.value} or fewer asked"
-
-    return Instruction(Most, problem)
-
-
-def _unique_lines(answer: Answer, rule: NoParameters) -> str:
-    del rule
+def _unique_lines(text: str) -> str:
     before: set[str] = set()
-    for line in answer.text.splitlines():
+    for line in text.splitlines():
         folded = " ".join(words_of(seen(line).casefold()))
         if folded in before:
-            return f"the line {line.strip()[:40]!r} stands twice"
+            return f"the line {line.strip()[:40]!r} appears twice"
         if folded:
             before.add(folded)
     return ""
 
 
+_COUNTS = {
+    "words": num_words,
+    "sentences": num_sentences,
+    "paragraphs": num_paragraphs,
+    "characters": num_characters,
+}
 INSTRUCTIONS = {
-    "min_words": _at_least(num_words, "words"),
-    "max_words": _at_most(num_words, "words"),
-    "min_sentences": _at_least(num_sentences, "sentences"),
-    "max_sentences": _at_most(num_sentences, "sentences"),
-    "min_paragraphs": _at_least(num_paragraphs, "paragraphs"),
-    "max_paragraphs": _at_most(num_paragraphs, "paragraphs"),
-    "min_characters": _at_least(num_characters, "characters"),
-    "max_characters": _at_most(num_characters, "characters"),
-    "unique_lines": Instruction(NoParameters, _unique_lines),
+    **{f"min_{what}": counted(count, what, AtLeast) for what, count in _COUNTS.items()},
+    **{f"max_{what}": counted(count, what, AtMost) for what, count in _COUNTS.items()},
+    "unique_lines": of_text(_unique_lines),
 }

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import Answer
-from rewards.verifiers.instructions.rule import Instruction, NoParameters, Unusable
+from rewards.verifiers.instructions.rule import Instruction, Unusable, of_text
 from rewards.verifiers.lookalikes import plain, seen
 
 _QUOTES = {'"': '"', "\u201c": "\u201d", "\u201e": "\u201c", "\u00ab": "\u00bb"}
@@ -46,9 +46,8 @@ def _ends_with(answer: Answer, rule: PhraseParameters) -> str:
     return "" if answer.text.rstrip().endswith(plain(rule.value)) else f"it does not end with {rule.value[:60]!r}"
 
 
-def _quoted(answer: Answer, rule: NoParameters) -> str:
-    del rule
-    text = answer.text.strip()
+def _quoted(text: str) -> str:
+    text = text.strip()
     closing = _QUOTES.get(text[:1])
     if closing is None or not text.endswith(closing) or not text[1:-1].strip():
         return "it is not in quotes as a whole"
@@ -92,7 +91,7 @@ def _last_message(answer: Answer) -> str:
 INSTRUCTIONS = {
     "starts_with": Instruction(PhraseParameters, _starts_with),
     "ends_with": Instruction(PhraseParameters, _ends_with),
-    "quoted": Instruction(NoParameters, _quoted),
+    "quoted": of_text(_quoted),
     "two_responses": Instruction(SeparatorParameters, _two_responses),
     "postscript": Instruction(MarkParameters, _postscript),
     "repeat_prompt": Instruction(PromptParameters, _repeat_prompt),

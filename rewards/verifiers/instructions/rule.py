@@ -1,4 +1,4 @@
-"""What a check of an instruction is: parameters, and a pure function that says why an answer fails it, or nothing."""
+"""A check of an instruction: its parameters, and a pure function that returns why an answer fails, or ""."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rewards.verifiers.check import Answer
 
 
 class Unusable(ValueError):
-    """The sample does not have what the check needs; nobody learns from it."""
+    """The sample lacks something that the check needs. No model is trained on it."""
 
 
 class Instruction(NamedTuple):
@@ -26,16 +26,29 @@ class NoParameters(TaskSection):
     """A check without parameters."""
 
 
-class Least(TaskSection):
-    """At least so many."""
+def of_text(problem: Callable[[str], str]) -> Instruction:
+    """A check of the text alone, without parameters."""
+    return Instruction(NoParameters, lambda answer, _: problem(answer.text))
+
+
+class AtLeast(TaskSection):
+    """`value` or more."""
 
     value: int = Field(ge=1)
 
+    def problem(self, count: int, what: str) -> str:
+        """See `Count`."""
+        return "" if count >= self.value else f"{count} {what}, {self.value} or more asked"
 
-class Most(TaskSection):
-    """At most so many."""
+
+class AtMost(TaskSection):
+    """`value` or fewer."""
 
     value: int = Field(ge=0)
+
+    def problem(self, count: int, what: str) -> str:
+        """See `Count`."""
+        return "" if count <= self.value else f"{count} {what}, {self.value} or fewer asked"
 
 
 class Count(TaskSection):
@@ -55,7 +68,7 @@ class Count(TaskSection):
         return self
 
     def problem(self, count: int, what: str) -> str:
-        """Why a count is not asked for, or nothing."""
+        """Why a count is outside the bounds, or ""."""
         least = self.value if self.value is not None else self.at_least
         most = self.value if self.value is not None else self.at_most
         if least is not None and count < least:
@@ -65,10 +78,6 @@ class Count(TaskSection):
         return ""
 
 
-def counted(count: Callable[[str], int], what: str) -> Instruction:
-    """A check of how many of something there are."""
-
-    def problem(answer: Answer, rule: Count) -> str:
-        return rule.problem(count(answer.text), what)
-
-    return Instruction(Count, problem)
+def counted(count: Callable[[str], int], what: str, bounds: type[Count | AtLeast | AtMost] = Count) -> Instruction:
+    """A check of how many of something the answer has."""
+    return Instruction(bounds, lambda answer, rule: rule.problem(count(answer.text), what))

@@ -7,7 +7,7 @@ import re
 from pydantic import Field
 
 from rewards.verifiers.check import Answer
-from rewards.verifiers.instructions.rule import Count, Instruction, NoParameters, counted
+from rewards.verifiers.instructions.rule import Count, Instruction, counted, of_text
 from rewards.verifiers.strict_json import NotJson, read_json
 
 _BULLET = re.compile(r"^[ \t]*[-*+\u2022][ \t][^\n]*?\w", re.MULTILINE)
@@ -65,15 +65,13 @@ def _sections(answer: Answer, rule: Sections) -> str:
     return rule.problem(num_sections(answer.text, rule.mark), f"sections marked {rule.mark!r}")
 
 
-def _title(answer: Answer, rule: NoParameters) -> str:
-    del rule
-    return "" if any(_has_word(inside) for inside in _TITLE.findall(answer.text)) else "it has no <<title>>"
+def _title(text: str) -> str:
+    return "" if any(_has_word(inside) for inside in _TITLE.findall(text)) else "it has no <<title>>"
 
 
-def _json(answer: Answer, rule: NoParameters) -> str:
+def _json(text: str) -> str:
     """An object or an array, bare or in one fence: any text becomes JSON by putting it in quotes."""
-    del rule
-    text = answer.text.strip()
+    text = text.strip()
     if fenced := _FENCED.fullmatch(text):
         text = fenced.group(1)
     try:
@@ -83,9 +81,8 @@ def _json(answer: Answer, rule: NoParameters) -> str:
     return "" if isinstance(value, dict | list) else "it is JSON, but neither an object nor an array"
 
 
-def _no_fence(answer: Answer, rule: NoParameters) -> str:
-    del rule
-    return "it has a code fence" if _FENCE.search(answer.text) else ""
+def _no_fence(text: str) -> str:
+    return "it has a code fence" if _FENCE.search(text) else ""
 
 
 INSTRUCTIONS = {
@@ -95,7 +92,7 @@ INSTRUCTIONS = {
     "sections": Instruction(Sections, _sections),
     "placeholders": counted(num_placeholders, "placeholders"),
     "highlights": counted(num_highlights, "highlights"),
-    "title": Instruction(NoParameters, _title),
-    "json_format": Instruction(NoParameters, _json),
-    "no_code_fence": Instruction(NoParameters, _no_fence),
+    "title": of_text(_title),
+    "json_format": of_text(_json),
+    "no_code_fence": of_text(_no_fence),
 }

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import Answer
-from rewards.verifiers.instructions.rule import Count, Instruction, NoParameters
+from rewards.verifiers.instructions.rule import Count, Instruction, of_text
 from rewards.verifiers.lookalikes import COMMAS, plain, readings
 
 _FENCED = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
@@ -95,9 +95,8 @@ def _letters(answer: Answer, rule: LetterFrequency) -> str:
     return next(filter(None, (rule.problem(count, f"times {rule.letter!r}") for count in counts)), "")
 
 
-def _no_commas(answer: Answer, rule: NoParameters) -> str:
-    del rule
-    comma = next((letter for letter in answer.text if letter in COMMAS), None)
+def _no_commas(text: str) -> str:
+    comma = next((letter for letter in text if letter in COMMAS), None)
     return f"it has {comma!r}" if comma else ""
 
 
@@ -122,6 +121,6 @@ INSTRUCTIONS = {
     "exclude_keywords": Instruction(Keywords, _exclude),
     "keyword_frequency": Instruction(Frequency, _frequency),
     "letter_frequency": Instruction(LetterFrequency, _letters),
-    "no_commas": Instruction(NoParameters, _no_commas),
+    "no_commas": of_text(_no_commas),
     "language": Instruction(Language, _language),
 }

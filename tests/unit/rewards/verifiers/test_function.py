@@ -240,7 +240,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
         ({"path": "mine.py"}, "path", "match pattern"),
         ({}, "path", "required"),
         ({"path": "mine.py:deeds", "minimum": 1.0}, "", "maximum must be above minimum"),
-        ({"path": "mine.py:deeds", "reference_column": "prompts"}, "", "something else"),
+        ({"path": "mine.py:deeds", "reference_column": "prompts"}, "", "is reserved"),
     ],
 )
 def test_a_config_that_cannot_work_is_refused(folder: Path, config: dict[str, Any], param: str, says: str) -> None:

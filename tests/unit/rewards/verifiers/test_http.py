@@ -120,7 +120,7 @@ def test_a_server_that_is_busy_is_asked_again(server: RewardServer, status: int)
         ((200, {"rewards": 1.0}), 1, "float for 2 answers"),
         ((200, {"rewards": [1.0]}), 1, "1 rewards for 2 answers"),
         ((200, {"rewards": [float("nan"), float("inf")]}), 1, "it answered"),
-        ((200, {"rewards": [[1], "1"]}), 1, "no number"),
+        ((200, {"rewards": [[1], "1"]}), 1, "not a number"),
         ((200, {"rewards": [1.5, -0.5]}), 1, "set minimum and maximum"),
         ((200, b" " * (9 << 20)), 1, "more than"),
     ],

@@ -74,7 +74,7 @@ def test_any_pattern_takes_linear_time(pattern: str) -> None:
         ({"pattern": "", "must": "absent"}, "pattern", "at least 1"),
         ({"pattern": "a", "must": "find"}, "must", "absent"),
         ({"pattern": "a", "flags": ["i"]}, "flags.0", "ignore_case"),
-        ({"pattern": "a", "flag": []}, "flag", "not permitted"),
+        ({"pattern": "a", "flag": []}, "flag", "does not exist"),
     ],
 )
 def test_a_wrong_config_is_refused_with_its_field(config: dict[str, Any], param: str, says: str) -> None:

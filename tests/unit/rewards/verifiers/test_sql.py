@@ -168,7 +168,7 @@ def test_without_fresh_rows_only_the_given_ones_count() -> None:
         ({"setup": [FIRST]}, "", "at least two databases"),
         ({"databases": ["absent.sql", "too.sql"]}, "databases", "relative to the task file"),
         ({"setup": [FIRST, "CREATE TABEL t"]}, "setup", "setup 1: near"),
-        ({"setup": [FIRST, SECOND], "rows": 3}, "rows", "not permitted"),
+        ({"setup": [FIRST, SECOND], "rows": 3}, "rows", "does not exist"),
         ({"setup": [FIRST, SECOND], "fresh": -1}, "fresh", "greater than or equal"),
     ],
 )
