@@ -186,7 +186,7 @@ def test_a_session_of_a_deleted_key_is_not_mistaken_for_one_of_the_link(database
     session_id = sessions.start(a_caller(database, "operator"))
     with database.transaction() as connection:
         connection.execute(update(dashboard_session).values(key_id=key_id))
-    with pytest.raises(Unauthorized, match="gone"):
+    with pytest.raises(Unauthorized, match="was deleted"):
         sessions.find(session_id)
 
 
