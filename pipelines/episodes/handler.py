@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from contracts.errors import InvalidRecord, InvalidRequest
@@ -155,7 +156,7 @@ class EpisodesHandler:
         sample = samples.states.get(item.key) if item.key else None
         if samples.add_outcome(item.record) and sample is not None:
             ledger = entry_of(samples.outcomes[item.record.key].values(), epochs, sample.revision)
-            samples.states[sample.key] = sample._replace(ledger=ledger)
+            samples.states[sample.key] = replace(sample, ledger=ledger)
         return []
 
     def _generation(self, samples: Samples, item: ReadRecord, record: Generation) -> list[Message]:

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from contracts.ledger import PENDING
 from contracts.records import Episode, Experience, Generation, Outcome, Signal, State
@@ -44,7 +45,7 @@ class Phase(Enum):
     SUPERSEDED = auto()
 
 
-class SampleState(NamedTuple):
+class SampleState(msgspec.Struct, frozen=True):
     """A generation and where it stands: one row of the table `generation`. Times: UTC epoch seconds."""
 
     record: Generation
@@ -64,7 +65,7 @@ class SampleState(NamedTuple):
         return self.record.completion_id, self.record.choice
 
 
-class Facts(NamedTuple):
+class Facts(msgspec.Struct, frozen=True):
     """What a transition may look at. `task`: None if it was removed; `signals`: those that count, oldest first."""
 
     task: Task | None
@@ -72,7 +73,7 @@ class Facts(NamedTuple):
     now: float
 
 
-class Step(NamedTuple):
+class Step(msgspec.Struct, frozen=True):
     """The next state of a sample, and the records to send, in order."""
 
     sample: SampleState
@@ -115,7 +116,7 @@ def arrive(sample: SampleState, facts: Facts, fate: Fate | None) -> Step:
     if facts.task is None or fate[0] != "filtered" or sample.record.purpose not in _SCORED_WITHOUT_SIGNALS:
         return Step(sample, (named,))
     sent = _send(sample, facts, "window")
-    return sent._replace(sends=(named, *sent.sends))
+    return replace(sent, sends=(named, *sent.sends))
 
 
 def hear(sample: SampleState, facts: Facts) -> Step:
@@ -128,7 +129,7 @@ def hear(sample: SampleState, facts: Facts) -> Step:
     is_decided = join.is_decisive(task, record, facts.signals)
     if is_decided and join.quarantined_until(record, task) <= facts.now:
         return _send(sample, facts, "decisive")
-    return Step(sample._replace(closes_at=join.first_close(record, task, is_decided=is_decided)))
+    return Step(replace(sample, closes_at=join.first_close(record, task, is_decided=is_decided)))
 
 
 def close(sample: SampleState, facts: Facts) -> Step:
@@ -139,7 +140,7 @@ def close(sample: SampleState, facts: Facts) -> Step:
         return _send(sample, facts, "decisive" if is_decided else "window")
     if phase is Phase.PROVISIONAL:
         return _send(sample, facts, "window")
-    closed = sample._replace(closes_at=None)
+    closed = replace(sample, closes_at=None)
     if phase is Phase.SUPERSEDED:  # its outcome was in a log that was lost
         return Step(closed, (outcome_of(sample.record, "filtered", join.SUPERSEDED, sample.revision, facts.now),))
     return Step(closed)
@@ -148,9 +149,9 @@ def close(sample: SampleState, facts: Facts) -> Step:
 def supersede(sample: SampleState, later: str, now: float) -> Step:
     """A later try replaced the answer. `later`: the completion id of that try."""
     if sample.superseded_by:
-        return Step(sample._replace(superseded_by=later))
+        return Step(replace(sample, superseded_by=later))
     # What was named at its arrival was named as revision 1.
-    aside = _raised(sample._replace(revision=max(1, sample.revision)), None, later)
+    aside = _raised(replace(sample, revision=max(1, sample.revision)), None, later)
     named = outcome_of(sample.record, "filtered", join.SUPERSEDED, aside.revision, now)
     return Step(aside, (named, _withdrawal(aside, now)) if sample.revision else (named,))
 
@@ -173,7 +174,7 @@ def outcome_of(record: Generation, state: State, reason: str, revision: int, now
 def _wait(sample: SampleState, facts: Facts) -> Step:
     if facts.task is None:
         return Step(sample)
-    return hear(sample._replace(closes_at=join.first_close(sample.record, facts.task, is_decided=False)), facts)
+    return hear(replace(sample, closes_at=join.first_close(sample.record, facts.task, is_decided=False)), facts)
 
 
 def _raised(sample: SampleState, closes_at: float | None, superseded_by: str | None) -> SampleState:
@@ -181,8 +182,8 @@ def _raised(sample: SampleState, closes_at: float | None, superseded_by: str | N
     ledger = sample.ledger
     if ledger.state != PENDING and ledger.state_writer != "training":
         ledger = ledger._replace(state=PENDING, state_reason="")
-    return sample._replace(
-        revision=sample.revision + 1, ledger=ledger, closes_at=closes_at, superseded_by=superseded_by
+    return replace(
+        sample, revision=sample.revision + 1, ledger=ledger, closes_at=closes_at, superseded_by=superseded_by
     )
 
 
@@ -209,7 +210,7 @@ def _as_evidence(signal: Signal) -> Signal:
     """The part of a signal that graders see. Comments are for people; a hundred long ones would not fit into the log."""
     if signal.comment is None and signal.metadata is None:
         return signal
-    return msgspec.structs.replace(signal, comment=None, metadata=None)
+    return replace(signal, comment=None, metadata=None)
 
 
 def _withdrawal(sample: SampleState, now: float) -> Experience:

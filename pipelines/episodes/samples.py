@@ -6,7 +6,10 @@ Signals may arrive before their generation: then a sample has signals and no sta
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from contracts.ledger import PENDING
 from contracts.records import Generation, Outcome, Signal
@@ -25,7 +28,7 @@ Name = TypeVar("Name")
 Row = TypeVar("Row")
 
 
-class HeldSignal(NamedTuple):
+class HeldSignal(msgspec.Struct, frozen=True):
     """A signal and its state. `revision`: the first revision of its sample that contains it."""
 
     record: Signal
@@ -132,7 +135,7 @@ class Samples:
         """An episode was sent: its signals belong to this revision, unless an earlier one contained them."""
         for held in self.signals_of(key, *COUNTING):
             if held.revision is None:
-                self.signals[_name_of(held.record)] = held._replace(revision=revision)
+                self.signals[_name_of(held.record)] = replace(held, revision=revision)
 
     def _judge_waiting(self, about: Generation, task: Task | None) -> bool:
         """Judge the signals that waited for their generation; True if one of them counts."""
@@ -157,7 +160,7 @@ class Samples:
 
     def _become(self, held: HeldSignal, state: str, reason: str = "") -> None:
         if state != held.state:
-            self.signals[_name_of(held.record)] = held._replace(state=state, reason=reason)
+            self.signals[_name_of(held.record)] = replace(held, state=state, reason=reason)
 
     def _lacks_choice(self, key: Key) -> bool:
         """True if the completion is known, and had fewer choices."""

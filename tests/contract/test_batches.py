@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import select
 
 from contracts.errors import StaleWrite, Unavailable
@@ -133,7 +134,7 @@ def test_two_replicas_with_one_batch_wait_in_one_direction(any_database: Databas
             with any_database.transaction() as connection:
                 samples = repository.load(connection, order, (), judged=order)
                 for key, sample in samples.states.items():
-                    samples.states[key] = sample._replace(revision=sample.revision + 1)
+                    samples.states[key] = replace(sample, revision=sample.revision + 1)
                 repository.save(connection, samples)
         done.append(rounds)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from contracts.ledger import PENDING
 from contracts.records import Episode, Experience, Outcome, Signal
@@ -59,7 +60,7 @@ def test_an_episode_is_provisional_while_a_slower_signal_may_come(task: Task, ph
 @pytest.mark.parametrize(("writer", "state"), [("training", "trained"), ("rewards", PENDING)])
 def test_a_new_revision_opens_every_state_but_that_of_the_trainer(writer: str, state: str) -> None:
     entry = LedgerEntry("trained", state_writer=writer, state_epoch=1, state_revision=1)
-    sample = arrived(QUICK, a_signal(a_generation())).sample._replace(ledger=entry)
+    sample = replace(arrived(QUICK, a_signal(a_generation())).sample, ledger=entry)
     step = lifecycle.hear(sample, Facts(QUICK, (), 104.0))
     assert (step.sample.revision, step.sample.ledger.state) == (2, state)
 
