@@ -16,10 +16,8 @@ from tests.unit.test_architecture import PACKAGES, ROOT
 _LOADED_BY_OTHERS = {
     # vLLM loads its worker extension by the dotted name on its command line.
     "policy.vllm_engine": ("docs/engines.md", "--worker-extension-cls policy.vllm_engine.WorkerExtension"),
-    # An operator's own script drives servers that are not ours.
+    # An operator's own script drives a vLLM server.
     "weights.engines.vllm": ("docs/engines.md", "from weights.engines.vllm import"),
-    "weights.engines.sglang": ("docs/engines.md", "from weights.engines.sglang import"),
-    "weights.engines.sglang_layout": ("docs/engines.md", "from weights.engines.sglang_layout import"),
 }
 """Module to the page that shows how it is loaded, and the words there."""
 

@@ -8,16 +8,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from fastapi import FastAPI
 
-from contracts.errors import Unavailable, Unsupported, WeightsRefused
+from contracts.errors import Unavailable, WeightsRefused
 from tests.unit.services.serving import serve
 from tests.unit.weights.awkward_weights import MINUS_ZERO, NAN, bf16, make_checkpoint, same, tensor, version
-from tests.unit.weights.fake_sglang import FakeSglang
 from tests.unit.weights.fake_vllm import FakeVllm
 from weights.engines.changes import changed_elements
-from weights.engines.sglang import PullWeights
-from weights.engines.sglang_layout import export_delta, export_full
 from weights.engines.vllm import VllmServer
 from weights.tensors import Tensors, read_safetensors
 
@@ -87,108 +83,6 @@ class TestChanges:
         with pytest.raises(WeightsRefused) as caught:
             list(changed_elements(version(0), version(1) | {"head.weight": tensor("BF16", bf16(0, 2))}))
         assert caught.value.code == "unknown_tensor"
-
-
-PUSHED_SGLANG = [
-    "/pull_weights",
-    "/pause_generation retract",
-    "/flush_cache",
-    "/update_weights_from_disk",
-    "/continue_generation",
-]
-
-
-class TestSglang:
-    @pytest.fixture
-    def fake(self, tmp_path: Path) -> FakeSglang:
-        return FakeSglang(make_checkpoint(tmp_path / "base", version(0)))
-
-    def driver(self, client: httpx.Client, folder: Path) -> PullWeights:
-        return PullWeights(client, source_dir=str(folder / "stream"), local_checkpoint_dir=str(folder / "local"))
-
-    def publish(self, folder: Path, *numbers: int) -> None:
-        for number in numbers:
-            export_delta(folder / "stream", number, number - 1, version(number - 1), version(number))
-
-    def test_a_push_ends_with_every_bit_served(self, fake: FakeSglang, tmp_path: Path) -> None:
-        with client_of(fake.app()) as client:
-            driver = self.driver(client, tmp_path)
-            assert driver.weight_version() == "default"
-            for number in (1, 2):
-                self.publish(tmp_path, number)
-                driver.push(number, f"v{number + 10}")
-                assert same(fake.serves, version(number))
-                assert driver.weight_version() == f"v{number + 10}"
-        assert fake.calls == PUSHED_SGLANG * 2
-        assert not fake.is_paused
-
-    def test_what_was_not_published_is_refused_while_it_serves(self, fake: FakeSglang, tmp_path: Path) -> None:
-        with client_of(fake.app()) as client, pytest.raises(WeightsRefused, match="version missing") as caught:
-            self.driver(client, tmp_path).push(1, "v1")
-        assert caught.value.code == "pull_refused"
-        assert fake.calls == ["/pull_weights"]
-        assert same(fake.serves, version(0))
-
-    def test_a_server_that_lost_its_way_is_cured_by_a_full_version(self, tmp_path: Path) -> None:
-        base = make_checkpoint(tmp_path / "base", version(3))
-        fake = FakeSglang(base)
-        self.publish(tmp_path, 1)
-        with client_of(fake.app()) as client:
-            driver = self.driver(client, tmp_path)
-            with pytest.raises(WeightsRefused, match="checksum mismatch"):
-                driver.push(1, "v1")
-            assert same(fake.serves, version(3))
-            export_full(tmp_path / "stream", 2, version(2), base)
-            driver.push(2, "v2")
-        assert same(fake.serves, version(2))
-
-    def test_a_pull_that_dies_in_the_middle_changes_nothing_served(self, fake: FakeSglang, tmp_path: Path) -> None:
-        self.publish(tmp_path, 1, 2)
-        with client_of(fake.app()) as client:
-            driver = self.driver(client, tmp_path)
-            driver.push(1, "v1")
-            fake.dies_after = 1
-            with pytest.raises(WeightsRefused, match="killed"):
-                driver.push(2, "v2")
-            assert same(fake.serves, version(1))
-            assert driver.weight_version() == "v1"
-            fake.dies_after = None
-            driver.push(2, "v2")
-        assert same(fake.serves, version(2))
-
-    def test_a_reload_that_fails_is_named_and_the_server_goes_on(self, fake: FakeSglang, tmp_path: Path) -> None:
-        self.publish(tmp_path, 1)
-        fake.fails_at = "/update_weights_from_disk"
-        with (
-            client_of(fake.app()) as client,
-            pytest.raises(Unavailable, match=r"out of memory.*may be mixed") as caught,
-        ):
-            self.driver(client, tmp_path).push(1, "v1")
-        assert caught.value.facts["mixed"] is True
-        assert fake.calls == PUSHED_SGLANG
-        assert not fake.is_paused
-
-    def test_a_server_that_dies_under_the_reload_is_named(self, fake: FakeSglang, tmp_path: Path) -> None:
-        self.publish(tmp_path, 1)
-        with (
-            client_of(fake.app(), Dying("/update_weights_from_disk")) as client,
-            pytest.raises(
-                Unavailable, match=r"reset.*may be mixed.*may still be paused.*/continue_generation"
-            ) as caught,
-        ):
-            self.driver(client, tmp_path).push(1, "v1")
-        assert caught.value.facts["path"] == "/update_weights_from_disk"
-
-    def test_a_release_without_the_route_is_named(self, tmp_path: Path) -> None:
-        with client_of(FastAPI()) as client, pytest.raises(Unsupported, match="has no /pull_weights"):
-            self.driver(client, tmp_path).push(1, "v1")
-
-    def test_no_server_is_unavailable(self, tmp_path: Path) -> None:
-        with (
-            httpx.Client(base_url="http://127.0.0.1:1") as client,
-            pytest.raises(Unavailable, match="did not answer POST /pull_weights"),
-        ):
-            self.driver(client, tmp_path).push(1, "v1")
 
 
 class Worker:
@@ -352,3 +246,10 @@ class TestVllm:
             assert client.post("/finish_weight_update", json={}).status_code == 500
             assert client.post("/start_weight_update").status_code == 200
             assert client.post("/start_weight_update").status_code == 500
+
+    def test_no_server_is_unavailable(self, store: Path) -> None:
+        with (
+            httpx.Client(base_url="http://127.0.0.1:1") as client,
+            pytest.raises(Unavailable, match="did not answer"),
+        ):
+            self.driver(client, store).push(1, 0)
