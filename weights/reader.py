@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from typing import NamedTuple, TypeVar
 
@@ -268,8 +269,14 @@ class WeightReader(ABC):
         if self._connections == 1:
             yield from map(work, items)
             return
+        waiting: deque[Future[_T]] = deque()
         with ThreadPoolExecutor(self._connections) as pool:
-            yield from pool.map(work, items)
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > self._connections:  # so that a slow consumer does not collect a whole payload twice
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
 
     def _primary(self, policy: str, version: int) -> Manifest | None:
         """The edge that makes a version exist; None: there is no trusted one."""
