@@ -1,8 +1,8 @@
-"""Work that may hang, crash or eat the memory: done in processes that can be killed.
+"""Runs work that may hang, crash or use all memory in processes that can be killed.
 
-`Pool` keeps a few warm worker processes for one setup and hands each of them one item at a time. A worker that misses an
-item's deadline is killed with everything it started, and replaced; whoever else waits does not notice. `referee` decides
-on top of it whose fault a death was: the answer's or the reference's.
+`Pool` keeps a few warm worker processes for one setup and gives each of them one item at a time. A worker that misses an
+item's deadline is killed with all its children and replaced; other callers are not affected. `verifiers/referee.py`
+decides whether the answer or the reference caused the failure.
 """
 
 from rewards.killable.pool import NUM_WORKERS, Pool, pool_for

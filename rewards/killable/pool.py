@@ -1,7 +1,13 @@
-"""A few worker processes for one setup, each with a thread that attends to it.
+"""A few worker processes for one setup, each with a thread that serves it.
 
-In: items, each with a deadline. Out: an outcome for each. Waits: items wait in one queue for whichever worker is warm
-and idle, so a worker that hangs or starts again holds up nobody else.
+In: items, each with a deadline. Out: an outcome for each. Items wait in one queue, and the next idle worker takes one, so
+a worker that hangs or restarts delays no other item.
+
+    run_all ──jobs──▶ _attend (one thread per worker) ──pipe──▶ worker process
+       ▲                     │
+       └──────future─────────┘
+
+Callers fill `jobs`; idle threads drain it. A caller waits for its futures, a thread for its worker or for the next job.
 """
 
 from __future__ import annotations
@@ -29,8 +35,8 @@ class _Job(NamedTuple):
     future: Future[ItemOutcome]
 
 
-class _Desk:
-    """What the threads share. It does not know the pool, so that a forgotten pool ends and its workers with it."""
+class _WorkerQueue:
+    """The state that the threads share. It has no reference to the pool, so that an unused pool is collected with its workers."""
 
     def __init__(self, setup: Setup, num_workers: int) -> None:
         self.setup = setup
@@ -43,7 +49,7 @@ class _Desk:
         self.is_closed = False
 
     def put(self, job: _Job) -> None:
-        """Queue it, with a worker more if all have something to do."""
+        """Queue a job, and start another worker if all are busy."""
         with self.lock:
             if self.is_closed:
                 job.future.set_result(ItemOutcome("unstarted", reason="the pool is closed"))
@@ -56,7 +62,7 @@ class _Desk:
                 threading.Thread(target=_attend, args=(self,), name="killable", daemon=True).start()
 
     def started(self) -> WorkerProcess:
-        """A new worker. Raises NotStarted."""
+        """Start a worker. Raises NotStarted."""
         process = WorkerProcess(self.setup)
         with self.lock:
             if not self.is_closed:
@@ -66,13 +72,13 @@ class _Desk:
         raise NotStarted("the pool is closed")
 
     def ended(self, process: WorkerProcess) -> None:
-        """It is not to be used again."""
+        """Kill a worker and forget it."""
         process.kill()
         with self.lock:
             self.processes.discard(process)
 
     def give_up(self, error: Exception) -> None:
-        """No worker came up here. If none is left, who waits is told why instead of waiting for ever."""
+        """A worker did not start. If it was the last thread, waiting jobs get the error instead of waiting endlessly."""
         with self.lock:
             self.num_threads -= 1
             waiting = self._drained() if not self.num_threads else []
@@ -80,7 +86,7 @@ class _Desk:
         _turn_away(waiting, reason)
 
     def close(self) -> None:
-        """Kill the workers, and tell who waits."""
+        """Kill the workers, and end the waiting jobs with a reason."""
         with self.lock:
             self.is_closed = True
             processes, waiting = list(self.processes), self._drained()
@@ -109,22 +115,22 @@ def _turn_away(jobs: list[_Job], reason: str) -> None:
             job.future.set_result(ItemOutcome("unstarted", reason=reason))
 
 
-def _attend(desk: _Desk) -> None:
-    """A thread: keep one worker warm, and give it one item after the other."""
-    while not desk.is_closed:
+def _attend(workers: _WorkerQueue) -> None:
+    """The body of a thread: keep one worker running, and give it one item after the other."""
+    while not workers.is_closed:
         try:
-            process = desk.started()
-        except Exception as error:  # noqa: BLE001 whoever waits must hear it, whatever it is
-            desk.give_up(error)
+            process = workers.started()
+        except Exception as error:  # noqa: BLE001 the waiting callers must get any error
+            workers.give_up(error)
             return
         try:
-            while process.is_alive() and (job := desk.jobs.get()) is not None:
+            while process.is_alive() and (job := workers.jobs.get()) is not None:
                 if not process.is_alive():
-                    desk.jobs.put(job)  # It died of itself, before it saw the item.
+                    workers.jobs.put(job)  # The worker died before it got the item.
                 elif job.future.set_running_or_notify_cancel():
                     job.future.set_result(_run(process, job))
         finally:
-            desk.ended(process)
+            workers.ended(process)
 
 
 def _run(process: WorkerProcess, job: _Job) -> ItemOutcome:
@@ -138,18 +144,18 @@ def _run(process: WorkerProcess, job: _Job) -> ItemOutcome:
 
 
 class Pool:
-    """Worker processes for one setup. Started when first needed; usable from any thread, and under asyncio from any."""
+    """Worker processes for one setup, started when first needed. Usable from any thread."""
 
     def __init__(self, setup: Setup, num_workers: int = NUM_WORKERS) -> None:
-        self._desk = _Desk(setup, num_workers)
-        self.close = weakref.finalize(self, self._desk.close)
-        """Kill the workers. Also done when nobody uses the pool any more, and at exit."""
+        self._workers = _WorkerQueue(setup, num_workers)
+        self.close = weakref.finalize(self, self._workers.close)
+        """Kill the workers. This also happens when the pool is no longer used, and at exit."""
 
     def check(self) -> None:
-        """Start a worker, if there is none, and see whether the setup works.
+        """Start a worker if there is none yet, to test the setup.
 
         Raises:
-            NotStarted: it does not; the message says why.
+            NotStarted: the setup fails; the message says why.
         """
         outcome = self._submitted(_PROBE, 0.0).result()
         if outcome.how != "answered":
@@ -160,7 +166,7 @@ class Pool:
     ) -> list[ItemOutcome]:
         """One outcome for each item, in order. An item is JSON; its deadline counts from when a worker takes it.
 
-        `budget_seconds`: items that no worker took within it are `unstarted`; by default all get their turn.
+        `budget_seconds`: items that no worker took in this time are `unstarted`. By default all items are run.
         """
         end = None if budget_seconds is None else time.monotonic() + budget_seconds
         futures = [self._submitted(item, deadline_seconds) for item in items]
@@ -168,7 +174,7 @@ class Pool:
 
     def _submitted(self, item: Any, deadline_seconds: float) -> Future[ItemOutcome]:
         future: Future[ItemOutcome] = Future()
-        self._desk.put(_Job(item, deadline_seconds, future))
+        self._workers.put(_Job(item, deadline_seconds, future))
         return future
 
 
@@ -178,7 +184,7 @@ def _result(future: Future[ItemOutcome], end: float | None) -> ItemOutcome:
             return future.result(max(0.0, end - time.monotonic()))
         except TimeoutError:
             if future.cancel():
-                return ItemOutcome("unstarted", reason="others used up the time")
+                return ItemOutcome("unstarted", reason="other items used up the time")
     return future.result()
 
 
@@ -187,7 +193,7 @@ _POOLS_LOCK = threading.Lock()
 
 
 def pool_for(setup: Setup) -> Pool:
-    """The pool of this setup: verifiers that need the same share it."""
+    """The pool of this setup. Verifiers with equal setups share it."""
     with _POOLS_LOCK:
         if (pool := _POOLS.get(setup)) is None:
             pool = _POOLS[setup] = Pool(setup)

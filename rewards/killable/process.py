@@ -1,4 +1,4 @@
-"""One worker process, seen from its parent: started, asked, and killed when it is late."""
+"""The parent's side of one worker process: start it, send it items, and kill it when it is late."""
 
 from __future__ import annotations
 
@@ -28,45 +28,45 @@ How = Literal["answered", "raised", "exhausted", "late", "crashed", "unstarted"]
 
 
 class Setup(NamedTuple):
-    """What a worker is for. Equal setups share their workers."""
+    """How to start a worker. Equal setups share their workers."""
 
     target: str
-    """`package.module:function`; called once with the config, it returns what is called with each item."""
+    """`package.module:function`. It is called once with the config and returns a function, which is called with each item."""
     config: str = "{}"
     """JSON."""
     memory_bytes: int | None = None
-    """More raises MemoryError in the worker; None is no limit."""
+    """The memory limit, above which the worker raises MemoryError; None is no limit."""
     recycle_bytes: int = 1 << 30
     """A worker that grew by more than this since its start is replaced after its item."""
     start_seconds: float = 60.0
-    """For its imports."""
+    """The time limit for its imports."""
 
 
 class ItemOutcome(NamedTuple):
-    """What became of an item.
+    """The outcome of an item.
 
     `answered`: `value` is the result. `raised`: its code raised. `exhausted`: it ran out of memory or stack. `late`: it missed its deadline and was killed.
-    `crashed`: its process died under it. `unstarted`: nobody tried.
+    `crashed`: its process died. `unstarted`: no worker ran it.
     """
 
     how: How
     value: Any = None
     reason: str = ""
     cpu_seconds: float = 0.0
-    """Used by a late item: one that used next to none was starved, or slept."""
+    """Processor time of a late item. If it is almost zero, the item was starved or slept."""
     deadline_seconds: float = 0.0
-    """That a late item missed."""
+    """The deadline that a late item missed."""
 
 
 class NotStarted(Exception):
-    """A worker that did not come up, and why."""
+    """A worker did not start. The message says why."""
 
 
 class WorkerProcess:
-    """A process group of its own. Used by one thread at a time."""
+    """A worker in its own process group. One thread at a time may use it."""
 
     def __init__(self, setup: Setup) -> None:
-        """Start it and wait until it is warm.
+        """Start it and wait until it is ready.
 
         Raises:
             NotStarted: its setup raised, died or took too long.
@@ -103,28 +103,28 @@ class WorkerProcess:
         self._first_memory = self._memory
 
     def run(self, item: Any, deadline_seconds: float) -> ItemOutcome:
-        """Have one item done. After `late` and `crashed` the process is gone."""
+        """Run one item. After `late` and `crashed` the process is gone."""
         outcome = self._ask({"item": item}, deadline_seconds)
         if outcome.how in {"late", "crashed"} or self._memory - self._first_memory > self._setup.recycle_bytes:
             self.kill()
         return outcome
 
     def is_alive(self) -> bool:
-        """It did not die of itself. The dead are left unburied: until `stop` their number names their group."""
+        """Whether it still runs. A dead process is not reaped here: until `stop`, its id must keep naming its group."""
         try:
             return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
         except ChildProcessError:
             return False
 
     def stop(self) -> None:
-        """End it and what it started; whoever asked it finds it dead. From any thread; again changes nothing."""
+        """End it and all its children; a thread that waits for it sees it dead. Idempotent, from any thread."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
     def kill(self) -> None:
-        """Stop it and close its pipes. Only from the thread that asks it."""
+        """Stop it and close its pipes. Only from the thread that uses it."""
         self.stop()
         for pipe in self._pipes:
             with contextlib.suppress(OSError):
@@ -165,14 +165,14 @@ class WorkerProcess:
             if wanted == HEADER.size and len(received) >= wanted:
                 wanted += HEADER.unpack_from(received)[0]
                 if wanted > RESULT_BYTES + 4 * _CHUNK:
-                    raise ValueError("it answered more than it may")
+                    raise ValueError("its answer is too large")
         reply = json.loads(bytes(received[HEADER.size : wanted]))
         if not isinstance(reply, dict) or not {"cpu", "memory"} < reply.keys() or len(received) != wanted:
-            raise ValueError("it answered nonsense")
+            raise ValueError("its answer is not valid")
         return reply
 
     def _wait(self, descriptor: int, event: int, end: float) -> None:
-        """Until the pipe is ready. What a dead worker started may hold the pipe open, so its end is looked for too."""
+        """Wait until the pipe is ready. Children of a dead worker may hold the pipe open, so check that the worker lives."""
         poll = select.poll()
         poll.register(descriptor, event)
         while (left := end - time.monotonic()) > 0:

@@ -1,8 +1,8 @@
-"""The worker process: one setup at its start, then items, one at a time, until its parent is gone.
+"""The worker process: one setup at its start, then one item at a time, until its parent is gone.
 
-In: frames of JSON on what was standard input: the setup, then items. Out: one frame for each, on what was standard
-output. Both are moved to descriptors of their own first, so that a `print` in somebody's code goes to standard error.
-JSON and not pickle: a worker that was taken over can answer nonsense, but not run code in its parent.
+In: frames of JSON on the original standard input: the setup, then items. Out: one frame for each, on the original standard
+output. Both are first moved to other descriptors, so that a `print` in the user's code goes to standard error.
+JSON and not pickle, because a hijacked worker may send wrong data but must not run code in its parent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
     try:
         _limit_memory(setup["memory_bytes"])
         work = _named(setup["target"])(setup["config"])
-    except BaseException as error:  # noqa: BLE001 whatever the setup raises is what the parent must hear
+    except BaseException as error:  # noqa: BLE001 the parent must get any error of the setup
         _write(channel_out, _failure(error))
         return
     _write(channel_out, _measured({"value": None}))
@@ -43,9 +43,9 @@ def main() -> None:
 
 
 def describe(error: BaseException) -> str:
-    """One line: kind, message, and the last place in the code."""
+    """One line: the exception's type, its message, and the last place in the code."""
     frames = traceback.extract_tb(error.__traceback__)
-    # The innermost frame that is nobody's library says most.
+    # The innermost frame outside of libraries is the most useful.
     own = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename != __file__]
     place = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno})" if own else ""  # noqa: PTH119 no Path needed
     return f"{type(error).__name__}: {error}"[:300] + place
@@ -54,7 +54,7 @@ def describe(error: BaseException) -> str:
 def _answer(work: Callable[[Any], Any], item: Any, result_bytes: int) -> bytes:
     try:
         answer = _measured({"value": work(item)})
-    except BaseException as error:  # noqa: BLE001 SystemExit of somebody's code is its failure, not our end
+    except BaseException as error:  # noqa: BLE001 SystemExit in the user's code is its failure and must not end the worker
         return _measured(_failure(error))
     if len(answer) > result_bytes:
         return _measured(
@@ -72,7 +72,7 @@ def _measured(reply: dict[str, Any]) -> bytes:
 
 
 def _memory() -> int:
-    """Resident bytes; 0 where the system does not say."""
+    """Resident bytes; 0 if the system does not report them."""
     try:
         with open("/proc/self/statm", "rb") as statm:  # noqa: PTH123 once for each item
             return int(statm.read().split()[1]) * resource.getpagesize()
@@ -90,7 +90,7 @@ def _own_channels() -> tuple[int, int]:
 
 
 def _die_with_parent() -> None:
-    """A worker that hangs reads no end of input; on Linux the kernel kills it when its parent dies."""
+    """A worker that hangs does not see the end of its input, so on Linux the kernel kills it when its parent dies."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""Where programs that a model wrote run: behind walls, under limits, one process tree per run and nothing left after it."""
+"""Runs programs that a model wrote: isolated, with limits, in one process tree per run that leaves nothing behind."""

@@ -1,7 +1,7 @@
-"""Which system calls a program may not make, and which only with harmless arguments. Data; `filter.py` compiles it.
+"""System calls that are forbidden, and calls that are allowed only with harmless arguments. Data; `filter.py` compiles it.
 
-What is not named here is allowed: it opens no door beyond what namespaces or Landlock watch. Where calls have many commands
-(`ioctl`, `fcntl`), those that are allowed are named instead.
+All other calls are allowed, because namespaces or Landlock cover what they can reach. For calls with many commands
+(`ioctl`, `fcntl`), the allowed commands are listed instead.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 FIRST, OUTER = 0x7FFFFFFE, 0x7FFFFFFD
-"""Stand for the numbers of the driver's first process and of its parent, which only the driver knows. No process has them."""
+"""Placeholders for the ids of the driver's first process and of its parent, which only the driver knows. No process has these ids."""
 _ALL, _SIGN = 0xFFFFFFFF, 0x80000000
 _STREAM, _NONBLOCK_CLOEXEC = 1, 0o2004000
 _NEW_NAMESPACES, _PARENT = 0x7E020000, 0x8000
 
 
 class Numbers(NamedTuple):
-    """Of one call on each machine; None where it has no such call. From Linux's asm/unistd_64.h and asm-generic/unistd.h."""
+    """The number of one call on each machine; None if the machine lacks the call. From Linux's asm/unistd_64.h and asm-generic/unistd.h."""
 
     x86_64: int
     aarch64: int | None
 
 
 class ArgumentRule(NamedTuple):
-    """What an argument must be. Kernels read 32 bits of those that are tested here.
+    """A condition on one argument. Kernels read 32 bits of the arguments that are tested here.
 
     Attributes:
-        argument: which, from 0.
-        mask: which bits of it are looked at.
-        values: what they are compared with.
-        wanted: they must be one of the values, or none of them.
+        argument: its position, from 0.
+        mask: the bits to compare.
+        values: the values to compare with.
+        wanted: True if the bits must equal one of the values, False if they must equal no value.
     """
 
     argument: int
@@ -42,28 +42,28 @@ class ArgumentRule(NamedTuple):
 
 _FIRST_IS_ZERO = (ArgumentRule(0, _ALL, (0,), True),)
 _NOT_OUR_OWN = (
-    # A negative number is a group of processes, or all of them; 0 is the group that the driver's parent may be in.
+    # A negative number means a process group or all processes; 0 is the own group, which may contain the driver's parent.
     ArgumentRule(0, _SIGN, (0,), True),
     ArgumentRule(0, _ALL, (0, 1, FIRST, OUTER), False),
 )
 
 TESTED: Mapping[str, tuple[ArgumentRule, ...]] = MappingProxyType(
     {
-        # Event loops wake themselves by a pair. Only of streams: a datagram socket of a pair can be bound, and send anywhere.
+        # Event loops wake themselves by a pair. Only streams, because a datagram socket of a pair can be bound and can send anywhere.
         "socketpair": (ArgumentRule(0, _ALL, (1,), True), ArgumentRule(1, _ALL & ~_NONBLOCK_CLOEXEC, (_STREAM,), True)),
         "kill": _NOT_OUR_OWN,
         "tkill": _NOT_OUR_OWN,
         "tgkill": _NOT_OUR_OWN,
-        # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_QUERY, F_DUPFD_CLOEXEC, F_GETPIPE_SZ: no locks, leases, owners.
+        # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_QUERY, F_DUPFD_CLOEXEC, F_GETPIPE_SZ: no locks, leases or owners.
         "fcntl": (ArgumentRule(1, _ALL, (0, 1, 2, 3, 4, 1027, 1030, 1032), True),),
         # TCGETS, TCGETS2, TIOCGWINSZ, FIONREAD, FIONBIO, FIOCLEX, FIONCLEX.
         "ioctl": (ArgumentRule(1, _ALL, (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5451, 0x5450), True),),
         "clone": (ArgumentRule(0, _NEW_NAMESPACES | _PARENT, (0,), True),),
-        # A question, and the ordinary one.
+        # A query, and the default.
         "personality": (ArgumentRule(0, _ALL, (_ALL, 0), True),),
         # PR_SET_PTRACER, PR_SCHED_CORE.
         "prctl": (ArgumentRule(0, _ALL, (0x59616D61, 62), False),),
-        # Of itself only: others of the same user may be outside.
+        # Only for itself, because other processes of the same user may be outside.
         "setpriority": (*_FIRST_IS_ZERO, ArgumentRule(1, _ALL, (0,), True)),
         "sched_setaffinity": _FIRST_IS_ZERO,
         "sched_setscheduler": _FIRST_IS_ZERO,
@@ -74,31 +74,31 @@ TESTED: Mapping[str, tuple[ArgumentRule, ...]] = MappingProxyType(
 )
 
 ABSENT = frozenset({"clone3"})
-"""Answered as by a kernel that lacks it, since its flags are out of a filter's reach: C libraries then take `clone`."""
+"""Answered as by a kernel without the call, because a filter cannot read its flags. C libraries then use `clone`."""
 
 DENIED: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "sockets, of whatever family": (
+        "sockets of all families": (
             *("socket", "connect", "bind", "listen", "accept", "accept4"),
             *("io_uring_setup", "io_uring_enter", "io_uring_register"),
         ),
-        "what two runs could meet by, and memory that no limit counts": (
+        "channels between two runs, and memory outside all limits": (
             *("shmget", "shmat", "shmctl", "semget", "semop", "semtimedop", "semctl"),
             *("msgget", "msgsnd", "msgrcv", "msgctl"),
             *("mq_open", "mq_unlink", "mq_timedsend", "mq_timedreceive", "mq_notify", "mq_getsetattr"),
             *("add_key", "request_key", "keyctl", "memfd_create", "memfd_secret", "flock"),
         ),
-        "signals that carry values, and handles of processes": (
+        "signals that carry values, and process handles": (
             *("rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open", "pidfd_getfd", "pidfd_send_signal"),
             *("process_madvise", "process_mrelease"),
         ),
-        "looking into other processes, files and the kernel": (
+        "inspection of other processes, files and the kernel": (
             *("ptrace", "process_vm_readv", "process_vm_writev", "kcmp", "userfaultfd", "perf_event_open", "bpf"),
             *("inotify_init", "inotify_init1", "fanotify_init", "fanotify_mark", "cachestat", "lookup_dcookie", "syslog"),
             *("name_to_handle_at", "open_by_handle_at", "statmount", "listmount", "quotactl", "quotactl_fd"),
             *("move_pages", "migrate_pages"),
         ),
-        "what Landlock leaves to the owner of a file, who may be us": (
+        "changes that Landlock allows to a file's owner, which may be us": (
             *("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "lchown", "fchown", "fchownat"),
             *("setxattr", "lsetxattr", "fsetxattr", "setxattrat"),
             *("removexattr", "lremovexattr", "fremovexattr", "removexattrat"),
@@ -115,10 +115,10 @@ DENIED: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
     }
 )  # fmt: skip
-"""What for, and which."""
+"""The reason, and the calls."""
 
 NEWEST = 469
-"""Of the calls that were looked at (Linux 6.18). Later ones are answered as by a kernel that lacks them."""
+"""The newest call that was reviewed (Linux 6.18). Later calls are answered as by a kernel without them."""
 
 NUMBERS: Mapping[str, Numbers] = MappingProxyType(
     {

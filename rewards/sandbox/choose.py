@@ -1,4 +1,4 @@
-"""Which sandbox works on this machine: each is tried by a program that wants out, and what lets it out is not used."""
+"""Chooses a sandbox that works on this machine. A probe program tries to escape from each, and a sandbox with an escape is not used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rewards.sandbox.programs import Program, ProgramFailed
 
 _LIMITS = SandboxLimits(seconds=10.0)
 _STAY_SECONDS = 0.3
-"""How long two runs of the probe look for each other."""
+"""How long two runs of the probe search for each other."""
 _PROBE = Path(__file__).parent / "probe.py"
 
 Maker = Callable[[], Sandbox]
@@ -39,27 +39,27 @@ MAKERS: Mapping[str, Maker] = MappingProxyType(
 
 @functools.cache
 def sandbox_named(name: str) -> Sandbox:
-    """The sandbox of that name, or with "auto" the first that holds. Tried once per process.
+    """The sandbox of that name, or with "auto" the first without an escape. Probed once per process.
 
     Raises:
-        Unavailable: none holds; the message says what is wrong with each.
+        Unavailable: no sandbox works; the message says what is wrong with each.
     """
     return first_that_holds(MAKERS if name == "auto" else {name: MAKERS[name]})
 
 
 def first_that_holds(makers: Mapping[str, Maker]) -> Sandbox:
-    """The first that can be made and that the probe does not leave. Raises Unavailable."""
+    """The first sandbox that can be made and that the probe cannot escape. Raises Unavailable."""
     refused = []
     for name, make in makers.items():
         found = sandbox_or_problem(make)
         if not isinstance(found, str):
             return found
         refused.append(f"{name}: {found}")
-    raise Unavailable(f"no sandbox holds on this machine, and code is never run without: {'; '.join(refused)}")
+    raise Unavailable(f"no sandbox works on this machine, and code never runs without one: {'; '.join(refused)}")
 
 
 def sandbox_or_problem(make: Maker) -> Sandbox | str:
-    """The sandbox if it holds, else what is wrong with it. One that held is not tried again by this process."""
+    """The sandbox if it has no escape, else what is wrong with it. A process probes a working sandbox only once."""
     try:
         return _admitted(make)
     except (MillraceError, ProgramFailed) as error:
@@ -75,7 +75,7 @@ def _admitted(make: Maker) -> Sandbox:
 
 
 def ways_out(sandbox: Sandbox) -> Sequence[str]:
-    """What the probe could do that no program may, alone or together with another. Raises SandboxBroken, ProgramFailed."""
+    """Forbidden actions that the probe could do, alone or together with a second run. Raises SandboxBroken, ProgramFailed."""
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as listener:
         secret = Path(folder) / "secret"
         secret.write_text("secret")
@@ -87,7 +87,7 @@ def ways_out(sandbox: Sandbox) -> Sequence[str]:
 
 
 def visible_files(sandbox: Sandbox) -> Sequence[str]:
-    """Files outside of which a program learns that they are there. Raises SandboxBroken, ProgramFailed."""
+    """Files outside whose existence a program can see. Raises SandboxBroken, ProgramFailed."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
         secret = Path(folder) / "secret"
@@ -97,14 +97,14 @@ def visible_files(sandbox: Sandbox) -> Sequence[str]:
 
 
 def described(sandbox: Sandbox) -> str:
-    """Its name, and what it cannot hide, if there is something. Raises SandboxBroken, ProgramFailed."""
+    """The sandbox's name, and what it cannot hide, if anything. Raises SandboxBroken, ProgramFailed."""
     if not visible_files(sandbox):
         return sandbox.name
-    return f"{sandbox.name} (it cannot hide which files and processes there are, and how large the files)"
+    return f"{sandbox.name} (it cannot hide which files and processes exist, and the size of files)"
 
 
 def _meetings(sandbox: Sandbox) -> Sequence[str]:
-    """Where one run finds what another left."""
+    """The places where one run finds what another run left."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with ThreadPoolExecutor(1) as pool:

@@ -1,4 +1,4 @@
-"""A sandbox that is a command line in front of the interpreter's, shared by bubblewrap and plain namespaces."""
+"""A sandbox as a command line in front of the interpreter's, shared by bubblewrap and plain namespaces."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _NOBODY = "65534"
 
 
 class CommandSandbox:
-    """Runs `prefix`, then what gives up rights and sets limits, then the interpreter.
+    """Runs `prefix`, then the commands that drop rights and set limits, then the interpreter.
 
-    The limit of memory holds for each process. Its first process must take all others with it when it is killed.
+    The memory limit applies to each process. When the first process is killed, all others must end with it.
     """
 
     def __init__(self, name: str, prefix: list[str]) -> None:
@@ -66,7 +66,7 @@ def _pipes(process: subprocess.Popen[bytes]) -> Pipes:
 
 
 def tool(name: str, remedy: str) -> str:
-    """Where a program is. Raises Unavailable."""
+    """The path of a program. Raises Unavailable."""
     found = shutil.which(name)
     if found is None:
         raise Unavailable(f"{name} is not installed; {remedy}")
@@ -74,7 +74,7 @@ def tool(name: str, remedy: str) -> str:
 
 
 def readable() -> list[str]:
-    """What must be seen inside, the tools of `_lowered` too."""
+    """Paths that must be visible inside, including the tools of `_lowered`."""
     return [*interpreter().readable, *(tool(name, _REMEDY) for name in ("prlimit", "setpriv", "unshare"))]
 
 
@@ -82,7 +82,7 @@ _REMEDY = "install util-linux"
 
 
 def _lowered(limits: SandboxLimits) -> list[str]:
-    """No rights, and the limits that the kernel keeps. Processes are counted per user and user namespace, hence a new one."""
+    """Commands that drop rights and set the kernel's limits. Processes are counted per user and user namespace, so it makes a new one."""
     names = {name.removeprefix("RLIMIT_").lower(): value for name, value in limits.by_kernel().items()}
     options = [f"--{name}={value}" for name, value in names.items() if name != "msgqueue"]
     chain = [
@@ -94,7 +94,7 @@ def _lowered(limits: SandboxLimits) -> list[str]:
         *options,
     ]
     if os.geteuid() == 0:
-        # The kernel counts no processes for the user 0, in whatever namespace.
+        # The kernel does not count the processes of user 0, in any namespace.
         chain = [
             tool("setpriv", _REMEDY), f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--inh-caps=-all", *chain,
         ]  # fmt: skip

@@ -1,9 +1,9 @@
-"""What runs first inside the sandbox: it reads one request and becomes the program.
+"""The first code that runs inside the sandbox: it reads one request and becomes the program.
 
-It is never imported by us: `interpreter.py` compiles it and gives it to `python -I -S -c`, in hex, and after it the filter
-of system calls. In: eight digits, as many bytes of `marshal`, then the program's standard input. Out, on the descriptor that was
-standard output: "+" once all is ready, then for a function call the nonce and the value as JSON; for a script whatever it
-prints. It imports only what is built in, and what the filter needs, because a start is most of a run's cost.
+Millrace never imports it: `interpreter.py` compiles it and passes it to `python -I -S -c` in hex, followed by the filter
+of system calls. In: eight digits, that many bytes of `marshal`, then the program's standard input. Out, on the original
+standard output: "+" when all is ready; then for a function call the nonce and the value as JSON, for a script its
+output. It imports only built-in modules and what the filter needs, because the start is most of a run's cost.
 """
 
 import marshal
@@ -14,13 +14,13 @@ NOT_INSTALLED = 91
 SET_SECCOMP, MODE_FILTER, SET_NO_NEW_PRIVS = 22, 2, 38
 """linux/prctl.h and linux/seccomp.h."""
 CLOSE_RANGE = 436
-"""On every machine."""
+"""The call's number on every machine."""
 FIRST, OUTER = 0x7FFFFFFE, 0x7FFFFFFD
 """As in `calls.py`."""
 
 
 def read_exactly(size: int) -> bytes:
-    """Unbuffered: what follows belongs to the program."""
+    """Reads without a buffer, because the rest of the input belongs to the program."""
     parts = []
     while size:
         part = os.read(0, min(size, 1 << 16))
@@ -32,9 +32,9 @@ def read_exactly(size: int) -> bytes:
 
 
 def close_doors(instructions: bytes, first: int, outer: int) -> None:
-    """Keep no descriptor but the pipes, and install the filter for this process and all that it starts.
+    """Close all descriptors except the pipes, and install the filter for this process and all its children.
 
-    `first` and `outer`: the processes that are ours. By `_ctypes`, since `ctypes` itself would cost three milliseconds.
+    `first` and `outer` are the ids of our own processes. It uses `_ctypes`, because importing `ctypes` takes three milliseconds.
     """
     try:
         from _ctypes import call_function, dlopen, dlsym  # noqa: PLC0415 it may be missing
@@ -45,7 +45,7 @@ def close_doors(instructions: bytes, first: int, outer: int) -> None:
         os.closerange(3, 4096)  # an older kernel
     for stands_for, process in ((FIRST, first), (OUTER, outer)):
         instructions = instructions.replace(stands_for.to_bytes(4, "little"), process.to_bytes(4, "little"))
-    # `struct sock_fprog`: how many, and where they are; the bytes of a bytes object end one before the object does.
+    # `struct sock_fprog`: their number and address. The content of a bytes object ends one byte before the object.
     where = id(instructions) + bytes.__basicsize__ - 1
     described = (len(instructions) // 8).to_bytes(8, "little") + where.to_bytes(8, "little")
     control = dlsym(library, "prctl")
@@ -56,15 +56,15 @@ def close_doors(instructions: bytes, first: int, outer: int) -> None:
 
 
 def refuse(reason: str) -> None:
-    """Nothing runs without the filter."""
+    """End the process, because nothing may run without the filter."""
     os.write(2, ("the filter of system calls cannot be installed: " + reason).encode())
     os._exit(NOT_INSTALLED)
 
 
 def become_child() -> None:
-    """Let the program run in a child of ours.
+    """Let the program run in a child process.
 
-    Our parent is the grader. A program can give its children to its own parent, so that must be somebody else, who
+    Our parent is the grader. A program can leave its children to its own parent, so this process stands between and
     collects them.
     """
     child = os.fork()
@@ -79,7 +79,7 @@ def become_child() -> None:
 
 
 def as_json(value: object) -> str:
-    """Exact types only: a subclass can say anything of itself."""
+    """The value as JSON. Exact types only, because a subclass can pretend any value."""
     kind = type(value)
     if value is None or value is True or value is False:
         return "null" if value is None else "true" if value else "false"
@@ -98,7 +98,7 @@ def as_json(value: object) -> str:
 
 
 def quote(text: str) -> str:
-    """As in JSON, in ASCII."""
+    """A JSON string in ASCII."""
     try:
         from _json import encode_basestring_ascii  # noqa: PLC0415 only for texts
     except ImportError:
@@ -107,14 +107,14 @@ def quote(text: str) -> str:
 
 
 def main() -> None:
-    """One request."""
-    nonce, source, function, arguments = marshal.loads(read_exactly(int(read_exactly(8))))  # noqa: S302 it is the grader's
+    """Serve one request."""
+    nonce, source, function, arguments = marshal.loads(read_exactly(int(read_exactly(8))))  # noqa: S302 the grader wrote it
     outer, first = os.getppid(), os.getpid()
     become_child()
     close_doors(bytes.fromhex(sys.argv[2]), first, outer)
     channel = 1
     if function is not None:
-        # What the program prints is not the value that it returns.
+        # Keep the program's output apart from its return value.
         channel = os.dup(1)
         os.dup2(2, 1)
     sys.modules["builtins"].__dict__.update(

@@ -1,7 +1,7 @@
-"""The filter of system calls that the driver installs before a program begins, in every sandbox the same. Pure.
+"""Compiles the filter of system calls that the driver installs before a program begins; the same in every sandbox. Pure.
 
-Classic BPF as the kernel's seccomp(2) reads it: eight bytes an instruction, of an operation, two jumps and a constant. The
-kernel notes calls that are allowed whatever their arguments, and runs the filter only for the others.
+It is classic BPF, as in seccomp(2): eight bytes per instruction, for an operation, two jumps and a constant. The kernel caches
+which calls are allowed with any arguments, and runs the filter only for the others.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _LOAD, _JUMP, _EQUAL, _ABOVE, _FROM, _AND, _RETURN = 0x20, 0x05, 0x15, 0x25, 0x3
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 _ARCHITECTURES: Mapping[str, int] = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""linux/audit.h. Another one than the interpreter's is 32 bits, whose numbers mean other calls."""
+"""linux/audit.h. Any other value is a 32-bit call, whose numbers mean other calls."""
 
 _LEAF = 8
-"""Calls that are compared one after the other. The kernel runs a new filter for each number once, and every run pays for it."""
+"""The number of calls that are compared in sequence. The kernel runs a new filter once per number, and every run pays for that."""
 
 Instruction = tuple[int, int, int, int]
 
@@ -35,7 +35,7 @@ def program_of(machine: str = "") -> bytes:
     """The filter for a machine (`x86_64`, `aarch64`; this one by default), as bytes of `struct sock_filter`.
 
     Raises:
-        Unavailable: there is none for it.
+        Unavailable: there is no filter for it.
     """
     machine = machine or platform.machine()
     if machine not in _ARCHITECTURES or sys.maxsize < 2**32:
@@ -50,7 +50,7 @@ def program_of(machine: str = "") -> bytes:
         (_EQUAL, 1, 0, _ARCHITECTURES[machine]),
         (_RETURN, 0, 0, _KILL_PROCESS),
         (_LOAD, 0, 0, _NUMBER),
-        # Above are the calls of x32 as well.
+        # Calls of x32 have higher numbers too.
         (_ABOVE, 0, 1, NEWEST),
         (_RETURN, 0, 0, absent),
     ]
@@ -66,12 +66,12 @@ def program_of(machine: str = "") -> bytes:
 
 
 def allow_all() -> bytes:
-    """The filter that refuses nothing, to compare with."""
+    """A filter that refuses nothing, for comparison."""
     return _bytes([(_RETURN, 0, 0, _ALLOW)])
 
 
 def _search(answers: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
-    """The answer for the number that is loaded, by halves; all others are allowed."""
+    """A binary search for the answer to the loaded number. All other numbers are allowed."""
     if len(answers) <= _LEAF:
         leaf = [step for number, answer in answers for step in ((_EQUAL, 0, len(answer), number), *answer)]
         return [*leaf, (_RETURN, 0, 0, _ALLOW)]
@@ -85,7 +85,7 @@ def _tested(tests: tuple[ArgumentRule, ...], refused: int) -> list[Instruction]:
     for test in tests:
         found += [(_LOAD, 0, 0, _ARGUMENTS + 8 * test.argument), (_AND, 0, 0, test.mask)]
         for place, value in enumerate(test.values, start=1):
-            # To what follows the refusal, or to the refusal, which stands after the last comparison.
+            # Jump behind the refusal, or to it. The refusal follows the last comparison.
             left = len(test.values) - place
             found.append((_EQUAL, left + 1 if test.wanted else left, 0, value))
         if not test.wanted:

@@ -1,4 +1,4 @@
-"""Which Python runs inside, and what of this machine it must be able to read."""
+"""The Python that runs inside, and the paths that it must be able to read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _START = "import marshal, sys; exec(marshal.loads(bytes.fromhex(sys.argv[1])))"
 
 
 class Interpreter(NamedTuple):
-    """The command that starts the driver, whose last word is its filter in hex, and the paths that it reads."""
+    """The command that starts the driver, and the paths that it reads. The command's last word is the filter in hex."""
 
     command: tuple[str, ...]
     readable: tuple[str, ...]
@@ -24,14 +24,14 @@ class Interpreter(NamedTuple):
 
 @functools.cache
 def interpreter() -> Interpreter:
-    """The one that runs us, without its environment, its site packages and its user's settings.
+    """The interpreter of this process, without its environment, its site packages and its user's settings.
 
     Raises:
         Unavailable: there is no filter for this machine.
     """
     binary = os.path.realpath(sys.executable)
     source = (Path(__file__).parent / "driver.py").read_text()
-    # Compiled once, by us, who are the same interpreter: it takes a millisecond that every run would pay.
+    # Compiled once here, by the same interpreter. It takes a millisecond, which every run would pay.
     driver = marshal.dumps(compile(source, "<driver>", "exec", dont_inherit=True, optimize=2)).hex()
     paths = sysconfig.get_paths(vars={"base": sys.base_prefix, "platbase": sys.base_prefix})
     shared = os.path.join(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or "")  # noqa: PTH118 both may be empty

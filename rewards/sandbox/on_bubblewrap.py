@@ -1,4 +1,4 @@
-"""The sandbox by `bubblewrap`: namespaces and a root folder that holds the interpreter and nothing else."""
+"""The sandbox with `bubblewrap`: namespaces, and a root folder with the interpreter and nothing else."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from rewards.sandbox.command import CommandSandbox, readable, tool
 
 
 def bubblewrap_sandbox() -> CommandSandbox:
-    """Raises Unavailable where a tool is missing."""
+    """Raises Unavailable if a tool is missing."""
     as_root = os.geteuid() == 0
     prefix = [
         tool("bwrap", "apt install bubblewrap"),
         *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
         *("--die-with-parent", "--new-session", "--clearenv", "--chdir", "/"),
         *("--cap-drop", "ALL"),
-        # Root has to become somebody else inside; everybody else is in a user namespace of their own already.
+        # Root has to become another user inside. Any other user already gets an own user namespace.
         *(("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID") if as_root else ("--unshare-user",)),
     ]
     paths = readable()
     for folder in sorted({str(parent) for path in paths for parent in Path(path).parents if str(parent) != "/"}):
-        # What it makes by itself only its maker may enter.
+        # By default, bubblewrap's folders are open to their owner only.
         prefix += ["--perms", "0755", "--dir", folder]
     for path in paths:
         prefix += ["--dev-bind" if path == "/dev/null" else "--ro-bind", path, path]

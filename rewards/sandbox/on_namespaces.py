@@ -1,4 +1,4 @@
-"""The sandbox by `unshare` of util-linux alone: what bubblewrap does, by a script, slower."""
+"""The sandbox with only `unshare` of util-linux: a script that does the same as bubblewrap, slower."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ set +e
 "$@"
 exit $?
 """
-# Whoever started us keeps files to himself; another user has to enter these folders.
-# `umount` looks into /proc, which goes with the old root.
-# Not `exec`: the shell is the first process of its namespace, and it dies with us only as long as it changes no rights.
+# umask: another user has to enter these folders, even if our own umask forbids it.
+# ln: `umount` reads /proc, which disappears with the old root.
+# No `exec`: the shell is the first process of its namespace. It dies with us only if it does not change its rights.
 
 
 def namespaces_sandbox() -> CommandSandbox:
-    """Raises Unavailable where a tool is missing."""
+    """Raises Unavailable if a tool is missing."""
     as_root = os.geteuid() == 0
     prefix = [
         tool("unshare", "install util-linux"),

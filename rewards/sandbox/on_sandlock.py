@@ -1,4 +1,4 @@
-"""The sandbox by `sandlock`: Landlock and seccomp, no root, no namespace, no container. It needs Linux 6.12 or newer."""
+"""The sandbox with `sandlock`: Landlock and seccomp, without root, namespaces or containers. It needs Linux 6.12 or newer."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from rewards.sandbox.pump import Pipes, pump
 
 try:
     import sandlock  # type: ignore[import-untyped]
-except (ImportError, OSError) as error:  # OSError: the library is there, and is for another machine
+except (ImportError, OSError) as error:  # OSError: the library is for another machine
     raise Unavailable(f"it cannot be imported: {error}; pip install sandlock") from error
 
 _NOBODY = 65534
 _GRACE_SECONDS = 5.0
-# 0.9.0 passes `gid` on and yet warns that it does not; warnings cannot be silenced in one thread alone.
+# 0.9.0 passes `gid` on but warns that it does not. Warnings cannot be silenced for one thread alone.
 _native = sandlock._sdk._NativePolicy  # noqa: SLF001
 _native._HANDLED_FIELDS = _native._HANDLED_FIELDS | {"gid"}  # noqa: SLF001
 
 
 class SandlockSandbox:
-    """One `sandlock.Sandbox` per run. Under root it is in a user namespace, so that root's rights stay outside."""
+    """One `sandlock.Sandbox` per run. Under root it uses a user namespace, so that root's rights stay outside."""
 
     name = "sandlock"
 
     def __init__(self) -> None:
-        """Whose rights have to be given up is known when it is made."""
+        """Choose the user: root's rights must be dropped."""
         self._user = _NOBODY if os.geteuid() == 0 else None
 
     def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
@@ -70,7 +70,7 @@ class SandlockSandbox:
 
 
 def _limit(pid: int, limits: SandboxLimits) -> None:
-    # From outside, for sandlock starts the interpreter itself. The driver waits for its request meanwhile.
+    # Set from outside, because sandlock starts the interpreter itself. Meanwhile the driver waits for its request.
     try:
         for name, value in limits.by_kernel().items():
             resource.prlimit(pid, getattr(resource, name), (value, value))
@@ -79,7 +79,7 @@ def _limit(pid: int, limits: SandboxLimits) -> None:
 
 
 def _end(process: Any) -> Any:
-    """Kill what is left of the tree and collect it. Returns sandlock's result."""
+    """Kill the rest of the process tree and collect it. Returns sandlock's result."""
     try:
         process.kill()
         return process.wait(_GRACE_SECONDS)

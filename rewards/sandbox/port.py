@@ -1,4 +1,4 @@
-"""What a sandbox is: bytes in, bytes out, limits kept, and an ending that says who was at fault."""
+"""The interface of a sandbox: bytes in, bytes out, with limits, and an ending that shows who is at fault."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal, NamedTuple, Protocol
 from contracts.errors import MillraceError
 
 Ending = Literal["exit", "deadline", "flood"]
-"""How a run ended: by itself, killed because of its time, or killed because it wrote too much."""
+"""How a run ended: by itself, killed at its deadline, or killed because it wrote too much."""
 
 
 OWN_PROCESSES = 1
 """The driver's first process, which waits for the program's."""
 BY_SIGNAL = 128
-"""Added to the number of the signal that ended a process, as shells do."""
+"""The exit code of a process that a signal ended is this plus the signal's number, as in shells."""
 
 
 class SandboxBroken(MillraceError):
@@ -24,18 +24,18 @@ class SandboxBroken(MillraceError):
 
 
 class SandboxLimits(NamedTuple):
-    """What one run may use. There is no network and no folder to write to, whatever the limits say."""
+    """The limits of one run. In all cases it has no network and no writable folder."""
 
     seconds: float = 5.0
-    """Wall clock from the start of the interpreter; of processor time as much, rounded up."""
+    """Wall time from the start of the interpreter. Processor time has the same limit, rounded up."""
     memory_bytes: int = 512 * 2**20
     processes: int = 16
     open_files: int = 64
     output_bytes: int = 64 * 2**10
-    """Of standard output and of standard error, each. Also of any file, should one be had in memory."""
+    """The limit for standard output and for standard error, each. Also for any file in memory."""
 
     def by_kernel(self) -> dict[str, int]:
-        """What the kernel keeps for each process, by the names of `resource`; set before the program is sent."""
+        """The kernel's limits for each process, by the names in `resource`. They are set before the program is sent."""
         return {
             "RLIMIT_CPU": math.ceil(self.seconds),
             "RLIMIT_AS": self.memory_bytes,
@@ -47,7 +47,7 @@ class SandboxLimits(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What a run left. `exit_code` is `BY_SIGNAL` and the signal's number after a signal."""
+    """The result of a run. After a signal, `exit_code` is `BY_SIGNAL` plus the signal's number."""
 
     ending: Ending
     exit_code: int
@@ -62,7 +62,7 @@ class Sandbox(Protocol):
     name: str
 
     def run(self, stdin: bytes, limits: SandboxLimits) -> Ran:
-        """Start the driver, feed it, and see it and all that it started to their end.
+        """Start the driver, send its input, and return when it and all its children have ended.
 
         Raises:
             SandboxBroken: the run could not be started or watched.

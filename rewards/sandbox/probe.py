@@ -1,7 +1,7 @@
-"""Programs that try to leave their sandbox. Never imported: they run inside, before anything else is let in.
+"""Probe programs that try to escape from their sandbox. Never imported: they run inside, before any answer does.
 
-Its functions are calls of their own. `ways_out` tries every door alone; `leave` and `find` run side by side, as two programs
-would that want to meet; `shows` says which files it is told of without being let in.
+Each entry point is a call of its own. `ways_out` tries each escape alone. `leave` and `find` run in parallel, like two programs
+that try to communicate. `shows` returns the files whose existence it can see.
 """
 
 import ctypes
@@ -17,15 +17,15 @@ from collections.abc import Callable
 LIBRARY = ctypes.CDLL(None, use_errno=True)
 ON_X86 = os.uname().machine == "x86_64"
 FAMILIES, TYPES, PROTOCOLS = range(1, 46), (1, 2, 3, 5), (0, 1, 6, 17, 58, 132, 262)
-"""All families that there are; streams, datagrams, raw and sequenced packets; ICMP, TCP, UDP, SCTP and MPTCP among others."""
+"""All families; streams, datagrams, raw and sequenced packets; ICMP, TCP, UDP, SCTP and MPTCP among others."""
 OWN_DESCRIPTORS = 4
-"""Standard input, output and errors, and what the value is written to."""
+"""Standard input, output and error, and the descriptor for the value."""
 KEY = 0x4D494C4C
 NAME = "millrace-probe"
 
 
 def ways_out(secret: str, folder: str, port: int, grader: int, most_processes: int) -> list[str]:
-    """What it could do of what no program may."""
+    """The forbidden actions that succeeded."""
     tried: dict[str, Callable[[], object]] = {
         "keeping descriptors that it was not given": inherited,
         "reading files": lambda: os.open(secret, os.O_RDONLY),
@@ -51,7 +51,7 @@ def ways_out(secret: str, folder: str, port: int, grader: int, most_processes: i
 
 
 def succeeds(attempt: Callable[[], object]) -> bool:
-    """Whether the kernel let it."""
+    """Whether the kernel allowed it."""
     try:
         attempt()
     except OSError:
@@ -60,7 +60,7 @@ def succeeds(attempt: Callable[[], object]) -> bool:
 
 
 def any_of(attempts: list[Callable[[], object]]) -> None:
-    """Raises OSError where none succeeds."""
+    """Raises OSError if no attempt succeeds."""
     found = [succeeds(attempt) for attempt in attempts]
     if True not in found:
         raise OSError
@@ -75,12 +75,12 @@ def call(on_x86: int, on_arm: int, *arguments: object) -> int:
 
 
 def inherited() -> None:
-    """Raises OSError where there is none."""
+    """Raises OSError if no descriptor is inherited."""
     any_of([lambda number=number: os.fstat(number) for number in range(OWN_DESCRIPTORS, 1024)])  # type: ignore[misc]
 
 
 def open_sockets() -> None:
-    """Of every family: one that cannot be opened can neither connect nor listen. Raises OSError."""
+    """Try every family: a socket that cannot be opened can neither connect nor listen. Raises OSError."""
     for family in FAMILIES:
         for kind in TYPES:
             for protocol in PROTOCOLS:
@@ -90,7 +90,7 @@ def open_sockets() -> None:
 
 
 def lock_files() -> None:
-    """Others read the file too. Raises OSError."""
+    """Lock a file that others read too. Raises OSError."""
     file = os.open(os.__file__, os.O_RDONLY)
     try:
         any_of(
@@ -107,7 +107,7 @@ def lock_files() -> None:
 
 
 def signal_others(grader: int) -> None:
-    """Whoever is above: the grader, the driver, the first process, everybody. Signal 0 only asks. Raises OSError."""
+    """Signal the processes above: the grader, the driver, the first process, all. Signal 0 only tests permission. Raises OSError."""
     nothing = ctypes.create_string_buffer(128)
     attempts: list[Callable[[], object]] = []
     for process in (grader, os.getppid(), 1):
@@ -137,7 +137,7 @@ def by_interrupt() -> None:
 
 
 def survives(attempt: Callable[[], object]) -> None:
-    """Try it in a child, for some filters kill. Raises OSError where it does not end well."""
+    """Try it in a child process, because some filters kill. Raises OSError if the child fails."""
     child = os.fork()
     if child == 0:
         os._exit(0 if succeeds(attempt) else 1)
@@ -146,7 +146,7 @@ def survives(attempt: Callable[[], object]) -> None:
 
 
 def start_processes(count: int) -> None:
-    """Raises OSError once no more are to be had."""
+    """Raises OSError when the limit is reached."""
     children: list[int] = []
     try:
         for _ in range(count):
@@ -162,9 +162,9 @@ def start_processes(count: int) -> None:
 
 
 def meeting_points(port: int) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
-    """By what two programs could meet: what one leaves, and how the other finds it. Both raise OSError."""
+    """Channels between two programs: how one leaves something, and how the other finds it. Both raise OSError."""
     listener, seeker = socket.socket, socket.socket
-    created = 0o1000 | 0o2000 | 0o666  # new, and nobody's before
+    created = 0o1000 | 0o2000 | 0o666  # create, and fail if it exists
     file = os.open(os.__file__, os.O_RDONLY)
     return {
         "a port": (
@@ -209,19 +209,19 @@ HELD: list[object] = []
 
 
 def hold(what: object) -> None:
-    """Until the program ends."""
+    """Keep an object until the program ends."""
     HELD.append(what)
 
 
 def bound(server: socket.socket, address: str) -> socket.socket:
-    """It, listening."""
+    """The server, bound and listening."""
     server.bind(address)
     server.listen()
     return server
 
 
 def find_locked(file: int) -> None:
-    """It finds the lock where it cannot have it. Raises OSError where there is none, or no locking at all."""
+    """Find a lock by failing to take it. Raises OSError if the file is not locked, or locks do not work."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -231,27 +231,27 @@ def find_locked(file: int) -> None:
 
 
 def find_others() -> None:
-    """Processes that are neither its own nor those above. Raises OSError where there is none."""
+    """Find other processes than this one and its parent. Raises OSError if there are no others."""
     own = os.getpid()
     others = {*range(max(2, own - 100), own + 100)} - {own, os.getppid()}
     any_of([lambda number=number: os.kill(number, 0) for number in others])  # type: ignore[misc]
 
 
 def is_new(path: str) -> None:
-    """Raises OSError where it was not touched within the last seconds."""
+    """Raises OSError if the file did not change within the last seconds."""
     if time.time() - os.stat(path).st_mtime > 5:  # noqa: PTH116, PLR2004 as few imports as can be
         raise OSError
 
 
 def leave(port: int, seconds: float) -> list[str]:
-    """Leave something wherever it can be left, and stay for so long. Returns where it could."""
+    """Leave something in each channel, and stay for `seconds`. Returns the channels that worked."""
     found = [name for name, (left, _) in meeting_points(port).items() if succeeds(left)]
     time.sleep(seconds)
     return found
 
 
 def find(port: int, seconds: float) -> list[str]:
-    """Where another program's was found, within so many seconds."""
+    """The channels where another program's mark was found within `seconds`."""
     points = meeting_points(port)
     found: list[str] = []
     end = time.monotonic() + seconds
@@ -262,7 +262,7 @@ def find(port: int, seconds: float) -> list[str]:
 
 
 def shows(paths: list[str]) -> list[str]:
-    """Of which it learns that they are there, by their size or by being refused."""
+    """The paths whose existence it can see, by `stat` or by a refused permission."""
     found = []
     for path in paths:
         try:

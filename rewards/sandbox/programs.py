@@ -1,6 +1,6 @@
-"""The two ways to run an answer: call its function with one input, or feed it as a script. What comes back is judged outside.
+"""The two ways to run an answer: call its function with one input, or run it as a script. Results are compared outside.
 
-A run knows its one input and a nonce. It never knows what is expected of it.
+A run knows only its one input and a nonce. It never knows the expected value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _READY = b"+"
 
 
 class ProgramFailed(Exception):
-    """The program did not answer, and that is its own fault. The message says how it ended."""
+    """The program gave no result, through its own fault. The message says how it ended."""
 
 
 class Program(NamedTuple):
@@ -35,14 +35,16 @@ class Program(NamedTuple):
         request = _request(nonce, self.source, function, list(arguments))
         answer = _output(_run(sandbox, request, limits), limits)
         if not answer.startswith(nonce.encode()):
-            raise ProgramFailed("it ended without returning a value" if not answer else "it wrote what it must not")
+            raise ProgramFailed(
+                "it ended without returning a value" if not answer else "it wrote to the channel of the result"
+            )
         try:
             return json.loads(answer[len(nonce) :], parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
             raise ProgramFailed("what it returned is not JSON") from error
 
     def feed(self, sandbox: Sandbox, text: str, limits: SandboxLimits) -> str:
-        """What it prints when it reads `text` as its standard input.
+        """The program's output with `text` as its standard input.
 
         Raises:
             ProgramFailed, SandboxBroken.
@@ -59,7 +61,7 @@ def _request(nonce: str, source: str, function: str | None, arguments: list[Any]
 
 
 def _run(sandbox: Sandbox, stdin: bytes, limits: SandboxLimits) -> Ran:
-    """Once more if the driver was killed before it was ready, as happens on a machine under load: nothing of the program had run."""
+    """Run, and once more if the driver was killed before it was ready, as under heavy load: nothing of the program had run."""
     ran = sandbox.run(stdin, limits)
     if ran.stdout.startswith(_READY) or ran.exit_code <= BY_SIGNAL:
         return ran
@@ -67,7 +69,7 @@ def _run(sandbox: Sandbox, stdin: bytes, limits: SandboxLimits) -> Ran:
 
 
 def _output(ran: Ran, limits: SandboxLimits) -> bytes:
-    """What it wrote after the driver was ready: before, nothing of the program had run, so it cannot be its fault."""
+    """The output after the driver was ready. A failure before that cannot be the program's fault, because none of it had run."""
     if not ran.stdout.startswith(_READY):
         raise SandboxBroken(f"the interpreter did not start ({ran.ending}, {ran.exit_code}): {_last_line(ran.stderr)}")
     if ran.ending == "deadline":

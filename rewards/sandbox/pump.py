@@ -1,4 +1,4 @@
-"""Feeds a process and drains it, in chunks and within bounds, until it ends or has to be ended."""
+"""Writes a process's input and reads its outputs, in chunks and within limits, until it ends or must be killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Pipes(NamedTuple):
 
 
 class Drained(NamedTuple):
-    """What came out of the pipes, and why we stopped reading."""
+    """The outputs, and why reading stopped."""
 
     ending: Ending
     stdout: bytes
@@ -30,10 +30,10 @@ class Drained(NamedTuple):
 
 
 def pump(pid: int, pipes: Pipes, payload: bytes, limits: SandboxLimits) -> Drained:
-    """Write `payload`, read both outputs, and return as soon as the process `pid` has ended, or must.
+    """Write `payload`, read both outputs, and return as soon as the process `pid` has ended, or must be killed.
 
-    It does not wait for the outputs to be closed: an orphan may hold them. It closes `stdin` and nothing else, and
-    kills nobody.
+    It does not wait until the outputs are closed, because an orphan may hold them. It closes only `stdin`, and kills
+    no process.
     """
     deadline = time.monotonic() + limits.seconds
     for descriptor in pipes:
@@ -54,7 +54,7 @@ def pump(pid: int, pipes: Pipes, payload: bytes, limits: SandboxLimits) -> Drain
 
 
 class _Run:
-    """What is still to be written, and what has been read."""
+    """The input left to write, and the outputs read so far."""
 
     def __init__(self, pipes: Pipes, ended: int, payload: bytes, most: int) -> None:
         self.outputs = {pipes.stdout: bytearray(), pipes.stderr: bytearray()}
@@ -69,7 +69,7 @@ class _Run:
                 self._poll.register(descriptor, select.POLLIN)
 
     def step(self, seconds: float) -> Ending | None:
-        """Wait until something can be done, and do it."""
+        """Wait until a pipe is ready, and read or write it."""
         events = self._poll.poll(seconds * 1000) if seconds > 0 else []
         if not events:
             return "deadline"
@@ -77,7 +77,7 @@ class _Run:
         return "flood" if "flood" in endings else "exit" if "exit" in endings else None
 
     def drain(self) -> bool:
-        """Read what is left in the pipes now; False if that is too much."""
+        """Read the rest of the pipes; False if an output is too long."""
         for descriptor, output in self.outputs.items():
             before = -1
             while before < len(output) <= self._most:
@@ -104,7 +104,7 @@ class _Run:
         return "flood" if len(self.outputs[descriptor]) > self._most else None
 
     def _is_written(self) -> bool:
-        """Write what the pipe takes; True when nothing is left, or nobody reads."""
+        """Write as much as the pipe accepts; True if all is written, or the reader is gone."""
         if self._stdin is None:
             return True
         try:

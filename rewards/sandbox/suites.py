@@ -1,4 +1,4 @@
-"""What a program has to do to pass: the inputs that it is run on, and what is expected of each. It stays on our side."""
+"""The tests of a program: its inputs and the expected values. The program never sees the expected values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ProgramTest(NamedTuple):
 
 
 class Suite(NamedTuple):
-    """`function` is None for scripts. Held-out tests come last; they count like the others."""
+    """All tests of a program. `function` is None for scripts. Held-out tests come last and count like the others."""
 
     function: str | None
     tests: tuple[ProgramTest, ...]
@@ -26,12 +26,12 @@ class Suite(NamedTuple):
 def read_suite(reference: str) -> Suite:
     """The suite of `metadata.reference`.
 
-    `{"function": NAME, "tests": [[input, expected], ...], "held_out": [...]}`: a list is the arguments, anything else
-    is the only argument; so a function of one list has inputs like `[[1, 2, 3]]`.
+    `{"function": NAME, "tests": [[input, expected], ...], "held_out": [...]}`: an input that is a list holds the arguments, any
+    other input is the only argument; so a function of one list has inputs like `[[1, 2, 3]]`.
     `{"stdin_tests": [[stdin, stdout], ...], "held_out": [...]}`: texts.
 
     Raises:
-        ValueError: what is wrong with it; the app has to mend it.
+        ValueError: the reference is invalid; the message says what the app must correct.
     """
     try:
         found = json.loads(reference, parse_constant=_refuse)
@@ -45,7 +45,7 @@ def read_suite(reference: str) -> Suite:
         raise ValueError('metadata.reference needs "function" with "tests", or "stdin_tests"')
     visible = "tests" if "function" in found else "stdin_tests"
     if unknown := found.keys() - {"function", visible, "held_out"}:
-        raise ValueError(f"metadata.reference has {sorted(unknown)}, which mean nothing here")
+        raise ValueError(f"metadata.reference has {sorted(unknown)}, which are unknown; remove them")
     function = found.get("function")
     if function is not None and not (isinstance(function, str) and function.isidentifier()):
         raise ValueError(f"metadata.reference.function is {function!r}, not a name")

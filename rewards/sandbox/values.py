@@ -1,4 +1,4 @@
-"""When two JSON values are the same, types included: true is not 1, and 1 is not 1.0. A tuple comes back as a list."""
+"""Compares two JSON values, types included: true is not 1, and 1 is not 1.0. A tuple comes back as a list."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 def same(expected: Any, given: Any, tolerance: float = 0.0) -> bool:
     """Whether `given` equals `expected`. Two floats may differ by `tolerance`, relative or absolute.
 
-    It goes only as deep as `expected` does, which is ours.
+    It recurses only as deep as `expected`, which the app wrote.
     """
     if type(expected) is not type(given):
         return False

@@ -1,1 +1,1 @@
-"""Checks of what was said, one small file per kind."""
+"""Verifiers: checks of an answer's text, one small file per kind."""

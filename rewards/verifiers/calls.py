@@ -1,6 +1,6 @@
-"""Tool calls out of an answer's text, in the three shapes that models write; or why something is none.
+"""Reads tool calls from an answer's text, in the three formats that models write; or says why a call is malformed.
 
-<tool_call>{"name": ..., "arguments": {...}}</tool_call>                       Hermes, Qwen; words may stand before
+<tool_call>{"name": ..., "arguments": {...}}</tool_call>                       Hermes, Qwen; text may come before it
 {"name": ..., "arguments": {...}}                                              bare, or a list of them
 {"type": "function", "function": {"name": ..., "arguments": "{...}"}}          OpenAI, alone, in a list, in `tool_calls`
 """
@@ -32,7 +32,7 @@ class Call(NamedTuple):
 
 
 def folded(value: Any) -> Any:
-    """The same for arguments that differ in capitals, spaces or look-alike letters only: who repeats a call may draw it anew."""
+    """Equal for arguments that differ only in case, spaces or look-alike letters, so that a disguised repeat is found."""
     if isinstance(value, str):
         return " ".join(seen(value).casefold().split())
     if isinstance(value, dict):
@@ -41,16 +41,16 @@ def folded(value: Any) -> Any:
 
 
 class Malformed(ValueError):
-    """It was meant as a call, and nobody can make it; says why."""
+    """The text was meant as a call but cannot be executed. The message says why."""
 
 
 def calls_of(text: str, traces: Traces) -> list[Call]:
-    """The calls in an answer, in order; none if it has only words, that is none of `traces`.
+    """The calls in an answer, in order. Empty if the answer is plain prose, in which `traces` finds no call.
 
     Raises:
-        Malformed: something in it is a broken call, or words stand after a call.
+        Malformed: part of it is a broken call, or text follows a call.
     """
-    # A call inside the reasoning is only thought about.
+    # A call inside the reasoning is not executed.
     spoken = without_reasoning(text)
     if spoken is None:
         raise Malformed("<think> is never closed")
@@ -61,12 +61,12 @@ def calls_of(text: str, traces: Traces) -> list[Call]:
     if _LIST_OF_OBJECTS.match(text) or (trace and text.startswith("{")):
         return _bare(text)
     if trace:
-        raise Malformed(f"{trace[:40]!r} stands in the answer, and no call does")
+        raise Malformed(f"{trace[:40]!r} looks like a call, but the answer has no call")
     return []
 
 
 def calls_of_json(text: str) -> list[Call]:
-    """The calls of a reference: any of the bare shapes. Raises Malformed."""
+    """The calls of a reference, in any of the bare formats. Raises Malformed."""
     return _bare(text)
 
 
@@ -79,7 +79,7 @@ def _tagged(text: str) -> list[Call]:
         number = len(calls) + 1
         if not text.startswith(_OPEN, place):
             raise Malformed(f"text after call {number - 1}: {text[place : place + 40]!r}")
-        # The value is read as JSON, not searched for the closing tag, which may stand in an argument.
+        # Parse the JSON instead of searching for the closing tag, which may occur in an argument.
         try:
             value, place = read_prefix(text, place + len(_OPEN))
         except NotJson as error:
@@ -107,7 +107,7 @@ def _call(value: object, number: int) -> Call:
         raise Malformed(f"call {number} is a JSON {type(value).__name__}, not an object")
     is_openai = "function" in value
     if is_openai and (value.get("type", "function") != "function" or not isinstance(value["function"], dict)):
-        raise Malformed(f"call {number} has the type {value.get('type')!r} or a `function` that is no object")
+        raise Malformed(f"call {number} has the type {value.get('type')!r} or a `function` that is not an object")
     inner = value["function"] if is_openai else value
     name, arguments = inner.get("name"), inner.get("arguments")
     if not isinstance(name, str) or not name:

@@ -1,4 +1,4 @@
-"""What a verifier is: built once from the task file's `config`, then a function of the answer."""
+"""The interface of a verifier: it is built once from the task file's `config`, then called with each answer."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ NO_METADATA: Mapping[str, str] = {}
 
 
 class Check(NamedTuple):
-    """What a verifier found. `value` is in [0, 1], and None unless `status` is scored."""
+    """A verifier's finding. `value` is in [0, 1], and None unless `status` is scored."""
 
     value: float | None
     status: ScoreStatus = "scored"
     fault: Fault = "none"
     reason: str = ""
     propensity: float = 1.0
-    """Probability with which it was asked for, where that was a draw."""
+    """The probability that this check was drawn, for checks that run on a random share of answers."""
 
 
 class Answer(NamedTuple):
-    """What a verifier may look at."""
+    """The data that a verifier may use."""
 
     text: str
     metadata: Mapping[str, str] = NO_METADATA
@@ -35,13 +35,13 @@ class Answer(NamedTuple):
     """The prompt, as the app sent it."""
     finish_reason: str = "stop"
     key: str = ""
-    """The sample key; draws that must come out the same again are made from it."""
+    """The sample key. It seeds random draws, so that a replay repeats them."""
     siblings: Sequence[str] = ()
     """Texts of the other choices of the same completion."""
 
     @property
     def reference(self) -> str | None:
-        """What the app knows to be right, if it said so: `metadata.reference`."""
+        """The right answer, `metadata.reference`, if the app sent one."""
         return self.metadata.get("reference")
 
 
@@ -49,21 +49,24 @@ Verifier = Callable[[Answer], Check]
 
 
 class BatchVerifier(NamedTuple):
-    """One that looks at many answers at once, because calls cost or can run side by side. It answers each, in order."""
+    """A verifier that gets many answers at once, because calls are expensive or can run in parallel.
+
+    It returns one check for each answer, in order.
+    """
 
     check_all: Callable[[Sequence[Answer]], Sequence[Check]]
 
 
 class Context(NamedTuple):
-    """What a builder may want to know besides its config."""
+    """What a builder gets besides its config."""
 
     deadline_seconds: float = 5.0
     folder: str = "."
-    """The task file's, for paths in a config."""
+    """The task file's folder. Paths in a config are relative to it."""
 
 
 Builder = Callable[[Mapping[str, Any], Context], Verifier | BatchVerifier]
-"""Raises InvalidTask, with `param` naming the field of the config, if it is not what the kind needs."""
+"""Raises InvalidTask if the config is wrong for this kind; `param` names the field."""
 
 
 def right(reason: str = "") -> Check:
@@ -72,27 +75,45 @@ def right(reason: str = "") -> Check:
 
 
 def wrong(reason: str) -> Check:
-    """The model's fault: it trains at the worst value."""
+    """The model's fault: the answer gets the worst value."""
     return Check(0.0, fault="model", reason=reason[:200])
 
 
 def unlabelled(reason: str) -> Check:
-    """There is nothing to say, for example without a reference."""
+    """No judgement is possible, for example without a reference."""
     return Check(None, status="unlabelled", reason=reason[:200])
 
 
 def bad_reference(reason: str) -> Check:
-    """The app's mistake: no reward, and nobody learns from it."""
+    """The app's mistake: no reward, and no model is trained on the sample."""
     return Check(None, status="unscored", fault="user", reason=reason[:200])
 
 
 def broken(reason: str) -> Check:
-    """Our own fault: no reward, out of the batch and of every baseline."""
+    """Our own fault: no reward; the sample stays out of the batch and of every baseline."""
     return Check(None, status="unscored", fault="infra", reason=reason[:200])
 
 
+class BadReference(ValueError):
+    """`metadata.reference` cannot be used. The message says why."""
+
+
+def with_reference(check: Callable[[Answer, str], Check]) -> Verifier:
+    """A verifier that gives each answer and its reference to `check`, which may raise BadReference."""
+
+    def checked(answer: Answer) -> Check:
+        if answer.reference is None:
+            return unlabelled("no metadata.reference")
+        try:
+            return check(answer, answer.reference)
+        except BadReference as error:
+            return bad_reference(str(error))
+
+    return checked
+
+
 def read_config(kind: type[ConfigType], config: Mapping[str, Any]) -> ConfigType:
-    """A verifier's own settings.
+    """Parse a verifier's own settings.
 
     Raises:
         InvalidTask: `param` names the field.

@@ -1,8 +1,8 @@
 r"""`choice`: the answer picks one letter, and it is that of `metadata.reference`.
 
-A letter counts where the answer commits to it: behind "answer is", "Answer:" and the like, in \boxed{}, alone on a line, or
-as "B) ..." at the very beginning. Two different letters are two answers, and wrong; so is a letter that is taken back or followed by
-another ("A (or B)", "A. B is also right"): see `hedges`. "A, not B" and "A, because B is wrong" explain, and pass.
+A letter counts where the answer commits to it: after "answer is", "Answer:" and similar words, in \boxed{}, alone on a line, or
+as "B) ..." at the very beginning. Two different letters are two answers, and wrong. A letter is also wrong if the answer withdraws it
+or adds another ("A (or B)", "A. B is also right"): see `hedges`. "A, not B" and "A, because B is wrong" are explanations, and pass.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from contracts.errors import InvalidTask
 from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import (
     Answer,
+    BadReference,
     Check,
     Context,
     Verifier,
-    bad_reference,
     read_config,
     right,
-    unlabelled,
+    with_reference,
     wrong,
 )
 from rewards.verifiers.hedges import TextAfterAnswer, is_denied, is_disowned, is_withdrawn
@@ -45,12 +45,12 @@ _FURTHER = (
 
 
 class Config(TaskSection):
-    """What a task file may say."""
+    """Settings in the task file."""
 
     choices: tuple[str, ...] = Field(default=("A", "B", "C", "D"), min_length=2)
     """The letters, or short words."""
     patterns: tuple[str, ...] = ()
-    """RE2 patterns with one group, the letter, instead of the usual places."""
+    """RE2 patterns that find the letter instead of the usual places. Each has one group, the letter."""
 
     @model_validator(mode="after")
     def _distinct(self) -> Self:
@@ -68,17 +68,17 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
     by_folded = {choice.casefold(): choice for choice in rule.choices}
     find = _by_patterns(rule, by_folded) if rule.patterns else _by_places(rule, by_folded)
 
-    def check(answer: Answer) -> Check:
-        if answer.reference is None:
-            return unlabelled("no metadata.reference")
-        wanted = by_folded.get(answer.reference.strip().strip("().").casefold())
+    def check(answer: Answer, reference: str) -> Check:
+        wanted = by_folded.get(reference.strip().strip("().").casefold())
         if wanted is None:
-            return bad_reference(f"metadata.reference {answer.reference[:40]!r} is none of {', '.join(rule.choices)}")
+            raise BadReference(f"metadata.reference {reference[:40]!r} is not one of {', '.join(rule.choices)}")
         text = without_reasoning(answer.text)
         if text is None:
             return wrong("<think> is never closed")
         found = find(text.replace("\u00a0", " "))
-        if found and not text.isascii():  # A letter of another script is no choice, but it can be a second one.
+        if (
+            found and not text.isascii()
+        ):  # A letter of another script is not a choice, but a look-alike can be a second answer.
             found |= find(seen(text))
         if not found:
             return wrong("it picks nothing")
@@ -86,7 +86,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
             return wrong(f"it picks {len(found)}: {', '.join(sorted(found))}")
         return right() if found == {wanted} else Check(0.0, reason=f"it picks {min(found)}")
 
-    return check
+    return with_reference(check)
 
 
 def _by_patterns(rule: Config, by_folded: Mapping[str, str]) -> Callable[[str], set[str]]:
@@ -104,7 +104,7 @@ def _by_patterns(rule: Config, by_folded: Mapping[str, str]) -> Callable[[str], 
 
 def _by_places(rule: Config, by_folded: Mapping[str, str]) -> Callable[[str], set[str]]:
     letters = "|".join(re2.escape(choice) for choice in sorted(rule.choices, key=len, reverse=True))
-    # A letter in a sentence is written as the task writes it: "the answer is a guess" does not pick A.
+    # Within a sentence, case matters: "the answer is a guess" does not pick A.
     anchored = re2.compile(rf"(?:{_LEAD}{_OPENING}{_NAMING}|\\boxed\{{\s*(?:\\[a-z]+\{{)*){_OPENING}({letters})\b")
     further = re2.compile(rf"{_FURTHER}{_OPENING}({letters})\b")
     alone = re2.compile(rf"(?mi)^{_OPENING}{_NAMING}({letters}){_CLOSING}\s*$")
@@ -122,7 +122,7 @@ def _by_places(rule: Config, by_folded: Mapping[str, str]) -> Callable[[str], se
                 continue
             places.append((match.start(1), match.end(1), match.group(1)))
             place, beyond = match.end(), TextAfterAnswer()
-            # In stretches: RE2 would encode the whole text again for each look.
+            # In stretches, because RE2 encodes the whole text again for each match.
             while (more := further.match(text[place : place + _STRETCH])) is not None:
                 if beyond.is_another(text[place : place + more.start(1)], text[place + more.end(1) : place + _STRETCH]):
                     places.append((place + more.start(1), place + more.end(1), more.group(1)))
@@ -136,7 +136,7 @@ def _by_places(rule: Config, by_folded: Mapping[str, str]) -> Callable[[str], se
 
 
 def _beside(text: str, last: tuple[int, int, str], every: Any) -> set[str]:
-    """Other letters that stand behind the last one as further answers; the first as well, to make it two, if it is taken back."""
+    """Letters after the last one that are further answers. If the last one is withdrawn, two values that make the answer wrong."""
     start, end, letter = last
     if is_denied(text, start) or is_withdrawn(text, end):
         return {letter, f"not {letter}"}
@@ -157,7 +157,7 @@ def _beside(text: str, last: tuple[int, int, str], every: Any) -> set[str]:
 
 
 def _goes_on(text: str, place: int) -> bool:
-    """The letter is the beginning of something longer: A-level, A's, Á."""
+    """The letter begins a longer word: A-level, A's, Á."""
     after = text[place : place + 2]
     return after[:1].isalpha() or (after[:1] in {"'", "\u2019", "-"} and after[1:].isalpha())
 

@@ -1,8 +1,8 @@
-"""`code`: the program in the first fenced block of the answer gives what is expected of it, input by input.
+"""`code`: the program in the first fenced block of the answer gives the expected value for each input.
 
-`metadata.reference` holds the inputs and what is expected of each (`rewards.sandbox.suites` says how). Every input has a
-process of its own, in a sandbox; it gets that input and nothing else, and the value that comes back is compared here.
-What the program does, or leaves undone, is the model's fault; what the sandbox does is ours.
+`metadata.reference` holds the inputs and expected values (`rewards.sandbox.suites` has the format). Each input runs in a
+process of its own, in a sandbox. The process gets only that input, and its result is compared here, outside.
+Failures of the program are the model's fault; failures of the sandbox are ours.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 
 
 class CodeConfig(TaskSection):
-    """What a task may say."""
+    """Settings in the task file."""
 
     partial: bool = False
-    """The value is the share of tests passed. Off, because tests that stand in the prompt can be copied."""
+    """The value is the share of tests passed. Off by default, because a program can copy tests from the prompt."""
     tolerance: float = Field(default=0.0, ge=0, lt=1)
-    """By which two floats may differ, relative or absolute."""
+    """The accepted difference of two floats, relative or absolute."""
     sample_seconds: float = Field(default=30.0, gt=0, le=600)
-    """For all tests of an answer together. One test has the `deadline_seconds` of the verifier."""
+    """The limit for all tests of an answer together. One test has the verifier's `deadline_seconds`."""
     memory_mb: int = Field(default=512, ge=64, le=16384)
     processes: int = Field(default=16, ge=1, le=256)
     output_bytes: int = Field(default=64 * 2**10, ge=1024, le=2**24)
-    """Of what it prints, of its errors, and of a value as JSON."""
+    """The limit for standard output, for standard error, and for a value as JSON."""
     sandbox: Literal["auto", "sandlock", "bubblewrap", "namespaces"] = "auto"
 
 
 class ProgramGrader(NamedTuple):
-    """Grades one program after the other; many threads may use it at once."""
+    """Grades programs, one per call. Safe to use from many threads."""
 
     sandbox: Sandbox
     limits: SandboxLimits
     config: CodeConfig
 
     def grade(self, answer: Answer) -> Check:
-        """One answer."""
+        """Grade one answer."""
         if answer.reference is None:
             return unlabelled("no metadata.reference")
         try:
@@ -100,7 +100,7 @@ class ProgramGrader(NamedTuple):
         return wrong(problem)._replace(value=share)
 
     def _run(self, program: Program, function: str | None, test: ProgramTest, limits: SandboxLimits) -> str:
-        """What is wrong, or nothing."""
+        """What is wrong, or ""."""
         try:
             if function is None:
                 passed = same_text(test.expected, program.feed(self.sandbox, test.given, limits))
@@ -117,7 +117,7 @@ def build(
     context: Context = Context(),  # noqa: B008 immutable
     choose: Callable[[str], Sandbox] = sandbox_named,
 ) -> BatchVerifier:
-    """See `Builder`. It raises InvalidTask where no sandbox holds: code is never run without one."""
+    """See `Builder`. It raises InvalidTask if no sandbox works: code never runs without one."""
     wanted = read_config(CodeConfig, config)
     try:
         sandbox = choose(wanted.sandbox)
@@ -139,12 +139,12 @@ def build(
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    """One for all tasks: programs that wait for a core would only use up their time."""
+    """One pool for all tasks, because programs that wait for a core would only use up their time."""
     return ThreadPoolExecutor(num_cores(), thread_name_prefix="sandbox")
 
 
 def first_block(text: str) -> str | None:
-    """What stands between the first fence and the one that closes it, as CommonMark has it; None where either is missing."""
+    """The text between the first fence and its closing fence, as in CommonMark; None if either is missing."""
     lines = [line + "\n" for line in text.split("\n")]
     for start, line in enumerate(lines):
         if (opening := _FENCE.match(line)) is None:

@@ -1,4 +1,4 @@
-"""`exact`: the answer is the text of `metadata.reference`, after the normalisation that the task file names."""
+"""`exact`: the answer equals the text of `metadata.reference`, after the normalisation that the task file names."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.tasks.section import TaskSection
-from rewards.verifiers.check import Answer, Check, Context, Verifier, bad_reference, read_config, right, unlabelled
+from rewards.verifiers.check import Answer, BadReference, Check, Context, Verifier, read_config, right, with_reference
 from rewards.verifiers.texts import read_references, without_articles, without_punctuation
 
 VERSION = 1
 
 
 class Config(TaskSection):
-    """What is overlooked, on both sides."""
+    """Differences to ignore, in answer and reference."""
 
     strip: bool = True
     """White space at both ends."""
@@ -24,7 +24,7 @@ class Config(TaskSection):
     articles: bool = False
     """The words a, an, the."""
     many: bool = False
-    """The reference is a JSON list of texts, and any of them will do."""
+    """The reference is a JSON list of texts, and each of them is right."""
 
 
 def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
@@ -32,20 +32,15 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
     del context
     rule = read_config(Config, config)
 
-    def check(answer: Answer) -> Check:
-        if answer.reference is None:
-            return unlabelled("no metadata.reference")
-        try:
-            references = read_references(answer.reference) if rule.many else [answer.reference]
-        except ValueError as error:
-            return bad_reference(str(error))
-        # What normalises to nothing would pay for an empty answer.
+    def check(answer: Answer, reference: str) -> Check:
+        references = read_references(reference) if rule.many else [reference]
+        # An empty reference would reward an empty answer.
         wanted = {text for reference in references if (text := _normalised(reference, rule)).strip()}
         if not wanted:
-            return bad_reference("metadata.reference is empty, or normalises to nothing")
+            raise BadReference("metadata.reference is empty, also after normalisation")
         return right() if _normalised(answer.text, rule) in wanted else Check(0.0, reason="not the reference")
 
-    return check
+    return with_reference(check)
 
 
 def _normalised(text: str, rule: Config) -> str:

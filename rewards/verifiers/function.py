@@ -1,9 +1,9 @@
-"""`function`: the user's own, by import path, with trl's signature: `reward_func(prompts, completions, **columns)`.
+"""`function`: the user's own reward function, by import path, with trl's signature `reward_func(prompts, completions, **columns)`.
 
 Any reward function that works in trl's GRPOTrainer works here unchanged, `async` ones too. It runs in worker processes,
-so that it may hang, crash or print. Whatever is wrong with what it answers is our fault and no reward; a number is never
-spread over many answers. When a batch raises, hangs or crashes, its answers are tried one by one, so that one does not
-take the others along; a batch that was answered in the wrong shape stays unscored.
+so that it may hang, crash or print. An invalid result counts as our fault and gives no reward; one number never counts for
+several answers. If a batch raises, hangs or crashes, its answers are tried one by one, so that one answer does not spoil
+the others. A batch whose result has the wrong shape stays unscored.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from rewards.verifiers.columns import ColumnsConfig, checks_of, columns_of, in_b
 VERSION = 2
 
 _ONE_BY_ONE_DEADLINES = 4
-"""What is spent at most, in deadlines, on looking at the answers of a failed batch one by one."""
+"""The most time, in deadlines, for trying the answers of failed batches one by one."""
 
 
 class FunctionConfig(ColumnsConfig):
-    """Where the function is."""
+    """The function and its process."""
 
     path: str = Field(pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$")
     """`package.module:function`, or `file.py:function` relative to the task file."""
     memory_megabytes: int | None = Field(default=None, ge=128)
-    """That its process may use; by default as much as there is."""
+    """The memory limit of its process; no limit by default."""
     start_seconds: float = Field(default=120.0, gt=0, le=600)
-    """For its imports."""
+    """The time limit for its imports."""
 
 
 def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerifier:  # noqa: B008 immutable
@@ -64,7 +64,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
 
 
 def _code(folder: Path, path: str) -> str:
-    """A hash of the file, so that a changed file gets new workers. Modules are as they were when first imported."""
+    """A hash of the file, so that a changed file gets new workers. Modules stay as first imported."""
     file = folder / path.partition(":")[0]
     return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest() if file.is_file() else ""
 

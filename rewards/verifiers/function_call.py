@@ -1,4 +1,4 @@
-"""The worker's side of `function`: finds the user's reward function, and calls it as trl's GRPOTrainer does."""
+"""The worker's side of `function`: imports the user's reward function and calls it as trl's GRPOTrainer does."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _VARIADIC = frozenset({inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSI
 
 
 def worker(config: Mapping[str, str]) -> Callable[[Mapping[str, list[Any]]], Any]:
-    """Columns in, rewards out, as JSON.
+    """A function from columns to rewards, both as JSON.
 
     Raises:
-        Exception: the path leads nowhere, or not to something that can be called.
+        Exception: the path does not exist, or is not callable.
     """
     module, _, name = config["path"].partition(":")
     function = reduce(getattr, name.split("."), _module(module, Path(config["folder"])))
@@ -38,7 +38,7 @@ def worker(config: Mapping[str, str]) -> Callable[[Mapping[str, list[Any]]], Any
     def call(columns: Mapping[str, list[Any]]) -> Any:
         given: dict[str, Any] = {**columns, "trainer_state": None, "log_extra": _ignore, "log_metric": _ignore}
         given = {key: value for key, value in given.items() if takes_all or key in named}
-        # A column that no answer of this batch has: its values are missing, and a batch is chance.
+        # No answer of this batch has the column: pass None for all, because other batches may have it.
         nothing = [None] * len(columns["completions"])
         given |= dict.fromkeys(required - given.keys(), nothing)
         rewards = function(**given)
@@ -60,11 +60,11 @@ def _module(name: str, folder: Path) -> Any:
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    # Registered under its own name only if nobody has it: dataclasses and pickles look their module up there.
+    # Dataclasses and pickles look their module up in sys.modules. A module that is already there stays.
     sys.modules.setdefault(path.stem, module)
-    # Compiled here: Python's cache takes a file that was changed within a second, and is as long as before, for the old one.
+    # Compiled here, because Python's cache misses a change within a second that keeps the file's length.
     exec(compile(path.read_bytes(), path, "exec"), module.__dict__)  # noqa: S102 the user's own reward function
     return module
 
@@ -74,11 +74,11 @@ async def _awaited(rewards: Any) -> Any:
 
 
 def _ignore(*_: object, **__: object) -> None:
-    """What trl would log, nobody reads here."""
+    """Ignore what trl would log."""
 
 
 def _plain(rewards: Any) -> Any:
-    """Arrays and tensors become lists, their scalars numbers or bools, as trl takes them; what is no list goes by its name."""
+    """Arrays and tensors become lists of numbers or bools, as in trl. Any other value becomes the name of its type."""
     found = rewards.tolist() if hasattr(rewards, "tolist") else rewards
     if isinstance(found, list | tuple):
         return [_number(reward) for reward in found]

@@ -1,7 +1,7 @@
-"""Whether an answer stands by what it says: a second answer behind the first, an answer that is taken back or never given.
+"""Finds answers that hedge: a second answer after the first, or an answer that is withdrawn or denied.
 
-In: the text around an answer. Out: yes or no. `numeric` and `choice` share it; what an answer is, they know.
-Explanations may name other values: "42, because 50 - 8 = 42", "A, not B". What only stands beside the answer, or behind a word such as
+In: the text around an answer, which `numeric` and `choice` find. Out: yes or no.
+Explanations may name other values: "42, because 50 - 8 = 42", "A, not B". A value right beside the answer, or after a word such as
 "or", "maybe" or "alternatively", is another answer.
 """
 
@@ -55,15 +55,15 @@ _NEAR = 80
 
 
 class TextAfterAnswer:
-    """What is said behind an answer, value by value."""
+    """Reads the text after an answer, value by value."""
 
     def __init__(self) -> None:
         self._explains = False
 
     def is_another(self, gap: str, behind: str) -> bool:
-        """The next value, which stands `gap` behind the last one, with `behind` after it, is a second answer."""
+        """Whether the next value is a second answer. `gap` is the text between it and the last value, `behind` the text after it."""
         if self._explains and _SENTENCE_END.search(gap) is None:
-            # "because 50 - 8 leaves 42", "since B and C are wrong": the sentence goes on to explain.
+            # "because 50 - 8 leaves 42", "since B and C are wrong": the rest of the sentence is an explanation.
             return _CLAIM.match(behind) is not None
         found = _is_another(gap, behind)
         self._explains = not found
@@ -84,15 +84,15 @@ def _is_another(gap: str, behind: str) -> bool:
 
 
 def is_withdrawn(text: str, end: int) -> bool:
-    """What ends at `end` is said to be a bound, a condition, an estimate, or wrong."""
+    """Whether the text calls the value that ends at `end` a bound, a condition, an estimate, or wrong."""
     return _WITHDRAWN.match(text, end) is not None
 
 
 def is_denied(text: str, start: int) -> bool:
-    """What begins at `start` is said not to be the answer."""
+    """Whether the text says that the value that begins at `start` is not the answer."""
     return _DENIED.search(text, max(0, start - _NEAR), start) is not None
 
 
 def is_disowned(text: str, anchor: int) -> bool:
-    """The words that name the answer, which begin at `anchor`, are said of somebody else's or a wrong one."""
+    """Whether the words at `anchor`, such as "answer is", name a wrong answer or one of someone else."""
     return _DISOWNED.search(text, max(0, anchor - _NEAR), anchor) is not None

@@ -1,7 +1,7 @@
 """`http`: a reward server, asked with `POST {"prompts": [...], "completions": [...], ...} -> {"rewards": [...]}`.
 
-The other keys are the columns of `columns.py`; null is a reward too and says nothing. Whatever goes wrong between us is
-our fault and no reward: after the last retry, or at once if the server answers something else than what was asked.
+The other keys are the columns of `columns.py`. A null reward leaves the answer unlabelled. A failed request counts as our fault
+and gives no reward: after the last retry, or at once if the server's answer is invalid.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ VERSION = 2
 
 _TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REFUSED = frozenset({400, 413, 422})
-"""About what was sent: one answer may have spoilt it for the others."""
+"""The content was refused. One answer may be the cause, so the others are sent again one by one."""
 _MAX_BYTES = 8 << 20
 _MAX_PAUSE_SECONDS = 10.0
 
 
 class HttpConfig(ColumnsConfig):
-    """Where the server is."""
+    """The server and how to call it."""
 
     url: str = Field(pattern=r"^https?://[^\s/]+")
-    """Of the POST."""
+    """The URL of the POST."""
     headers_env: dict[str, str] = Field(default_factory=dict)
-    """Header to the environment variable that holds it, for example `Authorization = "REWARD_TOKEN"`."""
+    """Maps a header to the environment variable with its value, for example `Authorization = "REWARD_TOKEN"`."""
     retries: int = Field(default=2, ge=0, le=2)
-    """After 408, 425, 429, 5xx, or no answer within the deadline."""
+    """The number of retries after 408, 425, 429, 5xx, or no answer within the deadline."""
     pause_seconds: float = Field(default=0.5, gt=0, le=10)
-    """Before the first retry, at most; before the second twice that. The length is a draw, so that callers spread out."""
+    """The longest pause before the first retry; before the second, twice that. The length is random, so that callers spread out."""
 
 
 class _Failed(NamedTuple):
@@ -46,7 +46,7 @@ class _Failed(NamedTuple):
     is_about_content: bool = False
     can_retry: bool = False
     pause_seconds: float = 0.0
-    """That the server asked for."""
+    """The pause that the server asked for."""
 
 
 def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerifier:  # noqa: B008 immutable
@@ -61,7 +61,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
 
 
 class _Server:
-    """The reward server. Safe to use from many threads."""
+    """A client of the reward server. Safe to use from many threads."""
 
     def __init__(self, client: httpx.Client, rule: HttpConfig, deadline_seconds: float) -> None:
         self._client = client
@@ -69,7 +69,7 @@ class _Server:
         self._deadline = deadline_seconds
 
     def ask(self, answers: Sequence[Answer]) -> list[Check]:
-        """One check for each."""
+        """One check for each answer."""
         found = self._asked(answers)
         if isinstance(found, list):
             return found
@@ -100,7 +100,7 @@ class _Server:
                     body += part
                     if len(body) > _MAX_BYTES:
                         return _Failed(f"the server answered more than {_MAX_BYTES} bytes")
-                    # The client's timeout is for each read; a server that drips would never end it.
+                    # The client's timeout applies to each read, so a slow stream would never reach it.
                     if time.monotonic() > end:
                         raise httpx.ReadTimeout("the answer was not complete")
         except httpx.TimeoutException as error:

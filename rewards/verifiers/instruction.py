@@ -1,13 +1,13 @@
 """`instruction`: the answer has the form that was asked for, by any number of small checks.
 
-The checks stand in the task file, or with each sample in `metadata.reference`, a JSON list of the same tables:
+The checks come from the task file, or with each sample in `metadata.reference`, a JSON list of the same tables:
 
     [[verifiers.config.checks]]
     check = "max_words"
     value = 100
 
-An empty answer fails all of them: it would pass whatever only forbids. So does one of invisible characters. Look-alike letters neither
-pass for what was asked nor hide what was forbidden: see `lookalikes`.
+An answer that is empty or invisible fails, because it would pass every check that only forbids something. Look-alike letters
+cannot satisfy a required part or hide a forbidden one: see `lookalikes`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ MAX_CHECKS = 100
 
 
 class Config(TaskSection):
-    """What a task file may say."""
+    """Settings in the task file."""
 
     checks: tuple[dict[str, Any], ...] = Field(default=(), max_length=MAX_CHECKS)
-    """`check` names one (docs/rewards.md has the list), the rest are its parameters."""
+    """`check` names the check (docs/rewards.md has the list). The other keys are its parameters."""
     from_reference: bool | None = None
-    """Whether each sample brings further ones in `metadata.reference`; by default if there are none here."""
+    """Whether each sample has further checks in `metadata.reference`. By default only if there are no checks here."""
     score: Literal["all", "share"] = "all"
-    """`all`: one failure fails the answer; `share`: the share of checks that pass."""
+    """`all`: one failed check fails the answer; `share`: the value is the share of checks that pass."""
 
 
 class RequestedCheck(NamedTuple):
@@ -98,7 +98,7 @@ def _followed(answer: Answer, asked: Sequence[RequestedCheck], score: str) -> Ch
 
 
 def _read_reference(reference: str) -> list[RequestedCheck]:
-    """Raises ValueError with what is wrong."""
+    """Raises ValueError; the message says what is wrong."""
     try:
         given = read_json(reference)
     except NotJson as error:
@@ -117,7 +117,7 @@ def _read_checks(given: Sequence[Any], param: str) -> list[RequestedCheck]:
     for index, item in enumerate(given):
         place = f"{param}.{index}" if param else str(index)
         if not isinstance(item, Mapping) or not isinstance(item.get("check"), str):
-            raise InvalidTask("it needs `check`, the name of one", param=place)
+            raise InvalidTask("it needs `check`, the name of a check", param=place)
         name = item["check"]
         if name not in INSTRUCTIONS:
             known = ", ".join(sorted(INSTRUCTIONS))

@@ -1,6 +1,6 @@
 """`json_exact`: the answer equals the JSON of `metadata.reference`, every field, types included.
 
-Key order and white space do not count. Without a reference there is nothing to say: the check is unlabelled.
+Key order and white space do not count. Without a reference the check is unlabelled.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from contracts.errors import InvalidTask
-from rewards.verifiers.check import Answer, Check, Context, Verifier, bad_reference, right, unlabelled, wrong
+from rewards.verifiers.check import Answer, BadReference, Check, Context, Verifier, right, with_reference, wrong
 from rewards.verifiers.strict_json import NotJson, canonical, read_json
 
 VERSION = 2
@@ -20,16 +20,14 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
     del context
     if config:
         raise InvalidTask(f"it takes no config, not {sorted(config)}; remove it", param=min(config))
-    return _check
+    return with_reference(_check)
 
 
-def _check(answer: Answer) -> Check:
-    if (reference := answer.reference) is None:
-        return unlabelled("no metadata.reference")
+def _check(answer: Answer, reference: str) -> Check:
     try:
         wanted = canonical(read_json(reference))
     except NotJson as error:
-        return bad_reference(f"metadata.reference is not JSON: {error}")
+        raise BadReference(f"metadata.reference is not JSON: {error}") from error
     try:
         given = canonical(read_json(answer.text))
     except NotJson as error:

@@ -1,7 +1,7 @@
 """`json_schema`: the answer is one JSON value that satisfies `config.schema`.
 
-Patterns are matched in linear time, nothing is fetched, and JSON that two readers could read differently (a key that
-stands twice, NaN, a number that overflows) is refused: all of it is the model's fault.
+Patterns run in linear time, and nothing is fetched. JSON that is ambiguous between parsers (a duplicate key, NaN, a number
+that overflows) is refused as the model's fault.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""One reading of a text for all checks: look-alike letters, drawn forms and what is invisible cannot hide a word, a comma or a call.
+"""Normalises a text for all checks, so that look-alike letters and invisible characters cannot hide a word, a comma or a call.
 
-In: any text. Out: two readings. `plain` drops what is invisible and brings drawn forms (full-width, bold, circled) to the letters
-that they are. `seen` goes on to how it looks: a letter of another script becomes the ASCII letter that it looks like, in words that mix it
-with Latin letters, or consist of look-alikes alone in a text that is mostly Latin; and marks that make no letter of their own fall away. A
-Russian or Greek word stays what it is, and so does a letter with an accent.
+In: any text. Out: two readings. `plain` drops invisible characters and replaces styled forms (full-width, bold, circled) by their
+letters. `seen` is the text as a reader sees it: a letter of another script becomes the ASCII letter that it looks like, in words that mix
+it with Latin letters, and in words of look-alikes alone if the text is mostly Latin. It also drops marks that are not part of a letter.
+Russian and Greek words stay unchanged, and so do letters with an accent.
 
-What an answer must have, it has in `plain`; what it must not have, it has not in `seen` either.
+Required parts must be in `plain`. Forbidden parts may be neither in `plain` nor in `seen`.
 
 The table follows Unicode's confusables (UTS 39) for single letters of Cyrillic, Greek, Armenian, Cherokee, Coptic and of Latin's
 small capitals and phonetic signs.
@@ -78,7 +78,7 @@ COMMAS = frozenset(
     ",\uff0c\u3001\uff64\u060c\u066b\u066c\u201a\u2e32\u2e34\u2e41\u2e4c\u2e49\ua4f9\u1802\u1808\u055d\u07f8\u1363\ufe10\ufe11\ufe50\ufe51"
     "\u02cc\u0326\ua6f5\u2e4e\U000102f7"
 )
-"""What is read as a comma."""
+"""Characters that look like a comma."""
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0\u2800\u180e") | frozenset(
     map(chr, range(0xFE00, 0xFE10))
 )
@@ -90,7 +90,7 @@ _MARKS = re.compile(r"(?<=[A-Za-z])[\u0300-\u036f\u0489\u20d0-\u20f0\ufe00-\ufe0
 
 @lru_cache(maxsize=32)
 def plain(text: str) -> str:
-    """Drawn forms as what they are, and nothing invisible. Letters of all scripts stay."""
+    """The text with styled letters replaced and without invisible characters. Letters of all scripts stay."""
     if text.isascii():
         return text
     folded = _OTHER.sub(lambda match: _folded(match.group()), unicodedata.normalize("NFC", text))
@@ -99,7 +99,7 @@ def plain(text: str) -> str:
 
 @lru_cache(maxsize=32)
 def seen(text: str) -> str:
-    """The text as it looks."""
+    """The text as a reader sees it."""
     text = plain(text)
     if _SUSPECT.search(text) is None:
         return text
@@ -110,17 +110,17 @@ def seen(text: str) -> str:
 
 
 def readings(text: str) -> tuple[str, ...]:
-    """The different readings of a text: one, where nothing in it looks like something else."""
+    """The different readings of a text; only one if it has no look-alikes."""
     return tuple(dict.fromkeys((plain(text), seen(text))))
 
 
 def num_capitals(text: str) -> int:
-    """Letters that are, or are drawn as, capitals."""
+    """The number of capital letters, styled ones included."""
     return sum(letter.isupper() or letter.istitle() for letter in plain(text))
 
 
 def num_small_capitals(text: str) -> int:
-    """Letters that Unicode counts as small, and everybody reads as capitals."""
+    """The number of letters that Unicode calls small capitals: they count as lower case but look like capitals."""
     return sum("SMALL CAPITAL" in unicodedata.name(letter, "") for letter in text if not letter.isascii())
 
 
@@ -133,7 +133,7 @@ def _folded(letter: str) -> str:
     if category == "Zs":
         return " "
     folded = unicodedata.normalize("NFKC", letter)
-    # A footnote's number and a trade mark are no part of a word; a ligature is.
+    # A footnote's number and a trade mark are not part of a word; a ligature is.
     is_part = category[0] == "L" or (len(folded) == 1 and category != "No")
     return folded if is_part else letter
 

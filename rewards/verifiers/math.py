@@ -1,13 +1,13 @@
-r"""`math`: the boxed answer is worth the same as `metadata.reference`, by math-verify in its strict reward configuration.
+r"""`math`: the boxed answer has the same value as `metadata.reference`, by math-verify in its strict reward configuration.
 
-Only what stands in `\boxed{...}` counts, after the reasoning in `<think>` if there is any. Several different boxes are a
-list: naming two answers is another answer than naming one. Within a box nothing may stand beside the value: no second
-number in a `\text{...}`, and in a chain of equations every side that is a number must be the right one. A restated question
-is no answer: an integral, a sum or the like that is still to be worked out, or 17 x 23 where the reference is 391. Which
-forms a number may have says `math_form`. 5% is 0.05 and not 5; tuples and intervals have an order, sets have none.
+Only the text in `\boxed{...}` counts, after the reasoning in `<think>` if there is any. Several different boxes are a
+list, so two answers differ from one answer. A box holds the value alone: a second number in a `\text{...}` is wrong, and
+in a chain of equations each side that is a number must have the right value. A restated question is not an answer, for
+example an unevaluated integral or sum, or 17 x 23 where the reference is 391. `math_form` defines the accepted forms of a
+number. 5% is 0.05 and not 5. Tuples and intervals are ordered, sets are not.
 
-It runs in workers that are killed at the deadline: SymPy computes `9^{9^{9^9}}` if asked to. math-verify's own timeouts
-are off, for they need the main thread.
+It runs in workers that are killed at the deadline, because SymPy would try to compute `9^{9^{9^9}}`. math-verify's own
+timeouts are off, because they need the main thread.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
 
 
 def answer_in(text: str) -> str | Check:
-    """What the boxes say, joined by commas, or why that is no answer."""
+    """The content of the boxes, joined by commas, or a check that says why there is no answer."""
     spoken = without_reasoning(text)
     boxes = [] if spoken is None else boxed(spoken.rpartition("</think>")[2])
     if not boxes:
@@ -64,7 +64,7 @@ def answer_in(text: str) -> str | Check:
 
 
 def boxed(text: str) -> list[str]:
-    r"""The contents of each outermost `\boxed{...}` whose braces close. Linear in the text, whatever it is."""
+    r"""The contents of each outermost `\boxed{...}` whose braces close. The time is linear in any text."""
     found: list[tuple[int, int]] = []
     open_boxes: list[int | None] = []
     for token in _BRACES.finditer(text):
@@ -86,7 +86,7 @@ def _depth(text: str) -> int:
 
 
 def plain(reference: str) -> str | None:
-    """The reference as it would stand in a box; None if it is prose, which would be read as a product of letters."""
+    """The reference in the form of a box's content. None if it is prose, because SymPy would read that as a product of letters."""
     if boxes := boxed(reference):
         return ", ".join(boxes)
     text = reference.strip()
@@ -99,7 +99,7 @@ def plain(reference: str) -> str | None:
 def worker(config: Mapping[str, Any]) -> Callable[[Mapping[str, str | None]], list[Any]]:
     """In the worker process: see `referee`."""
     del config
-    # Here, so that only workers pay for SymPy.
+    # Imported here, so that only workers load SymPy.
     import logging  # noqa: PLC0415
 
     from rewards.verifiers.math_strict import Reference, equals, parsed  # noqa: PLC0415
@@ -119,7 +119,7 @@ def worker(config: Mapping[str, Any]) -> Callable[[Mapping[str, str | None]], li
         if not reference.expressions:
             return ["bad_reference", None, "metadata.reference is not mathematics that can be parsed"]
         if (answer := item["answer"]) is None:
-            # Alone it must be readable, and comparable with a number: 9^{9^{9^9}} is the first only.
+            # The reference alone: it must parse, and comparing it must end. 9^{9^{9^9}} parses only.
             equals(reference.expressions, parsed("1"))
             return ["scored", 1.0, ""]
         problem = reference.problem(answer)

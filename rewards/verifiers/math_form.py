@@ -1,9 +1,9 @@
-r"""Whether a number is an answer, or the question again: `391` against `17 \cdot 23`, `\frac{1564}{4}` and `1000 - 609`.
+r"""Tells a final number from a restated question: `391` is final; `17 \cdot 23`, `\frac{1564}{4}` and `1000 - 609` are not.
 
 A rational number is final as a literal, a fraction in lowest terms, a mixed number, a percentage or in scientific notation.
-An irrational one is final if nothing of it can be put together: no two rational factors, no like terms, no root that
-comes out, no product of sums, no sum under the fraction bar, no power of a sum. Functions, and all else that would still have to be
-worked out, may stand in an answer only as often as in the reference.
+An irrational number is final if it cannot be simplified: no two rational factors, no like terms, no root with a rational
+value, no product of sums, no sum in a denominator, no power of a sum. Functions and other unevaluated operations may occur
+in an answer only as often as in the reference.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _SIDES = re.compile(r"=|\\approx(?![A-Za-z])|\\equiv(?![A-Za-z])|\\in(?![A-Za-z]
 
 
 def still_open(latex: str) -> Counter[str]:
-    """Integrals, sums, products, limits and derivatives in a text, however their parser evaluates them."""
+    """Counts the integrals, sums, products, limits and derivatives in a text, whether or not the parser evaluates them."""
     return Counter(match.group(1) or match.group(2) for match in _OPEN.finditer(latex))
 
 
 class NumberForm:
-    """How a reference writes its numbers, which says how an answer may write them."""
+    """The form in which a reference writes its numbers. It decides which forms an answer may use."""
 
     def __init__(self, reference: str) -> None:
         self._text = normal(reference)
@@ -47,7 +47,7 @@ class NumberForm:
         self._operators = Counter(_OPERATORS.findall(self._text))
 
     def problem(self, answer: str, *, is_rational: bool) -> str:
-        """Why the answer is not in a final form, or nothing. `is_rational`: the reference is one rational number."""
+        """Why the answer is not in a final form, or "". `is_rational`: the reference is one rational number."""
         text = normal(answer)
         if _bare(text) == _bare(self._text):
             return ""
@@ -74,7 +74,7 @@ def _size(work: Counter[str]) -> int:
 
 
 def percent_value(latex: str) -> Fraction | None:
-    """What a number with or without a percent sign is worth, exactly; None if it is not one rational number."""
+    """The exact value of a number, with or without a percent sign; None if it is not one rational number."""
     text = normal(latex)
     for tree in _sides(text):
         if is_arithmetic(tree) and (value := value_of(tree)) is not None:
@@ -83,17 +83,17 @@ def percent_value(latex: str) -> Fraction | None:
 
 
 def has_percent(latex: str) -> bool:
-    r"""It has a `\%`."""
+    r"""Whether it has a `\%`."""
     return "\\%" in normal(latex)
 
 
 def is_set(latex: str) -> bool:
-    """It stands in braces."""
+    """Whether it begins with a brace."""
     return normal(latex).startswith("\\{")
 
 
 def is_tuple(latex: str) -> bool:
-    """It is a list in parentheses or brackets."""
+    """Whether it is a list in parentheses or brackets."""
     text = normal(latex)
     return text[:1] in {"(", "["} and text[-1:] in {")", "]"} and len(_at_commas(text[1:-1])) > 1
 
@@ -103,7 +103,7 @@ def _bare(text: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """The numbers of a list, a tuple, an interval, a set or a matrix; of a function's arguments they stay together."""
+    """The numbers of a list, a tuple, an interval, a set or a matrix. A function's arguments are not split."""
     text = text.strip()
     if not (parts := _at_commas(text)):
         return []
@@ -145,7 +145,7 @@ def _sides(item: str) -> Iterator[Tree]:
 
 
 def undone(tree: Tree) -> Counter[str]:
-    """The operations that are written and not carried out, by name."""
+    """The operations that are written but not carried out, by name."""
     if has_two_signs(tree):
         return Counter(["sign"]) + undone(_without_signs(tree))
     tree = unsigned(tree)
@@ -178,7 +178,7 @@ def _of_sum(tree: Tree) -> Counter[str]:
     logarithms = [_argument_of_logarithm(factor) for term in terms for factor, _ in _factors(term)]
     arguments = [argument for argument in logarithms if argument > 1]
     shared = sum(math.gcd(first, second) > 1 for first, second in combinations(arguments, 2))
-    # ln 3 - ln 2 is as final as ln(3/2); ln 6 - ln 3 and ln 3 + ln 5 are not.
+    # ln 3 - ln 2 is as final as ln(3/2); ln 6 - ln 3 and ln 3 + ln 5 are not final.
     bare = Counter(term.kind for term in tree.arguments if term.kind in LOGARITHMS)
     is_split = shared or any(count > 1 for count in bare.values())
     found["log"] -= len(arguments) - 1 if arguments and not is_split else 0
@@ -193,7 +193,7 @@ def _argument_of_logarithm(tree: Tree) -> int:
 
 
 def _factors(tree: Tree, *, is_below: bool = False) -> Iterator[tuple[Tree, bool]]:
-    """The factors of a term; the second says whether it divides."""
+    """The factors of a term, each with whether it is in a denominator."""
     tree = unsigned(tree)
     if tree.kind == "product":
         for part in tree.arguments:
@@ -238,7 +238,7 @@ def _of_product(tree: Tree) -> Counter[str]:
 
 
 def _share_root(tree: Tree) -> bool:
-    """The root of 12 over the root of 2."""
+    """Whether two roots can be divided, as in the root of 12 over the root of 2."""
     values: dict[bool, list[Fraction]] = {True: [], False: []}
     for factor, is_below in _factors(tree):
         value = value_of(factor.arguments[0]) if factor.kind == "root" else None
@@ -262,7 +262,7 @@ def _of_root(tree: Tree) -> Counter[str]:
         found["root"] += all(_is_perfect(abs(part), int(degree)) for part in (value.numerator, value.denominator))
     else:
         found["root"] += 1
-    # Of a negative number it is imaginary: only -4 comes out.
+    # The root of a negative number is imaginary; of -4 it still simplifies.
     return +found
 
 
@@ -289,7 +289,7 @@ def _of_power(tree: Tree) -> Counter[str]:
 
 
 def _signature(term: Tree) -> str:
-    """What is left of a term without its rational factor: equal for terms that can be added."""
+    """A term without its rational factor. It is equal for like terms, which can be added."""
     parts = []
     for factor, is_below in _factors(term):
         if is_arithmetic(factor):
@@ -302,7 +302,7 @@ def _signature(term: Tree) -> str:
 
 
 def _free_part(root: Tree) -> str:
-    """A root without the powers that come out: the root of 12 is like that of 3, and that of a third."""
+    """A root after simplification: the roots of 12, of 3 and of a third have the same."""
     value, degree = (value_of(part) if is_arithmetic(part) else None for part in root.arguments)
     if value is None or degree is None or degree.denominator != 1 or not 1 <= degree <= MAX_EXPONENT:
         return ""

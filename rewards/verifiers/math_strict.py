@@ -1,4 +1,4 @@
-"""math-verify, as strict as its authors advise for rewards and a little stricter. Imported in workers only."""
+"""math-verify with the strict settings that its authors advise for rewards, and a few stricter rules. Only workers import it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OPEN = (Integral, Derivative, Sum, Product, Limit)
 
 
 def parsed(latex: str, *, is_strict: bool = True) -> list[Any]:
-    r"""What stands in a box, as SymPy expressions; none if it cannot be read. A reference may say `\frac12`."""
+    r"""A box's content as SymPy expressions; empty if it cannot be parsed. A reference may use `\frac12`."""
     found: list[Any] = parse(
         f"\\boxed{{{latex}}}",
         [_ANSWERS if is_strict else _REFERENCES],
@@ -40,7 +40,7 @@ def parsed(latex: str, *, is_strict: bool = True) -> list[Any]:
 
 
 def equals(gold: list[Any], given: list[Any]) -> bool:
-    """They are worth the same. math-verify reads an equation by its last side, so that `7=5` is 5: we read all of it."""
+    """Whether both have the same value. math-verify reads only the last side of an equation (`7=5` is 5), so all sides are checked here."""
     if any(_restates(expression, gold) for expression in given) or not verify(gold, given, timeout_seconds=None):
         return False
     if any(isinstance(expression, Relational) for expression in gold):
@@ -57,7 +57,7 @@ def equals(gold: list[Any], given: list[Any]) -> bool:
 
 
 def _restates(given: Any, gold: list[Any]) -> bool:
-    """It is the question and not its answer: an integral, a sum or the like to be worked out."""
+    """Whether the answer restates the question, for example as an unevaluated integral or sum."""
     known = [expression for expression in gold if isinstance(expression, Basic)]
     if not isinstance(given, Basic) or not known:
         return False
@@ -65,7 +65,7 @@ def _restates(given: Any, gold: list[Any]) -> bool:
 
 
 def is_number(gold: list[Any], *, is_rational: bool = False) -> bool:
-    """It holds no unknown, apart from the one that it says the value of; with `is_rational`, it is one rational number."""
+    """Whether it has no unknown, except one on the left of `=`; with `is_rational`, whether it is one rational number."""
     known = [expression.rhs if isinstance(expression, Eq) else expression for expression in gold]
     known = [expression for expression in known if isinstance(expression, Basic | MatrixBase)]
     if not known or any(_unknowns(expression) for expression in known):
@@ -84,7 +84,7 @@ def _unknowns(expression: Any) -> set[Any]:
 
 
 class Reference:
-    """A reference, ready for answers. `expressions` is empty if it cannot be parsed."""
+    """A parsed reference. `expressions` is empty if it cannot be parsed."""
 
     def __init__(self, latex: str) -> None:
         self._latex = latex
@@ -94,7 +94,7 @@ class Reference:
         self._form = NumberForm(latex)
 
     def problem(self, latex: str) -> str:
-        """Why an answer is not right, or nothing."""
+        """Why an answer is wrong, or ""."""
         if still_open(latex) - still_open(self._latex):
             return "it is still to be worked out"
         if self._is_number and (problem := self._form.problem(latex, is_rational=self._is_rational)):

@@ -1,6 +1,6 @@
-r"""The trees of numbers written in LaTeX: what was written, not what it is worth. `\frac{4}{2}` stays a quotient.
+r"""Parses a number in LaTeX into a tree of its notation, without evaluating it: `\frac{4}{2}` stays a quotient.
 
-In: the text of one number, as it stands in a box. Out: a `Tree`, or `Unreadable`. Everything is bounded by the text.
+In: the text of one number, from a box. Out: a `Tree`, or `Unreadable`. Time and memory are bounded by the text's length.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Unreadable(ValueError):
-    """It is not a number in a notation that is known here."""
+    """It is not a number in a known notation."""
 
 
 class Tree(NamedTuple):
@@ -70,7 +70,7 @@ _PLAIN = str.maketrans(
 
 
 def normal(latex: str) -> str:
-    r"""Without what only sets it: sizes, spaces, currencies, degrees, units in `\text{}`; percent is always `\%`."""
+    r"""The text without formatting: sizes, spaces, currencies, degrees, units in `\text{}`. Percent becomes `\%`."""
     text = _GROUPED.sub("", latex.translate(_PLAIN))
     for pattern, instead in (
         (_PERCENT, r"\\%"),
@@ -86,7 +86,7 @@ def normal(latex: str) -> str:
 
 
 def read(text: str) -> Tree:
-    """The tree of a text that `normal` made. Raises Unreadable."""
+    """Parses a text that `normal` returned. Raises Unreadable."""
     return _Reader(text).whole()
 
 
@@ -220,7 +220,7 @@ class _Reader:
         return Tree(name, (*parts, inside))
 
     def _argument(self) -> Tree:
-        r"""In braces, or one character: `\frac12` is a half."""
+        r"""An argument in braces, or of one character: `\frac12` is a half."""
         token = self._next()
         if len(token) > 1 and token.isdigit():
             self._tokens[self._place : self._place + 1] = [token[0], token[1:]]

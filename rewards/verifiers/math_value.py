@@ -1,4 +1,4 @@
-"""What written numbers are worth, exactly, and whether a rational one is written out."""
+"""The exact values of written numbers, and whether a rational number is in its final form."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from fractions import Fraction
 from rewards.verifiers.math_tree import Tree
 
 LONG = 10**30
-"""What is not smaller may be written as a power or a factorial."""
+"""From this value on, a number may be written as a power or a factorial."""
 MAX_EXPONENT = 200
 _BIGGEST = 10**120
 _PLAIN_TEN = 6
-"""From this exponent on a bare power of ten, `10^6`, is how the number is written."""
+"""From this exponent on, a bare power of ten such as `10^6` is a final form."""
 _TEN = 10
 _PARTS = frozenset({"number", "sum", "product", "quotient", "negative", "mixed", "percent", "factorial"})
 
 
 def is_arithmetic(tree: Tree) -> bool:
-    """Numbers and nothing else, apart from what is done with them."""
+    """Whether the tree consists of rational numbers and arithmetic operations only."""
     if tree.kind == "power":
         base, exponent = tree.arguments
         value = value_of(exponent) if is_arithmetic(exponent) else None
@@ -28,7 +28,7 @@ def is_arithmetic(tree: Tree) -> bool:
 
 
 def value_of(tree: Tree) -> Fraction | None:
-    """What numbers come to; None if that is too big, divided by zero, or no arithmetic."""
+    """The value of an arithmetic tree; None if it is too big, divides by zero, or is not arithmetic."""
     if tree.kind == "number":
         return tree.value
     values = [value for part in tree.arguments if (value := value_of(part)) is not None]
@@ -69,12 +69,12 @@ _DONE: dict[str, Callable[[list[Fraction]], Fraction | None]] = {
 
 
 def unsigned(tree: Tree) -> Tree:
-    """Without the minus signs before it."""
+    """The tree without its leading minus signs."""
     return unsigned(tree.arguments[0]) if tree.kind == "negative" else tree
 
 
 def has_two_signs(tree: Tree) -> bool:
-    """It is the negative of a negative: -(-5), or a minus before a fraction and another within."""
+    """Whether it has two minus signs: -(-5), or one before a fraction and one inside."""
     num_signs = 0
     while tree.kind == "negative":
         tree, num_signs = tree.arguments[0], num_signs + 1
@@ -84,7 +84,7 @@ def has_two_signs(tree: Tree) -> bool:
 
 
 def is_final(tree: Tree) -> bool:
-    """A rational number that needs no more work: see `math_form`."""
+    """Whether it is a rational number in its final form: see `math_form`."""
     if has_two_signs(tree):
         return False
     tree = unsigned(tree)

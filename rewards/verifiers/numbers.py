@@ -1,4 +1,4 @@
-"""Numbers in prose, exactly: which there are, and which only look like one."""
+"""Finds numbers in prose and reads them exactly. It also finds text that only looks like a number."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OPERATORS = frozenset("+*/^\u00d7\u00f7\u00b7<>\u2264\u2265\u2260")
 
 
 class Number(NamedTuple):
-    """A number in a text. `value` is None where it is part of something else: an expression, a range, a denial."""
+    """A number in a text. `value` is None if it is part of something else: an expression, a range, a denial."""
 
     value: Fraction | None
     start: int
@@ -38,7 +38,7 @@ class Number(NamedTuple):
 
 
 class NumberReader:
-    """Finds numbers. `is_continental`: 1.234,5 instead of 1,234.5. `units` may stand behind a number."""
+    """Finds numbers. `is_continental`: 1.234,5 instead of 1,234.5. `units` may follow a number."""
 
     def __init__(
         self, units: Collection[str] = (), *, is_continental: bool = False, percent_scales: bool = True
@@ -51,7 +51,7 @@ class NumberReader:
         self._percent_scales = percent_scales
 
     def find(self, text: str) -> list[Number]:
-        """The numbers of a text that `plain` made, in order; those inside of words do not count."""
+        """The numbers of a text that `plain` returned, in order, without those inside words."""
         matches = [(match.start(), match.end()) for match in self._number.finditer(text)]
         return [
             self._read(text, start, end)
@@ -60,7 +60,7 @@ class NumberReader:
         ]
 
     def read(self, text: str) -> Fraction | None:
-        """The number that is the whole of a text, with its currency, unit or percent sign; or None."""
+        """The number if the whole text is one number, with its currency, unit or percent sign; else None."""
         text = plain(text).strip().lstrip("$\u20ac\u00a3\u00a5").strip()
         found = self.find(text)
         if len(found) != 1 or found[0].start != 0 or found[0].end != len(text):
@@ -94,7 +94,7 @@ class NumberReader:
 
 
 def plain(text: str) -> str:
-    """Signs and spaces in their plain form; what is no text, replaced."""
+    """The text with plain signs and spaces. Characters that cannot be encoded are replaced."""
     return text.encode(errors="replace").decode().translate(_SIGNS)
 
 
@@ -104,7 +104,7 @@ def _starts_with_unit(rest: str, unit: str) -> bool:
 
 
 def _is_operand(text: str, start: int) -> bool:
-    """Something is done with it from the left: a sum, a comparison, or the minus sign of a difference."""
+    """Whether an operator comes before it: a sum, a comparison, or the minus sign of a difference."""
     before = text[max(0, start - 8) : start].rstrip(" \t(")
     if not before:
         return False

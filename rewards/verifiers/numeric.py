@@ -1,8 +1,8 @@
 r"""`numeric`: the answer commits to one number, and it is that of `metadata.reference`, within a tolerance.
 
-Numbers are compared exactly, as fractions. A number counts where the answer commits to it: in \boxed{}, behind "answer is",
-"Answer:" or "####"; failing that, if it is the only one. Several different numbers are several answers, and wrong; so is one
-that is taken back, made a bound or a condition, or followed by another ("42 | 43", "42 (or 43)"): see `hedges`.
+Numbers are compared exactly, as fractions. A number counts where the answer commits to it: in \boxed{}, after "answer is",
+"Answer:" or "####"; otherwise, if it is the only number. Several different numbers are several answers, and wrong. A number is also
+wrong if the answer withdraws it, makes it a bound or a condition, or adds another ("42 | 43", "42 (or 43)"): see `hedges`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pydantic import Field
 from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import (
     Answer,
+    BadReference,
     Check,
     Context,
     Verifier,
-    bad_reference,
     read_config,
     right,
-    unlabelled,
+    with_reference,
     wrong,
 )
 from rewards.verifiers.hedges import TextAfterAnswer, is_denied, is_disowned, is_withdrawn
@@ -54,26 +54,26 @@ _BOX_END = re.compile(r"\s{0,4}\$?\s{0,4}\}")
 
 
 class Config(TaskSection):
-    """What a task file may say."""
+    """Settings in the task file."""
 
     absolute: float = Field(default=0.0, ge=0)
-    """How far from the reference is near enough."""
+    """The largest accepted difference from the reference."""
     relative: float = Field(default=0.0, ge=0, lt=1)
-    """The same, as a share of the reference. The larger of the two holds."""
+    """The same, as a share of the reference. The larger of the two applies."""
     take: Literal["answer", "boxed", "last"] = "answer"
-    """`boxed`: only what is in \\boxed{} counts; `last`: the last number does, whatever stands before it."""
+    """`boxed`: only what is in \\boxed{} counts; `last`: only the last number counts, whatever comes before it."""
     anchor: str | None = Field(default=None, min_length=2)
-    """A phrase that the answer stands behind, instead of the usual ones."""
+    """The phrase right before the answer, instead of the usual phrases."""
     percent: Literal["scale", "ignore"] = "scale"
-    """`scale`: 50% is 0.5, on both sides; `ignore`: it is 50."""
+    """`scale`: 50% is 0.5, in answer and reference; `ignore`: it is 50."""
     marks: Literal["1,234.5", "1.234,5"] = "1,234.5"
-    """How thousands and decimals are marked."""
+    """How thousands and decimals are written."""
     units: tuple[str, ...] = ()
-    """What may stand behind the number; they are not compared or converted."""
+    """Units that may follow the number. They are not compared or converted."""
 
 
 class NoClearAnswer(ValueError):
-    """The answer commits to no number, or to several; says which."""
+    """The answer commits to no number, or to several. The message says which."""
 
 
 def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
@@ -83,12 +83,10 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
     reader = NumberReader(rule.units, is_continental=rule.marks == "1.234,5", percent_scales=rule.percent == "scale")
     absolute, relative = Fraction(str(rule.absolute)), Fraction(str(rule.relative))
 
-    def check(answer: Answer) -> Check:
-        if answer.reference is None:
-            return unlabelled("no metadata.reference")
-        wanted = reader.read(answer.reference)
+    def check(answer: Answer, reference: str) -> Check:
+        wanted = reader.read(reference)
         if wanted is None:
-            return bad_reference(f"metadata.reference {answer.reference[:40]!r} is not a number")
+            raise BadReference(f"metadata.reference {reference[:40]!r} is not a number")
         text = without_reasoning(answer.text)
         if text is None:
             return wrong("<think> is never closed")
@@ -101,11 +99,11 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
         near = abs(given - wanted) <= max(absolute, relative * abs(wanted))
         return right() if near else Check(0.0, reason="another number than the reference")
 
-    return check
+    return with_reference(check)
 
 
 def _committed(text: str, reader: NumberReader, rule: Config) -> Fraction:
-    """The number an answer stands by. Raises NoClearAnswer."""
+    """The number that an answer commits to. Raises NoClearAnswer."""
     numbers = reader.find(text)
     if not numbers:
         raise NoClearAnswer("no number")
@@ -120,7 +118,7 @@ def _committed(text: str, reader: NumberReader, rule: Config) -> Fraction:
 
 
 def _stood_by(text: str, chosen: list[Number], numbers: list[Number]) -> Fraction:
-    """The value of the chosen numbers, which must be one. Raises NoClearAnswer."""
+    """The one value of the chosen numbers. Raises NoClearAnswer if there are several, or it is not final."""
     value = _one(chosen)
     last = max(chosen, key=lambda number: number.start)
     if is_denied(text, last.start) or is_withdrawn(text, last.end):
@@ -139,7 +137,7 @@ def _stood_by(text: str, chosen: list[Number], numbers: list[Number]) -> Fractio
 
 
 def _is_marker(gap: str, behind: str) -> bool:
-    """The number begins the item of a list."""
+    """The number only counts the items of a list."""
     return "\n" in gap and not gap.rpartition("\n")[2].strip() and re.match(r"[.)][ \t]+[^\W\d]", behind) is not None
 
 
@@ -149,7 +147,7 @@ def _boxed(text: str, numbers: list[Number]) -> list[Number]:
         first = bisect_left(starts, box.end())
         inside = numbers[first : first + 1]
         if not inside or text[box.end() : inside[0].start].strip(" $\\") or not _BOX_END.match(text, inside[0].end):
-            raise NoClearAnswer("what is boxed is not one number")
+            raise NoClearAnswer("a box holds something else than one number")
         found += inside
     return found
 

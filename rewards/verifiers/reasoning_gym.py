@@ -1,8 +1,8 @@
 """`reasoning_gym`: the answer solves a procedural task of reasoning-gym, by the task's own scorer.
 
-`metadata.reference` is JSON: `{"index": 7}`, with `seed` and `size` if they are other than the config's, or a whole entry
+`metadata.reference` is JSON: `{"index": 7}`, with `seed` and `size` if they differ from the config's, or a whole entry
 (`question`, `answer`, `metadata`). `python -m rewards.verifiers.reasoning_gym DATASET --size 100 --seed 1` prints prompts
-with such references, a JSON object a line: sentinels that nobody can have learned by heart, or prompts to train on.
+with these references, one JSON object per line: sentinels that a model cannot have memorised, or prompts for training.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _MAX_ANSWER = 20_000
 
 
 class ReasoningGymConfig(TaskSection):
-    """Which tasks."""
+    """The dataset and how to read answers."""
 
     dataset: str
     """Its name in reasoning-gym, for example `leg_counting`."""
     seed: int = 0
-    """Of the entries that a reference names by index."""
+    """The seed of the entries that a reference names by index."""
     size: int = Field(default=500, ge=1)
-    """How many entries there are."""
+    """The number of entries."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The dataset's own settings."""
     tag: str = Field(default="answer", pattern=r"^[a-z_]*$")
-    """The answer stands in this tag, the last one counts; empty takes the whole text."""
+    """The tag around the answer; the last one counts. If empty, the whole text is the answer."""
 
 
 def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerifier:  # noqa: B008 immutable
@@ -52,12 +52,12 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
     try:
         pool.check()
     except NotStarted as error:
-        raise InvalidTask(f"dataset {rule.dataset!r} cannot be had: {error}", param="dataset") from error
+        raise InvalidTask(f"dataset {rule.dataset!r} cannot be loaded: {error}", param="dataset") from error
     return refereed(pool, context.deadline_seconds, lambda text: answer_in(text, rule.tag))
 
 
 def answer_in(text: str, tag: str) -> str | Check:
-    """What stands in the last tag, or why that is no answer."""
+    """The content of the last tag, or a check that says why there is no answer."""
     answer = text
     if tag:
         before, opening, rest = text.rpartition(f"<{tag}>")
@@ -84,7 +84,7 @@ def prompts(
     try:
         entries = reasoning_gym.create_dataset(dataset, seed=seed, size=size, **(options or {}))
     except Exception as error:
-        raise InvalidTask(f"dataset {dataset!r} cannot be had: {error}", param="dataset") from error
+        raise InvalidTask(f"dataset {dataset!r} cannot be loaded: {error}", param="dataset") from error
     system = (
         f"Think, then give your final answer as <{tag}>...</{tag}>." if tag else "Give the answer and nothing else."
     )
@@ -99,7 +99,7 @@ def prompts(
 
 
 def main() -> None:
-    """Print prompts, one JSON object a line."""
+    """Print prompts, one JSON object per line."""
     parser = argparse.ArgumentParser(prog="python -m rewards.verifiers.reasoning_gym", description=prompts.__doc__)
     parser.add_argument("dataset")
     parser.add_argument("--size", type=int, default=100)

@@ -1,7 +1,7 @@
-"""What the scorers of reasoning-gym may evaluate. Some of them `eval` the answer, or have SymPy do it, and a model wrote it.
+"""Limits the code that the scorers of reasoning-gym evaluate. Some scorers `eval` the model's answer, or SymPy does.
 
-Literals and arithmetic pass and, in what SymPy's parser made of a text, functions of mathematics by name. Everything else
-raises before anything of it runs, and the scorers take what raises for a wrong answer.
+Literals and arithmetic are allowed. In the output of SymPy's parser, mathematical functions by name are allowed too. All other
+code raises before any of it runs, and the scorers treat an exception as a wrong answer.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _FUNCTIONS = frozenset((
     "Or", "Not",
 ))  # fmt: skip
 _TEXT = re.compile(r"[\w.+-]*")
-"""A name or a number: `Symbol('x')`, `Float('1.5')`. Functions of SymPy would parse any other."""
+"""A name or a number: `Symbol('x')`, `Float('1.5')`. SymPy's functions would parse any other text as code."""
 
 
 def guard() -> None:
-    """Replace what evaluates; call it once reasoning-gym is imported. For a process that does nothing else."""
+    """Replace the functions that evaluate. Call it after importing reasoning-gym, in a process only for its scorers."""
     from sympy.parsing import sympy_parser  # type: ignore[import-untyped]  # noqa: PLC0415 only workers pay for SymPy
 
     evaluate = sympy_parser.eval_expr
@@ -41,7 +41,7 @@ def guard() -> None:
     sympy_parser.eval_expr = checked
     for name, module in list(sys.modules.items()):
         if name.startswith("reasoning_gym."):
-            # A module's own `eval` goes before the built-in one.
+            # A module's own `eval` takes precedence over the built-in one.
             vars(module)["eval"] = arithmetic
 
 
@@ -61,11 +61,11 @@ def _check(code: object, functions: frozenset[str]) -> ast.Expression:
     tree = ast.parse(code.strip(), mode="eval")
     for node in ast.walk(tree):
         if not isinstance(node, _HARMLESS):
-            raise ValueError(f"{type(node).__name__} has no place in an expression")  # noqa: TRY004 as above
+            raise ValueError(f"{type(node).__name__} is not allowed in an expression")  # noqa: TRY004 as above
         if functions and isinstance(node, ast.Constant) and not _TEXT.fullmatch(str(node.value)):
             raise ValueError("a text that is neither a name nor a number")
         if isinstance(node, ast.Call) and (
             node.keywords or not isinstance(node.func, ast.Name) or node.func.id not in functions
         ):
-            raise ValueError("a call of something that is no function of mathematics")
+            raise ValueError("a call of something that is not a mathematical function")
     return tree

@@ -16,7 +16,7 @@ def worker(config: Mapping[str, Any]) -> Callable[[Mapping[str, str | None]], li
     """See `rewards.verifiers.referee`.
 
     Raises:
-        ValueError: no such dataset, or it does not take these options.
+        ValueError: there is no such dataset, or it does not accept these options.
     """
     import reasoning_gym  # type: ignore[import-untyped]  # noqa: PLC0415 an optional extra
     from reasoning_gym.factory import DATASETS  # type: ignore[import-untyped]  # noqa: PLC0415 as above
@@ -24,7 +24,7 @@ def worker(config: Mapping[str, Any]) -> Callable[[Mapping[str, str | None]], li
     guard()
     if config["dataset"] not in DATASETS:
         close = difflib.get_close_matches(config["dataset"], DATASETS, n=3) or sorted(DATASETS)[:10]
-        raise ValueError(f"reasoning-gym has none of this name; there are {', '.join(close)}")
+        raise ValueError(f"reasoning-gym has no dataset of this name; there are {', '.join(close)}")
 
     @lru_cache(maxsize=8)
     def entries(seed: int, size: int) -> Any:
@@ -56,7 +56,7 @@ def _judged(item: Mapping[str, str | None], entry_of: Callable[[str], tuple[Any,
         own = entry["answer"]
         if item["answer"] is None or isinstance(own, str):
             dataset.score_answer(own, entry)
-    except Exception as error:  # noqa: BLE001 datasets raise what they like on an entry that is not theirs
+    except Exception as error:  # noqa: BLE001 datasets raise any exception on a foreign entry
         return ["bad_reference", None, f"metadata.reference: {type(error).__name__}: {error}"]
     if item["answer"] is None:
         return ["scored", 1.0, ""]
@@ -64,7 +64,7 @@ def _judged(item: Mapping[str, str | None], entry_of: Callable[[str], tuple[Any,
         value = float(dataset.score_answer(item["answer"], entry))
     except (MemoryError, RecursionError):
         raise
-    except Exception as error:  # noqa: BLE001 it just scored its own answer, so what it cannot read is this one
+    except Exception as error:  # noqa: BLE001 it just scored its own answer, so this answer is the problem
         return ["scored", 0.0, f"the scorer cannot read the answer: {type(error).__name__}: {error}"]
     if not math.isfinite(value) or not 0.0 <= value <= 1.0:
         return ["broken", None, f"the scorer answered {value!r}"]

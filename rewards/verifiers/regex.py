@@ -1,6 +1,6 @@
-"""`regex`: a pattern is found in the answer, is the whole of it, or is nowhere in it.
+"""`regex`: the pattern is found in the answer, matches all of it, or is absent from it.
 
-Patterns are RE2's: matching takes time linear in the answer, whatever the pattern; no lookaround, no back-references.
+Patterns are RE2's: matching takes time linear in the answer for any pattern. There is no lookaround and no back-reference.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _MAX_PATTERN = 10_000
 
 
 class Config(TaskSection):
-    """What a task file may say."""
+    """Settings in the task file."""
 
     pattern: str = Field(min_length=1, max_length=_MAX_PATTERN)
-    """In RE2's syntax; in TOML best between single quotes."""
+    """In RE2's syntax. In TOML, use single quotes."""
     must: Literal["match", "search", "absent"] = "search"
-    """`match`: the pattern is the whole answer; `search`: it is found in it; `absent`: it is not."""
+    """`match`: the pattern matches the whole answer; `search`: it is found in the answer; `absent`: it is not found."""
     flags: frozenset[Literal["ignore_case", "multi_line", "dot_all"]] = frozenset()
-    """`multi_line`: ^ and $ also stand at the ends of lines; `dot_all`: a dot also matches the end of a line."""
+    """`multi_line`: ^ and $ also match at each line; `dot_all`: a dot also matches the end of a line."""
 
 
 def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier:  # noqa: B008 immutable
@@ -44,7 +44,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
         try:
             found = finds(answer.text)
         except UnicodeEncodeError:
-            return wrong("half of a surrogate pair is no text")
+            return wrong("half of a surrogate pair is not text")
         if (found is None) == (rule.must == "absent"):
             return right()
         return wrong(
@@ -55,10 +55,10 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
 
 
 def compile_pattern(pattern: str, param: str, flags: frozenset[str] = frozenset()) -> Any:
-    """A pattern that runs in linear time.
+    """Compile a pattern that runs in linear time.
 
     Raises:
-        InvalidTask: RE2 does not take it.
+        InvalidTask: RE2 does not accept it.
     """
     options = re2.Options()
     options.log_errors = False
@@ -69,4 +69,4 @@ def compile_pattern(pattern: str, param: str, flags: frozenset[str] = frozenset(
     except re2.error as error:
         said = error.args[0].decode(errors="replace") if isinstance(error.args[0], bytes) else str(error)
         hint = "; RE2 has no lookaround and no back-references" if "perl" in said or "escape" in said else ""
-        raise InvalidTask(f"{pattern[:80]!r} is no RE2 pattern: {said}{hint}", param=param) from error
+        raise InvalidTask(f"{pattern[:80]!r} is not an RE2 pattern: {said}{hint}", param=param) from error

@@ -1,12 +1,12 @@
-"""`sql`: the answer's query gives the same rows as the reference's, on every one of at least two databases, and on fresh ones.
+"""`sql`: the answer's query gives the same rows as the reference's, on at least two given databases and on fresh ones.
 
-Rows are compared as a multiset, or in order if the reference orders its rows: rows that its ORDER BY leaves tied may come in
-any order, so that a finer order passes. Columns are compared by place, not by name. 1 and 1.0 are equal, for aggregates give
-either; the text '1' is not 1; NULL equals NULL only; reals are compared to nine digits; no row equals one row of NULLs.
-A reference that answers the same on every given database is refused: a literal would pass for it.
+Rows are compared as a multiset, or in order if the reference orders its rows. Rows that its ORDER BY leaves tied may come in
+any order, so that a stricter order passes. Columns are compared by position, not by name. 1 and 1.0 are equal, because aggregates
+return either. The text '1' is not 1. NULL equals only NULL. Reals are compared to nine digits. No row equals one row of NULLs.
+A reference with the same rows on every given database is refused, because a literal would pass.
 
-After the given databases come `fresh` ones, with rows drawn from the schema for each grading (`sql_rows`). The draw's seed is made
-from the sample's key, so that a replay draws the same rows, and stands in the score's reason.
+After the given databases come `fresh` ones, with rows drawn from the schema for each grading (`sql_rows`). The seed is derived
+from the sample's key, so that a replay draws the same rows. The score's reason contains it.
 
 Databases live in memory, in workers with bounded memory; queries may read and call functions, nothing else.
 """
@@ -35,22 +35,25 @@ VERSION = 2
 _MEMORY_BYTES = 1 << 30
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*\n(.*?)\n?[ \t]*\1", re.DOTALL | re.MULTILINE)
 _GIVEN_SHARE, _FRESH_SHARE = 1 / 4, 1 / 8
-"""Of the deadline, as processor time of all queries of the reference, and as much of the answer: the rest is for a machine that is busy."""
+"""Shares of the deadline, as processor time for all queries of the reference, and the same again for the answer.
+
+The rest of the deadline is slack for a busy machine.
+"""
 
 
 class SqlConfig(TaskSection):
-    """The databases."""
+    """The databases to compare on."""
 
     databases: tuple[str, ...] = ()
     """SQL scripts, relative to the task file."""
     setup: tuple[str, ...] = ()
-    """The same in place: each is the statements of one database more."""
+    """SQL scripts in place of files: each one is one more database."""
     max_rows: int = Field(default=10_000, ge=1, le=1_000_000)
-    """A query that gives more is wrong."""
+    """A query that gives more rows is wrong."""
     fresh: int = Field(default=4, ge=0, le=50)
-    """Databases with rows drawn for this grading alone. 0: only the given ones, whose rows a policy can learn by heart."""
+    """The number of databases with rows drawn for each grading. 0: only the given ones, whose rows a policy can memorise."""
     seed: str | None = Field(default=None, min_length=1, max_length=64, pattern=r"^\w+$")
-    """Draws the rows of every grading from this, as a score's reason names it. For tests and replays."""
+    """A fixed seed for the rows of every grading, as in a score's reason. For tests and replays."""
 
     @model_validator(mode="after")
     def _falsifiable(self) -> Self:
@@ -84,7 +87,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> BatchVerif
 
 
 def query_in(text: str) -> str | Check:
-    """The first block fenced as sql, else the first bare one, else the whole text."""
+    """The first block fenced as sql, else the first fenced block without a language, else the whole text."""
     blocks = [(match[2].lower(), match[3]) for match in _FENCE.finditer(text)]
     named = [block for language, block in blocks if language.startswith("sql")]
     bare = [block for language, block in blocks if not language]
@@ -93,7 +96,7 @@ def query_in(text: str) -> str | Check:
 
 
 def _seed(rule: SqlConfig, answer: Answer) -> str:
-    """Of the rows for one answer: no model knows its sample's key, and a replay does. Without a key, by chance."""
+    """The seed of the rows for one answer. A model does not know its sample's key, but a replay does. Without a key it is random."""
     if rule.seed is not None:
         return rule.seed
     return hashlib.sha256(f"sql {answer.key}".encode()).hexdigest()[:16] if answer.key else secrets.token_hex(8)

@@ -1,8 +1,8 @@
-"""Which orders of rows are right: rows that the reference's ORDER BY leaves tied may come in any order.
+"""Decides which orders of rows are right: rows that the reference's ORDER BY leaves tied may come in any order.
 
-In: the reference's query, and a way to run queries. Out: its rows in groups of ties. The groups are ranked by SQLite itself
-(`dense_rank`), so collations, NULLs and expressions mean what they mean in the query. Where the query cannot be taken apart, each row is a
-group: then the order must be the reference's own.
+In: the reference's query, and a function that runs queries. Out: its rows in groups of ties. SQLite itself ranks the groups
+(`dense_rank`), so collations, NULLs and expressions work as in the query. If the query cannot be parsed, each row is a group of its own:
+then the order must be exactly the reference's.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ _LIMIT = re.compile(r"limit\s+(?P<first>-?\d+)(?:\s*(?P<by>offset|,)\s*(?P<secon
 
 Rows = tuple[tuple[Any, ...], ...]
 Run = Callable[[str], tuple[Rows, tuple[str, ...]] | None]
-"""Rows and names of columns of a query; None if it gives none."""
+"""Rows and names of columns of a query; None if the query fails."""
 
 
 class Groups(NamedTuple):
-    """Rows of the reference. `rows` are what it gave; each of `ties` holds all rows of one rank, also those that LIMIT cut off."""
+    """Rows of the reference. `rows` is its result; each of `ties` holds all rows of one rank, including rows that LIMIT cuts off."""
 
     rows: Rows
     ties: tuple[Rows, ...]
     offset: int = 0
 
     def fits(self, given: Rows) -> bool:
-        """These rows are right too."""
+        """Whether these rows are right too."""
         if is_nothing(given) and is_nothing(self.rows):
             return True
         if len(given) != len(self.rows):
@@ -49,7 +49,7 @@ class Groups(NamedTuple):
 
 
 def is_nothing(rows: Rows) -> bool:
-    """No row, or what an aggregate makes of no row."""
+    """Whether there is no row, or one row of NULLs, as from an aggregate over no rows."""
     return not rows or (len(rows) == 1 and all(value is None for value in rows[0]))
 
 
@@ -60,7 +60,7 @@ class _Query(NamedTuple):
 
 
 def outside(query: str) -> str:
-    """The query with everything in quotes, comments and parentheses blanked; as long as the query."""
+    """The query with quotes, comments and parentheses blanked. Its length is the query's."""
     depth, kept = 0, []
     for character in QUOTED.sub(lambda match: _blanked(match.group()), query):
         depth += character == "("
@@ -74,12 +74,12 @@ def _blanked(quoted: str) -> str:
 
 
 def is_ordered(query: str) -> bool:
-    """It orders its own rows, not only those of a query within it."""
+    """Whether the query orders its own rows, not only the rows of a subquery."""
     return re.search(r"\border\s+by\b", outside(query), re.IGNORECASE) is not None
 
 
 def groups_of(query: str, rows: Rows, names: tuple[str, ...], run: Run) -> Groups:
-    """The rows of a reference in groups of ties; `rows` and `names` are what it gave."""
+    """The rows of a reference in groups of ties. `rows` and `names` are its result."""
     strict = Groups(rows, tuple((row,) for row in rows))
     parts = _taken_apart(query)
     if not parts.terms and not parts.limit:
@@ -124,7 +124,7 @@ def _offset(limit: str) -> int | None:
 
 
 def _ranked(parts: _Query, names: Sequence[str]) -> Iterator[str]:
-    """Queries that may give each row of the reference, without LIMIT, with its rank behind it."""
+    """Queries that may give all rows of the reference, without LIMIT, each with its rank as the last column."""
     columns = ", ".join(f"c{place}" for place in range(1, len(names) + 1))
     wrapped = f"WITH millrace({columns}) AS ({parts.core}\n) SELECT *, "
     if not parts.terms:
@@ -151,7 +151,7 @@ def _split_suffix(term: str) -> tuple[str, str]:
 
 
 def _by_column(term: str, names: Sequence[str]) -> str | None:
-    """The term with a column of the result instead of its place or name; None if it names no column."""
+    """The term with its position or name replaced by a column of the result; None if it names no column."""
     value, suffix = _split_suffix(term)
     if value.isdigit():
         return f"c{value}{suffix}"
@@ -161,7 +161,7 @@ def _by_column(term: str, names: Sequence[str]) -> str | None:
 
 
 def _by_expression(term: str, items: Sequence[str], num_columns: int) -> str:
-    """The term with the expression that a place or an alias stands for."""
+    """The term with a position or an alias replaced by its expression."""
     value, suffix = _split_suffix(term)
     for place, item in enumerate(items, 1):
         alias = _ALIAS.search(item) if _ALIAS.sub("", item) else None

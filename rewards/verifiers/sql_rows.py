@@ -1,9 +1,8 @@
-"""Fresh rows for a database, drawn from its schema, so that rows that an answer knows by heart are of no use to it.
+"""Draws fresh rows for a database from its schema, so that memorised rows do not help an answer.
 
 In: a database as its script left it, a seed, and the reference's query. Out: databases of the same schema with other rows.
-What the schema does not forbid can happen: NULL without NOT NULL, the same value twice without UNIQUE, an empty table. Values are those
-that were there, those that the query names, and others of the same kind; foreign keys name rows that are there.
-Nothing but the seed decides: the same seed draws the same rows.
+The rows may have all that the schema allows: NULL without NOT NULL, duplicates without UNIQUE, an empty table. Values come from the
+database, from the query, or are new and of the same kind. Foreign keys refer to existing rows. The same seed draws the same rows.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ class _Column(NamedTuple):
     may_be_null: bool
     is_key: bool
     given: tuple[Any, ...]
-    """What stood there, without NULLs."""
+    """The column's values in the given database, without NULLs."""
 
 
 class _Parent(NamedTuple):
     table: str
     columns: tuple[tuple[str, str], ...]
-    """Here, and there."""
+    """Pairs of a column here and its column in the parent."""
 
 
 class _Table(NamedTuple):
@@ -50,14 +49,14 @@ class _Table(NamedTuple):
 
 
 class Blueprint(NamedTuple):
-    """A database without its rows and triggers, and what can be known about them."""
+    """A database without its rows and triggers, and a description of its tables."""
 
     empty: bytes
     tables: tuple[_Table, ...]
 
 
 def blueprint_of(database: bytes) -> Blueprint:
-    """Of a database as its script left it."""
+    """The blueprint of a database as its script left it."""
     with _opened(database) as connection:
         tables = _in_order(_tables(connection))
         for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall():
@@ -76,8 +75,8 @@ def _opened(database: bytes) -> Iterator[sqlite3.Connection]:
 
 
 def fresh_databases(blueprints: Sequence[Blueprint], seed: str, query: str) -> Iterator[bytes]:
-    """Databases without end: some mixed, some full of ties, some with empty tables."""
-    draw = random.Random(seed)  # noqa: S311 rows for a test, and to be drawn again
+    """An endless series of databases: some mixed, some full of ties, some with empty tables."""
+    draw = random.Random(seed)  # noqa: S311 test rows, not a secret; a replay must draw the same
     named = _named_in(query)
     for number in itertools.count():
         yield _filled(blueprints[number % len(blueprints)], _KINDS[number % len(_KINDS)], draw, named)
@@ -132,7 +131,7 @@ def _key_of(connection: sqlite3.Connection, table: str) -> str:
 
 
 def _in_order(tables: list[_Table]) -> list[_Table]:
-    """Parents before their children, as far as there is such an order."""
+    """Parents before their children, as far as the foreign keys allow it."""
     done: list[_Table] = []
     waiting = list(tables)
     while waiting:
@@ -168,7 +167,7 @@ def _fill(
             break
         row = {column.name: _value(column, pools[column.name], draw) for column in table.columns}
         num_there += _insert(connection, statement, table, row, draw)
-    if not num_there:  # A CHECK that random values do not meet: rows that were there, some of them, in another order.
+    if not num_there:  # Random values fail a CHECK, so take some of the given rows, in another order.
         for given in draw.sample(table.rows, draw.randint(0, len(table.rows))):
             _insert(connection, statement, table, dict(zip(columns, given, strict=True)), draw)
 
@@ -185,11 +184,11 @@ def _insert(
 
 
 def _pool(column: _Column, draw: random.Random, named: Sequence[Any], *, is_tied: bool) -> list[Any]:
-    """What this column may hold: what it held, what the query names, and others like it."""
+    """Values for this column: given ones, ones that the query names, and similar ones."""
     given = list(dict.fromkeys(column.given))
     kinds = {type(value) for value in given} or _kinds_of(column.kind)
     fitting = [value for value in named if type(value) in kinds or (isinstance(value, int) and float in kinds)]
-    # A few values again and again are a category, and others mean nothing to the app.
+    # Few values that repeat are a category. Other values would be meaningless to the app.
     is_category = not column.is_key and 2 * len(given) <= len(column.given)
     pool = [value for value in given if draw.random() < _GIVEN_SHARE] or given[:1]
     pool += 2 * [value for value in fitting if draw.random() < _NAMED_SHARE]
@@ -223,7 +222,7 @@ def _starters(kinds: set[type]) -> list[Any]:
 
 
 def _other(value: Any, like: Sequence[Any], draw: random.Random) -> Any:
-    """A value that looks like another."""
+    """A value similar to another."""
     numbers = [one for one in like if isinstance(one, int | float)]
     if isinstance(value, int):
         return draw.randint(int(min(numbers)) - 3, int(max(numbers)) + 3)
@@ -257,7 +256,7 @@ def _other_letter(letter: str, draw: random.Random) -> str:
 
 
 def _of_parents(connection: sqlite3.Connection, table: _Table, draw: random.Random) -> Mapping[str, Any] | None:
-    """Values of foreign keys: of a row that is there, or NULL where that may be. None if neither can be."""
+    """Values of foreign keys: of an existing row, or NULL where it is allowed. None if neither is possible."""
     found: dict[str, Any] = {}
     may_be_null = {column.name for column in table.columns if column.may_be_null}
     for parent in table.parents:
@@ -265,7 +264,7 @@ def _of_parents(connection: sqlite3.Connection, table: _Table, draw: random.Rand
         listed = ", ".join(_quoted(pair[1]) for pair in parent.columns)
         try:
             rows = connection.execute(f"SELECT {listed} FROM {_quoted(parent.table)}").fetchall()  # noqa: S608 as above
-        except sqlite3.Error:  # SQLite takes keys of tables that are not there.
+        except sqlite3.Error:  # SQLite allows keys to tables that do not exist.
             continue
         is_null = may_be_null >= set(here) and (not rows or draw.random() < _NULL_SHARE)
         if not is_null and not rows:

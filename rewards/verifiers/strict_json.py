@@ -1,4 +1,4 @@
-"""JSON as two readers cannot read it differently: what is ambiguous or no JSON value is refused, with the reason."""
+"""Strict JSON: text that is ambiguous between parsers, or not one JSON value, is refused with the reason."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ import jsonschema_rs
 from contracts.errors import InvalidTask
 
 MAX_DEPTH = 128
-"""Of arrays and objects inside each other."""
+"""The deepest nesting of arrays and objects."""
 
 LINEAR = jsonschema_rs.RegexOptions()
-"""Patterns take time linear in the answer; those with lookaround or back-references are refused with the schema."""
+"""Patterns run in time linear in the answer. A schema with lookaround or back-references is refused."""
 
 
 class NotJson(ValueError):
-    """The text is not one JSON value; says why."""
+    """The text is not one JSON value. The message says why."""
 
 
 def read_json(text: str) -> Any:
-    """The value of a whole text.
+    """Parse a whole text.
 
     Raises:
-        NotJson: no JSON, NaN or Infinity, a number that does not fit, a key that stands twice in an object, half of a
+        NotJson: invalid JSON, NaN or Infinity, a number that does not fit, a duplicate key in an object, half of a
             surrogate pair, or more than `MAX_DEPTH` levels.
     """
     value, end = read_prefix(text, 0)
     if rest := text[end:].strip(" \t\n\r"):
-        raise NotJson(f"{rest[:20]!r} stands after the value")
+        raise NotJson(f"{rest[:20]!r} follows the value")
     return value
 
 
@@ -46,7 +46,7 @@ def read_prefix(text: str, start: int) -> tuple[Any, int]:
     except ValueError as error:
         raise NotJson(str(error)) from error
     span = text[start:end]
-    # Only what opens can nest, so most answers need no walk.
+    # Without that many brackets it cannot be so deep, so most answers need no walk.
     if span.count("[") + span.count("{") > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise NotJson("nested too deep")
     if "\\ud" in span or "\\uD" in span or not span.isascii():
@@ -60,10 +60,10 @@ def canonical(value: Any) -> str:
 
 
 def compile_schema(schema: object, param: str) -> Any:
-    """A validator. Nothing is fetched: references must point into the schema.
+    """Compile a validator. It fetches nothing: references must point into the schema.
 
     Raises:
-        InvalidTask: it is no schema, or has a pattern that can be made to run for ever.
+        InvalidTask: it is not a schema, or has a pattern whose run time is not linear.
     """
     if not isinstance(schema, dict):
         raise InvalidTask("it must be a table, a JSON schema", param=param)
@@ -81,12 +81,12 @@ def compile_schema(schema: object, param: str) -> Any:
 
 
 def problem_of(validator: Any, value: Any) -> str:
-    """Why a value does not satisfy a schema, or nothing."""
+    """Why a value does not satisfy a schema, or ""."""
     try:
         validator.validate(value)
     except jsonschema_rs.ValidationError as error:
         place = ".".join(map(str, error.instance_path))
-        # What no schema allows is named by the value alone: the keyword says why.
+        # For a `false` schema the message names only the value; the keyword says why.
         by = f" ({error.schema_path[-1]})" if error.schema_path and error.message.startswith("False schema") else ""
         return f"{place}: {error.message}{by}" if place else f"{error.message}{by}"
     return ""
@@ -95,9 +95,9 @@ def problem_of(validator: Any, value: Any) -> str:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        # Counted in one go: an answer could have a hundred thousand keys.
+        # One pass, because an answer could have a hundred thousand keys.
         [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
-        raise NotJson(f"key {twice!r} stands twice")
+        raise NotJson(f"key {twice!r} occurs twice")
     return found
 
 
@@ -126,7 +126,7 @@ def _check_unicode(value: Any) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise NotJson("half of a surrogate pair is no text") from error
+        raise NotJson("half of a surrogate pair is not text") from error
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_float)

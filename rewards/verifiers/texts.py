@@ -1,4 +1,4 @@
-"""What several verifiers do to a text before they compare it."""
+"""Text preparation that several verifiers share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import unicodedata
 from functools import cache
 
+from rewards.verifiers.check import BadReference
 from rewards.verifiers.strict_json import NotJson, read_json
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b", re.IGNORECASE)
@@ -29,10 +30,10 @@ def squad_tokens(text: str) -> list[str]:
 
 
 def read_references(text: str) -> list[str]:
-    """The texts of a reference: a JSON list of texts, or one that stands for itself.
+    """The texts of a reference: a JSON list of texts, or the reference itself as one text.
 
     Raises:
-        ValueError: it is a list of something else.
+        BadReference: it is a list of something else.
     """
     if not text.lstrip().startswith("["):
         return [text]
@@ -41,12 +42,12 @@ def read_references(text: str) -> list[str]:
     except NotJson:
         return [text]
     if not isinstance(value, list) or not value or not all(isinstance(item, str) for item in value):
-        raise ValueError("metadata.reference is a JSON list, but not one of texts")
+        raise BadReference("metadata.reference is a JSON list, but not a list of texts")
     return value
 
 
 def without_reasoning(text: str) -> str | None:
-    """What follows a leading <think> block; None if that is never closed."""
+    """The text after a leading <think> block; None if the block is never closed."""
     if not text.lstrip().startswith(_THINK_OPEN):
         return text
     _, close, rest = text.partition(_THINK_CLOSE)

@@ -1,4 +1,4 @@
-"""`token_f1`: how many words answer and reference share, the best over several references.
+"""`token_f1`: the share of words that answer and reference have in common; with several references, the best of them.
 
 F1 of precision and recall over bags of words, normalised as SQuAD's evaluation does (Rajpurkar et al. 2016, arXiv
 1606.05250). Repeating a word, or saying everything, costs precision.
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from contracts.tasks.section import TaskSection
-from rewards.verifiers.check import Answer, Check, Context, Verifier, bad_reference, read_config, unlabelled
+from rewards.verifiers.check import Answer, BadReference, Check, Context, Verifier, read_config, with_reference
 from rewards.verifiers.texts import read_references, squad_tokens
 
 VERSION = 1
@@ -33,20 +33,15 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
         words = squad_tokens(text)
         return "".join(words) if rule.characters else words
 
-    def check(answer: Answer) -> Check:
-        if answer.reference is None:
-            return unlabelled("no metadata.reference")
-        try:
-            references = [found for text in read_references(answer.reference) if (found := tokens(text))]
-        except ValueError as error:
-            return bad_reference(str(error))
+    def check(answer: Answer, reference: str) -> Check:
+        references = [found for text in read_references(reference) if (found := tokens(text))]
         if not references:
-            return bad_reference("metadata.reference has no words")
+            raise BadReference("metadata.reference has no words")
         given = tokens(answer.text)
         value = max(_f1(given, reference) for reference in references)
         return Check(value, reason="" if value else "no word of the reference")
 
-    return check
+    return with_reference(check)
 
 
 def _f1(given: Sequence[str], wanted: Sequence[str]) -> float:

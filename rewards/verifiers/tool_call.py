@@ -1,7 +1,7 @@
 """`tool_call`: the answer calls tools that exist, with arguments that satisfy their schemas.
 
-A broken call is the model's fault and says what is broken. It is never unlabelled and never left out: a model that is not
-taught by its broken calls learns to make them where it expects to fail. The same call again is broken too, unless the task
+A broken call is the model's fault, and the reason says what is broken. It is always scored, because a model that is not
+trained on its broken calls learns to make them where it expects to fail. A repeated call is broken too, unless the task
 or the reference wants it more than once.
 """
 
@@ -40,23 +40,23 @@ class Tool(TaskSection):
     name: str = Field(min_length=1)
     """What a call names."""
     description: str = ""
-    """Not looked at; so that the app's own list can be copied."""
+    """Ignored. It is allowed so that the app's own list of tools can be copied."""
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object"})
     """JSON schema of the arguments."""
 
 
 class Config(TaskSection):
-    """What a task file may say."""
+    """Settings in the task file."""
 
     tools: tuple[Tool, ...] = Field(min_length=1)
     """Which tools there are."""
     required: bool = True
-    """Whether an answer without any call fails. If not, words pass, unless they look like a call that is none. With
-    `match`, the reference decides where there is one."""
+    """Whether an answer without any call fails. If not, prose passes, unless it looks like a broken call. With
+    `match`, the reference decides if there is one."""
     at_most: int = Field(default=32, ge=1)
-    """How many calls there may be."""
+    """The most calls in an answer."""
     repeats: int = Field(default=1, ge=1)
-    """How often the same call may stand: equal but for capitals and spaces in its arguments. With `match`, as often as in the
+    """How often the same call may occur; case and spaces in its arguments are ignored. With `match`, as often as in the
     reference, if that is more."""
     match: Literal["valid", "name", "exact"] = "valid"
     """`name`: the same tools as in `metadata.reference`, a JSON list of calls, in any order; `exact`: the same
@@ -66,7 +66,7 @@ class Config(TaskSection):
     def _once(self) -> Self:
         names = [tool.name for tool in self.tools]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"tool {twice[0]!r} stands twice; a name stands for one")
+            raise ValueError(f"tool {twice[0]!r} is defined twice; give each tool its own name")
         return self
 
 
@@ -88,7 +88,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
         except Malformed as error:
             return wrong(str(error))
         if not calls and not (without_reasoning(answer.text) or "").strip():
-            return wrong("neither a call nor words")
+            return wrong("neither a call nor text")
         if rule.match != "valid" and answer.reference is not None:
             return _compared(rule, calls, answer.reference)
         if rule.required and not calls:
@@ -113,11 +113,11 @@ def _check_repeats(calls: list[Call], rule: Config, reference: str | None) -> No
     """Raises Malformed."""
     wanted: Counter[str] = Counter()
     if rule.match != "valid" and reference is not None:
-        with contextlib.suppress(Malformed):  # It is said elsewhere.
+        with contextlib.suppress(Malformed):  # `_compared` reports it.
             wanted = Counter(map(_identity, calls_of_json(reference)))
     for said, num in Counter(map(_identity, calls)).items():
         if num > max(rule.repeats, wanted[said]):
-            raise Malformed(f"the same call stands {num} times: {said[:60]}")
+            raise Malformed(f"the same call occurs {num} times: {said[:60]}")
 
 
 def _identity(call: Call) -> str:
@@ -128,7 +128,7 @@ def _compared(rule: Config, calls: list[Call], reference: str) -> Check:
     try:
         wanted = calls_of_json(reference)
     except Malformed as error:
-        return bad_reference(f"metadata.reference is no list of calls: {error}")
+        return bad_reference(f"metadata.reference is not a list of calls: {error}")
     if sorted(call.name for call in calls) != sorted(call.name for call in wanted):
         return Check(0.0, reason="other tools than the reference")
     if rule.match == "exact" and sorted(call.canonical for call in calls) != sorted(call.canonical for call in wanted):

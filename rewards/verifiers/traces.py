@@ -1,7 +1,7 @@
-"""What words do not look like: calls that nobody can make, written as text, JSON, tags, code or commands.
+"""Finds traces of tool calls in prose: calls that cannot be executed, written as text, JSON, tags, code or commands.
 
-In: an answer that is meant to be words. Out: what in it looks like a call. A tool may be talked about ("get_weather tells the weather");
-its name may not stand where a call has it: before arguments, as the value of a name, in a tag, in a block of code, as a command.
+In: an answer that should be prose. Out: the part that looks like a call. Prose may mention a tool ("get_weather tells the weather").
+Its name may not occur where a call has it: before arguments, as the value of a name, in a tag, in a block of code, as a command.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _PLAIN_WORD = re.compile(r"[a-z]+\Z")
 
 
 class Traces:
-    """Of calls to some tools, in a text."""
+    """Searches texts for traces of calls to some tools."""
 
     def __init__(self, names: Iterable[str]) -> None:
         names = sorted(names, key=len, reverse=True)
-        # A name such as `now` is a word too: it is a call only where it is written like one.
+        # A name such as `now` is also an ordinary word, so only the syntax of a call counts.
         rare = [name for name in names if not _PLAIN_WORD.match(name)]
         patterns = _of_all(_either(names))
         if rare:
@@ -39,11 +39,13 @@ class Traces:
         self._fenced = re.compile(rf"(?<![^\W_]){_either(rare)}(?![^\W_])") if rare else None
 
     def search(self, text: str) -> str:
-        """The first thing that looks like a call, or nothing."""
+        """The first part that looks like a call, or ""."""
         text = seen(text)
         if match := self._marks.search(text):
             return match.group()
-        if self._names.search(text) is None:  # Most answers name no tool; the patterns cost ten times this look.
+        if (
+            self._names.search(text) is None
+        ):  # Most answers name no tool; the patterns cost ten times as much as this search.
             return ""
         if match := self._patterns.search(text):
             return match.group()
@@ -66,12 +68,12 @@ def _of_all(tool: str) -> list[str]:
     quote = r"[`\"'*_]{0,3}"
     return [
         rf"\"\w+\"\s?:\s?\"{tool}\"|'\w+'\s?:\s?'{tool}'",
-        # The call is a line of its own, perhaps begun and not ended; ReAct; a name before its arguments.
+        # A call on its own line, perhaps not closed; ReAct; a name before its arguments.
         rf"^[ \t]*\[?{tool}\(.*\)\]?[ \t]*$|(?<![\w-]){tool}\((?:\s{{0,4}}\w+\s{{0,4}}[=:]|\s{{0,4}}[\"'{{\[])|(?<![\w-]){tool}\(\)",
         rf"^[ \t*_>-]*(?:action|tool|function|call|api|command|invoke)[ \t*_]*[:=][ \t*_]*{quote}{tool}\b|\bto=functions\.|\bcall:{tool}\{{",
         rf"^[ \t]*{quote}{tool}{quote}[ \t]?:?[ \t]?\{{|</?{tool}[\s/>]|<[^<>\n]{{1,40}}=[\"']?{tool}[\"'>\s]|\{{\{{\s*{tool}\b",
         rf"[@!/]{tool}\b[ \t]*[(\[{{\"'=]|(?<![\w-]){tool}\?\w+=",
-        # What only a command, a log or code has, whatever the word means.
+        # Syntax that only commands, logs and code have, even for ordinary words.
         rf"(?<![\w-]){tool}{quote}[ \t]?\([ \t]*\w+[ \t]*=[ \t]*[\"'\d\[{{]|(?<![\w-]){tool}{quote}[ \t]*:?\s?\{{[ \t]*\"",
         rf"(?<![\w-]){tool}{quote},?[ \t]+(?:with[ \t]+)?(?:arguments?[ \t:]*)?(?:--?[a-z]+[ \t=]|\w{{2,}}=[\w\"']|\{{)",
         rf"^[ \t]*(?:[@!/]|\$[ \t]?){tool}(?:[ \t]|$)|^[ \t]*\[{tool}(?:[ \t][^\]\n]*)?\][ \t]*$|^[ \t]*[`\"]{tool}[`\"][ \t]*$|^[ \t]*{tool}[ \t]*->",

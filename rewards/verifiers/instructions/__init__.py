@@ -1,4 +1,4 @@
-"""What an instruction can ask of an answer's form: small pure checks by name, in groups."""
+"""The checks of an answer's form: small pure functions by name, in groups."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def num_capital_words(text: str) -> int:
 
 
 def num_title_words(text: str) -> int:
-    """Words that begin with a capital and go on in small letters."""
+    """Words of one capital followed by small letters."""
     return sum(len(word) > 1 and word[0].isupper() and word[1:].islower() for word in words_of(text))
 
 

@@ -1,4 +1,4 @@
-"""How long: words, sentences, paragraphs, characters, lines."""
+"""Length checks: words, sentences, paragraphs, characters, lines."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ _PARAGRAPH_END = re.compile(r"\n[ \t]*\n")
 
 
 def words_of(text: str) -> list[str]:
-    """Runs of letters and digits, with inner hyphens and apostrophes. A language without spaces has few."""
+    """Runs of letters and digits, with inner hyphens and apostrophes. Languages without spaces have few."""
     return _WORD.findall(text if text.isascii() else _unmarked(text))
 
 
 def _unmarked(text: str) -> str:
-    """Without marks, which belong to the letter before them and end no word."""
+    """The text without combining marks. A mark belongs to the letter before it and does not end a word."""
     return "".join(letter for letter in text if unicodedata.category(letter)[0] != "M")
 
 
 def num_words(text: str) -> int:
-    """How many words."""
+    """The number of words."""
     return len(words_of(text))
 
 
 def num_sentences(text: str) -> int:
-    """Stretches with a word in them, up to a full stop, an exclamation or question mark, or a blank line."""
+    """The number of parts that contain a word and end with a full stop, exclamation mark, question mark or blank line."""
     return sum(bool(_WORD.search(part)) for part in _SENTENCE_END.split(text))
 
 
 def num_paragraphs(text: str) -> int:
-    """Stretches with a word in them, between blank lines."""
+    """The number of parts between blank lines that contain a word."""
     return sum(bool(_WORD.search(part)) for part in _PARAGRAPH_END.split(text))
 
 
 def num_characters(text: str) -> int:
-    """Without white space at the ends."""
+    """The length without white space at the ends."""
     return len(text.strip())
 
 

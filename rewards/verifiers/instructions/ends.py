@@ -1,4 +1,4 @@
-"""How it begins, how it ends, and what it is made of as a whole."""
+"""Checks of an answer's beginning, its end, and its overall form."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ _QUOTES = {'"': '"', "\u201c": "\u201d", "\u201e": "\u201c", "\u00ab": "\u00bb"}
 
 
 class PhraseParameters(TaskSection):
-    """The exact words."""
+    """The exact text."""
 
     value: str = Field(min_length=1)
 
 
 class SeparatorParameters(TaskSection):
-    """What stands between two answers."""
+    """The text between two answers."""
 
     value: str = Field(default="******", min_length=3)
 
 
 class MarkParameters(TaskSection):
-    """What a postscript begins with."""
+    """The beginning of a postscript."""
 
     value: str = Field(default="P.S.", min_length=1)
 
 
 class PromptParameters(TaskSection):
-    """What to repeat; by default the user's last message."""
+    """The text to repeat; by default the user's last message."""
 
     value: str | None = Field(default=None, min_length=1)
 
@@ -64,7 +64,7 @@ def _two_responses(answer: Answer, rule: SeparatorParameters) -> str:
 
 def _postscript(answer: Answer, rule: MarkParameters) -> str:
     found = re.search(rf"^[ \t]*{re.escape(rule.value)}[^\n]*?\w", answer.text.strip(), re.MULTILINE)
-    found = found if found and found.start() else None  # at the very beginning it follows nothing
+    found = found if found and found.start() else None  # a postscript must follow some text
     return "" if found else f"no line begins with {rule.value!r} after the answer"
 
 

@@ -1,4 +1,4 @@
-"""Lists, sections, marks, JSON. Every pattern takes time linear in the answer."""
+"""Checks of lists, sections, marks and JSON. Every pattern runs in time linear in the answer."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*)\n```", re.DOTALL)
 
 
 class Sections(Count):
-    """Sections that begin with a line of their own: the mark, then a number or letter."""
+    """Sections whose first line is the mark and a number or letter."""
 
     mark: str = Field(default="Section", min_length=1)
 
 
 def num_bullets(text: str) -> int:
-    """Lines that begin with -, *, + or a bullet, with a word behind it."""
+    """Lines that begin with -, *, + or a bullet, followed by a word."""
     return len(_BULLET.findall(text))
 
 
 def num_numbered(text: str) -> int:
-    """Lines that begin with a number and a dot or parenthesis, with a word behind it."""
+    """Lines that begin with a number and a dot or parenthesis, followed by a word."""
     return len(_NUMBERED.findall(text))
 
 
@@ -42,17 +42,17 @@ def num_headings(text: str) -> int:
 
 
 def num_placeholders(text: str) -> int:
-    """Different [placeholders]; a link is none."""
+    """Different [placeholders], without links."""
     return len({inside for inside in _PLACEHOLDER.findall(text) if _has_word(inside)})
 
 
 def num_highlights(text: str) -> int:
-    """Different *highlighted* or **highlighted** stretches with a word in them."""
+    """Different *highlighted* or **highlighted** parts that contain a word."""
     return len({inside for _, inside in _HIGHLIGHT.findall(text) if _has_word(inside)})
 
 
 def num_sections(text: str, mark: str) -> int:
-    """Different headings of sections."""
+    """The number of different section headings."""
     found = re.findall(rf"^[ \t#*_]*{re.escape(mark)}[ \t]+(\d+|[A-Z]|[IVXLC]+)\b", text, re.MULTILINE | re.IGNORECASE)
     return len({number.upper() for number in found})
 
@@ -70,7 +70,7 @@ def _title(text: str) -> str:
 
 
 def _json(text: str) -> str:
-    """An object or an array, bare or in one fence: any text becomes JSON by putting it in quotes."""
+    """Must be an object or an array, bare or in one fence. Any quoted text is JSON too, so a string is refused."""
     text = text.strip()
     if fenced := _FENCED.fullmatch(text):
         text = fenced.group(1)

@@ -1,4 +1,4 @@
-"""Which words, letters and language."""
+"""Checks of words, letters and language."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FENCED = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 
 
 class Keywords(TaskSection):
-    """Words or phrases; capital letters do not count, parts of words do not match."""
+    """Words or phrases. Case is ignored, and parts of words do not match."""
 
     value: tuple[str, ...] = Field(min_length=1)
 
@@ -31,13 +31,13 @@ class Keywords(TaskSection):
 
 
 class Frequency(Count):
-    """How often one word is said."""
+    """How often one word occurs."""
 
     word: str = Field(min_length=1)
 
 
 class LetterFrequency(Count):
-    """How often one letter stands there; capital or not."""
+    """How often one letter occurs, in either case."""
 
     letter: str = Field(min_length=1, max_length=1)
 
@@ -56,7 +56,7 @@ class Language(TaskSection):
 
 
 def occurrences(text: str, phrase: str) -> int:
-    """How often a phrase stands in a text as whole words; capital letters do not count."""
+    """How often a phrase occurs in a text as whole words. Case is ignored."""
     words = r"\s+".join(re.escape(word) for word in _plain(phrase).split())
     return len(re.findall(rf"(?<!\w){words}(?!\w)", _plain(text)))
 
@@ -66,7 +66,7 @@ def _plain(text: str) -> str:
 
 
 def _counts(text: str, wanted: str, count: Callable[[str], int]) -> list[int]:
-    """By each reading of the text: what is wanted in Latin letters may also be forbidden in letters that look like them."""
+    """The count in each reading of the text. A word in Latin letters is also counted in letters that look like them."""
     return [count(reading) for reading in (readings(text) if wanted.isascii() else (plain(text),))]
 
 
@@ -110,7 +110,7 @@ def _language(answer: Answer, rule: Language) -> str:
 
 @cache
 def _identifier() -> Any:
-    # Loading the model takes most of a second; only tasks that ask for a language pay for it.
+    # Loading the model takes most of a second, so only tasks that check a language load it.
     from py3langid.langid import MODEL_FILE, LanguageIdentifier  # noqa: PLC0415
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

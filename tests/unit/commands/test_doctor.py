@@ -54,7 +54,7 @@ def test_of_one_that_shows_which_files_there_are_it_is_said() -> None:
         if isinstance(found := sandbox_or_problem(MAKERS[name]), str):
             pytest.skip(found)
     says = sandbox_of({"sandlock": MAKERS["sandlock"]}).says
-    assert says == "sandlock (it cannot hide which files and processes there are, and how large the files)"
+    assert says == "sandlock (it cannot hide which files and processes exist, and the size of files)"
     assert sandbox_of({"bubblewrap": MAKERS["bubblewrap"]}).says == "bubblewrap"
 
 

@@ -81,7 +81,7 @@ def test_without_any_sandbox_the_command_line_refuses_code_and_says_how_to_get_o
     )
     assert ran.returncode == 1
     line = path.read_text().splitlines().index("partial = true")
-    assert f"millrace: {path}:{line}: verifier 'program' (code): no sandbox holds on this machine" in ran.stderr
+    assert f"millrace: {path}:{line}: verifier 'program' (code): no sandbox works on this machine" in ran.stderr
     for remedy in ("pip install sandlock", "install bubblewrap", "install util-linux"):
         assert remedy in ran.stderr
     assert not home.exists()
@@ -138,7 +138,7 @@ def test_where_code_runs_and_what_that_cannot_hide_is_said_before_the_start(tmp_
         path.write_text(TASK + CODE.replace("partial = true", f'sandbox = "{sandbox}"'))
         check_tasks((path,), NOWHERE, told.append)
     assert told[0].endswith(
-        "verifier 'program' runs code in sandlock (it cannot hide which files and processes there are, and how large the files)"
+        "verifier 'program' runs code in sandlock (it cannot hide which files and processes exist, and the size of files)"
     )
     assert told[1].endswith("verifier 'program' runs code in bubblewrap")
     assert "bubblewrap.toml:" in told[1]

@@ -207,7 +207,7 @@ def test_code_where_no_sandbox_works_is_refused_with_the_remedy_of_each(tmp_path
     build = partial(code.build, choose=lambda _: first_that_holds({"sandlock": missing, "bubblewrap": missing}))
     message = refusal(path, lambda _: built_by(build, task, 1))
     assert message.startswith(place_of(path, CONFIG))
-    assert "verifier 'v' (code): no sandbox holds on this machine, and code is never run without" in message
+    assert "verifier 'v' (code): no sandbox works on this machine, and code never runs without one" in message
     assert "sandlock: it is not installed; apt install it; bubblewrap: it is not installed; apt install it" in message
 
 

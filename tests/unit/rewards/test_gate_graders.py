@@ -136,15 +136,15 @@ def test_a_judge_that_was_not_admitted_cannot_gate(tmp_path: Path, server: Judge
         (a_verifier("math"), {"reference": "a long story in prose"}, "prose"),
         (a_verifier("json_exact"), {"reference": "{"}, "metadata.reference is not JSON"),
         (a_verifier("code"), {"reference": "print(1)"}, "v cannot grade an answer to this sentinel"),
-        (a_verifier("choice"), {"reference": "E"}, "is none of A, B, C, D"),
+        (a_verifier("choice"), {"reference": "E"}, "is not one of A, B, C, D"),
         (a_verifier("numeric"), {"reference": "many"}, "is not a number"),
         (
             a_verifier("tool_call", 'config.match = "exact"', 'config.tools = [{ name = "now" }]'),
             {"reference": "now()"},
-            "is no list of calls",
+            "is not a list of calls",
         ),
-        (a_verifier("function", 'config.path = "mine.py:silent"'), {"reference": "1"}, "nothing to say"),
-        (a_verifier("function", 'config.path = "mine.py:by_tests"'), {"metadata": {"other": "x"}}, "nothing to say"),
+        (a_verifier("function", 'config.path = "mine.py:silent"'), {"reference": "1"}, "gave no reward"),
+        (a_verifier("function", 'config.path = "mine.py:by_tests"'), {"metadata": {"other": "x"}}, "gave no reward"),
     ],
 )
 def test_a_sentinel_that_cannot_be_graded_is_refused_by_file_and_line(

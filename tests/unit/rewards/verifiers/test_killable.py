@@ -71,7 +71,7 @@ def test_what_misses_its_deadline_is_killed_and_replaced(pool: Pool, do: str) ->
     [
         ("die", "crashed", "its process ended with code 3"),
         ("kill", "crashed", "its process died of signal 9"),
-        ("nonsense", "crashed", "its process was stopped: it answered more than it may"),
+        ("nonsense", "crashed", "its process was stopped: its answer is too large"),
         ("raise", "raised", "ValueError: a mistake (hostile.py:"),
         ("exit", "raised", "SystemExit: 3"),
         ("object", "raised", "TypeError: Object of type object is not JSON serializable"),
@@ -163,7 +163,7 @@ def test_a_budget_bounds_what_a_whole_list_costs() -> None:
     found = pool.run_all([{"do": "sleep"}] * 50, 0.2, budget_seconds=0.3)
     assert time.monotonic() - started < PATIENCE / 2
     assert found[0].how == "late"
-    assert (found[-1].how, found[-1].reason) == ("unstarted", "others used up the time")
+    assert (found[-1].how, found[-1].reason) == ("unstarted", "other items used up the time")
     pool.close()
 
 

@@ -16,8 +16,8 @@ ANYTHING: dict[str, Any] = {"schema": {}}
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ('{"a":1,"a":2}', "stands twice"),
-        ('[{"b":{"a":1,"a":1}}]', "stands twice"),
+        ('{"a":1,"a":2}', "occurs twice"),
+        ('[{"b":{"a":1,"a":1}}]', "occurs twice"),
         ("[1e999]", "does not fit"),
         ("[-1e999]", "does not fit"),
         ("[NaN]", "NaN"),
@@ -28,8 +28,8 @@ ANYTHING: dict[str, Any] = {"schema": {}}
         ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "too deep"),
         ("[" * 100_000, "too deep"),
         ('{"a":' * 100_000, "too deep"),
-        ("[1] [2]", "after the value"),
-        ("[1]\u00a0", "after the value"),
+        ("[1] [2]", "follows the value"),
+        ("[1]\u00a0", "follows the value"),
         ("\ufeff[1]", "Expecting"),
         ("[01]", "Expecting"),
         ("", "Expecting"),
@@ -61,7 +61,7 @@ def test_what_is_unusual_but_plain_is_read(text: str) -> None:
 def test_a_key_that_stands_twice_among_many_is_found_at_once() -> None:
     text = "{" + ",".join(f'"{number}":1' for number in range(50_000)) + ',"z":1,"z":2}'
     started = time.perf_counter()
-    with pytest.raises(NotJson, match="'z' stands twice"):
+    with pytest.raises(NotJson, match="'z' occurs twice"):
         read_json(text)
     assert time.perf_counter() - started < 10.0
 

@@ -66,13 +66,13 @@ BROKEN = [
     (f"{tagged(CALL)} There you are.", "text after call 1"),
     (f"{tagged(CALL)}\n<tool_call>", "broken JSON in call 2"),
     (f"</tool_call>{tagged(CALL)}", "without its opening"),
-    (f"{CALL}</tool_call>", "after the value"),
-    (f"sure {CALL}</tool_call>", "no call does"),
+    (f"{CALL}</tool_call>", "follows the value"),
+    (f"sure {CALL}</tool_call>", "the answer has no call"),
     (tagged('{"name":"get_wether","arguments":{}}'), "names no tool"),
     (tagged('{"name":"get_weather","arguments":{}}'), "required"),
     (tagged('{"name":"get_weather","arguments":{"city":"Rome","x":1}}'), "arguments of call 1"),
     (tagged('{"name":"get_weather","arguments":{"city":"Rome","days":true}}'), "arguments of call 1"),
-    (tagged('{"name":"get_weather","arguments":{"city":"Rome","city":""}}'), "stands twice"),
+    (tagged('{"name":"get_weather","arguments":{"city":"Rome","city":""}}'), "occurs twice"),
     (tagged('{"name":"get_weather","arguments":"{\\"city\\":\\"Rome\\"}"}'), "`arguments` of type str"),
     (tagged('{"name":"get_weather","parameters":{"city":"Rome"}}'), "no `arguments`"),
     (tagged('{"arguments":{"city":"Rome"}}'), "no `name`"),
@@ -111,7 +111,7 @@ def test_words_alone_fail_where_a_call_is_required_and_pass_where_it_is_not() ->
 
 @pytest.mark.parametrize("text", ["", " \n", "<think>Shall I call it?</think>\n"])
 def test_an_empty_answer_is_never_right(text: str) -> None:
-    assert grade(text, required=False) == Check(0.0, fault="model", reason="neither a call nor words")
+    assert grade(text, required=False) == Check(0.0, fault="model", reason="neither a call nor text")
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_more_calls_than_allowed_fail() -> None:
 def test_the_same_call_again_pays_nothing_unless_it_is_wanted(again: str) -> None:
     check = grade(tagged(CALL, again))
     assert (check.value, check.fault) == (0.0, "model")
-    assert "the same call stands 2 times" in check.reason
+    assert "the same call occurs 2 times" in check.reason
     assert grade(tagged(CALL, again), repeats=2).value == 1.0
     assert grade(tagged(CALL, again), [json.loads(CALL)] * 2, match="name").value == 1.0
     assert grade(tagged(CALL, again), [json.loads(CALL), json.loads(OTHER)], match="name").value == 0.0
