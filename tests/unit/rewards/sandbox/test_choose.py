@@ -184,7 +184,7 @@ def test_a_sandbox_says_which_files_it_cannot_hide() -> None:
 def test_where_none_holds_each_is_named_with_its_reason() -> None:
     with pytest.raises(Unavailable) as refused:
         first_that_holds({"first": missing, "second": Unable})
-    assert "never run without" in refused.value.message
+    assert "never runs without" in refused.value.message
     assert "first: it is not installed; apt install it" in refused.value.message
     assert "second: no such system call" in refused.value.message
 
