@@ -26,9 +26,8 @@ from contracts.event_log import EventLog
 from contracts.faults import no_fault
 from contracts.ids import new_completion_id, sample_key
 from contracts.topics import OUTCOMES
-from pipelines.training.outcomes import outcomes_of
 from pipelines.training.state import Fate, TrainerState, begin_epoch, roll_back
-from pipelines.training.telling import Teller
+from pipelines.training.telling import OutcomeTeller, outcomes_of
 from runtime.log.kafka import KafkaLog
 from runtime.log.local import LocalLog
 from runtime.log.outbox import message
@@ -95,7 +94,7 @@ def _rollback(name: str, log: EventLog, num_fates: int) -> dict[str, Any]:
 
 
 def _telling(what: str, log: EventLog, state: TrainerState, begin: Any) -> dict[str, Any]:
-    teller = Teller(state, log, time.time, no_fault)
+    teller = OutcomeTeller(state, log, time.time, no_fault)
     first, began = sum(log.ends(OUTCOMES).values()), time.process_time()
     decided, _ = _timed(begin)
     saved, encoded = _timed(lambda: msgspec.json.encode(state))

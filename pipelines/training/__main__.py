@@ -1,4 +1,4 @@
-"""The process `training`: first the lease, then everything that takes time."""
+"""The process `training`: take the lease first, then start the slow parts."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ if TYPE_CHECKING:
     import threading
     from pathlib import Path
 
-    from pipelines.training.lost_positions import Where
+    from pipelines.training.lost_positions import SkipTo
 
 _NO_EPOCH = 2**31 - 1
 
 
-def main(home: Path, stop: threading.Event, start_from: Where | None = None) -> None:
-    """Learn until `stop` is set; or, with `start_from`, only say where to read on, and what becomes of what is skipped.
+def main(home: Path, stop: threading.Event, start_from: SkipTo | None = None) -> None:
+    """Learn until `stop` is set; with `start_from`, only skip records and exit.
 
     Raises:
-        LeaseHeld: another trainer of this policy is at work; nothing was touched.
-        LeaseLost: one took over, because this process did not get round for too long.
+        LeaseHeld: another trainer of this policy is running; nothing was changed.
+        LeaseLost: another trainer took over, because this process did not renew its lease in time.
     """
     settings = load_settings(home)
+    policy = settings.policy
     lifetime = load_section(home, "training", TrainingSettings).lease_seconds
     database = settings.database()
 
     def take() -> Lease:
         with database.snapshot() as connection:
-            known = repository.highest_epoch(connection, settings.policy, before=_NO_EPOCH)
+            known = repository.highest_epoch(connection, policy, before=_NO_EPOCH)
         floor = max(known, highest_epoch(settings.checkpoints))
-        return Lease.acquire(database, settings.policy, floor=floor, lifetime=lifetime)
+        return Lease.acquire(database, policy, floor=floor, lifetime=lifetime)
 
     lease = retried(stop, take)
     if lease is None:
         return
     with lease.kept_alive():
-        # torch takes seconds to load, and who is refused should hear it at once.
+        # Importing torch takes seconds; a process that does not get the lease should fail at once.
         from pipelines.training.process import learn, skip  # noqa: PLC0415
 
         if start_from is None:

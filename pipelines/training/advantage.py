@@ -1,39 +1,40 @@
 """How much better than expected each sample was. Pure; trackers are the only state and live in the checkpoint.
 
-One generation per prompt is the normal case, so what to expect is tracked per baseline key. Trackers are read before
-the batch that updates them: a sample must not lower its own advantage. Infra faults, null rewards and corrections of
-what was learned before never come here, so they are in no baseline. A sample counts in baselines by its weight.
+One generation per prompt is the normal case, so the expected reward is tracked per baseline key. A batch reads the trackers
+before it updates them: a sample must not lower its own advantage. Samples with an infrastructure fault or without a reward,
+and corrections of trained samples, never come here, so no baseline contains them. A sample counts in baselines by its weight.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 HALF_LIFE_NATS = 0.06
 MIN_RETENTION, MAX_RETENTION = 0.875, 0.96
 MAX_DRIFT = 1.0
-"""Nats per token: by then everything old is forgotten as fast as can be."""
+"""Nats per token. From here on old rewards are forgotten at the fastest rate anyway."""
 PRIOR = 0.5
 STD_FLOOR = 0.05
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What the advantage needs to know of a sample."""
+    """The part of a sample that its advantage depends on."""
 
     reward: float
     baseline_key: str
     prompt: bytes
     weight: float = 1.0
-    """How much it is believed, above 0: its share of every baseline. Staleness has no part in it."""
+    """Confidence in the reward, above 0: the share in every baseline. Staleness is not part of it."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Advantages:
-    """Of a batch: `values` float64 [N], and `scale`, what one unit of reward was multiplied by to make them.
+    """The advantages of a batch: `values` float64 [N], and `scale`, the factor from one unit of reward to an advantage.
 
-    `surplus` float64 [N], in rewards: by how much each was above what would have been worth nothing; without it `values`.
+    `surplus` float64 [N], in units of reward: how far each reward lies above the one with advantage 0. None: `values`.
     """
 
     values: np.ndarray
@@ -61,35 +62,31 @@ class Advantages:
         return self.values if self.surplus is None else self.surplus
 
 
-class Tracker(Protocol):
-    """What to expect of a key, learned from the rewards seen so far."""
+class Tracker(msgspec.Struct, tag_field="kind"):
+    """The expected reward of each baseline key, learned from the rewards seen so far. JSON in the checkpoint."""
 
     def expect(self, key: str) -> float:
         """The expected reward."""
-        ...
+        raise NotImplementedError
 
     def update(self, key: str, reward: float, drift: float, weight: float = 1.0) -> None:
-        """Learn one reward; one of little weight moves and forgets little, and none counts for more than one.
+        """Learn one reward. A small `weight` moves and forgets little; weights above 1 count as 1.
 
         `drift` is the KL in nats per token between the behaviour and the current policy.
         """
-        ...
+        raise NotImplementedError
 
-    def remember(self, keys: Iterable[str]) -> Mapping[str, Any]:
-        """What is known of some keys, for `recall`."""
-        ...
-
-    def recall(self, known: Mapping[str, Any]) -> None:
-        """Know of these keys what `remember` saw, and nothing else of them."""
-        ...
+    def copy(self) -> Tracker:
+        """An independent copy: updates of one do not change the other."""
+        return tracker_from_json(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
-        """State for the checkpoint."""
-        ...
+        """State for the checkpoint; invert with `tracker_from_json`."""
+        state: dict[str, Any] = msgspec.to_builtins(self)
+        return state
 
 
-@dataclass
-class BetaTracker:
+class BetaTracker(Tracker, tag="beta"):
     """Two discounted counts per key, for rewards between `low` and `high` (arXiv 2509.13232, SPO).
 
     The faster the policy moves, the sooner old rewards are forgotten: retention = 2^(-drift / 0.06), kept in
@@ -98,7 +95,7 @@ class BetaTracker:
 
     low: float = 0.0
     high: float = 1.0
-    counts: dict[str, tuple[float, float]] = field(default_factory=dict)
+    counts: dict[str, tuple[float, float]] = msgspec.field(default_factory=dict)
 
     def expect(self, key: str) -> float:
         """The mean of the key's Beta distribution, on the scale of rewards."""
@@ -106,50 +103,33 @@ class BetaTracker:
         return self.low + (self.high - self.low) * successes / (successes + failures)
 
     def update(self, key: str, reward: float, drift: float, weight: float = 1.0) -> None:
-        """Discount the counts, then add the reward; one outside the range counts as the end it passed."""
+        """Discount the counts, then add the reward, clamped to the range."""
         weight = min(weight, 1.0)
-        # Not a number, and whatever would overflow, is as far as can be.
+        # NaN and values that would overflow count as the largest drift.
         drift = min(max(drift, 0.0), MAX_DRIFT) if drift < MAX_DRIFT else MAX_DRIFT
         retention = min(max(2.0 ** (-drift / HALF_LIFE_NATS), MIN_RETENTION), MAX_RETENTION) ** weight
         share = min(max((reward - self.low) / (self.high - self.low), 0.0), 1.0)
         successes, failures = self.counts.get(key, (PRIOR, PRIOR))
         self.counts[key] = (retention * successes + weight * share, retention * failures + weight * (1.0 - share))
 
-    def remember(self, keys: Iterable[str]) -> dict[str, tuple[float, float] | None]:
-        """The counts of some keys; None for a key never seen."""
-        return {key: self.counts.get(key) for key in keys}
-
-    def recall(self, known: Mapping[str, tuple[float, float] | None]) -> None:
-        """Have these counts again."""
-        for key, value in known.items():
-            if value is None:
-                self.counts.pop(key, None)
-            else:
-                self.counts[key] = value
-
     def rescaled(self, low: float, high: float) -> BetaTracker:
-        """The same expectations and as much evidence, for another range of rewards; what lies outside moves to its end."""
+        """The same expectations and as much evidence for another range of rewards; values outside it are clamped."""
         counts = {}
         for key, (successes, failures) in self.counts.items():
             share = min(max((self.expect(key) - low) / (high - low), 0.0), 1.0)
             counts[key] = (share * (successes + failures), (1.0 - share) * (successes + failures))
         return BetaTracker(low, high, counts)
 
-    def to_json(self) -> dict[str, Any]:
-        """Keys with their two counts."""
-        return {"kind": "beta", "low": self.low, "high": self.high, "counts": {k: [*v] for k, v in self.counts.items()}}
 
-
-@dataclass
-class MovingAverageTracker:
-    """An exponential moving average per key; a key's first reward, at full weight, is its first average."""
+class MovingAverageTracker(Tracker, tag="moving_average"):
+    """An exponential moving average per key. The first reward of a key, at full weight, is its first average."""
 
     retention: float = 0.95
     initial: float = 0.0
-    averages: dict[str, float] = field(default_factory=dict)
+    averages: dict[str, float] = msgspec.field(default_factory=dict)
 
     def expect(self, key: str) -> float:
-        """The average, or `initial` for a key never seen."""
+        """The average, or `initial` for a new key."""
         return self.averages.get(key, self.initial)
 
     def update(self, key: str, reward: float, drift: float, weight: float = 1.0) -> None:  # noqa: ARG002 no use for drift
@@ -157,43 +137,17 @@ class MovingAverageTracker:
         pull = min(weight, 1.0) * (1.0 - self.retention if key in self.averages else 1.0)
         self.averages[key] = (1.0 - pull) * self.expect(key) + pull * reward
 
-    def remember(self, keys: Iterable[str]) -> dict[str, float | None]:
-        """The averages of some keys; None for a key never seen."""
-        return {key: self.averages.get(key) for key in keys}
-
-    def recall(self, known: Mapping[str, float | None]) -> None:
-        """Have these averages again."""
-        for key, value in known.items():
-            if value is None:
-                self.averages.pop(key, None)
-            else:
-                self.averages[key] = value
-
-    def to_json(self) -> dict[str, Any]:
-        """Keys with their averages."""
-        return {
-            "kind": "moving_average",
-            "retention": self.retention,
-            "initial": self.initial,
-            "averages": self.averages.copy(),
-        }
-
 
 def tracker_from_json(state: dict[str, Any]) -> Tracker:
     """Invert `to_json` of either tracker."""
-    if state["kind"] == "beta":
-        counts = {key: (pair[0], pair[1]) for key, pair in state["counts"].items()}
-        return BetaTracker(low=state["low"], high=state["high"], counts=counts)
-    return MovingAverageTracker(
-        retention=state["retention"], initial=state["initial"], averages=dict(state["averages"])
-    )
+    return msgspec.convert(state, BetaTracker | MovingAverageTracker)
 
 
 def advantages(samples: Sequence[Scored], tracker: Tracker, *, whiten: bool) -> Advantages:
     """Reward minus baseline per sample.
 
-    The baseline is the mean of the *other* samples of the same prompt where the batch has any, else the tracker's.
-    Whitening divides by at least STD_FLOOR, and leaves a lone sample alone: less its own mean it would teach nothing.
+    The baseline is the mean of the *other* samples of the same prompt if the batch has any, else the tracker's.
+    Whitening divides by at least STD_FLOOR. It skips a lone sample: minus its own mean, its advantage would be 0.
     """
     groups: dict[bytes, list[Scored]] = defaultdict(list)
     for sample in samples:
@@ -207,9 +161,9 @@ def component_advantages(
 ) -> Advantages:
     """Advantages of each component by itself, whitened over the samples that have it, then summed by weight.
 
-    So a component whose values lie close together teaches as much as its weight says, and is not drowned by one whose
-    values spread (GDPO, arXiv 2601.05242, with trackers and the batch for the group; weights add up to 1, so the sum is
-    not normalised again). A component that is missing counts as its mean. With one component: the same as `advantages`.
+    A component with a narrow spread then teaches as much as its weight says, instead of being drowned out by a component
+    with a wide spread (GDPO, arXiv 2601.05242, with trackers and the batch in place of the group; weights add up to 1, so the
+    sum is not normalised again). A missing component counts as its mean. One component gives the same as `advantages`.
     """
     values, scales, surplus = np.zeros(len(samples)), np.zeros(len(samples)), np.zeros(len(samples))
     for name in sorted({name for part in parts for name in part}):
@@ -229,10 +183,10 @@ def component_of(sample: Scored, name: str, part: Part) -> Scored:
 
 
 def whitened(raw: np.ndarray, weights: Sequence[float]) -> Advantages:
-    """Weighted mean 0 and deviation 1 [N]; a lone sample stays as it is.
+    """Weighted mean 0 and deviation 1 [N]; a lone sample is unchanged.
 
-    `scale` never says more than sqrt(N), although a calm batch divides by less: one reward that differs by 1 among N
-    would have made a deviation of 1 / sqrt(N) by itself, and a correction is such a one.
+    `scale` is capped at sqrt(N), although the deviation of a calm batch may be smaller. A correction uses `scale` for a
+    reward that changed later, and one reward that differs by 1 among N gives a deviation of 1 / sqrt(N) by itself.
     """
     if len(raw) < 2:  # noqa: PLR2004 a lone sample
         return Advantages(raw)

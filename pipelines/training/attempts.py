@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
-class Attempt(msgspec.Struct):
+class AttemptFile(msgspec.Struct):
     """The file: keys only, no content."""
 
     epoch: int = 0
@@ -124,11 +124,11 @@ class Attempts:
         write_durably(self._path, [msgspec.json.encode(self._now)])
 
 
-def _read(path: Path) -> Attempt:
+def _read(path: Path) -> AttemptFile:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Attempt)
+        return msgspec.json.decode(path.read_bytes(), type=AttemptFile)
     except FileNotFoundError:
-        return Attempt()
+        return AttemptFile()
     except msgspec.MsgspecError as error:
         log.error("who was in the last step is unreadable: nobody is suspected", path=str(path), reason=str(error))  # noqa: TRY400 no fault of ours
-        return Attempt()
+        return AttemptFile()

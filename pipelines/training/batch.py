@@ -34,7 +34,7 @@ LAST_TIME = 1e11
 
 
 @dataclass(frozen=True)
-class Limits:
+class TrainingLimits:
     """What the trainer can and will learn from."""
 
     max_version_lag: int
@@ -81,7 +81,7 @@ def newest_version(experience: Experience) -> int:
     return max((span.version for segment in experience.segments for span in segment.spans), default=-1)
 
 
-def refuse(experience: Experience, tree: VersionTree, limits: Limits, now: float) -> Refusal | None:
+def refuse(experience: Experience, tree: VersionTree, limits: TrainingLimits, now: float) -> Refusal | None:
     """Name the reason why a scored experience must not be trained, or None. No record makes it raise."""
     if experience.policy != limits.policy:
         return Refusal("filtered", "other_policy")
@@ -110,7 +110,7 @@ def _refuse_numbers(experience: Experience) -> Refusal | None:
     return None if abs(experience.generated_at) <= LAST_TIME else Refusal("filtered", "impossible_time")
 
 
-def _refuse_age(experience: Experience, tree: VersionTree, limits: Limits, now: float) -> Refusal | None:
+def _refuse_age(experience: Experience, tree: VersionTree, limits: TrainingLimits, now: float) -> Refusal | None:
     versions = {span.version for segment in experience.segments for span in segment.spans}
     if not all(tree.exists(version) for version in versions):
         return Refusal("filtered", "unknown_version")
@@ -152,7 +152,7 @@ def _has_provenance(segment: Segment) -> bool:
     return bool(starts) and starts[0] == 0
 
 
-def _refuse_segment(segment: Segment, limits: Limits) -> Refusal | None:
+def _refuse_segment(segment: Segment, limits: TrainingLimits) -> Refusal | None:
     temperature = segment.sampling.temperature
     if not math.isfinite(temperature) or temperature > MAX_TEMPERATURE:
         return Refusal("filtered", "impossible_temperature")
@@ -162,7 +162,7 @@ def _refuse_segment(segment: Segment, limits: Limits) -> Refusal | None:
     return Refusal("filtered", reason) if reason else None
 
 
-def _why_untrainable(segment: Segment, limits: Limits) -> str:
+def _why_untrainable(segment: Segment, limits: TrainingLimits) -> str:
     token_ids, mask = np.frombuffer(segment.token_ids, "<i4"), np.frombuffer(segment.loss_mask, np.uint8)
     sampled = np.frombuffer(segment.logprobs, "<f4")[mask == 1]
     if not mask.any():

@@ -1,22 +1,22 @@
-"""Checkpoints: atomic folders, verified before they are believed, never a pickle.
+"""Checkpoints: atomic folders, verified before they are used, never a pickle.
 
-In: weights, optimizer moments and state. Out: the same after a crash, or the newest older one that is whole. Waits: for
-the disk: a checkpoint exists from the moment its manifest has its name, and everything else was synced before.
+In: weights, optimizer moments and state. Out: the same after a crash, or the newest older checkpoint that verifies. Waits for:
+the disk. A checkpoint exists once its manifest is in place; every other file was synced before.
 
     checkpoint-<epoch>-<serial>/   weights.safetensors   float32 master weights
                                    optimizer.safetensors AdamW moments by parameter name
                                    state.json            TrainerState
                                    MANIFEST.json         written last: sizes and blake3 of the others
 
-Serials only rise and are never reused, also past folders that were refused. What is not kept goes in two phases, so that a
-trainer that was stopped and wakes deletes nothing that its successor goes on from.
+Serials only rise and are never reused, not even those of refused folders. Deletion takes two phases (`CheckpointFence`), so that
+a trainer that was paused and resumes cannot delete the checkpoint that its successor continues from.
 """
 
 from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import safetensors.torch
@@ -29,7 +29,7 @@ from contracts.faults import FaultPoint, no_fault
 from pipelines.training.checkpoint_names import (
     MANIFEST,
     NOTHING,
-    Manifest,
+    CheckpointManifest,
     Name,
     names_in,
     parse_name,
@@ -45,70 +45,53 @@ if TYPE_CHECKING:
 
     import torch
 
+    from pipelines.training.fence import CheckpointFence
+
 log = structlog.get_logger()
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The trainer's truth at one moment. `version` is set if these weights are a published version."""
+    """Everything the trainer knows at one moment. `version` is set if these weights are a published version."""
 
     state: TrainerState
     weights: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]
     version: int | None = None
     name: str = NOTHING
-    """Under which it was loaded."""
+    """The folder it was loaded from."""
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A checkpoint that was not believed, and why."""
+class RefusedCheckpoint:
+    """A checkpoint that did not verify, and why."""
 
     name: str
     reason: str
 
 
-class Fence(Protocol):
-    """Which checkpoints there are for this trainer, and when one may be deleted: `pipelines.training.fence`."""
-
-    def void(self, names: Collection[str]) -> set[str]:
-        """Those that are not believed, or count as deleted."""
-
-    def let_go(self, unneeded: Callable[[Collection[int]], Collection[str]]) -> list[str]:
-        """What may be deleted now, of what `unneeded` says of the versions that arms name. Raises LeaseLost."""
-
-    def done(self, names: Collection[str]) -> None:
-        """They are deleted."""
-
-
-class AtOnce:
-    """The fence of a folder that has one user: everything is believed, and deleted when it is not needed."""
-
-    def void(self, names: Collection[str]) -> set[str]:  # noqa: ARG002 of the port
-        """None."""
-        return set()
-
-    def let_go(self, unneeded: Callable[[Collection[int]], Collection[str]]) -> list[str]:
-        """All."""
-        return sorted(unneeded(()))
-
-    def done(self, names: Collection[str]) -> None:
-        """Nothing to remember."""
-
-
 class CheckpointStore:
     """Checkpoints in one folder."""
 
-    def __init__(self, folder: Path, keep: int, fault: FaultPoint = no_fault, *, fence: Fence | None = None) -> None:
-        """`keep` newest checkpoints stay, and as many versions; `fault` is called before each visible change."""
+    def __init__(
+        self, folder: Path, keep: int, fault: FaultPoint = no_fault, *, fence: CheckpointFence | None = None
+    ) -> None:
+        """`fault` is called before each visible change.
+
+        Args:
+            folder: holds one policy's checkpoints.
+            keep: the number of newest checkpoints that stay, and of newest versions.
+            fault: see `contracts.faults`.
+            fence: decides which checkpoints are valid and when one may be deleted. None: the folder has a single user.
+        """
         self._folder = folder
         self._keep = keep
         self._fault = fault
-        self._fence = fence or AtOnce()
+        self._fence = fence
         make_folder_durably(folder)
 
     def save(self, checkpoint: Checkpoint, keep_versions: Collection[int] = ()) -> str:
-        """Write durably, then forget what is no longer kept; returns the name.
+        """Write durably, then delete old checkpoints; returns the name.
 
         Raises:
             Unavailable: the disk is full; older checkpoints are untouched.
@@ -118,7 +101,7 @@ class CheckpointStore:
         try:
             self._write(self._folder / name, checkpoint)
         except Unavailable:
-            # What is left of it would keep the disk full, and users' signals out.
+            # The partial checkpoint would keep the disk full, and a full disk stops users' signals.
             shutil.rmtree(self._folder / name, ignore_errors=True)
             raise
         except FileNotFoundError as error:
@@ -128,15 +111,15 @@ class CheckpointStore:
 
     def load_newest(
         self, check: Callable[[Checkpoint], None] = lambda _: None
-    ) -> tuple[Checkpoint | None, list[Refused]]:
-        """The newest checkpoint that verifies and that `check` lets pass, and those newer that were refused."""
-        refused: list[Refused] = []
+    ) -> tuple[Checkpoint | None, list[RefusedCheckpoint]]:
+        """The newest checkpoint that verifies and passes `check`, and the newer ones that were refused."""
+        refused: list[RefusedCheckpoint] = []
         for name in reversed(self._names()):
             try:
                 checkpoint = self.load(name)
                 check(checkpoint)
             except WeightsRefused as error:
-                refused.append(Refused(name, f"{error.code}: {error.message}"))
+                refused.append(RefusedCheckpoint(name, f"{error.code}: {error.message}"))
             else:
                 return checkpoint, refused
         return None, refused
@@ -145,7 +128,7 @@ class CheckpointStore:
         """The newest whole checkpoint of a published version.
 
         Raises:
-            WeightsRefused: there is none.
+            WeightsRefused: no checkpoint of this version verifies.
         """
         for name in reversed(self._names()):
             try:
@@ -155,7 +138,9 @@ class CheckpointStore:
                 continue
         kept = ", ".join(str(number) for number in sorted(self.versions()))
         raise WeightsRefused(
-            "no_checkpoint", f"version {version} has no whole checkpoint here; kept are: {kept}", version=version
+            "no_checkpoint",
+            f"version {version} has no intact checkpoint here; these versions have one: {kept}",
+            version=version,
         )
 
     def load(self, name: str) -> Checkpoint:
@@ -175,7 +160,7 @@ class CheckpointStore:
                 name=name,
             )
         except (KeyError, msgspec.MsgspecError, SafetensorError) as error:
-            raise WeightsRefused("unreadable", f"{name} is whole but cannot be read: {error}") from error
+            raise WeightsRefused("unreadable", f"{name} has the right checksums but cannot be read: {error}") from error
 
     def versions(self) -> set[int]:
         """Published versions that have a checkpoint."""
@@ -189,7 +174,7 @@ class CheckpointStore:
             "state.json": msgspec.json.encode(state),
         }
         files = {file: (len(data), blake3(data).hexdigest()) for file, data in content.items()}
-        manifest = Manifest(epoch=state.epoch, step=state.step, version=checkpoint.version, files=files)
+        manifest = CheckpointManifest(epoch=state.epoch, step=state.step, version=checkpoint.version, files=files)
         make_folder_durably(folder)
         for file, data in {**content, MANIFEST: seal(manifest)}.items():
             self._fault(f"checkpoint: before {file}")
@@ -204,7 +189,7 @@ class CheckpointStore:
         if len(data) != size:
             raise WeightsRefused("truncated", f"{file} of {name} has {len(data)} bytes, not {size}")
         if blake3(data).hexdigest() != digest:
-            raise WeightsRefused("payload_hash", f"{file} of {name} is not what was written")
+            raise WeightsRefused("payload_hash", f"{file} of {name} has another checksum than its manifest says")
         return data
 
     def _prune(self, keep_versions: Collection[int]) -> None:
@@ -212,18 +197,19 @@ class CheckpointStore:
             return set(names_in(self._folder)) - self._kept({*keep_versions, *in_use})
 
         try:
-            names = self._fence.let_go(unneeded)
+            names = self._fence.deletable(unneeded) if self._fence else sorted(unneeded(()))
         except Unavailable as error:
-            log.warning("old checkpoints stay for now", reason=error.message)
+            log.warning("old checkpoints are not deleted yet", reason=error.message)
             return
         for name in names:
             self._fault("checkpoint: before forgetting")
             shutil.rmtree(self._folder / name, ignore_errors=True)
-        self._fence.done(names)
+        if self._fence:
+            self._fence.deleted(names)
 
     def _kept(self, keep_versions: Collection[int]) -> set[str]:
         names = self._names()
-        # One per version, its newest: every restart saves the version it stands on once more.
+        # Only the newest of each version: every restart saves its current version again.
         newest = {version: name for name in names if (version := self._version_of(name)) is not None}
         kept = {*names[-self._keep :], *sorted(newest.values())[-self._keep :]}
         return kept | {name for version, name in newest.items() if version in keep_versions}
@@ -236,5 +222,5 @@ class CheckpointStore:
 
     def _names(self) -> list[str]:
         names = names_in(self._folder)
-        void = self._fence.void(names)
+        void = self._fence.void(names) if self._fence else ()
         return [name for name in names if name not in void]

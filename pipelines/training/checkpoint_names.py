@@ -1,9 +1,10 @@
-"""Names of checkpoints: who wrote them, in what order, and which of them are believed. Without torch.
+"""Names of checkpoints: their epoch and order, and which are valid. Without torch.
 
     checkpoint-000007-00000042   the 42nd, written under epoch 7 of the lease
-    checkpoint-00000041          the same, of before there was a lease
+    checkpoint-00000041          the 41st, written before leases existed
 
-The newest is the highest (epoch, serial): what a trainer writes that was stopped and wakes never wins over its successor's.
+The newest has the highest (epoch, serial). A trainer that was paused and resumes has an older epoch than its successor, so its
+checkpoints never count as newest.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ if TYPE_CHECKING:
 SCHEMA = 1
 MANIFEST = "MANIFEST.json"
 NOTHING = ""
-"""What an epoch started from that found no checkpoint."""
+"""The start of an epoch that found no checkpoint."""
 _NAME = re.compile(r"checkpoint-(?:(\d{6,})-)?(\d{8,})")
 
 
 class Name(NamedTuple):
-    """Of a checkpoint, in their order. `epoch` is 0 for those of before there was a lease."""
+    """Epoch and serial of a checkpoint; they sort by age. `epoch` is 0 for checkpoints older than leases."""
 
     epoch: int
     serial: int
 
     @property
     def text(self) -> str:
-        """The name of its folder."""
+        """The name of the folder."""
         return f"checkpoint-{self.epoch:06d}-{self.serial:08d}" if self.epoch else f"checkpoint-{self.serial:08d}"
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint contains."""
+class CheckpointManifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The contents of a checkpoint."""
 
     schema: int = SCHEMA
     epoch: int
@@ -54,21 +55,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_name(text: str) -> Name | None:
-    """None if no checkpoint is called so."""
+    """The parsed name; None if this is not the name of a checkpoint."""
     found = _NAME.fullmatch(text)
     return Name(int(found[1] or 0), int(found[2])) if found else None
 
 
 def names_in(folder: Path) -> list[str]:
-    """All checkpoints of a folder, the newest last."""
+    """All checkpoints in a folder, the newest last."""
     names = (parse_name(path.name) for path in folder.glob("checkpoint-*"))
     return [name.text for name in sorted(name for name in names if name is not None)]
 
 
 def highest_epoch(folder: Path) -> int:
-    """No checkpoint here, readable or not, has a higher epoch; 0 if there is none.
+    """An upper bound on the epochs of all checkpoints here, readable or not; 0 for an empty folder.
 
-    Before there was a lease each raised it by one at most, so as many as cannot be read may have added one each.
+    Before leases, each checkpoint raised the epoch by one at most: each unreadable one may have added one.
     """
     highest, unreadable = 0, 0
     for text in names_in(folder):
@@ -84,9 +85,9 @@ def highest_epoch(folder: Path) -> int:
 
 
 def void_names(names: Iterable[str], epochs: Mapping[int, IssuedEpoch]) -> set[str]:
-    """Checkpoints that no epoch descends from: of epochs that were never issued, or later than what a successor started from.
+    """Invalid checkpoints: of an epoch that was never issued, or newer than the checkpoint a later epoch started from.
 
-    Epochs below the first that the database issued are of before it.
+    Epochs below the first issued one predate leases and are valid.
     """
     first = min(epochs, default=0)
     starts = [(epoch.epoch, parse_name(epoch.start)) for epoch in epochs.values() if epoch.start is not None]
@@ -102,8 +103,8 @@ def void_names(names: Iterable[str], epochs: Mapping[int, IssuedEpoch]) -> set[s
     return void
 
 
-def read_manifest(folder: Path, name: str) -> Manifest:
-    """What a checkpoint says of itself.
+def read_manifest(folder: Path, name: str) -> CheckpointManifest:
+    """Read and verify the manifest of a checkpoint.
 
     Raises:
         WeightsRefused: `unfinished`, `newer_schema` or `damaged_manifest`.
@@ -111,21 +112,21 @@ def read_manifest(folder: Path, name: str) -> Manifest:
     try:
         sealed = (folder / name / MANIFEST).read_bytes()
     except FileNotFoundError:
-        raise WeightsRefused("unfinished", f"{name} has no {MANIFEST}: its writing was cut short") from None
+        raise WeightsRefused("unfinished", f"{name} has no {MANIFEST}: the write was interrupted") from None
     try:
         document: dict[str, Any] = json.loads(sealed)
         digest = document.pop("blake3")
         if document["schema"] > SCHEMA:
             raise WeightsRefused("newer_schema", f"{name} was written by a newer Millrace: upgrade this process")
-        manifest = msgspec.convert(document, Manifest)
+        manifest = msgspec.convert(document, CheckpointManifest)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsRefused("damaged_manifest", f"{MANIFEST} of {name} is damaged: {error}") from error
     if seal(manifest) != sealed:
-        raise WeightsRefused("damaged_manifest", f"{MANIFEST} of {name} is not what was written ({digest})")
+        raise WeightsRefused("damaged_manifest", f"{MANIFEST} of {name} does not match its checksum {digest}")
     return manifest
 
 
-def seal(manifest: Manifest) -> bytes:
-    """The bytes of a manifest, with a hash of itself."""
+def seal(manifest: CheckpointManifest) -> bytes:
+    """The bytes of a manifest, with its own checksum."""
     digest = blake3(msgspec.json.encode(manifest)).hexdigest()
     return json.dumps({**msgspec.to_builtins(manifest), "blake3": digest}, indent=1).encode()

@@ -1,4 +1,4 @@
-"""Trying what may end the process, in a copy of the process. Only where the device is the CPU: no other survives a fork."""
+"""Run a dangerous action in a forked copy of the process. CPU only: accelerators do not survive a fork."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _PAUSE = 0.005
 
 
 def survives(action: Callable[[], object], seconds: float = SECONDS) -> bool | None:
-    """True if a copy of this process lives through `action`, whatever that raises; None if it does not end in time.
+    """True if a copy of this process survives `action`, exceptions included; None if it does not end in time.
 
-    The copy ends without a word: it writes nothing out, closes nothing, and has only the calling thread.
+    The copy exits silently: it flushes nothing, closes nothing, and has only the calling thread.
     """
     child = os.fork()
     if child == 0:
         try:
-            # More threads would wait for workers that a copy does not have.
+            # A fork copies only the calling thread: torch would wait for worker threads that do not exist.
             torch.set_num_threads(1)
             action()
         finally:

@@ -1,4 +1,4 @@
-"""Who of a batch breaks its step: found by trying halves of it. Pure, but for what `fails` does."""
+"""Find the samples of a batch that break its step, by trying halves of it. Pure, except for the caller's `fails`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 
 
 class Failure(NamedTuple):
-    """What went wrong: the outcome's reason, and for a bundle what was raised."""
+    """Why a step failed: the reason for the outcome, and the exception for a bundle."""
 
     reason: str
     error: str = ""
@@ -21,7 +21,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        """What was raised, as text: the exception itself would hold every tensor of its frames."""
+        """The exception as text. The exception object would keep every tensor of its frames alive."""
         text = "".join(traceback.format_exception(error))
         return cls(STEP_ERROR, f"{type(error).__name__}: {error}", text)
 
@@ -29,12 +29,12 @@ class Failure(NamedTuple):
 def find_culprits(
     items: Sequence[Item], failure: Failure, fails: Callable[[Sequence[Item]], Failure | None]
 ) -> list[tuple[Item, Failure]]:
-    """Those of `items` that fail alone, each with its own failure; none if they fail only together.
+    """The items that fail alone, each with its own failure; none if the items fail only together.
 
     Args:
-        items: which failed together, with `failure`.
-        failure: theirs; of a lone item it is the answer.
-        fails: tries some of them, without any effect. It is asked about 2 k log2(n) times for k culprits among n.
+        items: failed together.
+        failure: how they failed. For a single item this is the answer.
+        fails: tries some of them, without side effects. It is called about 2 k log2(n) times for k culprits among n.
     """
     if len(items) == 1:
         return [(items[0], failure)]
@@ -47,7 +47,7 @@ def find_culprits(
 
 
 def canary(policy: str) -> Experience:
-    """A sample of two tokens that nothing is wrong with: if a step fails with it, the samples are not to blame."""
+    """A valid sample of two tokens. If a step fails even with it, the samples are not to blame."""
     segment = Segment(
         token_ids=pack_ids([0, 0]),
         loss_mask=bytes([0, 1]),

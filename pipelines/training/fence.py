@@ -1,6 +1,7 @@
-"""Which checkpoints a trainer believes, and when one may go: what the database says of the lease's epochs.
+"""Which checkpoints are valid, and when one may be deleted, as the lease's epochs in the database say.
 
-In: issued epochs, what each went on from, what is about to be deleted, what the arms name. Out: names. Waits for: nothing.
+In: issued epochs, the checkpoint each started from, pending deletions, the versions of the arms. Out: names of checkpoints.
+Waits for: nothing.
 """
 
 from __future__ import annotations
@@ -22,28 +23,33 @@ if TYPE_CHECKING:
 
 
 class CheckpointFence:
-    """The `Fence` of the checkpoints of one policy."""
+    """The fence around the checkpoints of the lease's policy."""
 
-    def __init__(self, lease: Lease, database: Database, policy: str) -> None:
+    def __init__(self, lease: Lease, database: Database) -> None:
         self._database = database
-        self._policy = policy
-        self._deletions = Deletions(lease, policy, "checkpoint")
+        self._policy = lease.policy
+        self._deletions = Deletions(lease, lease.policy, "checkpoint")
 
     def void(self, names: Collection[str]) -> set[str]:
-        """Of epochs that were never issued, later than what a successor started from, or about to be deleted."""
+        """Invalid names: of an epoch never issued, newer than the start of a successor, or about to be deleted."""
         with self._database.snapshot() as connection:
             epochs, gone = read_epochs(connection, self._policy), going(connection, self._policy, "checkpoint")
         return void_names(names, epochs) | gone
 
-    def let_go(self, unneeded: Callable[[Collection[int]], Collection[str]]) -> list[str]:
-        """See `Fence.let_go`; the arms are read in the transaction that decides."""
+    def deletable(self, unneeded: Callable[[Collection[int]], Collection[str]]) -> list[str]:
+        """Names that may be deleted now. `unneeded` gets the versions of the arms and returns the names nothing needs.
+
+        Raises:
+            LeaseLost: another trainer took over; nothing may be deleted.
+        """
 
         def unreferenced(connection: Connection) -> Collection[str]:
+            # Read in the transaction that decides: an arm may move at any time.
             arms = assignments.read(connection, self._policy).values()
             return unneeded({arm.version for arm in arms if arm.version is not None})
 
         return self._deletions.advance(unreferenced)
 
-    def done(self, names: Collection[str]) -> None:
-        """Names carry their epoch and are never used again."""
+    def deleted(self, names: Collection[str]) -> None:
+        """These are deleted. Their names carry the epoch and are never used again."""
         self._deletions.done(names)

@@ -36,10 +36,7 @@ def correction_figures(corrections: Sequence[Lesson]) -> dict[str, float | None]
 
 
 def sample_rows(
-    experiences: Sequence[Experience],
-    advantages: Sequence[float],
-    weights: Sequence[float],
-    current_N: Sequence[float],
+    experiences: Sequence[Experience], advantages: Sequence[float], weights: Sequence[float], current_N: Sequence[float]
 ) -> list[dict[str, Any]]:
     """One row of figures per sample, for a bundle: no content."""
     return [

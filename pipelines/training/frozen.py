@@ -64,8 +64,4 @@ def mismatch(
                 )
             )
     figures = total.metrics() if total.num_tokens else {}
-    return {
-        "mismatch_k1": figures.get("k1"),
-        "mismatch_k3": figures.get("k3"),
-        "mismatch_tokens": total.num_tokens,
-    }
+    return {"mismatch_k1": figures.get("k1"), "mismatch_k3": figures.get("k3"), "mismatch_tokens": total.num_tokens}

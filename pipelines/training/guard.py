@@ -1,6 +1,6 @@
-"""When not to take a step. Pure decisions, and the bundle that explains a skipped one.
+"""When to skip a step. Pure decisions, and the bundle that explains a skipped step.
 
-A step is skipped, never repaired: its samples are quarantined by name and the weights stay as they were.
+A bad step is skipped, never repaired: its samples are quarantined by name, and the weights do not change.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weights.files import make_folder_durably, write_durably
@@ -20,70 +19,58 @@ if TYPE_CHECKING:
 SPIKE = "gradient_spike"
 HISTORY = 64
 WARM_UP = 16
-# Below this share of the median the spread of a calm stretch would make ordinary batches look like spikes.
+# As a share of the median. With less spread, after a calm stretch ordinary batches would look like spikes.
 MIN_SPREAD = 0.2
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether the step may be taken. `reason` is empty or the outcome's reason."""
-
-    reason: str = ""
-
-    @property
-    def accepted(self) -> bool:
-        """True if the step may be taken."""
-        return not self.reason
-
-
 class Norms(NamedTuple):
-    """A norm seen two ways: as that of a sum of independent tokens, and as that of a sum in one direction.
+    """A gradient norm under two assumptions: tokens pull independently (`noise`), or all in one direction (`direction`).
 
-    Expected: what a batch's gradient norm is proportional to, if nothing is wrong with it. The gradient is a sum over tokens
-    of pull x d log p / d weights, where `pull` is all that multiplies a token's log-probability: advantage, sample weight,
+    Expected norm: a healthy batch's gradient norm is proportional to it. The gradient is a sum over tokens of
+    pull x d log p / d weights, where `pull` is everything that multiplies a token's log-probability: advantage, sample weight,
     importance weight, leash, one over the batch's tokens. By the chain rule each term is pull x (onehot - softmax) /
-    temperature x (Jacobian of the logits), and the middle factor is (1 - p) / temperature long, within sqrt(2). Scores of
-    tokens have mean 0 given what stands before, so as noise their squares add up (cf. the gradient noise scale,
-    arXiv 1812.06162); where all samples teach the same, their lengths do:
+    temperature x (Jacobian of the logits), and the middle factor has length (1 - p) / temperature, within sqrt(2). Scores of
+    tokens have mean 0 given the tokens before them, so as noise their squares add up (cf. the gradient noise scale,
+    arXiv 1812.06162); if all samples teach the same, their lengths add up:
 
         noise     = sqrt(sum over tokens of (pull x (1 - p) / temperature)^2)
         direction =      sum over tokens of |pull| x (1 - p) / temperature
 
-    Comparable: a batch's norm divided by both. What is left is the Jacobian's size, whatever the number of samples and
-    tokens, whitened or not, and however sure the policy is.
+    Comparable norm: a batch's norm divided by both. Only the size of the Jacobian is left: it does not depend on the number
+    of samples or tokens, on whitening, or on how sure the policy is.
     """
 
     noise: float
     direction: float
 
     def comparable(self, gradient_norm: float) -> Norms | None:
-        """A norm in units of what was expected; None if nothing was expected and nothing came."""
+        """A norm in units of the expected norm; None if both are 0."""
         if self.noise > 0:
             return Norms(gradient_norm / self.noise, gradient_norm / self.direction)
         return None if gradient_norm <= 0 else Norms(math.inf, math.inf)
 
 
-def judge(history: Sequence[Norms], *, loss: float, gradient_norm: float, expected: Norms, spread: float) -> Verdict:
-    """Decide on one step: it is a spike if it is one both ways, however tokens add up.
+def why_skip(history: Sequence[Norms], *, loss: float, gradient_norm: float, expected: Norms, spread: float) -> str:
+    """The reason to skip a step, or empty. A spike must be a spike under both assumptions of `Norms`.
 
     Args:
-        history: comparable norms of the last steps, skipped ones too: if the norm moved for good, so does the median.
-        loss: of the whole batch, not filtered.
+        history: comparable norms of the last steps, skipped ones included: if the norm moves for good, so does the median.
+        loss: of the whole batch, unfiltered.
         gradient_norm: before clipping.
-        expected: of the batch.
-        spread: how many median absolute deviations above the median still pass.
+        expected: the batch's expected norm.
+        spread: a norm may lie this many median absolute deviations above the median.
     """
     if not math.isfinite(loss):
-        return Verdict("non_finite_loss")
+        return "non_finite_loss"
     if not (math.isfinite(gradient_norm) and all(map(math.isfinite, expected))):
-        return Verdict("non_finite_gradient")
+        return "non_finite_gradient"
     comparable = expected.comparable(gradient_norm)
     if len(history) < WARM_UP or comparable is None:
-        return Verdict()
+        return ""
     passes = any(
         norm <= _limit(past, spread) for norm, past in zip(comparable, zip(*history, strict=True), strict=True)
     )
-    return Verdict("" if passes else SPIKE)
+    return "" if passes else SPIKE
 
 
 def _limit(history: Sequence[float], spread: float) -> float:
@@ -93,7 +80,7 @@ def _limit(history: Sequence[float], spread: float) -> float:
 
 
 def remember(history: Sequence[Norms], gradient_norm: float, expected: Norms) -> list[Norms]:
-    """The history after a step, finite norms only."""
+    """The history after a step. It holds finite norms only."""
     comparable = expected.comparable(gradient_norm)
     if comparable is None or not all(map(math.isfinite, comparable)):
         return list(history)
@@ -101,10 +88,10 @@ def remember(history: Sequence[Norms], gradient_norm: float, expected: Norms) ->
 
 
 def write_bundle(folder: Path, name: str, bundle: dict[str, Any]) -> Path:
-    """Leave `folder`/`name`.json for whoever asks why: keys and figures, no content. Durable when this returns."""
+    """Write `folder`/`name`.json for whoever investigates: keys and figures, no content. Durable when this returns."""
     make_folder_durably(folder)
     path = folder / f"{name}.json"
-    # NaN is what a bundle is often about; JSON has no word for it, so non-finite numbers become text.
+    # JSON has no NaN, and bundles are often about NaN: non-finite numbers become text.
     write_durably(path, [json.dumps(_finite(bundle), indent=1, allow_nan=False).encode()])
     return path
 

@@ -22,7 +22,7 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitingSample:
     """A sample and where the log first told of it."""
 
     experience: Experience
@@ -61,13 +61,13 @@ class Intake:
     def __init__(self, state: TrainerState) -> None:
         self._state = state
         self._next: dict[str, dict[int, int]] = {topic: dict(at) for topic, at in state.positions.items()}
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: dict[str, WaitingSample] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
-    def waiting(self) -> list[Waiting]:
+    def waiting(self) -> list[WaitingSample]:
         """Oldest first."""
         return list(self._waiting.values())
 
@@ -114,7 +114,7 @@ class Intake:
 
     def _wait(self, record: LogRecord, experience: Experience, now: float) -> None:
         held = self._waiting.get(experience.key)
-        fresh = Waiting(experience, record.topic, record.partition, record.offset, now)
+        fresh = WaitingSample(experience, record.topic, record.partition, record.offset, now)
         self._waiting[experience.key] = replace(held, experience=experience) if held else fresh
 
     def _later(self, record: LogRecord, experience: Experience, fate: Fate, now: float) -> Fate | None:

@@ -1,13 +1,13 @@
-"""Model, optimizer and one step.
+"""The model, the optimizer, and one step.
 
-In: experiences that may be trained. Out: changed weights and figures, or a verdict that says why nothing changed. Waits:
-for the device.
+In: experiences that may be trained. Out: changed weights and figures, or the reason why nothing changed. Waits for: the
+device.
 
-A step is all or nothing: whatever it raises, weights, moments and trackers are as they were. Where memory runs out it is
-tried again in smaller pieces.
+A step is all or nothing: if it raises, weights, moments and trackers are unchanged. If memory runs out, it is retried in
+smaller pieces.
 
-Weights are float32 masters; what is published is their bfloat16 rounding. The model stays in eval mode: behaviour
-log-probs were made without dropout, and ratios against them must not be noise.
+The weights are float32 masters; published versions are their bfloat16 rounding. The model stays in eval mode: behaviour
+log-probs were made without dropout, and dropout would add noise to the ratios.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from pipelines.training.advantage import (
     Advantages,
     BetaTracker,
     MovingAverageTracker,
-    Part,
     Scored,
-    Tracker,
     advantages,
     component_advantages,
     component_of,
@@ -41,7 +39,7 @@ from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.components import parts_of
 from pipelines.training.figures import Speed, correction_figures, reward_figures, sample_rows
 from pipelines.training.frozen import FrozenPolicy, mismatch
-from pipelines.training.guard import Norms, Verdict, judge, remember
+from pipelines.training.guard import Norms, remember, why_skip
 from pipelines.training.loss import LossSums, Objective, policy_loss
 from pipelines.training.memory import TokenBudget, is_out_of_memory, release_memory
 from policy.logprobs import TokenScorer
@@ -51,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from contracts.records import Experience
+    from pipelines.training.advantage import Part, Tracker
     from pipelines.training.lessons import Lesson
     from pipelines.training.settings import TrainingSettings
     from pipelines.training.state import TrainerState
@@ -61,23 +60,26 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step did. `samples` has one row of figures per experience, for a bundle."""
+    """What a step did. `skipped` is the guard's reason, or empty if the step was taken.
 
-    verdict: Verdict
+    `samples` has one row of figures per experience, for a bundle.
+    """
+
+    skipped: str
     metrics: dict[str, float | None]
     samples: list[dict[str, Any]]
     pull: float = 1.0
-    """What one unit of a sample's reward, at full weight, was multiplied by at each of its tokens."""
+    """Factor from one unit of a sample's reward, at full weight, to the pull on each of its tokens."""
     zeros: Mapping[str, float] = field(default_factory=dict)
-    """Key of a sample to the reward that would have pulled nothing: its baseline, with the mean of the whitening."""
+    """Sample key to the reward with advantage 0: the baseline plus the mean that whitening subtracted."""
 
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A step whose gradient is in place and of which nothing was applied."""
+    """A step whose gradient is computed but not applied."""
 
     result: StepResult
-    baselined: Sequence[Scored]
+    baseline_samples: Sequence[Scored]
     drift: float
     norm: float
     expected: Norms
@@ -87,7 +89,7 @@ class Learner:
     """One policy being trained on one device."""
 
     def __init__(self, model: Any, settings: TrainingSettings, device: str = "cpu") -> None:
-        """`model` is the base policy in float32; it becomes the trained one."""
+        """`model` is the base policy in float32; training changes it in place."""
         self._settings = settings
         self._accelerator = Accelerator(cpu=device == "cpu")
         self.base = tensors_of(model)
@@ -119,7 +121,7 @@ class Learner:
 
     @property
     def vocabulary_size(self) -> int:
-        """Token ids are below it."""
+        """Every token id is below this number."""
         return int(self._model.config.vocab_size)
 
     def step(
@@ -128,21 +130,26 @@ class Learner:
         weights: Sequence[float],
         published: Mapping[int, Tensors],
         corrections: Sequence[Lesson] = (),
+        *,
+        dry_run: bool = False,
     ) -> StepResult:
-        """Learn from a batch once, or skip it whole.
+        """Learn from a batch once, or skip it as a whole.
 
         Args:
-            experiences: scored, with rewards, none that `batch.refuse` names.
-            weights: of each sample, staleness included.
-            published: bits of versions still held, to measure the mismatch on.
-            corrections: further rows of the batch that no baseline and no other sample's advantage hears of.
+            experiences: scored, with rewards; none that `batch.refuse` rejects.
+            weights: one per sample, staleness included.
+            published: bits of versions in memory, to measure the mismatch on.
+            corrections: further rows of the batch that enter no baseline and no other sample's advantage.
+            dry_run: compute everything, including the guard's decision, and change nothing.
         """
         started = time.monotonic()
         try:
             prepared = self._prepared(experiences, weights, published, corrections)
             result = prepared.result
+            if dry_run:
+                return result
             self._gradient_norms = remember(self._gradient_norms, prepared.norm, prepared.expected)
-            if result.verdict.accepted:
+            if not result.skipped:
                 self._apply(prepared)
         finally:
             self._optimizer.zero_grad()
@@ -151,19 +158,6 @@ class Learner:
         result.metrics.update(self._speed.figures(everything, started))
         return result
 
-    def rehearse(
-        self,
-        experiences: Sequence[Experience],
-        weights: Sequence[float],
-        published: Mapping[int, Tensors],
-        corrections: Sequence[Lesson] = (),
-    ) -> Verdict:
-        """Everything of a step but its effects: what it would raise, or the guard say."""
-        try:
-            return self._prepared(experiences, weights, published, corrections).result.verdict
-        finally:
-            self._optimizer.zero_grad()
-
     def _prepared(
         self,
         experiences: Sequence[Experience],
@@ -171,7 +165,7 @@ class Learner:
         published: Mapping[int, Tensors],
         corrections: Sequence[Lesson],
     ) -> _Prepared:
-        """Prepare a step, with half the token budget each time that memory runs out."""
+        """Prepare a step. Each time memory runs out, halve the token budget and retry."""
         while True:
             self._optimizer.zero_grad()
             try:
@@ -181,7 +175,7 @@ class Learner:
                     raise
                 reason = str(error)
             release_memory()
-            log.warning("out of memory: trying again in smaller pieces", max_tokens=self.budget.current, reason=reason)
+            log.warning("out of memory: retrying in smaller pieces", max_tokens=self.budget.current, reason=reason)
 
     def _shrink(self, experiences: Sequence[Experience], corrections: Sequence[Lesson]) -> bool:
         everything = [*experiences, *(item.experience for item in corrections)]
@@ -197,13 +191,13 @@ class Learner:
     ) -> _Prepared:
         again = [item.experience for item in corrections]
         everything = [*experiences, *again]
-        baselined, found = self._baselined(experiences), self._advantages(experiences)
+        baseline_samples, found = self._baseline_samples(experiences), self._advantages(experiences)
         values = [*found.values.tolist(), *(item.advantage for item in corrections)]
         pulls = [*weights, *(item.pull for item in corrections)]
         sums, drift, current_N = self._gradient(experiences, again, [v * w for v, w in zip(values, pulls, strict=True)])
         norm = float(self._accelerator.clip_grad_norm_(self._model.parameters(), self._settings.max_gradient_norm))
         expected = Norms(math.sqrt(sums.expected_square), sums.expected_length)
-        verdict = judge(
+        skipped = why_skip(
             self._gradient_norms,
             loss=sums.loss,
             gradient_norm=norm,
@@ -230,36 +224,35 @@ class Learner:
         pull = found.scale / max(num_tokens(experiences), 1)
         above = found.above.tolist()
         zeros = {item.key: (item.reward or 0.0) - more for item, more in zip(experiences, above, strict=True)}
-        result = StepResult(verdict, metrics, rows, pull, zeros)
-        return _Prepared(result, baselined, drift, norm, expected)
+        result = StepResult(skipped, metrics, rows, pull, zeros)
+        return _Prepared(result, baseline_samples, drift, norm, expected)
 
     def _apply(self, prepared: _Prepared) -> None:
-        """Take the step, wholly or not at all: what it changes is copied to the host before."""
-        before = masters.hold(self._model, self._optimizer)
-        known = self.tracker.remember(item.baseline_key for item in prepared.baselined)
+        """Take the step completely or not at all: everything it changes is copied first, tensors to the host."""
+        before, tracker = masters.hold(self._model, self._optimizer), self.tracker.copy()
         try:
             self._optimizer.step()
-            for item in prepared.baselined:
-                self.tracker.update(item.baseline_key, item.reward, prepared.drift, item.weight)
+            for item in prepared.baseline_samples:
+                tracker.update(item.baseline_key, item.reward, prepared.drift, item.weight)
         except BaseException:
-            # Whatever ended it, half a step must not stay.
+            # Even an interrupt must not leave half a step.
             masters.put(self._model, self._optimizer, before)
-            self.tracker.recall(known)
             raise
+        self.tracker = tracker
 
     def tensors(self) -> Tensors:
-        """What would be published now: bfloat16 bits."""
+        """The bfloat16 bits that a version cut now would have."""
         return tensors_of(self._model)
 
     def random_state(self) -> dict[str, str]:
-        """Device to its generator's state in base64."""
+        """Device name to the state of its random generator in base64."""
         states = {"cpu": _to_base64(torch.get_rng_state())}
         if self._accelerator.device.type == "cuda":
             states["cuda"] = _to_base64(torch.cuda.get_rng_state())
         return states
 
     def capture(self, state: TrainerState, version: int | None) -> Checkpoint:
-        """Everything a restart needs. Trackers, guard and generators are written into `state`; tensors are copies."""
+        """Everything a restart needs. Writes trackers, guard history and generators into `state`; tensors are copies."""
         state.tracker = self.tracker.to_json()
         state.comparable_norms = [(item.noise, item.direction) for item in self._gradient_norms]
         state.random_state = self.random_state()
@@ -268,7 +261,7 @@ class Learner:
         return Checkpoint(state, weights, moments, version)
 
     def check(self, checkpoint: Checkpoint) -> None:
-        """See that a checkpoint is of this model, before anything is touched.
+        """Check that a checkpoint belongs to this model. Changes nothing.
 
         Raises:
             WeightsRefused: see `masters.check`.
@@ -277,10 +270,10 @@ class Learner:
         masters.check(checkpoint, shapes, self.identity)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Become what `capture` saw.
+        """Return to what `capture` saved.
 
         Raises:
-            WeightsRefused: see `check`; nothing was changed.
+            WeightsRefused: see `check`; nothing has changed.
         """
         self.check(checkpoint)
         state = checkpoint.state
@@ -294,13 +287,13 @@ class Learner:
         masters.put(self._model, self._optimizer, (checkpoint.weights, checkpoint.optimizer))
 
     def _in_range(self, tracker: Tracker) -> Tracker:
-        """The tracker on the scale that rewards have now: task files may have changed since it was kept."""
+        """The tracker on today's scale of rewards: task files may have changed since it was saved."""
         if not isinstance(tracker, BetaTracker) or (tracker.low, tracker.high) == self._settings.reward_range:
             return tracker
         return tracker.rescaled(*self._settings.reward_range)
 
     def restart(self, tensors: Tensors) -> None:
-        """Go on from published bits; the optimizer's moments were of other weights and are forgotten."""
+        """Continue from published bits. The optimizer's moments belong to other weights and are dropped."""
         copy_tensors(self._model, tensors)
         self._optimizer.state.clear()
 
@@ -319,8 +312,8 @@ class Learner:
             return component_advantages(scored, self._parts(experiences), self.tracker)
         return advantages(scored, self.tracker, whiten=self._settings.whiten)
 
-    def _baselined(self, experiences: Sequence[Experience]) -> list[Scored]:
-        """What the trackers learn from a batch."""
+    def _baseline_samples(self, experiences: Sequence[Experience]) -> list[Scored]:
+        """The samples, or their components, that update the trackers."""
         scored = self._scored(experiences)
         if self._settings.normalise == "total":
             return scored
@@ -333,12 +326,12 @@ class Learner:
     def _gradient(
         self, experiences: Sequence[Experience], again: Sequence[Experience], advantages: Sequence[float]
     ) -> tuple[LossSums, float, torch.Tensor]:
-        """Accumulate the gradient of samples, then of corrections.
+        """Accumulate the gradient of samples, then of corrections (`again`).
 
-        Returns the sums of both, the drift that samples alone show, and the summed current log-prob of each. The age of
-        what is corrected is no drift of the others.
+        Returns the sums of both, the drift measured on samples alone, and the summed current log-prob of each row. Corrections
+        are old, so their distance from the current policy says nothing about the drift of the samples.
         """
-        # What an advantage is divided by is the samples' alone: a correction holds its own denominator, and dilutes nobody.
+        # The token count of the samples divides only their advantages. A correction brings its own denominator in `pull`.
         advantage_N = torch.tensor(advantages, dtype=torch.float32, device=self._accelerator.device)
         sums, current_N = self._backward(
             experiences, advantage_N[: len(experiences)], num_tokens(experiences), leash=True

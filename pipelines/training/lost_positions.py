@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 LOST = "position_lost"
 _LOOK = 500
-Where = Literal["earliest", "now"]
+SkipTo = Literal["earliest", "now"]
 
 log = structlog.get_logger()
 
 
-class Skipped(NamedTuple):
+class SkippedRange(NamedTuple):
     """Records of one partition that are not read: from one offset up to another."""
 
     partition: int
@@ -58,13 +58,13 @@ def first_offsets(event_log: EventLog) -> dict[int, int]:
     return found
 
 
-def lost(state: TrainerState, event_log: EventLog) -> list[Skipped]:
+def lost(state: TrainerState, event_log: EventLog) -> list[SkippedRange]:
     """Partitions whose position lies outside of what the log holds, and where it begins."""
     held, ends = first_offsets(event_log), event_log.ends(EXPERIENCES)
     positions = state.positions.get(EXPERIENCES, {})
     stored = {partition: positions.get(partition, 0) for partition in held}
     return [
-        Skipped(partition, at, held[partition])
+        SkippedRange(partition, at, held[partition])
         for partition, at in sorted(stored.items())
         if not held[partition] <= at <= ends[partition]
     ]
@@ -86,19 +86,19 @@ def refuse_lost(state: TrainerState, event_log: EventLog, home: object) -> None:
         )
 
 
-def described(skipped: Skipped) -> str:
+def described(skipped: SkippedRange) -> str:
     """For people."""
     return f"{EXPERIENCES}/{skipped.partition} from {skipped.start} to {skipped.end} ({skipped.number} records)"
 
 
-def skip(state: TrainerState, event_log: EventLog, where: Where) -> list[Skipped]:
+def skip(state: TrainerState, event_log: EventLog, where: SkipTo) -> list[SkippedRange]:
     """Move positions: lost ones to the oldest record there is, or all to the end of the log."""
     if where == "earliest":
         skipped = lost(state, event_log)
     else:
         positions = state.positions.get(EXPERIENCES, {})
         ends = event_log.ends(EXPERIENCES)
-        skipped = [Skipped(partition, positions.get(partition, 0), end) for partition, end in sorted(ends.items())]
+        skipped = [SkippedRange(partition, positions.get(partition, 0), end) for partition, end in sorted(ends.items())]
     positions = state.positions.setdefault(EXPERIENCES, {})
     positions.update({item.partition: item.end for item in skipped})
     return [item for item in skipped if item.start != item.end]

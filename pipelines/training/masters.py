@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 Shapes = Mapping[str, tuple[int, ...]]
-Held = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
+HostCopy = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 """Weights by name, and moments by `moment/name`; empty for a parameter that never had a step."""
 
 
@@ -59,7 +59,7 @@ def check(checkpoint: Checkpoint, shapes: Shapes, identity: str) -> None:
                 raise WeightsRefused("wrong_shape", f"{name} has shape {tuple(tensor.shape)}, the model's has {shape}")
 
 
-def hold(model: Any, optimizer: Any) -> Held:
+def hold(model: Any, optimizer: Any) -> HostCopy:
     """Copies on the host."""
     parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
     weights = {name: _copy(parameter) for name, parameter in parameters.items()}
@@ -73,7 +73,7 @@ def hold(model: Any, optimizer: Any) -> Held:
 
 
 @torch.no_grad()
-def put(model: Any, optimizer: Any, held: Held) -> None:
+def put(model: Any, optimizer: Any, held: HostCopy) -> None:
     """Make weights and moments what `hold` saw."""
     weights, moments = held
     optimizer.state.clear()

@@ -1,4 +1,4 @@
-"""What the process `training` does once it may: load the model, and learn."""
+"""What the process `training` does once it holds the lease: load the model, and learn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from weights.warm_up import warm_up
 if TYPE_CHECKING:
     import threading
 
-    from pipelines.training.lost_positions import Where
+    from pipelines.training.lost_positions import SkipTo
     from runtime.database import Database
     from runtime.lease import Lease
     from runtime.settings import Settings
@@ -37,30 +37,30 @@ def learn(settings: Settings, database: Database, lease: Lease, stop: threading.
         trainer.run(stop)
 
 
-def skip(settings: Settings, database: Database, lease: Lease, stop: threading.Event, where: Where) -> None:
-    """Give up what the log does not hold (`earliest`), or all that was not read yet (`now`), and say so."""
+def skip(settings: Settings, database: Database, lease: Lease, stop: threading.Event, where: SkipTo) -> None:
+    """Skip records that the log no longer holds (`earliest`), or all unread records (`now`), and print them."""
     trainer = _trainer(settings, database, lease, stop)
     skipped = retried(stop, lambda: trainer.skip(where)) if trainer else None
     for item in skipped or ():
-        print(f"skipped: {described(item)}")  # noqa: T201 what the command is for
+        print(f"skipped: {described(item)}")  # noqa: T201 the purpose of the command
     if skipped is not None:
-        print(  # noqa: T201 likewise
-            "what nobody can read any more is stale(position_lost); start the trainer as usual"
+        print(  # noqa: T201 as above
+            "samples that can no longer be read are stale(position_lost); start the trainer as usual"
             if skipped
-            else "every position is in the log: nothing was skipped"
+            else "the log holds every position: nothing was skipped"
         )
 
 
 def _trainer(settings: Settings, database: Database, lease: Lease, stop: threading.Event) -> Trainer | None:
-    """Once every server is there; None if `stop` is set before."""
+    """A trainer, as soon as every server answers; None if `stop` is set first."""
     tasks = load_tasks(settings.tasks)
     training = load_section(settings.home, "training", TrainingSettings).for_tasks(tasks.values())
     torch.set_num_threads(training.num_threads)
     warm_up()
     store = open_weight_store(settings, publishes=True, measures=WeightStoreMetrics())
     model = load_model(settings.base, device=settings.device, dtype=torch.float32)
-    # The base policy is its published bits too, also where its files hold more precision.
-    base = retried(stop, lambda: store.load(settings.policy, BASE_VERSION))
+    # The published bits define the base policy too, even if its files have more precision.
+    base = retried(stop, lambda: store.load(lease.policy, BASE_VERSION))
     if base is None:
         return None
     copy_tensors(model, base)

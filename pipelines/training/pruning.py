@@ -1,14 +1,14 @@
-"""Old versions leave the weight store, in steps, each taken later than the one before and under the lease.
+"""Remove old versions from the weight store, in steps. Each step needs the lease and a later call than the one before.
 
-In: the versions that arms and replicas name. Out: chunks are removed. Waits for: the next version that is published.
+In: the versions that arms and replicas use. Out: removed chunks. Waits for: the next published version.
 
-    a version is noted   nothing names it, and nobody could load it without what is unused
-    it goes              still nothing names it: from now on no arm can be moved to it
-    a chunk is noted     no version that is left needs it
-    it goes, is removed  still none does
+    version noted    nothing uses it, and it needs chunks that no used version needs
+    version gone     still nothing uses it; from now on no arm can move to it
+    chunk noted      no remaining version needs it
+    chunk removed    still no version needs it
 
-A trainer that is stopped between looking and removing removes, when it wakes, only what counts as gone for everybody; its
-successor counts on none of it (`runtime.deletions`).
+A trainer that is paused between a decision and the removal removes, when it resumes, only chunks that already count as removed
+for every process, so its successor relies on none of them (`runtime.deletions`).
 """
 
 from __future__ import annotations
@@ -37,19 +37,15 @@ log = structlog.get_logger()
 
 
 class Pruning:
-    """Of one policy's versions. `is_under_way`: the next version should advance it too, not only the next anchor."""
+    """Pruning of the versions of the lease's policy.
+
+    `is_under_way`: call `advance` after the next version too, not only after the next anchor.
+    """
 
     def __init__(
-        self,
-        policy: str,
-        database: Database,
-        store: WeightStore,
-        lease: Lease,
-        fault: FaultPoint,
-        *,
-        keep_anchors: int,
+        self, database: Database, store: WeightStore, lease: Lease, fault: FaultPoint, *, keep_anchors: int
     ) -> None:
-        self._policy = policy
+        self._policy = policy = lease.policy
         self._database = database
         self._store = store
         self._fault = fault
@@ -59,16 +55,16 @@ class Pruning:
         self.is_under_way = False
 
     def advance(self, replicas: Collection[int], now: float) -> None:
-        """One step for whatever nobody needs. `replicas`: versions that some hold; `now`: UTC epoch seconds.
+        """Advance every unneeded version by one step. `replicas`: versions that replicas hold; `now`: UTC epoch seconds.
 
         Raises:
             LeaseLost: another trainer took over.
-            NotFound, WeightsRefused, Unavailable, InvalidSettings: the store cannot say what it has; nothing was removed.
+            NotFound, WeightsRefused, Unavailable, InvalidSettings: the store cannot list its contents; nothing was removed.
         """
         plan = self._plan(replicas, (), now)
         gone = {int(name) for name in self._versions.advance(lambda it: _unnamed(plan.unloadable, self._arms(it)))}
         self._fault("pruning: versions gone")
-        # Versions that are only noted may be named again: they keep what they need until they have gone.
+        # A version that is only noted may be used again, so it keeps its chunks until it is gone.
         noted = set(plan.unloadable) - gone
         rest = self._plan(replicas, noted, now)
         ready = self._chunks.advance(lambda _: rest.unused)

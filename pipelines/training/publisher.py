@@ -61,7 +61,7 @@ FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 5.0, 120.0
 log = structlog.get_logger()
 
 
-class Unsent(NamedTuple):
+class UnsentVersion(NamedTuple):
     """A version that the store does not have yet, as it was when it was cut."""
 
     version: int
@@ -90,7 +90,7 @@ class Publisher:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
-        self._settings = settings
+        self._policy, self._run, self._home = lease.policy, settings.run, settings.home
         self._database = database
         self._lease, self._fault = lease, fault
         self._store = store
@@ -99,9 +99,9 @@ class Publisher:
         self._unlisted: set[int] = set()
         self._renew_at = 0.0
         self._mirrored, self._mirror_at = 0, 0.0
-        self._pruning = Pruning(settings.policy, database, store, lease, fault, keep_anchors=keep_anchors)
+        self._pruning = Pruning(database, store, lease, fault, keep_anchors=keep_anchors)
         self._bell = settings.replica_links().bell
-        self._unsent: Unsent | None = None
+        self._unsent: UnsentVersion | None = None
         self._num_failures, self._retry_at = 0, 0.0
         self.held: dict[int, Tensors] = {BASE_VERSION: base}
         self._history = History()
@@ -114,17 +114,16 @@ class Publisher:
 
     def versions(self) -> list[int]:
         """What the store has."""
-        return self._store.versions(self._settings.policy)
+        return self._store.versions(self._policy)
 
     def adopt(self) -> list[int]:
         """Every version that is claimed, also those that this home published before there were claims.
 
         What the store cannot say now is claimed at the next start.
         """
-        policy = self._settings.policy
         with self._lease.transaction() as connection:
-            assignments.note_run(connection, policy, self._settings.run)
-            claimed = repository.parents(connection, policy)
+            assignments.note_run(connection, self._policy, self._run)
+            claimed = repository.parents(connection, self._policy)
         try:
             strangers = [version for version in self.versions() if version not in claimed and version != BASE_VERSION]
             manifests = self._manifests(strangers)
@@ -133,7 +132,7 @@ class Publisher:
             return [*claimed]
         if manifests:
             with self._lease.transaction() as connection:
-                repository.adopt_versions(connection, policy, manifests)
+                repository.adopt_versions(connection, self._policy, manifests)
         return [*claimed, *strangers]
 
     def _manifests(self, versions: list[int]) -> list[Manifest]:
@@ -141,14 +140,14 @@ class Publisher:
         found = []
         for version in versions:
             try:
-                found.append(self._store.manifest(self._settings.policy, version))
+                found.append(self._store.manifest(self._policy, version))
             except (InvalidRequest, WeightsRefused) as error:
                 log.warning("version not claimed", version=version, reason=error.message)
         return found
 
     def load(self, version: int) -> Tensors:
         """The bits of a version."""
-        return self._store.load(self._settings.policy, version)
+        return self._store.load(self._policy, version)
 
     def lineage(self, version: int) -> list[int]:
         """A version, its parent and so on down to the base.
@@ -157,7 +156,7 @@ class Publisher:
             NotFound: the store has no such version.
         """
         found = [version]
-        while (parent := self._store.manifest(self._settings.policy, found[-1]).parent) is not None:
+        while (parent := self._store.manifest(self._policy, found[-1]).parent) is not None:
             found.append(parent)
         return found
 
@@ -172,7 +171,7 @@ class Publisher:
         """Take the newest version of the lineage; `send` makes it durable."""
         version, parent = state.lineage[0], state.lineage[1]
         num_samples = sum(fate.version == version for fate in state.fates.values())
-        self._unsent = Unsent(version, parent, target, state.step, num_samples, now)
+        self._unsent = UnsentVersion(version, parent, target, state.step, num_samples, now)
         self._num_failures, self._retry_at = 0, 0.0
 
     def send(self, now: float) -> bool:
@@ -203,17 +202,17 @@ class Publisher:
         """What was cut is not wanted any more."""
         self._unsent = None
 
-    def _store_version(self, unsent: Unsent) -> None:
+    def _store_version(self, unsent: UnsentVersion) -> None:
         version, parent = unsent.version, unsent.parent
         # What is written all the same by a trainer that is stopped here lies under its own epoch, and is offered to nobody.
         self._lease.check_now()
         self._fault("publisher: before bytes")
         if parent not in self.held:
-            self.held[parent], self._history = self._store.load_state(self._settings.policy, parent)
+            self.held[parent], self._history = self._store.load_state(self._policy, parent)
         manifest = publish_version(
             self._store,
-            policy=self._settings.policy,
-            run=self._settings.run,
+            policy=self._policy,
+            run=self._run,
             version=version,
             parent=parent,
             base=self.held[parent],
@@ -243,16 +242,16 @@ class Publisher:
 
     def _root_of(self, version: int) -> str | None:
         with self._database.snapshot() as connection:
-            return assignments.root_of_version(connection, self._settings.policy, version)
+            return assignments.root_of_version(connection, self._policy, version)
 
     def _make_issuer(self, signer: Signer | None) -> Issuer | None:
         if signer is None or self._keyring is None:  # where anybody's versions are taken, nobody reads a list
             return None
         return Issuer(
-            DatabaseSnapshotRows(self._database, self._settings.policy, self._lease.transaction),
+            DatabaseSnapshotRows(self._database, self._policy, self._lease.transaction),
             self._store,
-            self._settings.policy,
-            self._settings.run,
+            self._policy,
+            self._run,
             signer=signer,
             keyring=self._keyring,
             clock=self._clock,
@@ -291,15 +290,14 @@ class Publisher:
 
         Neither is worth a version: what fails is tried again with the next one.
         """
-        policy = self._settings.policy
         try:
-            versions = set(self._store.versions(policy))
+            versions = set(self._store.versions(self._policy))
             found = present_replicas(
                 self._store,
-                policy,
+                self._policy,
                 since=now - _LISTED_SECONDS,
                 now=now,
-                replicas=replica_keyring(self._settings.home),
+                replicas=replica_keyring(self._home),
                 on_junk=self._store.on_junk,
             )
             replicas = [item for item in found.replicas if item.version in versions]
@@ -311,13 +309,13 @@ class Publisher:
                 and item.at > now - _FOLDED_SECONDS
             }
             for replica in list(behind.values())[:_MOST_FOLDS]:
-                base, history = self._store.load_state(policy, replica.version)
+                base, history = self._store.load_state(self._policy, replica.version)
                 known = history if history.digest == replica.history else None
                 self._lease.check_now()
                 self._fault("publisher: before a fold")
                 fold = publish_fold(
                     self._store,
-                    policy=policy,
+                    policy=self._policy,
                     base_version=replica.version,
                     base=base,
                     version=newest.version,
@@ -341,9 +339,7 @@ class Publisher:
         """
         if live is None or live.version is None or live.epoch == self._mirrored or now < self._mirror_at:
             return
-        wanted = Pointer(
-            policy=self._settings.policy, run=self._settings.run, arm=LIVE, version=live.version, epoch=live.epoch
-        )
+        wanted = Pointer(policy=self._policy, run=self._run, arm=LIVE, version=live.version, epoch=live.epoch)
         try:
             self._lease.check_now()
             self._fault("publisher: before the pointer")
@@ -366,23 +362,22 @@ class Publisher:
         if version == BASE_VERSION:
             return True
         with self._database.snapshot() as connection:
-            return repository.was_candidate(connection, self._settings.policy, version)
+            return repository.was_candidate(connection, self._policy, version)
 
     def offer(self, version: int, arm: Assignment | None, reason: str) -> bool:
         """Point the arm `candidate`, which was seen empty, at a version; False if somebody else was faster."""
-        policy = self._settings.policy
         self._fault("publisher: before the offer")
         try:
-            root = self._store.manifest(policy, version).target_root
+            root = self._store.manifest(self._policy, version).target_root
             with self._lease.transaction() as connection:
-                repository.record_root(connection, policy, version, root)
+                repository.record_root(connection, self._policy, version, root)
                 assignments.move(
                     connection,
-                    policy=policy,
+                    policy=self._policy,
                     arm=CANDIDATE,
                     version=version,
                     root=root,
-                    run=self._settings.run,
+                    run=self._run,
                     expected_epoch=arm.epoch if arm else 0,
                     writer="training",
                     reason=reason,

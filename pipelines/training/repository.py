@@ -50,7 +50,7 @@ def was_candidate(connection: Connection, policy: str, version: int) -> bool:
     return connection.execute(statement.limit(1)).first() is not None
 
 
-def claim_version(connection: Connection, policy: str, lease: Lease, parent: int, *, floor: int = BASE_VERSION) -> int:
+def claim_version(connection: Connection, lease: Lease, parent: int, *, floor: int = BASE_VERSION) -> int:
     """Take the next ordinal under the lease's epoch: above every claim there is, and above `floor`.
 
     `floor` is the highest version that the caller has seen elsewhere: in the weight store, in its checkpoint.
@@ -59,9 +59,15 @@ def claim_version(connection: Connection, policy: str, lease: Lease, parent: int
         LeaseLost: another trainer took over; nothing was claimed.
     """
     lease.check(connection)
-    claimed = select(func.max(version_claim.c.version)).where(version_claim.c.policy == policy)
+    claimed = select(func.max(version_claim.c.version)).where(version_claim.c.policy == lease.policy)
     version = max(connection.execute(claimed).scalar_one() or BASE_VERSION, floor) + 1
-    row = {"policy": policy, "version": version, "parent": parent, "epoch": lease.epoch, "claimed_at": time.time()}
+    row = {
+        "policy": lease.policy,
+        "version": version,
+        "parent": parent,
+        "epoch": lease.epoch,
+        "claimed_at": time.time(),
+    }
     connection.execute(insert(version_claim).values(**row))
     return version
 

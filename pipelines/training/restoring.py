@@ -1,4 +1,4 @@
-"""Where the trainer goes on from: its newest checkpoint; the published bits of what is live, if all checkpoints are lost.
+"""Where the trainer continues from: its newest checkpoint, or the published bits of the live version if all checkpoints are lost.
 
 In: checkpoints; if there is none that can be believed, the database, the weight store and the ends of the log. Out: a state,
 and a learner that has its weights. Waits: for nothing; while a server is away, nothing was changed and it is asked again.
@@ -55,8 +55,12 @@ class Restoring(NamedTuple):
     database: Database
     event_log: EventLog
     lease: Lease
-    policy: str
     now: float
+
+    @property
+    def policy(self) -> str:
+        """The policy that the lease is for."""
+        return self.lease.policy
 
     def restore(self) -> Restored:
         """Go on from the newest checkpoint that verifies.

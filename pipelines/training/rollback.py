@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 
-class Kept(NamedTuple):
+class RollbackTarget(NamedTuple):
     """A version to go on from: the state it was cut with, and how the learner becomes it."""
 
     version: int
@@ -115,7 +115,7 @@ class Rollback:
         log.info("read again what a rollback undid", num_lost=len(lost))
         return lost
 
-    def _find(self, version: int) -> Kept | None:
+    def _find(self, version: int) -> RollbackTarget | None:
         """The version asked for; standing on a revoked one, else the newest ancestor that can be had."""
         wanted = [version]
         if self._state.version in self._revoked:
@@ -131,7 +131,7 @@ class Rollback:
             raise problem
         return None
 
-    def _load(self, version: int) -> Kept:
+    def _load(self, version: int) -> RollbackTarget:
         """As its checkpoint holds it or, if that was forgotten, as it was published."""
         if version in self._revoked:
             raise WeightsRefused("revoked", f"version {version} is revoked; nothing goes on from it", version=version)
@@ -140,9 +140,9 @@ class Rollback:
         except WeightsRefused as error:
             lineage, tensors = self._publisher.lineage(version), self._publisher.load(version)
             log.warning("rollback to published bits, without moments", version=version, reason=error.message)
-            return Kept(version, TrainerState(lineage=lineage), lambda: self._learner.restart(tensors))
+            return RollbackTarget(version, TrainerState(lineage=lineage), lambda: self._learner.restart(tensors))
         self._learner.check(checkpoint)
-        return Kept(version, checkpoint.state, lambda: self._learner.restore(checkpoint))
+        return RollbackTarget(version, checkpoint.state, lambda: self._learner.restore(checkpoint))
 
     def _oldest_positions(self, wanted: Mapping[str, Mapping[int, int]], ends: Mapping[int, int]) -> dict[int, int]:
         """By partition, from where it can be read again: from `wanted` on, or later where that has expired."""

@@ -136,7 +136,7 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
 
-class Began(msgspec.Struct, frozen=True):
+class EpochBegin(msgspec.Struct, frozen=True):
     """An epoch, and what it goes on from: `previous` up to `kept_sequence`; None: from nothing that was told."""
 
     epoch: int
@@ -182,7 +182,7 @@ class TrainerState(msgspec.Struct, kw_only=True):
     """Rises with every decision: outcomes carry it, and an epoch says up to which number it keeps the one before it."""
     untold: dict[str, int] = msgspec.field(default_factory=dict)
     """Sample key to the number of its newest decision: what the log may not have heard of yet."""
-    untold_epochs: list[Began] = msgspec.field(default_factory=list)
+    untold_epochs: list[EpochBegin] = msgspec.field(default_factory=list)
     """Likewise, oldest first."""
     second_chance: set[str] = msgspec.field(default_factory=set)
     """Sample keys that a rollback to the live version made pending though nothing was revoked: once is enough."""
@@ -210,7 +210,7 @@ class TrainerState(msgspec.Struct, kw_only=True):
 
 def begin_epoch(state: TrainerState, epoch: int) -> None:
     """Go on under another epoch. In a home whose outcomes had no numbers yet, everything is told once more."""
-    state.untold_epochs.append(Began(epoch, state.epoch or None, state.sequence))
+    state.untold_epochs.append(EpochBegin(epoch, state.epoch or None, state.sequence))
     state.epoch = epoch
     if state.sequence == UNNUMBERED:
         state.sequence = 0

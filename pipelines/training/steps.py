@@ -1,9 +1,9 @@
-"""The steps of the trainer: refuse what must not be learned, learn one batch, say what happened.
+"""The steps of the trainer: refuse untrainable samples, learn one batch, report figures.
 
-In: what waits in the intake. Out: changed weights, the fate of every sample of the batch, figures in the database and a
-bundle where a step was skipped. Waits: for the device.
+In: samples that wait in the intake. Out: changed weights, the fate of every sample of the batch, figures in the database, and
+a bundle for each skipped step. Waits for: the device.
 
-It decides and never tells: `decide` hands each fate to the trainer, which makes it durable before the log hears of it.
+It decides fates and publishes none: `decide` hands each fate to the trainer, which makes it durable before it goes to the log.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import structlog
 
 from pipelines.training import repository
 from pipelines.training.attempts import Attempts
-from pipelines.training.batch import Limits, Refusal, num_tokens, refuse, refuse_weight, version_lag
+from pipelines.training.batch import Refusal, TrainingLimits, num_tokens, refuse, refuse_weight, version_lag
 from pipelines.training.guard import write_bundle
 from pipelines.training.lessons import NullMass, draw, lesson_fate, sample_fate
 from pipelines.training.state import Fate
@@ -24,6 +24,7 @@ from runtime.metrics import TRAINING_FIGURE, TRAINING_STEP_ERRORS, TRAINING_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from contracts.faults import FaultPoint
     from contracts.records import Experience
@@ -35,17 +36,16 @@ if TYPE_CHECKING:
     from pipelines.training.state import TrainerState
     from pipelines.training.versions import VersionTree
     from runtime.lease import Lease
-    from runtime.settings import Settings
     from weights.tensors import Tensors
 
 ATTEMPT = "attempt.json"
-"""In the home, beside the checkpoints: see `attempts`."""
+"""A file in the home, beside the checkpoints: see `attempts`."""
 
 log = structlog.get_logger()
 
 
 class Steps:
-    """What the trainer does with samples between reading them and publishing. One per trainer, in its thread."""
+    """Everything between reading samples and publishing a version. One per trainer, in its thread."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Steps:
         state: TrainerState,
         intake: Intake,
         *,
-        settings: Settings,
+        home: Path,
         training: TrainingSettings,
         lease: Lease,
         held: Callable[[], Mapping[int, Tensors]],
@@ -63,30 +63,30 @@ class Steps:
         fault: FaultPoint,
         tree: Callable[[], VersionTree],
     ) -> None:
-        """`held`: published bits at hand, to measure the mismatch on. `decide` gives a waiting sample its fate.
+        """Of the functions: `held` gives the published bits in memory, to measure the mismatch on.
 
-        `tree`: the versions as they are now.
-        `age_clock`: from which ages are taken, see `clocks.wall_for_ages`.
+        `decide` gives a waiting sample its fate. `tree` gives the current tree of versions. `age_clock` is the clock for ages,
+        see `clocks.wall_for_ages`.
         """
         self._learner = learner
         self._state = state
         self._intake = intake
-        self._settings = settings
+        self._home = home
         self._training = training
         self._lease = lease
         self._decide = decide
         self._clock, self._age_clock = clock, age_clock
         self._fault = fault
-        self._limits = Limits(
+        self._limits = TrainingLimits(
             max_version_lag=training.max_version_lag,
             max_age_seconds=training.max_age_seconds,
             max_length=learner.max_length,
             vocabulary_size=learner.vocabulary_size,
-            policy=settings.policy,
+            policy=lease.policy,
         )
         self._tree = tree
-        self._attempts = Attempts(settings.home / ATTEMPT)
-        self._trial = Trial(learner, self._attempts, settings.policy, held)
+        self._attempts = Attempts(home / ATTEMPT)
+        self._trial = Trial(learner, self._attempts, lease.policy, held)
         self._null_mass = NullMass()
         self._unrecorded: list[tuple[int, int, float, dict[str, Any]]] = []
 
@@ -95,7 +95,7 @@ class Steps:
         self._null_mass.add(experience)
 
     def refuse(self) -> None:
-        """Name the fate of what waits and must not be trained."""
+        """Decide the fate of waiting samples that must not be trained."""
         waiting = self._intake.waiting
         tree = self._tree() if waiting else None
         for item in waiting:
@@ -103,7 +103,7 @@ class Steps:
                 self._give_up(item.experience, refusal)
 
     def are_due(self, now: float) -> bool:
-        """True if a batch waits. `now`: on the clock by which samples arrive."""
+        """True if a batch is ready. `now`: on the clock of the arrival times."""
         return self._intake.is_ready(
             now,
             batch_size=self._training.batch_size,
@@ -112,7 +112,7 @@ class Steps:
         )
 
     def saved(self) -> None:
-        """A checkpoint holds every fate that was decided."""
+        """Call this after a checkpoint: it holds every decided fate."""
         self._attempts.saved(self._state.fates.keys())
 
     def _refusal(self, experience: Experience, tree: VersionTree) -> Refusal | None:
@@ -129,7 +129,7 @@ class Steps:
             self._decide(experience, corrected.passed_over(experience.revision, f"correction_{refusal.state}"))
 
     def learn(self) -> None:
-        """One step over samples, and corrections of earlier ones."""
+        """One step over samples and corrections of earlier samples."""
         drawn, tree = draw(self._intake, self._training.batch_size), self._tree()
         freshness = {item.key: self._freshness(item, tree) for item in drawn.samples}
         weights = {item.key: item.weight * freshness[item.key] for item in drawn.samples}
@@ -140,7 +140,7 @@ class Steps:
             return
         self._state.step += 1
         self._fault("training: step taken")
-        skipped = result.verdict.reason
+        skipped = result.skipped
         for item in batch.samples:
             pull = freshness[item.key] * result.pull
             self._decide(item, sample_fate(item, skipped, pull, result.zeros.get(item.key)))
@@ -151,7 +151,7 @@ class Steps:
         self._report(result, batch.everything, tree)
 
     def _quarantine(self, part: Batch, failure: Failure) -> None:
-        """One sample that broke its step: named, with what it raised."""
+        """Quarantine one sample that broke its step, and write a bundle with its exception."""
         (experience,) = part.everything
         bundle = {
             "epoch": self._state.epoch,
@@ -170,7 +170,7 @@ class Steps:
             ],
         }
         name = f"sample-{experience.key}-revision-{experience.revision}".replace("/", "-")
-        path = write_bundle(self._settings.home / "bundles", name, bundle)
+        path = write_bundle(self._home / "bundles", name, bundle)
         log.error(
             "sample broke its step", key=experience.key, reason=failure.reason, error=failure.error, bundle=str(path)
         )
@@ -178,20 +178,20 @@ class Steps:
         self._give_up(experience, Refusal("quarantined", failure.reason))
 
     def _freshness(self, item: Experience, tree: VersionTree) -> float:
-        """How much a sample still counts, in (0, 1]: it halves with versions and with time since its first token."""
+        """The weight left for a sample's age, in (0, 1]: halved per versions of lag and per time since generation."""
         lag = version_lag(item, tree)
         age = max(0.0, self._age_clock() - item.generated_at)
         return math.exp2(-lag / self._training.staleness_half_life - age / self._training.age_half_life_seconds)
 
     def _report(self, result: StepResult, batch: list[Experience], tree: VersionTree) -> None:
-        """Keep and print a step's figures; a skipped one leaves a bundle."""
+        """Record and log a step's figures; write a bundle if it was skipped."""
         now, epoch, step = self._clock(), self._state.epoch, self._state.step
         lags = [version_lag(item, tree) for item in batch]
         ages = [now - item.generated_at for item in batch]
         figures: dict[str, Any] = {
             **result.metrics,
             "version": self._state.version,
-            "skipped": result.verdict.reason,
+            "skipped": result.skipped,
             "lag_mean": sum(lags) / len(lags),
             "lag_max": max(lags),
             "age_seconds_mean": sum(ages) / len(ages),
@@ -199,7 +199,7 @@ class Steps:
             **self._null_mass.take(),
             "learning_rate": self._training.learning_rate,
         }
-        if result.verdict.reason:
+        if result.skipped:
             bundle = {
                 "epoch": epoch,
                 "step": step,
@@ -207,8 +207,8 @@ class Steps:
                 "samples": result.samples,
                 "random_state": self._learner.random_state(),
             }
-            path = write_bundle(self._settings.home / "bundles", f"epoch-{epoch}-step-{step}", bundle)
-            log.error("step skipped", reason=result.verdict.reason, bundle=str(path))
+            path = write_bundle(self._home / "bundles", f"epoch-{epoch}-step-{step}", bundle)
+            log.error("step skipped", reason=result.skipped, bundle=str(path))
         figures = {name: _or_null(value) for name, value in figures.items()}
         TRAINING_STEPS.inc()
         for name, value in figures.items():
@@ -222,7 +222,7 @@ class Steps:
         """Write the figures of steps to the database.
 
         Raises:
-            Unavailable: it is away; they are kept for the next time.
+            Unavailable: the database is away; the figures stay for the next call.
         """
         while self._unrecorded:
             with self._lease.transaction() as connection:

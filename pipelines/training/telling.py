@@ -1,44 +1,48 @@
-"""What the trainer decided, told to the log: after it is durable, once, in pieces.
+"""Publish the trainer's decisions to the log: after they are durable, once, in pieces.
 
-In: the state, whose `untold` remembers what the newest checkpoint may not have told yet. Out: outcomes. Waits: for the log; a
-piece that it took is forgotten, the rest is told when it is back.
+    decided ──▶ untold, with a number ──▶ checkpoint ──▶ log ──▶ no longer untold, here and in the next checkpoint
 
-    decided ──▶ untold, with a number ──▶ checkpoint ──▶ log ──▶ forgotten, and so is it in the next checkpoint
+`untold` in the state is the queue: decisions fill it, `tell` drains it as far as the last checkpoint reaches. Waits for: the
+log. Pieces that the log took are not sent again; the rest is told when the log is back.
 
-A crash on the way tells what the checkpoint holds as untold once more, under the next epoch and with the same numbers:
-whoever keeps up to a number keeps both.
+After a crash, everything that the checkpoint holds as untold is told again, under the next epoch and with the same numbers. A
+reader that keeps outcomes up to a number therefore keeps both or neither.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import structlog
 
-from contracts.topics import OUTCOMES
-from pipelines.training.outcomes import bundled, epoch_started, outcomes_of
+from contracts.records import Also, Outcome
+from contracts.topics import OUTCOMES, route_of_key
+from pipelines.training.state import CORRECTED
 from runtime.log.outbox import message
 from runtime.metrics import TRAINING_CORRECTIONS, TRAINING_SAMPLES
 from runtime.operations import step_done
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from contracts.event_log import EventLog
     from contracts.faults import FaultPoint
-    from contracts.records import Outcome
-    from pipelines.training.state import Began, Fate, TrainerState
+    from pipelines.training.state import EpochBegin, Fate, TrainerState
 
+TOGETHER = 20
+"""Most samples in one record: workers take 500 records at a time and must finish them quickly."""
+_CONTROL = ""
 PIECE = 10_000
-"""Samples of one append."""
+"""Samples per append."""
 TOLD_SINGLY = 500
-"""More than so many at once share records: a rollback may be about half a million samples."""
+"""Above this number, decisions share records: a rollback may decide half a million samples."""
 
 log = structlog.get_logger()
 
 
-class Due(NamedTuple):
-    """A checkpoint that is to be written. `version`: the weights are that version; `cuts`: its bytes are to be sent then."""
+class DueCheckpoint(NamedTuple):
+    """A checkpoint that must be written. `version`: the weights are that version; `cuts`: send its bytes afterwards."""
 
     version: int | None
     cuts: bool = False
@@ -52,7 +56,7 @@ def count(fate: Fate) -> None:
         TRAINING_CORRECTIONS.labels(fate.late_reason).inc()
 
 
-class Teller:
+class OutcomeTeller:
     """One per trainer, in its thread."""
 
     def __init__(self, state: TrainerState, event_log: EventLog, clock: Callable[[], float], fault: FaultPoint) -> None:
@@ -61,21 +65,21 @@ class Teller:
         self._event_log = event_log
         self._clock = clock
         self._fault = fault
-        self._began: list[Began] = []
+        self._began: list[EpochBegin] = []
         self._durable = 0
 
     def saved(self) -> None:
-        """A checkpoint holds everything that is decided so far."""
+        """Call this after a checkpoint: it holds every decision so far."""
         self._durable, self._began = self._state.sequence, list(self._state.untold_epochs)
 
     def tell(self) -> None:
-        """Tell what is durable and was not told yet.
+        """Publish the decisions that are durable and not published yet.
 
         Raises:
-            Unavailable: the log is away; what it took is forgotten, the rest is told next time.
+            Unavailable: the log is away; the next call sends the pieces that it did not take.
         """
         if self._began:
-            self._append([epoch_started(began, self._clock()) for began in self._began])
+            self._append([_epoch_started(began, self._clock()) for began in self._began])
             told = {began.epoch for began in self._began}
             self._state.untold_epochs = [began for began in self._state.untold_epochs if began.epoch not in told]
             self._began = []
@@ -96,3 +100,62 @@ class Teller:
     def _append(self, outcomes: list[Outcome]) -> None:
         self._event_log.append([message(OUTCOMES, outcome.key, outcome) for outcome in outcomes])
         self._fault("training: outcomes told")
+
+
+def outcomes_of(key: str, state: TrainerState, at: float) -> Iterator[Outcome]:
+    """The outcomes of one key: its fate, and the result of the newest later revision, if any.
+
+    A key without a fate is pending again: a rollback took the sample out of the weights.
+    """
+    fate = state.fates.get(key)
+
+    def outcome(revision: int, **fields: Any) -> Outcome:
+        sequence = state.untold[key]
+        return Outcome(
+            key=key, revision=revision, epoch=state.epoch, writer="training", at=at, sequence=sequence, **fields
+        )
+
+    if fate is None:
+        yield outcome(state.learn_again.get(key, 0), state="pending", reason="rollback")
+        return
+    version = _or_next(fate.version, state) if fate.state == "trained" else None
+    yield outcome(fate.revision, state=fate.state, reason=fate.reason, version=version)
+    if fate.late is not None:
+        version = _or_next(fate.corrections[-1].version, state) if fate.late_reason == CORRECTED else None
+        yield outcome(fate.late, state="late", reason=fate.late_reason, version=version)
+
+
+def bundled(outcomes: Iterable[Outcome], num_partitions: int) -> list[Outcome]:
+    """The same in fewer records: outcomes of one partition that differ only in their sample share a record.
+
+    The first key of a record decides its partition, so all keys of a record must belong to that partition.
+    """
+    alike: dict[tuple[int, str, str, int | None], list[Outcome]] = {}
+    for item in outcomes:
+        place = route_of_key(item.key) % num_partitions
+        alike.setdefault((place, item.state, item.reason, item.version), []).append(item)
+    found = []
+    for group in alike.values():
+        for start in range(0, len(group), TOGETHER):
+            first, *others = group[start : start + TOGETHER]
+            also = tuple(Also(item.key, item.revision, item.sequence) for item in others)
+            found.append(msgspec.structs.replace(first, also=also))
+    return found
+
+
+def _or_next(version: int | None, state: TrainerState) -> int:
+    return state.ordinal + 1 if version is None else version
+
+
+def _epoch_started(began: EpochBegin, at: float) -> Outcome:
+    """The control outcome: outcomes of earlier epochs that this epoch does not keep are void."""
+    return Outcome(
+        key=_CONTROL,
+        revision=0,
+        epoch=began.epoch,
+        state="epoch_started",
+        writer="training",
+        at=at,
+        previous=began.previous,
+        kept_sequence=began.kept_sequence,
+    )

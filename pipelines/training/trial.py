@@ -1,12 +1,12 @@
-"""A step that costs a broken sample, and nobody else.
+"""One step in which a broken sample costs only itself.
 
-In: a batch. Out: the step's result without those who break it, and who they are. Waits: for the device, and for the disk
+In: a batch. Out: the step's result without the samples that break it, and those samples. Waits for: the device, and the disk
 before each step.
 
-    an exception, or a loss that is no number    the batch is halved until the culprits are alone; the others are learned
-    a spike of the gradient                      if halving finds it in one half only: the same; else the step is skipped
-    the process dies                             see `attempts`
-    even the canary fails                        the device or the installation is broken: `StepsBroken`, nobody is blamed
+    an exception, or a loss of NaN    the batch is halved until the culprits are alone; the other samples are trained
+    a gradient spike                  the same if it comes from one half only; otherwise the step is skipped
+    the process dies                  see `attempts`
+    even the canary sample fails      the device or the installation is broken: `StepsBroken`, no sample is blamed
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from weights.tensors import Tensors
 
 MOST_CULPRITS = 20
-"""So many culprits and not one innocent, batch after batch: rather the trainer than the samples."""
+"""With more culprits than this in successive batches, and not one good sample, the trainer is to blame."""
 
 CAREFUL_BATCHES = 50
-"""After a hard death so many batches are tried in a copy of the process first: the next of its kind ends only that."""
+"""After a hard death this many batches run in a forked copy first: the next deadly sample ends only the copy."""
 
 log = structlog.get_logger()
 
 
-class Tried(NamedTuple):
-    """What became of a batch. `learned` is the part that `result` is about; what is in neither is tried another time."""
+class TrialResult(NamedTuple):
+    """`result` is about `learned`. Samples in neither `learned` nor `culprits` stay in the intake for a later batch."""
 
     learned: Batch
     result: StepResult | None
@@ -52,7 +52,7 @@ class Trial:
     def __init__(
         self, learner: Learner, attempts: Attempts, policy: str, held: Callable[[], Mapping[int, Tensors]]
     ) -> None:
-        """`held`: published bits at hand, to measure the mismatch on."""
+        """`held`: published bits in memory, to measure the mismatch on."""
         self._learner = learner
         self._attempts = attempts
         self._held = held
@@ -61,18 +61,18 @@ class Trial:
         self._num_careful = CAREFUL_BATCHES if attempts.has_died else 0
         learner.budget.reduce(attempts.num_deaths)
 
-    def step(self, batch: Batch, weights: Mapping[str, float], *, epoch: int, step: int) -> Tried:
-        """Learn from what can be learned from.
+    def step(self, batch: Batch, weights: Mapping[str, float], *, epoch: int, step: int) -> TrialResult:
+        """Learn from a batch without its culprits.
 
         Args:
             batch: not empty.
-            weights: by key of each sample, staleness included.
-            epoch: names the attempt.
-            step: names it too.
+            weights: sample key to weight, staleness included.
+            epoch: identifies the attempt.
+            step: identifies the attempt.
 
         Raises:
-            StepsBroken: steps fail whoever is in them. The attempt stays on the disk, as if the process had died.
-            MillraceError: what no sample is to blame for; nothing was changed.
+            StepsBroken: steps fail with any sample. The attempt stays on disk, as if the process had died.
+            MillraceError: an error that no sample causes; nothing has changed.
         """
         culprits: list[tuple[Batch, Failure]] = []
         keys = batch.keys
@@ -82,7 +82,7 @@ class Trial:
             while batch.everything:
                 self._attempts.begin(epoch, step, batch.keys)
                 tried = self._take(batch, weights)
-                if not isinstance(tried, Failure) and tried.verdict.accepted:
+                if not isinstance(tried, Failure) and not tried.skipped:
                     result = tried
                     break
                 found = self._blame(batch, weights, tried)
@@ -101,12 +101,12 @@ class Trial:
             raise
         self._attempts.end()
         self._count(len(culprits), is_innocent=bool(batch.everything), num_tried=len(keys))
-        return Tried(batch, result, culprits)
+        return TrialResult(batch, result, culprits)
 
     def _without_deadly(
         self, batch: Batch, weights: Mapping[str, float], culprits: list[tuple[Batch, Failure]], epoch: int, step: int
     ) -> Batch:
-        """Without those that end the process: known ones, and those who turn out to be when they are tried."""
+        """The batch without samples that end the process: those already known, and those found by trying suspects."""
         parts = batch.parts()
         suspects = set(self._attempts.suspects_among(batch.keys))
         if suspects:
@@ -118,11 +118,11 @@ class Trial:
         for part in parts:
             (key,) = part.keys
             if self._attempts.is_condemned(key) or (key in suspects and self._is_deadly(part, weights, epoch, step)):
-                culprits.append((part, Failure(STEP_ERROR, "the process died of it")))
+                culprits.append((part, Failure(STEP_ERROR, "the process died in a step with this sample")))
         return batch.without(culprits)
 
     def _is_deadly(self, part: Batch, weights: Mapping[str, float], epoch: int, step: int) -> bool:
-        """Try a suspect alone: in a copy of the process where that can be, else named before it is tried."""
+        """Try a suspect alone: in a copy of the process if possible, otherwise recorded on disk before it is tried."""
         (key,) = part.keys
         lives = survives(lambda: self._fails(part, weights)) if self._learner.is_on_cpu else None
         if lives is None:
@@ -138,34 +138,33 @@ class Trial:
         self._attempts.survived(key)
         return False
 
-    def _take(self, batch: Batch, weights: Mapping[str, float]) -> StepResult | Failure:
+    def _take(self, batch: Batch, weights: Mapping[str, float], *, dry_run: bool = False) -> StepResult | Failure:
+        held = self._held()
         try:
-            return self._learner.step(batch.samples, batch.weights(weights), self._held(), batch.lessons)
+            return self._learner.step(batch.samples, batch.weights(weights), held, batch.lessons, dry_run=dry_run)
         except MillraceError:
             raise
-        except Exception as error:  # noqa: BLE001 whatever a sample can provoke: it is to cost that sample only
-            log.error("step failed", error=str(error), num_samples=len(batch.keys))  # noqa: TRY400 bundles hold the traceback
+        except Exception as error:  # noqa: BLE001 whatever error a sample provokes must cost that sample only
+            if not dry_run:
+                log.error("step failed", error=str(error), num_samples=len(batch.keys))  # noqa: TRY400 bundles hold the traceback
             return Failure.of(error)
 
     def _fails(self, batch: Batch, weights: Mapping[str, float]) -> Failure | None:
-        """Try without any effect."""
-        try:
-            verdict = self._learner.rehearse(batch.samples, batch.weights(weights), self._held(), batch.lessons)
-        except MillraceError:
-            raise
-        except Exception as error:  # noqa: BLE001 as above
-            return Failure.of(error)
-        return None if verdict.accepted else Failure(verdict.reason)
+        """How a step with this batch would fail; None if it would be taken. Changes nothing."""
+        tried = self._take(batch, weights, dry_run=True)
+        if isinstance(tried, Failure):
+            return tried
+        return Failure(tried.skipped) if tried.skipped else None
 
     def _blame(
         self, batch: Batch, weights: Mapping[str, float], tried: StepResult | Failure
     ) -> Sequence[tuple[Batch, Failure]]:
-        """Who made the step fail; nobody if it is the batch as a whole.
+        """The samples that made the step fail; none if only the whole batch fails.
 
         Raises:
             StepsBroken: even the canary fails.
         """
-        failure = tried if isinstance(tried, Failure) else Failure(tried.verdict.reason)
+        failure = tried if isinstance(tried, Failure) else Failure(tried.skipped)
         budget = self._learner.budget.current
 
         def fails(parts: Sequence[Batch]) -> Failure | None:
@@ -176,14 +175,14 @@ class Trial:
         self._see_canary()
         found = find_culprits(batch.parts(), failure, fails)
         if found:
-            # What was too large by itself said nothing about what the others may have.
+            # The budget shrank for samples that are now gone; the others may have the old one again.
             self._learner.budget.allow(budget)
         return found
 
     def _blame_for_spike(
         self, parts: Sequence[Batch], fails: Callable[[Sequence[Batch]], Failure | None]
     ) -> Sequence[tuple[Batch, Failure]]:
-        """The one that has it; nobody if none or more than one has: it is the policy then, or the task."""
+        """The sample that causes the spike. None if no sample or several cause it: then the policy or the task does."""
         middle = len(parts) // 2
         halves = [half for half in (parts[:middle], parts[middle:]) if half]
         failing = [(half, failure) for half in halves if (failure := fails(half)) is not None]
@@ -196,16 +195,16 @@ class Trial:
         failure = self._fails(self._canary, dict.fromkeys(self._canary.keys, 1.0))
         if failure is not None and failure.reason != SPIKE:
             raise StepsBroken(
-                f"a training step fails whoever is in it: {failure.error or failure.reason}; look at the device, at its "
-                "memory and at the newest checkpoint",
+                f"a training step fails with any sample: {failure.error or failure.reason}; check the device, its memory "
+                "and the newest checkpoint",
                 traceback=failure.traceback,
             )
 
     def _count(self, num_culprits: int, *, is_innocent: bool, num_tried: int) -> None:
-        """Stop rather than quarantine everything that comes.
+        """Stop rather than quarantine every sample that arrives.
 
         Raises:
-            StepsBroken: two batches in a row, of MOST_CULPRITS together at least, had not one innocent.
+            StepsBroken: at least two batches in a row, with more than MOST_CULPRITS samples, had no good sample.
         """
         if is_innocent:
             self._num_in_a_row = 0
@@ -213,13 +212,13 @@ class Trial:
             before, self._num_in_a_row = self._num_in_a_row, self._num_in_a_row + num_culprits
             if before and self._num_in_a_row > MOST_CULPRITS:
                 raise StepsBroken(
-                    f"{self._num_in_a_row} samples in a row break their step, and not one of the last {num_tried} does "
-                    "not: look at the bundles; the earlier ones are quarantined"
+                    f"{self._num_in_a_row} samples in a row break their step, all of the last {num_tried} among them: read "
+                    "the bundles for the reasons; the earlier samples are quarantined"
                 )
 
 
 def _as_pulled(batch: Batch, result: StepResult) -> list[Batch]:
-    """Each sample with what it pulled in the whole batch: of a part of it, mean and deviation would be others."""
+    """Each sample with its pull in the whole batch: in a part of the batch, mean and deviation would be different."""
     count = max(num_tokens(batch.samples), 1)
     samples = [
         Batch([], [Lesson(item, row["advantage"], row["weight"] / count)])

@@ -1,4 +1,4 @@
-"""Waiting for servers before there is a trainer that could: the same way, with the same figures."""
+"""Retry start-up work while a server is away, with the same log lines and metrics as the worker loop."""
 
 from __future__ import annotations
 

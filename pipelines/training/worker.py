@@ -1,14 +1,24 @@
-"""The continuous trainer: read, learn, publish, and be able to prove what the weights contain.
+"""The continuous trainer: read, learn, publish, and be able to prove which samples the weights contain.
 
-In: experiences, read from the positions in the newest checkpoint. Out: checkpoints, then outcomes, then versions in the
-weight store, then the arm `candidate`: always in this order. Waits: for a batch, and for release to judge the last
-candidate before the next version is cut.
+    log: experiences ──_take──▶ Intake ──Steps──▶ fates in the state ──_save──▶ checkpoint
+                                                                                    │
+    arm `candidate` ◀──offer── weight store ◀──send── UnsentVersion ◀──cut── OutcomeTeller ──tell──▶ log: outcomes
 
-The checkpoint is the truth and its own outbox: what it decided is told to the log after it is durable (`telling.py`), and
-a start tells again what the last checkpoint may not have told. Nothing is told that a crash could take back.
+    queue                    filled by                       drained by                       waits for
+    Intake                   `_read`, up to one batch        `Steps`: learned or refused      a full batch, or a timer
+    `_due`                   `_checkpoint`, `_publish`,      `_settle`: save, then tell       the disk
+                             a new epoch
+    `state.untold`           every decision                  `OutcomeTeller`, once durable    the log
+    Publisher's unsent       `_settle`, when a version       `_send_bytes`                    the weight store
+    version                  is cut
+    arm `candidate`          `offer`, once bytes are stored  the process release              its verdict on the last version
 
-While the log, the database or the store is away it waits, with its model in memory. Every turn may fail at any call and is
-then done again: what must become durable before anything else happens stands in `_due`.
+The order is always the same: checkpoint, outcomes, version in the weight store, arm `candidate`. The checkpoint is the truth and
+its own outbox: decisions go to the log after they are durable (`telling.py`), and a restart tells again what the last
+checkpoint may not have told. No outcome is told that a crash could take back.
+
+While the log, the database or the store is away, the trainer waits with its model in memory. A turn may fail at any call and is
+then repeated: `_due` holds the checkpoint that must be durable before anything else happens. One thread runs everything.
 """
 
 from __future__ import annotations
@@ -36,7 +46,7 @@ from pipelines.training.restoring import Restoring
 from pipelines.training.rollback import Rollback
 from pipelines.training.state import BASE_VERSION, Fate, begin_epoch, cut_version
 from pipelines.training.steps import Steps
-from pipelines.training.telling import Due, Teller, count
+from pipelines.training.telling import DueCheckpoint, OutcomeTeller, count
 from pipelines.training.versions import VersionTree
 from runtime.bisection import is_of_a_record
 from runtime.log.dead_letters import bury
@@ -51,7 +61,7 @@ if TYPE_CHECKING:
 
     from contracts.event_log import Consumer, EventLog, LogRecord
     from pipelines.training.learner import Learner
-    from pipelines.training.lost_positions import Skipped, Where
+    from pipelines.training.lost_positions import SkippedRange, SkipTo
     from pipelines.training.settings import TrainingSettings
     from runtime.database import Database
     from runtime.lease import Lease
@@ -61,13 +71,13 @@ if TYPE_CHECKING:
 
 
 _MOST_POLLS = 256
-"""In one turn: a log of nothing but silence must not keep the trainer from its other duties."""
+"""Per turn. A log full of unrewarded records must not keep the trainer from its other duties."""
 
 log = structlog.get_logger()
 
 
 class Trainer:
-    """One per policy. Single-threaded: a turn reads, may take one step, and may publish."""
+    """One per policy. A turn reads, may take one step, and may publish."""
 
     def __init__(
         self,
@@ -85,24 +95,35 @@ class Trainer:
         monotonic: Callable[[], float] = rising,
         fault: FaultPoint = no_fault,
     ) -> None:
-        """Restore what there is to go on from; `learner` holds the base policy.
+        """Restore the newest checkpoint, or the live version if all are lost. The lease says which policy is trained.
+
+        Args:
+            learner: holds the base policy.
+            settings: of the home.
+            training: the section [training].
+            database: of the home.
+            lease: held; this trainer's epoch.
+            event_log: holds experiences, takes outcomes.
+            store: holds the versions of the policy.
+            signer: signs versions; None: unsigned.
+            keyring: keys that versions are verified with.
+            clock: UTC epoch seconds.
+            monotonic: seconds, for timers.
+            fault: see `contracts.faults`.
 
         Raises:
-            WeightsRefused: the checkpoints are lost, and there is nothing else to go on from.
+            WeightsRefused: the checkpoints are lost, and there is no live version to continue from.
             Unavailable: a server is away.
         """
         self._learner = learner
-        self._settings = settings
+        self._policy, self._home = lease.policy, settings.home
         self._training = training
         self._database, self._lease = database, lease
         self._event_log = event_log
         self._clock, self._monotonic = clock, monotonic
         self._fault = fault
         self._checkpoints = CheckpointStore(
-            settings.checkpoints,
-            training.checkpoint_keep,
-            fault,
-            fence=CheckpointFence(lease, database, settings.policy),
+            settings.checkpoints, training.checkpoint_keep, fault, fence=CheckpointFence(lease, database)
         )
         self._publisher = Publisher(
             settings,
@@ -117,11 +138,9 @@ class Trainer:
             clock=clock,
         )
         self._dirty, self._saved_at = False, 0.0
-        self._due: Due | None = None
+        self._due: DueCheckpoint | None = None
         self._consumer: Consumer | None = None
-        restoring = Restoring(
-            learner, self._checkpoints, self._publisher, database, event_log, lease, settings.policy, clock()
-        )
+        restoring = Restoring(learner, self._checkpoints, self._publisher, database, event_log, lease, clock())
         self.state, self._restored, self._told_ordinal = restoring.restore()
         with database.snapshot() as connection:
             begin_no_later(connection, self.state.positions)
@@ -129,12 +148,12 @@ class Trainer:
         passed = clock() - self.state.cut_at
         self._cut_at = began_before(monotonic(), passed, training.publish_seconds)
         self._intake = Intake(self.state)
-        self._teller = Teller(self.state, event_log, clock, fault)
+        self._teller = OutcomeTeller(self.state, event_log, clock, fault)
         self._steps = Steps(
             learner,
             self.state,
             self._intake,
-            settings=settings,
+            home=settings.home,
             training=training,
             lease=lease,
             held=lambda: self._publisher.held,
@@ -145,12 +164,12 @@ class Trainer:
             tree=self._tree,
         )
         with database.snapshot() as connection:
-            self._parents = repository.parents(connection, settings.policy)
+            self._parents = repository.parents(connection, lease.policy)
         self._rollback = Rollback(
             learner,
             self.state,
             self._intake,
-            policy=settings.policy,
+            policy=lease.policy,
             database=database,
             event_log=event_log,
             checkpoints=self._checkpoints,
@@ -165,14 +184,17 @@ class Trainer:
             if self._dirty and not self._publisher.is_behind:
                 self._checkpoint(None)
         except Unavailable as error:
-            log.warning("the end is not durable; the last checkpoint is", reason=error.message)
+            log.warning(
+                "last decisions are not saved; the next start repeats them from the last checkpoint",
+                reason=error.message,
+            )
         if self._consumer is not None:
             self._consumer.close()
 
     def attempt(self, timeout: float = 0.0) -> bool:
-        """One turn; False if something is away, or too many records could not be heard.
+        """One turn; False if a server is away, or too many records could not be read.
 
-        Nothing is lost: the next turn goes on where this one stopped.
+        Nothing is lost: the next turn continues where this one stopped.
         """
         is_halted = False
         try:
@@ -182,18 +204,18 @@ class Trainer:
             WAITS.labels(repository.CONSUMER_GROUP).inc()
             log.warning("halted" if is_halted else "waiting", process=repository.CONSUMER_GROUP, reason=error.message)
             if self._consumer is not None:
-                self._consumer.seek_to_stored()  # to behind what was taken in
+                self._consumer.seek_to_stored()  # to after the last record in the intake
             return False
         finally:
             HALTED.labels(repository.CONSUMER_GROUP).set(is_halted)
             step_done()
         return True
 
-    def skip(self, where: Where) -> list[Skipped]:
-        """Read on from elsewhere, begin an epoch and say what became of what is skipped; instead of `run`.
+    def skip(self, where: SkipTo) -> list[SkippedRange]:
+        """Skip records, begin an epoch and tell the fate of the skipped samples; instead of `run`.
 
         Raises:
-            Unavailable: something is away; ask again.
+            Unavailable: a server is away; call again.
         """
         skipped = skip(self.state, self._event_log, where)
         before = dict(self.state.fates)
@@ -206,14 +228,14 @@ class Trainer:
         return skipped
 
     def begin(self) -> Consumer:
-        """Begin an epoch and read; done once, and again as far as something was away.
+        """Begin an epoch and open the consumer. After an error, call again: finished parts are not repeated.
 
         Raises:
-            PositionLost: the log does not hold what comes next; nothing was skipped.
-            Unavailable: something is away.
+            PositionLost: the log no longer holds the next record; nothing was skipped.
+            Unavailable: a server is away.
         """
         if self._consumer is None:
-            refuse_lost(self.state, self._event_log, self._settings.home)
+            refuse_lost(self.state, self._event_log, self._home)
         if self.state.epoch != self._lease.epoch and self._due is None:
             self._begin_epoch(self._restored)
         self._settle()
@@ -226,7 +248,7 @@ class Trainer:
         return self._consumer
 
     def turn(self, timeout: float = 0.0) -> None:
-        """Read what fits into a batch, learn if it is ready, publish if it is time.
+        """Read up to a batch, learn if it is ready, publish if a version is due.
 
         Raises:
             Unavailable: the log, the database or the store is away; see `attempt`.
@@ -242,8 +264,8 @@ class Trainer:
         if self._steps.are_due(self._monotonic()):
             self._steps.learn()
         candidate = arms.get(CANDIDATE)
-        # A version that the store lacks is offered to nobody, and the checkpoint that holds its bits stays the newest: a
-        # crash returns to it, and sends them then.
+        # Until the store has the version, it is not offered, and the checkpoint with its bits stays the newest: after a crash
+        # the trainer restores that checkpoint and sends the bits then.
         stored = self._send_bytes()
         free = stored and (candidate is None or candidate.version is None)
         if free and self._is_publish_due() and self._publisher.is_offered(self.state.version):
@@ -255,21 +277,21 @@ class Trainer:
             self._fault("training: candidate assigned")
 
     def _begin_epoch(self, version: int | None) -> None:
-        """Go on under the lease's epoch. `version`: the weights are that version, whose bytes must exist."""
+        """Continue under the lease's epoch. `version`: the weights are that version, whose bytes must exist."""
         begin_epoch(self.state, self._lease.epoch)
         if self.state.ordinal != self._told_ordinal:
-            # What is in no version yet was told to be in the next one, and that has another number now.
+            # Uncut samples were told as part of the next version, and its number has changed.
             self.state.note_all([key for key, fate in self.state.fates.items() if fate.is_uncut])
             self._told_ordinal = self.state.ordinal
         is_cut = version not in {None, BASE_VERSION}
-        self._due = Due(version, cuts=is_cut and not self._publisher.is_stored(self.state.version))
+        self._due = DueCheckpoint(version, cuts=is_cut and not self._publisher.is_stored(self.state.version))
         log.info("epoch begins", epoch=self.state.epoch, version=self.state.version, samples=len(self.state.fates))
 
     def _obey_rollback(self, arm: Assignment | None) -> None:
         if arm is None or arm.epoch <= self.state.obeyed_rollback:
             return
-        self._parents.update(pairwise(self.state.lineage))  # what is left behind was cut, and may still be heard of
-        # Whatever fails here is asked again next turn: doing all of it twice changes nothing.
+        self._parents.update(pairwise(self.state.lineage))  # samples of the versions left behind may still arrive
+        # If a call fails, the next turn repeats all of this. Every part is idempotent.
         before = dict(self.state.fates)
         version = None if arm.version is None else self._rollback.obey(arm.version, self._clock())
         if version is not None:
@@ -286,7 +308,7 @@ class Trainer:
             self._settle()
 
     def _refuse(self) -> None:
-        """Name the fate of what must not be learned, and of what a rollback undid and the log does not hold any more."""
+        """Decide the fate of untrainable samples, and of samples that a rollback undid and the log no longer holds."""
         for key in self._rollback.finish():
             TRAINING_SAMPLES.labels("quarantined").inc()
             self.state.note(key)
@@ -294,9 +316,9 @@ class Trainer:
         self._steps.refuse()
 
     def _read(self, consumer: Consumer, timeout: float) -> None:
-        """Fill up to a batch, whatever else lies between; what waits in the log can still be revised, and costs nothing.
+        """Fill the intake up to one batch. Records left in the log can still be revised, and cost nothing.
 
-        So records without a reward do not make batches smaller: those who have one meet the same others.
+        It polls again after records without a reward, so they do not make batches smaller.
         """
         for number in range(_MOST_POLLS):
             limit = max(self._training.batch_size - len(self._intake), 1)
@@ -307,14 +329,14 @@ class Trainer:
                 break
 
     def _take(self, record: LogRecord) -> None:
-        """Hear one record; one that cannot be heard is buried with its traceback, and the next one comes."""
+        """Take in one record. One that cannot be read becomes a dead letter with its traceback."""
         self._dirty = True
         try:
             experience = decode(Experience, record.value)
             self._steps.was_read(experience)
             changed, key = self._intake.offer(record, experience, self._monotonic()), experience.key
         except Exception as error:
-            if not is_of_a_record(error):  # a record of a newer schema is only early, and waits in the log
+            if not is_of_a_record(error):  # for example a newer schema: the record waits in the log for an upgrade
                 raise
             with self._lease.transaction() as connection:
                 bury(connection, repository.CONSUMER_GROUP, record, error, self._clock())
@@ -332,11 +354,11 @@ class Trainer:
         self.state.note(experience.key)
 
     def _checkpoint(self, version: int | None) -> None:
-        self._due = Due(version)
+        self._due = DueCheckpoint(version)
         self._settle()
 
     def _settle(self) -> None:
-        """Make durable what is due, then tell what is durable. Nothing else happens before: the weights would move on."""
+        """Save the due checkpoint, then tell its decisions. This comes before any other change of the weights."""
         if self._due is not None:
             self._save(self._due.version)
             if self._due.cuts:
@@ -347,7 +369,7 @@ class Trainer:
         self._send_bytes()
 
     def _save(self, version: int | None) -> None:
-        """Make everything durable. `version`: the weights are that version."""
+        """Save a checkpoint. `version`: the weights are that version."""
         self.state.positions = self._intake.decided_positions()
         in_use = {arm.version for arm in self._arms().values() if arm.version is not None}
         self._checkpoints.save(self._learner.capture(self.state, version), {BASE_VERSION, self.state.version, *in_use})
@@ -363,23 +385,21 @@ class Trainer:
     def _publish(self) -> None:
         """Cut a version: checkpoint, outcomes, bytes."""
         with self._lease.transaction() as connection:
-            version = repository.claim_version(
-                connection, self._settings.policy, self._lease, self.state.version, floor=self.state.ordinal
-            )
+            version = repository.claim_version(connection, self._lease, self.state.version, floor=self.state.ordinal)
         self._fault("training: version claimed")
         if version != self.state.ordinal + 1:
-            # A claim whose answer was lost took the number that was told: it is told again, in an epoch of its own.
+            # A claim whose answer was lost took the number that uncut samples were told with: tell them again, in a new epoch.
             self.state.ordinal = version - 1
             self._lease.next_epoch()
             self._begin_epoch(None)
         cut_version(self.state, version, self._clock())
         self._told_ordinal = version
         self._cut_at = self._monotonic()
-        self._due = Due(self.state.version, cuts=True)
+        self._due = DueCheckpoint(self.state.version, cuts=True)
         self._settle()
 
     def _send_bytes(self) -> bool:
-        """True if the store has every version that was cut."""
+        """Send the version that was cut, if any; True if the store has every version."""
         if not self._publisher.is_behind:
             return True
         if not self._publisher.send(self._monotonic()):
@@ -389,11 +409,11 @@ class Trainer:
         return True
 
     def _tree(self) -> VersionTree:
-        """Versions that others cut were claimed before this trainer had the lease; those it cuts are in its lineage."""
+        # Other trainers claimed their versions before this one got the lease; versions it cuts itself are in its lineage.
         lineage = self.state.lineage
         self._parents.update(pairwise(lineage))
         return VersionTree(lineage, self._parents, self._rollback.revoked)
 
     def _arms(self) -> dict[str, Assignment]:
         with self._database.snapshot() as connection:
-            return assignments.read(connection, self._settings.policy)
+            return assignments.read(connection, self._policy)

@@ -8,8 +8,8 @@ import torch
 
 from contracts.records import Experience, Sampling, Score, Span, pack_floats, pack_ids
 from pipelines.training.batch import (
-    Limits,
     Refusal,
+    TrainingLimits,
     micro_batches,
     num_tokens,
     prompt_of,
@@ -20,7 +20,7 @@ from pipelines.training.batch import (
 from pipelines.training.versions import VersionTree
 from tests.unit.pipelines.training.builders import experience, random_experience, segment
 
-LIMITS = Limits(max_version_lag=2, max_age_seconds=100.0, max_length=8, vocabulary_size=48, policy="tiny")
+LIMITS = TrainingLimits(max_version_lag=2, max_age_seconds=100.0, max_length=8, vocabulary_size=48, policy="tiny")
 GOOD = segment([5, 6, 7], [8, 9], [-0.5, -1.5])
 
 

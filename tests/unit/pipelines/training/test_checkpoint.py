@@ -120,5 +120,5 @@ def test_the_checkpoint_of_a_version_is_found_past_a_damaged_copy(tmp_path: Path
     store.save(checkpoint(1, version=4))
     (tmp_path / store.save(checkpoint(2, version=4)) / "state.json").write_bytes(b"{}")
     assert store.load_version(4).state.step == 1
-    with pytest.raises(WeightsRefused, match="version 5 has no whole checkpoint here; kept are: 4"):
+    with pytest.raises(WeightsRefused, match="version 5 has no intact checkpoint here; these versions have one: 4"):
         store.load_version(5)

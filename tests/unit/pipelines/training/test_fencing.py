@@ -43,7 +43,7 @@ PLACES = (
     "training: candidate assigned", "publisher: before the pointer",
 )  # fmt: skip
 QUICK = {"checkpoint: before forgetting", "publisher: before bytes", "publisher: before the offer"}
-"""Where it would hurt most; the other places are of the slow tests."""
+"""Where it would hurt most; the slow tests cover the other places."""
 
 MakeWorld = Callable[[Path], World]
 
@@ -143,7 +143,7 @@ def check(home: Path, winner: Actor, make: MakeWorld = a_world) -> None:
             world.store.load(POLICY, arm.version)
     for version in set(state.lineage[:3]) - gone:
         world.store.load(POLICY, version)
-    fence = CheckpointFence(winner.trainer._lease, world.database, POLICY)
+    fence = CheckpointFence(winner.trainer._lease, world.database)
     newest, refused = CheckpointStore(world.settings.checkpoints, 2, fence=fence).load_newest()
     assert refused == []
     assert newest is not None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from contracts.records import Experience
-from pipelines.training.guard import HISTORY, WARM_UP, Norms, Verdict, judge, remember, write_bundle
+from pipelines.training.guard import HISTORY, WARM_UP, Norms, remember, why_skip, write_bundle
 from pipelines.training.learner import Learner
 from pipelines.training.settings import TrainingSettings
 from policy.logprobs import TokenScorer
@@ -20,7 +20,7 @@ EXPECTED = Norms(0.05, 0.5)
 
 
 def verdict(history: list[Norms], *, loss: float = 0.1, norm: float = 1.0, expected: Norms = EXPECTED) -> str:
-    return judge(history, loss=loss, gradient_norm=norm, expected=expected, spread=15.0).reason
+    return why_skip(history, loss=loss, gradient_norm=norm, expected=expected, spread=15.0)
 
 
 def test_an_ordinary_step_is_taken() -> None:
@@ -151,14 +151,14 @@ def test_ordinary_batches_pass_whatever_came_before_and_fifty_times_too_much_nev
         learner._settings = learner._settings.model_copy(update={"whiten": number % 2 == 0})
         items = sampler.answers(count, length, sharpness=sharpness, rule=rule)
         result = learner.step(items, [1.0] * count, {})
-        skipped.append(result.verdict)
-    assert set(skipped) == {Verdict()}
+        skipped.append(result.skipped)
+    assert set(skipped) == {""}
     expected = learner._gradient_norms[-1]
     # Batches without anything to learn are no history: what there is stands for as much as the guard wants to see.
     history = (learner._gradient_norms * WARM_UP)[-HISTORY:]
-    spike = judge(history, loss=0.0, gradient_norm=50.0 * expected.noise,
-                  expected=Norms(1.0, expected.noise / expected.direction), spread=15.0)  # fmt: skip
-    assert spike == Verdict("gradient_spike")
+    spike = why_skip(history, loss=0.0, gradient_norm=50.0 * expected.noise,
+                     expected=Norms(1.0, expected.noise / expected.direction), spread=15.0)  # fmt: skip
+    assert spike == "gradient_spike"
 
 
 def test_a_bundle_is_json_even_about_nan(tmp_path: Path) -> None:

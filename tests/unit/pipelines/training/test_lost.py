@@ -18,7 +18,7 @@ from contracts.records import Experience, encode
 from contracts.tables import generation, score
 from contracts.topics import OUTCOMES
 from pipelines.episodes.handler import EpisodesHandler
-from pipelines.training.lost_positions import Skipped
+from pipelines.training.lost_positions import SkippedRange
 from runtime.worker import Worker
 from tests.fakes import a_generation
 from tests.unit.pipelines.training.builders import experience, segment
@@ -160,7 +160,7 @@ def test_lost_positions_are_refused_by_name_until_an_operator_gives_them_up(worl
 
     skipped = world.make().skip("earliest")
 
-    assert all(isinstance(item, Skipped) and item.start == at.get(item.partition, 0) for item in skipped)
+    assert all(isinstance(item, SkippedRange) and item.start == at.get(item.partition, 0) for item in skipped)
     assert skipped
     lost = {item.partition for item in skipped}
     states = project(world)

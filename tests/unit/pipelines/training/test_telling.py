@@ -13,8 +13,8 @@ from contracts.faults import no_fault
 from contracts.ids import new_completion_id, sample_key
 from contracts.records import Outcome, decode
 from contracts.topics import OUTCOMES, route_of_key
-from pipelines.training.state import Began, Fate, TrainerState, begin_epoch, roll_back
-from pipelines.training.telling import PIECE, TOLD_SINGLY, Teller
+from pipelines.training.state import EpochBegin, Fate, TrainerState, begin_epoch, roll_back
+from pipelines.training.telling import PIECE, TOLD_SINGLY, OutcomeTeller
 from runtime.log.local import LocalLog
 from tests.fakes import everything
 
@@ -42,8 +42,8 @@ def a_state(num: int, sequence: int = 0) -> TrainerState:
     return TrainerState(epoch=3, ordinal=1, lineage=[1, 0], fates=fates, sequence=sequence)
 
 
-def a_teller(state: TrainerState, log: LocalLog) -> Teller:
-    return Teller(state, log, lambda: 1.0, no_fault)
+def a_teller(state: TrainerState, log: LocalLog) -> OutcomeTeller:
+    return OutcomeTeller(state, log, lambda: 1.0, no_fault)
 
 
 def told(log: LocalLog) -> list[Outcome]:
@@ -121,7 +121,7 @@ def test_an_epoch_that_a_crash_left_untold_is_told_with_the_next_one(log: FlakyL
     state = TrainerState()
     begin_epoch(state, 1)
     begin_epoch(state, 2)
-    assert state.untold_epochs == [Began(1, None, -1), Began(2, 1, 0)]
+    assert state.untold_epochs == [EpochBegin(1, None, -1), EpochBegin(2, 1, 0)]
     teller = a_teller(state, log)
     teller.saved()
     teller.tell()
