@@ -57,7 +57,7 @@ class Lease:
     def __init__(self, database: Database, policy: str, holder: LeaseHolder, epoch: int) -> None:
         """Use `acquire`."""
         self._database = database
-        self._policy = policy
+        self.policy = policy
         self._holder = holder
         self._lost: LeaseLost | None = None
         self.epoch = epoch
@@ -105,7 +105,7 @@ class Lease:
             LeaseLost: another was issued, or the lease was released; roll back and end the process.
         """
         # The weakest lock that excludes a successor: renewals by the heartbeat do not wait for it.
-        self._insist(_row(connection, self._policy, read=True, key_share=True), self.epoch)
+        self._insist(_row(connection, self.policy, read=True, key_share=True), self.epoch)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -127,7 +127,7 @@ class Lease:
             Unavailable: the database cannot be asked.
         """
         with self._database.snapshot() as connection:
-            self._insist(_row(connection, self._policy), self.epoch)
+            self._insist(_row(connection, self.policy), self.epoch)
 
     def assert_held(self) -> None:
         """Raise LeaseLost if an earlier renewal or check found the lease lost. Does not ask the database."""
@@ -142,8 +142,8 @@ class Lease:
             Unavailable: the database is away; the epoch did not change.
         """
         with self._database.transaction() as connection:
-            self._insist(_row(connection, self._policy, nowait=False), self.epoch)
-            epoch = _issue(connection, self._policy, self._holder, floor)
+            self._insist(_row(connection, self.policy, nowait=False), self.epoch)
+            epoch = _issue(connection, self.policy, self._holder, floor)
         self.epoch = epoch
         return epoch
 
@@ -156,7 +156,7 @@ class Lease:
         """
         with self.transaction() as connection:
             started = {**msgspec.to_builtins(self._holder), "start": start}
-            mine = (training_epoch.c.policy == self._policy) & (training_epoch.c.epoch == self.epoch)
+            mine = (training_epoch.c.policy == self.policy) & (training_epoch.c.epoch == self.epoch)
             connection.execute(update(training_epoch).where(mine).values(holder=started))
 
     def renew(self) -> None:
@@ -169,8 +169,8 @@ class Lease:
         with self._database.transaction() as connection:
             # By instance, not by epoch: another thread of the holder may be issuing one.
             # This lock does not wait for `check`: a transaction of the holder may be long.
-            self._insist(_row(connection, self._policy, key_share=True), None)
-            held = training_lease.c.policy == self._policy
+            self._insist(_row(connection, self.policy, key_share=True), None)
+            held = training_lease.c.policy == self.policy
             connection.execute(update(training_lease).where(held).values(renewed_at=_clock(connection)))
 
     @contextmanager
@@ -190,25 +190,25 @@ class Lease:
         """Free the lease for the next process. Never fails: if the lease is lost or the database away, it only logs."""
         try:
             with self._database.transaction() as connection:
-                self._insist(_row(connection, self._policy, nowait=False), None)
+                self._insist(_row(connection, self.policy, nowait=False), None)
                 gone = msgspec.to_builtins(msgspec.structs.replace(self._holder, released=True))
-                held = training_lease.c.policy == self._policy
+                held = training_lease.c.policy == self.policy
                 connection.execute(update(training_lease).where(held).values(holder=gone))
         except (LeaseLost, Unavailable) as error:
-            log.warning("lease not released", policy=self._policy, epoch=self.epoch, reason=error.message)
+            log.warning("lease not released", policy=self.policy, epoch=self.epoch, reason=error.message)
 
     def _beat(self, stop: threading.Event) -> None:
         own = Database(self._database.url)
-        renewing = Lease(own, self._policy, self._holder, self.epoch)
+        renewing = Lease(own, self.policy, self._holder, self.epoch)
         while not stop.wait(self._holder.lifetime / _BEATS):
             try:
                 renewing.renew()
             except LeaseLost as lost:
                 self._lost = lost
-                log.error("lease lost", policy=self._policy, epoch=self.epoch, reason=lost.message)  # noqa: TRY400 not an error of this code
+                log.error("lease lost", policy=self.policy, epoch=self.epoch, reason=lost.message)  # noqa: TRY400 not an error of this code
                 break
             except Unavailable as error:
-                log.warning("lease not renewed", policy=self._policy, epoch=self.epoch, reason=error.message)
+                log.warning("lease not renewed", policy=self.policy, epoch=self.epoch, reason=error.message)
         own.close()
 
     def _insist(self, row: Row[Any] | None, epoch: int | None) -> None:
@@ -217,9 +217,9 @@ class Lease:
         if row is None or not mine or epoch not in {None, row.epoch}:
             now = f"epoch {row.epoch} is held by {holder.name}" if row and holder else "its row is gone"
             self._lost = LeaseLost(
-                f"epoch {self.epoch} of {self._policy} is over: {now}. This process stops writing; start it again if the other "
+                f"epoch {self.epoch} of {self.policy} is over: {now}. This process stops writing; start it again if the other "
                 "process should not train",
-                policy=self._policy,
+                policy=self.policy,
                 epoch=self.epoch,
             )
             raise self._lost
