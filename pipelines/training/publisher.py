@@ -28,15 +28,14 @@ from contracts.faults import FaultPoint, no_fault
 from pipelines.training import repository
 from pipelines.training.pruning import Pruning
 from pipelines.training.state import BASE_VERSION, TrainerState
+from pipelines.training.upkeep import StoreUpkeep
 from runtime.metrics import WEIGHT_SNAPSHOT_EXPIRES
 from runtime.snapshot_rows import DatabaseSnapshotRows
 from weights.codec.history import History
 from weights.issuer import Issuer
-from weights.publish import publish_fold, publish_version
+from weights.publish import publish_version
 from weights.versions.keys import replica_keyring
-from weights.versions.manifest import NO_HISTORY
 from weights.versions.pointer import Pointer, move_pointer
-from weights.versions.presence import present_replicas
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,11 +49,6 @@ if TYPE_CHECKING:
     from weights.versions.signing import Keyring, Signer
 
 VERSIONS_HELD = 2
-_LAG = 3
-"""Versions that a replica may be behind before a fold is made for it; fewer are steps on the way."""
-_MOST_FOLDS = 4
-_FOLDED_SECONDS, _LISTED_SECONDS = 24 * 3600.0, 7 * 24 * 3600.0
-"""After so long without a word a replica gets no more folds, and is no longer counted on."""
 _RENEWAL_LOOK_SECONDS = 300.0
 FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS = 5.0, 120.0
 
@@ -90,7 +84,7 @@ class Publisher:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
-        self._policy, self._run, self._home = lease.policy, settings.run, settings.home
+        self._policy, self._run = lease.policy, settings.run
         self._database = database
         self._lease, self._fault = lease, fault
         self._store = store
@@ -99,7 +93,10 @@ class Publisher:
         self._unlisted: set[int] = set()
         self._renew_at = 0.0
         self._mirrored, self._mirror_at = 0, 0.0
-        self._pruning = Pruning(database, store, lease, fault, keep_anchors=keep_anchors)
+        pruning = Pruning(database, store, lease, fault, keep_anchors=keep_anchors)
+        self._upkeep = StoreUpkeep(
+            store, lease, pruning, fault, signer=signer, replicas=lambda: replica_keyring(settings.home)
+        )
         self._bell = settings.replica_links().bell
         self._unsent: UnsentVersion | None = None
         self._num_failures, self._retry_at = 0, 0.0
@@ -238,7 +235,8 @@ class Publisher:
             bytes_ratio=manifest.payload_bytes / manifest.full_bytes,
             density=manifest.num_changed / manifest.num_weights,
         )
-        self._look_after_replicas(manifest, unsent.target, unsent.cut_at)
+        if self._upkeep.after(manifest, unsent.target, unsent.cut_at):
+            self._unlisted.add(version)
 
     def _root_of(self, version: int) -> str | None:
         with self._database.snapshot() as connection:
@@ -284,53 +282,6 @@ class Publisher:
             log.warning("snapshot not renewed yet", reason=error.message)
             return
         self._renew_at = now + _RENEWAL_LOOK_SECONDS
-
-    def _look_after_replicas(self, newest: Manifest, target: Tensors, now: float) -> None:
-        """Lead those that fell behind here at once, and at anchors forget what nobody needs any more.
-
-        Neither is worth a version: what fails is tried again with the next one.
-        """
-        try:
-            versions = set(self._store.versions(self._policy))
-            found = present_replicas(
-                self._store,
-                self._policy,
-                since=now - _LISTED_SECONDS,
-                now=now,
-                replicas=replica_keyring(self._home),
-                on_junk=self._store.on_junk,
-            )
-            replicas = [item for item in found.replicas if item.version in versions]
-            behind = {
-                item.version: item
-                for item in replicas
-                if newest.version - item.version > _LAG
-                and item.version != newest.parent
-                and item.at > now - _FOLDED_SECONDS
-            }
-            for replica in list(behind.values())[:_MOST_FOLDS]:
-                base, history = self._store.load_state(self._policy, replica.version)
-                known = history if history.digest == replica.history else None
-                self._lease.check_now()
-                self._fault("publisher: before a fold")
-                fold = publish_fold(
-                    self._store,
-                    policy=self._policy,
-                    base_version=replica.version,
-                    base=base,
-                    version=newest.version,
-                    target=target,
-                    history=known,
-                    epoch=self._lease.epoch,
-                    signer=self._signer,
-                )
-                self._unlisted.add(newest.version)
-                log.info("fold published", version=newest.version, base=replica.version, num_bytes=fold.payload_bytes)
-            if newest.history_after == NO_HISTORY or self._pruning.is_under_way:
-                # What anybody can claim keeps nothing: a forged word would fill the disk for ever.
-                self._pruning.advance({item.version for item in replicas if found.is_signed}, now)
-        except (Unavailable, InvalidRequest, InvalidSettings, WeightsRefused) as error:
-            log.warning("replicas not looked after", version=newest.version, reason=error.message)
 
     def mirror(self, live: Assignment | None, now: float) -> None:
         """Write the arm `live` beside the versions too, for replicas that cannot reach the database.

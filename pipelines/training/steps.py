@@ -3,7 +3,7 @@
 In: samples that wait in the intake. Out: changed weights, the fate of every sample of the batch, figures in the database, and
 a bundle for each skipped step. Waits for: the device.
 
-It decides fates and publishes none: `decide` hands each fate to the trainer, which makes it durable before it goes to the log.
+It decides fates and publishes none: the trainer makes each fate durable before it goes to the log.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pipelines.training.batch import Refusal, TrainingLimits, num_tokens, refuse
 from pipelines.training.guard import write_bundle
 from pipelines.training.lessons import NullMass, draw, lesson_fate, sample_fate
 from pipelines.training.state import Fate
+from pipelines.training.telling import count
 from pipelines.training.trial import Trial
 from runtime.metrics import TRAINING_FIGURE, TRAINING_STEP_ERRORS, TRAINING_STEPS
 
@@ -57,7 +58,6 @@ class Steps:
         training: TrainingSettings,
         lease: Lease,
         held: Callable[[], Mapping[int, Tensors]],
-        decide: Callable[[Experience, Fate], None],
         clock: Callable[[], float],
         age_clock: Callable[[], float],
         fault: FaultPoint,
@@ -65,8 +65,7 @@ class Steps:
     ) -> None:
         """Of the functions: `held` gives the published bits in memory, to measure the mismatch on.
 
-        `decide` gives a waiting sample its fate. `tree` gives the current tree of versions. `age_clock` is the clock for ages,
-        see `clocks.wall_for_ages`.
+        `tree` gives the current tree of versions. `age_clock` is the clock for ages, see `clocks.wall_for_ages`.
         """
         self._learner = learner
         self._state = state
@@ -74,7 +73,6 @@ class Steps:
         self._home = home
         self._training = training
         self._lease = lease
-        self._decide = decide
         self._clock, self._age_clock = clock, age_clock
         self._fault = fault
         self._limits = TrainingLimits(
@@ -127,6 +125,12 @@ class Steps:
             self._decide(experience, Fate(experience.revision, refusal.state, refusal.reason))
         else:
             self._decide(experience, corrected.passed_over(experience.revision, f"correction_{refusal.state}"))
+
+    def _decide(self, experience: Experience, fate: Fate) -> None:
+        count(fate)
+        self._state.fates[experience.key] = fate
+        self._intake.remove(experience.key)
+        self._state.note(experience.key)
 
     def learn(self) -> None:
         """One step over samples and corrections of earlier samples."""

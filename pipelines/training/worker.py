@@ -4,14 +4,12 @@
                                                                                     │
     arm `candidate` ◀──offer── weight store ◀──send── UnsentVersion ◀──cut── OutcomeTeller ──tell──▶ log: outcomes
 
-    queue                    filled by                       drained by                       waits for
-    Intake                   `_read`, up to one batch        `Steps`: learned or refused      a full batch, or a timer
-    `_due`                   `_checkpoint`, `_publish`,      `_settle`: save, then tell       the disk
-                             a new epoch
-    `state.untold`           every decision                  `OutcomeTeller`, once durable    the log
-    Publisher's unsent       `_settle`, when a version       `_send_bytes`                    the weight store
-    version                  is cut
-    arm `candidate`          `offer`, once bytes are stored  the process release              its verdict on the last version
+    queue              filled by                               drained by                      waits for
+    Intake             `_read`, up to one batch                `Steps`: learned or refused     a full batch, or a timer
+    `_due`             `_checkpoint`, `_publish`, a new epoch  `_settle`: save, then tell      the disk
+    `state.untold`     every decision                          `OutcomeTeller`, once durable   the log
+    UnsentVersion      `_settle`, when a version is cut        `_send_bytes`                   the weight store
+    arm `candidate`    `offer`, once the bytes are stored      the process release             its verdict on the last version
 
 The order is always the same: checkpoint, outcomes, version in the weight store, arm `candidate`. The checkpoint is the truth and
 its own outbox: decisions go to the log after they are durable (`telling.py`), and a restart tells again what the last
@@ -44,9 +42,9 @@ from pipelines.training.lost_positions import refuse_lost, skip, write_off
 from pipelines.training.publisher import Publisher
 from pipelines.training.restoring import Restoring
 from pipelines.training.rollback import Rollback
-from pipelines.training.state import BASE_VERSION, Fate, begin_epoch, cut_version
+from pipelines.training.state import BASE_VERSION, begin_epoch, cut_version
 from pipelines.training.steps import Steps
-from pipelines.training.telling import DueCheckpoint, OutcomeTeller, count
+from pipelines.training.telling import DueCheckpoint, OutcomeTeller
 from pipelines.training.versions import VersionTree
 from runtime.bisection import is_of_a_record
 from runtime.log.dead_letters import bury
@@ -97,19 +95,7 @@ class Trainer:
     ) -> None:
         """Restore the newest checkpoint, or the live version if all are lost. The lease says which policy is trained.
 
-        Args:
-            learner: holds the base policy.
-            settings: of the home.
-            training: the section [training].
-            database: of the home.
-            lease: held; this trainer's epoch.
-            event_log: holds experiences, takes outcomes.
-            store: holds the versions of the policy.
-            signer: signs versions; None: unsigned.
-            keyring: keys that versions are verified with.
-            clock: UTC epoch seconds.
-            monotonic: seconds, for timers.
-            fault: see `contracts.faults`.
+        `learner` holds the base policy; `clock` gives UTC epoch seconds, `monotonic` seconds for timers.
 
         Raises:
             WeightsRefused: the checkpoints are lost, and there is no live version to continue from.
@@ -157,7 +143,6 @@ class Trainer:
             training=training,
             lease=lease,
             held=lambda: self._publisher.held,
-            decide=self._decide,
             clock=clock,
             age_clock=wall_for_ages(clock, monotonic),
             fault=fault,
@@ -182,7 +167,7 @@ class Trainer:
             pass
         try:
             if self._dirty and not self._publisher.is_behind:
-                self._checkpoint(None)
+                self._checkpoint()
         except Unavailable as error:
             log.warning(
                 "last decisions are not saved; the next start repeats them from the last checkpoint",
@@ -271,7 +256,7 @@ class Trainer:
         if free and self._is_publish_due() and self._publisher.is_offered(self.state.version):
             self._publish()
         elif stored and self._dirty and self._monotonic() - self._saved_at >= self._training.checkpoint_seconds:
-            self._checkpoint(None)
+            self._checkpoint()
         if free and not self._publisher.is_behind and not self._publisher.is_offered(self.state.version):
             self._publisher.offer(self.state.version, candidate, f"{self.state.step} steps")
             self._fault("training: candidate assigned")
@@ -347,14 +332,8 @@ class Trainer:
             if changed.late_reason:
                 TRAINING_CORRECTIONS.labels(changed.late_reason).inc()
 
-    def _decide(self, experience: Experience, fate: Fate) -> None:
-        count(fate)
-        self.state.fates[experience.key] = fate
-        self._intake.remove(experience.key)
-        self.state.note(experience.key)
-
-    def _checkpoint(self, version: int | None) -> None:
-        self._due = DueCheckpoint(version)
+    def _checkpoint(self) -> None:
+        self._due = DueCheckpoint(None)
         self._settle()
 
     def _settle(self) -> None:
