@@ -84,7 +84,7 @@ class Loop:
                 pass
 
     def finish(self) -> None:
-        self.trainer._checkpoint(None)
+        self.trainer._checkpoint()
         self.work()
 
     def experiences(self) -> list[Experience]:

@@ -25,7 +25,7 @@ if sys.argv[2] == "accelerator":
     type(trainer._learner).is_on_cpu = False
 for _ in range(8):
     trainer.turn()
-trainer._checkpoint(None)
+trainer._checkpoint()
 world.close()
 """
 

@@ -108,7 +108,7 @@ def test_a_light_zero_is_topped_up_although_the_rewards_add_up_to_nothing(world:
     world.add_random(3, reward=1.0)
     world.turns(trainer, 2)
     learn(world, trainer, later(first, 0.0, weight=1.0))
-    trainer._checkpoint(None)
+    trainer._checkpoint()
     assert [said[:2] for said in late(world)] == [(1, "corrected")]
     assert (fate_of(trainer, first).applied_now, fate_of(trainer, first).weight_now) == (0.0, 1.0)
 
@@ -209,7 +209,7 @@ def test_the_difference_is_learned_once_and_the_ledger_stays_as_it_is(world: Wor
     learn(world, trainer, later(first, 0.25), later(first, 0.25), first)
     assert any(not torch.equal(value, before[name]) for name, value in weights_of(trainer).items())
     assert trainer._learner.tracker.to_json() == tracker
-    trainer._checkpoint(None)
+    trainer._checkpoint()
     assert late(world) == [(1, "corrected", 1)]
     assert {state for state, _, _ in world.ledger().values()} == {"trained"}
     assert world.ledger().keys() >= ledger.keys()
@@ -256,7 +256,7 @@ def test_a_correction_that_is_too_late_is_named(world: World) -> None:
     world.turns(trainer, 2)
     world.now += trainer._training.max_age_seconds + 1e6
     learn(world, trainer, later(first, 0.0))
-    trainer._checkpoint(None)
+    trainer._checkpoint()
     assert fate_of(trainer, first).applied_now == 1.0
     assert late(world) == [(1, "correction_stale", None)]
     assert trainer.state.step == 1
@@ -269,7 +269,7 @@ def test_what_the_guard_skips_is_not_applied_and_a_later_revision_starts_from_wh
     world.turns(trainer, 2)
     trainer._learner._gradient_norms = [Norms(1e-9, 1e-9)] * 20
     learn(world, trainer, later(first, 0.0))
-    trainer._checkpoint(None)
+    trainer._checkpoint()
     assert fate_of(trainer, first).applied_now == 1.0
     assert late(world) == [(1, "correction_quarantined", None)]
     assert world.ledger()[first.key][0] == "trained"
@@ -311,7 +311,7 @@ def test_a_correction_waits_through_a_restart(tmp_path: Path) -> None:
     first, *_ = world.add_random(4, reward=1.0)
     world.turns(trainer, 2)
     learn(world, trainer, later(first, 0.0))
-    trainer._checkpoint(None)
+    trainer._checkpoint()
     assert (len(trainer._intake), trainer.state.step) == (1, 1)
     restarted = world.start()
     world.turns(restarted, 2)
@@ -325,11 +325,11 @@ def test_a_sample_without_weight_is_named_and_counts_once_it_has_some(world: Wor
     trainer = world.start()
     (first,) = world.add_random(1, weight=0.0)
     world.turns(trainer, 2)
-    trainer._checkpoint(None)
+    trainer._checkpoint()
     assert world.ledger()[first.key] == ("filtered", "no_weight", None)
     assert trainer.state.step == 0
     learn(world, trainer, later(first, 1.0, weight=0.5))
-    trainer._checkpoint(None)
+    trainer._checkpoint()
     assert world.ledger()[first.key] == ("trained", "", 1)
     assert fate_of(trainer, first).applied == 0.5
 
@@ -348,7 +348,7 @@ def test_an_older_checkpoint_knows_no_applied_reward_and_nothing_is_corrected(wo
     world.turns(trainer, 2)
     trainer.state.fates[first.key] = msgspec.structs.replace(fate_of(trainer, first), applied=None)
     learn(world, trainer, later(first, 0.0))
-    trainer._checkpoint(None)
+    trainer._checkpoint()
     assert late(world) == [(1, "unknown_reward", None)]
 
 

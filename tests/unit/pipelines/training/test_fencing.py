@@ -76,7 +76,7 @@ def long_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
         world.add_random(1, seed=number)
         world.turns(trainer, 1)
     assert world.store.versions(POLICY)[-1] == 2 * ANCHOR_EVERY - 1
-    trainer._checkpoint(None)
+    trainer._checkpoint()
     world.add_random(48, seed=1000, generated_at=LATER)
     world.close()
     return home
@@ -91,7 +91,7 @@ def live(actor: Actor) -> None:
         actor.world.roll_back_to(actor.trainer.state.lineage[1])
     for _ in range(4):
         actor.turn()
-    actor.trainer._checkpoint(None)
+    actor.trainer._checkpoint()
 
 
 def publish(actor: Actor) -> None:
@@ -99,7 +99,7 @@ def publish(actor: Actor) -> None:
     assert actor.trainer is not None
     for _ in range(5):
         actor.turn()
-    actor.trainer._checkpoint(None)
+    actor.trainer._checkpoint()
 
 
 def take_over(
@@ -257,7 +257,7 @@ def prune_on(actor: Actor) -> None:
     assert actor.trainer is not None
     for _ in range(12):
         actor.turn()
-    actor.trainer._checkpoint(None)
+    actor.trainer._checkpoint()
 
 
 def interleave(home: Path, seed: int) -> None:

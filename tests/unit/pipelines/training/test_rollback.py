@@ -65,7 +65,7 @@ def drain(world: World, trainer: Trainer) -> None:
     for _ in range(2):
         world.turns(trainer, 15)
         world.now += 60.0
-    trainer._checkpoint(None)
+    trainer._checkpoint()
 
 
 # Poison.
@@ -243,7 +243,7 @@ def test_of_an_empty_log_everything_is_named_at_once(world: World) -> None:
     forget_up_to(world, set().union(*learned.values()))
     world.revoke_down_to(1, "evidence")
     trainer.turn()
-    trainer._checkpoint(None)
+    trainer._checkpoint()
     assert states(world) == {("trained", ""): 8, ("quarantined", "rollback"): 16}
 
 
@@ -283,7 +283,7 @@ def test_a_crash_anywhere_in_a_rollback_changes_nothing(tmp_path: Path, treatmen
 
         def run(trainer: Trainer) -> None:
             world.turns(trainer, 12)
-            trainer._checkpoint(None)
+            trainer._checkpoint()
 
         trainer = survive(world, run, fault)
         assert trainer.state.lineage[-2:] == [1, 0]
@@ -304,7 +304,7 @@ def test_a_crash_anywhere_in_a_rollback_changes_nothing(tmp_path: Path, treatmen
 def test_who_starts_on_a_revoked_version_obeys_before_anything_else(world: World) -> None:
     trainer = world.start()
     live_through(world, trainer, 3)
-    trainer._checkpoint(None)
+    trainer._checkpoint()
     say(world, 3, 4, seed=80)
     world.revoke_down_to(1, "poison")
     steps: list[str] = []

@@ -68,7 +68,7 @@ def test_a_crash_meanwhile_returns_to_what_was_cut(world: World) -> None:
     assert world.store.versions("tiny") == [0, 1]
     assert same(world.store.load("tiny", 1), restarted._learner.tensors())
     world.turns(restarted, 12)
-    restarted._checkpoint(None)
+    restarted._checkpoint()
     fates = sorted(world.ledger().values())
     assert len(fates) == 40
     assert {state for state, _, _ in fates} == {"trained"}

@@ -56,7 +56,7 @@ def test_every_sample_gets_one_named_outcome(world: World) -> None:
         experience(segment([1, 2], [3], [-1.0]), reward=None, status="unlabelled"),
     )
     world.turns(trainer, 6)
-    trainer._checkpoint(None)
+    trainer._checkpoint()
     assert states(world) == {
         ("trained", ""): 8,
         ("off_support", "greedy"): 1,
@@ -159,7 +159,7 @@ def test_duplicates_and_revisions(world: World) -> None:
     world.turns(trainer, 3)
     world.add(msgspec.structs.replace(first, revision=1), msgspec.structs.replace(first, revision=1))
     world.turns(trainer, 3)
-    trainer._checkpoint(None)
+    trainer._checkpoint()
     assert num_learned(world) == 4
     assert states(world) == {("trained", ""): 4}
     late = [outcome for outcome in world.outcomes() if outcome.state == "late"]
@@ -173,7 +173,7 @@ def test_every_start_begins_an_epoch_and_repeats_nothing_that_was_told(world: Wo
     world.add_random(8)
     world.turns(trainer, 3)
     ledger = world.ledger()
-    trainer._checkpoint(None)
+    trainer._checkpoint()
     num_told = len(told(world))
     world.start()
     restarted = world.start()
@@ -293,7 +293,7 @@ def test_a_skipped_step_quarantines_its_samples_and_leaves_a_bundle(tmp_path: Pa
     trainer._learner._gradient_norms = [Norms(1e-9, 1e-9)] * 20
     keys = {item.key for item in world.add_random(4)}
     world.turns(trainer, 2)
-    trainer._checkpoint(None)
+    trainer._checkpoint()
     assert states(world) == {("quarantined", "gradient_spike"): 4}
     (bundle,) = (world.settings.home / "bundles").iterdir()
     content = json.loads(bundle.read_text())
@@ -327,7 +327,7 @@ def test_unreadable_records_are_buried_up_to_a_limit(world: World) -> None:
     world.log.append([Message(EXPERIENCES, 0, "", b"\xc1")])
     world.add_random(4)
     world.turns(trainer, 3)
-    trainer._checkpoint(None)
+    trainer._checkpoint()
     assert states(world) == {("trained", ""): 4}
     with world.database.snapshot() as connection:
         assert connection.execute(select(dead_letter.c.consumer_group)).scalars().all() == ["training"]
@@ -377,7 +377,7 @@ def test_what_the_intake_cannot_hear_is_buried_with_its_traceback_and_the_rest_i
     trainer._intake = trainer._steps._intake = Deaf(trainer.state)
     world.add_random(5)
     world.turns(trainer, 3)
-    trainer._checkpoint(None)
+    trainer._checkpoint()
     assert states(world)["trained", ""] + len(trainer._intake) == 4
     assert states(world)["trained", ""] >= 3
     with world.database.snapshot() as connection:
