@@ -141,7 +141,7 @@ def learn(world: World, trainer: Trainer) -> None:
         world.now, world.wall_jump = world.now + 200.0, world.wall_jump - 200.0
         trainer.attempt()
         persistently(world.accept)
-    persistently(lambda: trainer._checkpoint())
+    persistently(trainer._checkpoint)
 
 
 def persistently(act: Callable[[], object]) -> None:
