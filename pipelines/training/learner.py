@@ -98,7 +98,7 @@ class Learner:
         optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
         wrapped, self._optimizer = self._accelerator.prepare(model, optimizer)
         self._scorer = TokenScorer(self._model, module=wrapped)
-        self._objective = Objective(ratio_bound=settings.ratio_bound, kl_coefficient=settings.kl_coefficient)
+        self._objective = Objective(settings.ratio_bound, settings.kl_coefficient, settings.loss)
         self.tracker: Tracker = (
             BetaTracker(*settings.reward_range)
             if settings.baseline == "beta"

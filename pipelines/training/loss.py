@@ -3,10 +3,12 @@
     loss = 1/num_tokens * sum over sampled tokens of  -weight * advantage * log_prob + beta * weight * k3
     weight = min(ratio, bound), a constant under differentiation; ratio = current / logged behaviour probability
 
-The weight is bounded whatever the advantage's sign: a PPO clip leaves a negative advantage with a runaway ratio unbounded.
-Equals trl's `cispo`. The leash is trl's with `use_bias_correction_kl` (DeepSeek-V3.2, arXiv 2512.02556), its ratio a
-constant: what it pulls on a token, beta * (weight - weight * anchor / current), does not grow where the policy has left the
-token (without the ratio it grows as 1 / ratio), and is cut at `bound`, the most that a unit of advantage may pull.
+The weight is bounded for either sign of the advantage: a PPO clip leaves a negative advantage with a runaway ratio unbounded.
+Equals trl's `cispo`. The leash is trl's with `use_bias_correction_kl` (DeepSeek-V3.2, arXiv 2512.02556), with its ratio as a
+constant: its pull on a token, beta * (weight - weight * anchor / current), does not grow if the policy has moved away from the
+token (without the ratio it grows as 1 / ratio). It is cut at `bound`, the largest pull of one unit of advantage.
+
+Another loss is a function in `LOSSES`: it says how much each token's policy gradient weighs. The setting `loss` selects it.
 
 Every log-ratio is a float64 within +-20 before it is summed or exponentiated, so no figure can overflow.
 
@@ -16,18 +18,30 @@ Shapes: B rows, T predicted tokens.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from contracts.errors import InvalidSettings
+
 if TYPE_CHECKING:
     from policy.logprobs import TokenScores
 
 MAX_LOG_RATIO = 20.0
-"""exp(20) is 5e8: past it a figure says nothing more."""
+"""exp(20) is 5e8: larger ratios add no information."""
 ROUNDING = 1e-6
-"""Below it a probability's distance from 1 is float32's rounding."""
+"""Below this, a probability's distance from 1 is float32 rounding."""
+
+
+def truncated(ratio_BT: torch.Tensor, advantage_BT: torch.Tensor, bound: float) -> torch.Tensor:  # noqa: ARG001 of the table
+    """The importance ratio, at most `bound`."""
+    return ratio_BT.clamp(max=bound)
+
+
+LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]] = {"truncated": truncated}
+"""Name to a function of ratios, advantages (both float64 [B, T]) and the bound: the constant weight of each token [B, T]."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +50,20 @@ class Objective:
 
     ratio_bound: float
     kl_coefficient: float
+    loss: str = "truncated"
+    """A name in `LOSSES`."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidSettings for an unknown loss."""
+        if self.loss not in LOSSES:
+            raise InvalidSettings(
+                f"[training] loss: {self.loss!r} is unknown; it is one of {', '.join(sorted(LOSSES))}"
+            )
 
 
 @dataclass
 class LossSums:
-    """Sums over sampled tokens, so that figures of a batch do not depend on how it was cut into micro-batches."""
+    """Sums over sampled tokens: figures of a batch do not depend on how it was split into micro-batches."""
 
     num_tokens: float = 0.0
     loss: float = 0.0
@@ -57,7 +80,7 @@ class LossSums:
     """See `guard.Norms`: sums over tokens of the square and of the length of pull x (1 - p) / temperature."""
 
     def add(self, other: LossSums) -> None:
-        """Take in another micro-batch."""
+        """Add another micro-batch."""
         for name, value in vars(other).items():
             mine = getattr(self, name)
             setattr(self, name, max(mine, value) if name == "ratio_max" else mine + value)
@@ -100,18 +123,18 @@ def policy_loss(
     Args:
         scores: of the current policy, with gradients.
         behaviour_BT: logged log-probs of the distribution sampled from.
-        anchor_BT: log-probs of the anchor policy; None if nothing is held by the leash.
+        anchor_BT: log-probs of the anchor policy; None: no leash.
         advantage_B: one per row, weights included.
         mask_BT: True where a token was sampled.
         num_tokens: sampled tokens of the *whole batch*, counted before anything is masked; 1 if advantages are per token.
         objective: the constants.
-        temperature: that `scores` were taken at.
+        temperature: the temperature of `scores`.
     """
     current_BT = scores.log_probs_BT.detach().double()
     log_ratio_BT = clamped_log_ratio(current_BT, behaviour_BT, mask_BT)
     bound = objective.ratio_bound
-    weight_BT = torch.exp(log_ratio_BT).clamp(max=bound)
     advantage_BT = advantage_B.double()[:, None]
+    weight_BT = LOSSES[objective.loss](torch.exp(log_ratio_BT), advantage_BT, bound)
     # Value and slope of each token's loss: `pull` is d loss / d log-prob, constant under differentiation.
     value_BT, pull_BT = -weight_BT * advantage_BT * current_BT, -weight_BT * advantage_BT
     kl_BT = torch.zeros_like(log_ratio_BT)
@@ -137,6 +160,6 @@ def policy_loss(
 
 
 def clamped_log_ratio(above_BT: torch.Tensor, below_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """log(above / below) of sampled tokens in float64, within +-MAX_LOG_RATIO; 0 elsewhere, whatever stands there."""
+    """log(above / below) of sampled tokens in float64, within +-MAX_LOG_RATIO; 0 for all other tokens."""
     difference = (above_BT.double() - below_BT.double()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.where(mask_BT, difference, 0.0)

@@ -19,7 +19,7 @@ class TrainingSettings(Section):
     """Defaults suit the demo: a policy under a million parameters on two shared cores."""
 
     learning_rate: float = Field(default=1e-4, ge=0)
-    """AdamW's, constant. The smaller it is, the fewer bits of the published weights change."""
+    """AdamW's, constant. With a smaller rate, fewer bits of the published weights change."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's. The pull towards the anchor is the regulariser here."""
     max_gradient_norm: float = Field(default=1.0, gt=0)
@@ -27,23 +27,25 @@ class TrainingSettings(Section):
     kl_coefficient: float = Field(default=0.02, ge=0)
     """Weight of the KL to the base policy; 0 saves a forward pass."""
     ratio_bound: float = Field(default=3.0, gt=0)
-    """Importance weights are truncated above it, for either sign of the advantage."""
+    """Importance weights are truncated at this value, for either sign of the advantage."""
+    loss: str = "truncated"
+    """The policy gradient's loss: a name in `LOSSES` of pipelines/training/loss.py."""
     baseline: Literal["beta", "moving_average"] = "beta"
-    """What tracks the expected reward of a baseline key. `beta` wants rewards within the range below."""
+    """The tracker of the expected reward per baseline key. `beta` needs rewards within the range below."""
     reward_low: float | None = None
     """Lowest reward a task gives; by default the lowest of the task files."""
     reward_high: float | None = None
     """Highest reward a task gives; by default the highest of the task files."""
     whiten: bool = True
-    """Advantages of a batch are brought to mean 0 and deviation 1."""
+    """Scale the advantages of a batch to mean 0 and deviation 1."""
     normalise: Literal["total", "components"] = "total"
-    """What is whitened: the reward, or each component of it before they are summed by their weights."""
+    """Whiten the total reward, or each of its components before they are summed by weight."""
     batch_size: int = Field(default=64, ge=1)
     """Samples of one optimizer step."""
     min_batch_size: int = Field(default=1, ge=1)
-    """Fewer than `batch_size` are taken only from this number on, once the oldest has waited long enough."""
+    """The fewest samples of a smaller batch, taken once the oldest sample has waited long enough."""
     max_wait_seconds: float = Field(default=15.0, ge=0)
-    """How long the oldest sample waits for a full batch. This also drains what is left when users stop."""
+    """How long the oldest sample waits for a full batch. Then a smaller batch is taken, so none waits forever."""
     max_tokens: int = Field(default=8192, ge=1)
     """Padded tokens of one forward pass."""
     max_version_lag: int = Field(default=8, ge=0)
@@ -61,31 +63,31 @@ class TrainingSettings(Section):
     checkpoint_seconds: float = Field(default=5.0, ge=0)
     """Between versions, decisions become durable (and known to the ledger) at least this often."""
     checkpoint_keep: int = Field(default=8, ge=1)
-    """Checkpoints kept, and as many of versions that can be rolled back to; those in use stay anyway."""
+    """Checkpoints kept, and the same number of versions to roll back to; versions in use always stay."""
     keep_anchors: int = Field(default=2, ge=1)
-    """Full copies that stay in the weight store for newcomers; what is older goes, unless an arm or a replica needs it."""
+    """Full copies kept in the weight store for new replicas. Older ones go, unless an arm or a replica needs them."""
     guard_spread: float = Field(default=15.0, gt=0)
-    """A gradient norm this many median deviations above the median skips the step."""
+    """The guard skips a step whose gradient norm is this many median deviations above the median."""
     mismatch_samples: int = Field(default=8, ge=0)
-    """Samples of a batch that are scored again under the published bits that made them."""
+    """Samples per batch that are scored again under the published bits that generated them, to measure the mismatch."""
     peak_flops: float | None = Field(default=None, gt=0)
-    """Of the device at the precision used; without it utilisation is not reported."""
+    """FLOP/s of the device at the precision used; without it, utilisation is not reported."""
     num_threads: int = Field(default=1, ge=1)
     """CPU threads of the trainer."""
     lease_seconds: float = Field(default=LIFETIME_SECONDS, ge=1)
-    """A trainer that says nothing for so long is gone, and another may take its place. One that died on this machine is
-    noticed at once."""
+    """A trainer that does not renew its lease for this long counts as dead, and another may replace it. A dead trainer on the
+    same machine is noticed at once."""
 
     @property
     def reward_range(self) -> tuple[float, float]:
-        """Lowest and highest reward; 0 and 1 where neither settings nor tasks say."""
+        """Lowest and highest reward; 0 and 1 if neither settings nor tasks define them."""
         return (
             0.0 if self.reward_low is None else self.reward_low,
             1.0 if self.reward_high is None else self.reward_high,
         )
 
     def for_tasks(self, tasks: Iterable[Task]) -> Self:
-        """With the range of these tasks' rewards where the settings leave it open.
+        """These settings, with the reward range of the tasks filled in if it is not set.
 
         Raises:
             InvalidSettings: the range is empty.
@@ -95,7 +97,7 @@ class TrainingSettings(Section):
         high = max((rule.high for rule in rules), default=1.0) if self.reward_high is None else self.reward_high
         if high <= low:
             raise InvalidSettings(
-                f"[training] reward_high: rewards lie between {low:g} and {high:g}, which is no range; leave reward_low "
-                "and reward_high out to take them from the task files"
+                f"[training] reward_high: rewards lie between {low:g} and {high:g}, which is an empty range; remove "
+                "reward_low and reward_high to take them from the task files"
             )
         return self.model_copy(update={"reward_low": low, "reward_high": high})
