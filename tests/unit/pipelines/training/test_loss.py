@@ -134,7 +134,7 @@ def test_the_leash_weighs_as_the_policy_does() -> None:
 
 
 def test_another_loss_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(LOSSES, "plain", lambda ratio_BT, _advantage_BT, _bound: torch.ones_like(ratio_BT))
+    monkeypatch.setitem(LOSSES, "plain", lambda ratio, _advantage, _bound: torch.ones_like(ratio))
     log_probs = torch.full((1, 1), -0.1, requires_grad=True)
     loss, _ = policy_loss(
         TokenScores(log_probs, torch.zeros(1, 1)), torch.tensor([[-5.0]]), None, torch.tensor([0.7]), ONE,

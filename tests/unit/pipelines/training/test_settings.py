@@ -34,7 +34,7 @@ def test_settings_have_the_last_word_on_the_range() -> None:
 
 
 def test_an_empty_range_is_refused_with_what_to_do() -> None:
-    with pytest.raises(InvalidSettings, match=r"between 5 and 2, .*leave reward_low and reward_high out"):
+    with pytest.raises(InvalidSettings, match=r"between 5 and 2, .*remove reward_low and reward_high"):
         TrainingSettings(reward_low=5.0).for_tasks(TASKS)
 
 
