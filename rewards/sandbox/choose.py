@@ -12,8 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from contracts.errors import MillraceError, Unavailable
-from rewards.sandbox.on_bubblewrap import bubblewrap_sandbox
-from rewards.sandbox.on_namespaces import namespaces_sandbox
+from rewards.sandbox.command import bubblewrap_sandbox, namespaces_sandbox
 from rewards.sandbox.port import Sandbox, SandboxLimits
 from rewards.sandbox.programs import Program, ProgramFailed
 

@@ -1,4 +1,4 @@
-"""A sandbox as a command line in front of the interpreter's, shared by bubblewrap and plain namespaces."""
+"""Sandboxes that are a command line in front of the interpreter's: bubblewrap, and plain namespaces."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import time
+from pathlib import Path
 
 from contracts.errors import Unavailable
 from rewards.sandbox.interpreter import interpreter
@@ -14,6 +15,32 @@ from rewards.sandbox.pump import Pipes, pump
 
 _GRACE_SECONDS = 5.0
 _NOBODY = "65534"
+_REMEDY = "install util-linux"
+_SCRIPT = """
+set -e
+umask 022
+cd /
+mount -t tmpfs -o size=64k,mode=755 tmpfs /mnt
+while [ "$1" != -- ]; do
+    if [ -d "$1" ]; then mkdir -p "/mnt$1"; else mkdir -p "/mnt${1%/*}"; : > "/mnt$1"; fi
+    mount --bind "$1" "/mnt$1"
+    if [ "$1" != /dev/null ]; then mount -o remount,bind,ro,nosuid "/mnt$1"; fi
+    shift
+done
+shift
+mkdir /mnt/old
+ln -s old/proc /mnt/proc
+mount -o remount,bind,ro /mnt
+cd /mnt
+pivot_root . old
+/old/usr/bin/umount -l /old
+set +e
+"$@"
+exit $?
+"""
+# umask: another user has to enter these folders, even if our own umask forbids it.
+# ln: `umount` reads /proc, which disappears with the old root.
+# No `exec`: the shell is the first process of its namespace. It dies with us only if it does not change its rights.
 
 
 class CommandSandbox:
@@ -57,6 +84,38 @@ class CommandSandbox:
         )
 
 
+def bubblewrap_sandbox() -> CommandSandbox:
+    """A root folder with the interpreter and nothing else, in new namespaces. Raises Unavailable if a tool is missing."""
+    as_root = os.geteuid() == 0
+    prefix = [
+        _tool("bwrap", "apt install bubblewrap"),
+        *("--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
+        *("--die-with-parent", "--new-session", "--clearenv", "--chdir", "/"),
+        *("--cap-drop", "ALL"),
+        # Root has to become another user inside. Any other user already gets an own user namespace.
+        *(("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID") if as_root else ("--unshare-user",)),
+    ]
+    paths = _readable()
+    for folder in sorted({str(parent) for path in paths for parent in Path(path).parents if str(parent) != "/"}):
+        # By default, bubblewrap's folders are open to their owner only.
+        prefix += ["--perms", "0755", "--dir", folder]
+    for path in paths:
+        prefix += ["--dev-bind" if path == "/dev/null" else "--ro-bind", path, path]
+    return CommandSandbox("bubblewrap", [*prefix, "--remount-ro", "/", "--"])
+
+
+def namespaces_sandbox() -> CommandSandbox:
+    """Does the same as bubblewrap with only `unshare` of util-linux, slower. Raises Unavailable if a tool is missing."""
+    as_root = os.geteuid() == 0
+    prefix = [
+        _tool("unshare", _REMEDY),
+        *(() if as_root else ("--user", "--map-root-user")),
+        *("--mount", "--pid", "--net", "--ipc", "--uts", "--propagation", "private", "--fork", "--kill-child"),
+        *("/bin/sh", "-c", _SCRIPT, "sh", *_readable(), "--"),
+    ]
+    return CommandSandbox("namespaces", prefix)
+
+
 def _pipes(process: subprocess.Popen[bytes]) -> Pipes:
     if process.stdin is None or process.stdout is None or process.stderr is None:
         raise SandboxBroken("a process was started without its pipes")
@@ -65,7 +124,7 @@ def _pipes(process: subprocess.Popen[bytes]) -> Pipes:
     return Pipes(entry, process.stdout.fileno(), process.stderr.fileno())
 
 
-def tool(name: str, remedy: str) -> str:
+def _tool(name: str, remedy: str) -> str:
     """The path of a program. Raises Unavailable."""
     found = shutil.which(name)
     if found is None:
@@ -73,12 +132,9 @@ def tool(name: str, remedy: str) -> str:
     return os.path.realpath(found)
 
 
-def readable() -> list[str]:
+def _readable() -> list[str]:
     """Paths that must be visible inside, including the tools of `_lowered`."""
-    return [*interpreter().readable, *(tool(name, _REMEDY) for name in ("prlimit", "setpriv", "unshare"))]
-
-
-_REMEDY = "install util-linux"
+    return [*interpreter().readable, *(_tool(name, _REMEDY) for name in ("prlimit", "setpriv", "unshare"))]
 
 
 def _lowered(limits: SandboxLimits) -> list[str]:
@@ -86,9 +142,9 @@ def _lowered(limits: SandboxLimits) -> list[str]:
     names = {name.removeprefix("RLIMIT_").lower(): value for name, value in limits.by_kernel().items()}
     options = [f"--{name}={value}" for name, value in names.items() if name != "msgqueue"]
     chain = [
-        tool("unshare", _REMEDY),
+        _tool("unshare", _REMEDY),
         "--user",
-        tool("prlimit", _REMEDY),
+        _tool("prlimit", _REMEDY),
         f"--nproc={limits.processes + OWN_PROCESSES}",
         f"--msgqueue={limits.by_kernel()['RLIMIT_MSGQUEUE']}",
         *options,
@@ -96,6 +152,6 @@ def _lowered(limits: SandboxLimits) -> list[str]:
     if os.geteuid() == 0:
         # The kernel does not count the processes of user 0, in any namespace.
         chain = [
-            tool("setpriv", _REMEDY), f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--inh-caps=-all", *chain,
+            _tool("setpriv", _REMEDY), f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--inh-caps=-all", *chain,
         ]  # fmt: skip
     return chain

@@ -22,8 +22,7 @@ from rewards.killable.cores import num_cores
 from rewards.sandbox.choose import sandbox_named
 from rewards.sandbox.port import Sandbox, SandboxBroken, SandboxLimits
 from rewards.sandbox.programs import Program, ProgramFailed
-from rewards.sandbox.suites import ProgramTest, Suite, read_suite
-from rewards.sandbox.values import same, same_text
+from rewards.sandbox.suites import ProgramTest, Suite, read_suite, same, same_text
 from rewards.verifiers.check import (
     Answer,
     BatchVerifier,
