@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from rewards.verifiers.lookalikes import seen
+from rewards.verifiers.lookalikes import as_displayed
 from rewards.verifiers.strict_json import NotJson, canonical, read_json, read_prefix
 from rewards.verifiers.texts import without_reasoning
 from rewards.verifiers.traces import Traces
@@ -34,7 +34,7 @@ class Call(NamedTuple):
 def folded(value: Any) -> Any:
     """Equal for arguments that differ only in case, spaces or look-alike letters, so that a disguised repeat is found."""
     if isinstance(value, str):
-        return " ".join(seen(value).casefold().split())
+        return " ".join(as_displayed(value).casefold().split())
     if isinstance(value, dict):
         return {key: folded(inner) for key, inner in value.items()}
     return [folded(item) for item in value] if isinstance(value, list) else value

@@ -28,7 +28,7 @@ from rewards.verifiers.check import (
     wrong,
 )
 from rewards.verifiers.hedges import TextAfterAnswer, is_denied, is_disowned, is_withdrawn
-from rewards.verifiers.lookalikes import seen
+from rewards.verifiers.lookalikes import as_displayed
 from rewards.verifiers.regex import compile_pattern
 from rewards.verifiers.texts import without_reasoning
 
@@ -79,7 +79,7 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
         if (
             found and not text.isascii()
         ):  # A letter of another script is not a choice, but a look-alike can be a second answer.
-            found |= find(seen(text))
+            found |= find(as_displayed(text))
         if not found:
             return wrong("it picks nothing")
         if len(found) > 1:

@@ -1,11 +1,11 @@
 """Normalises a text for all checks, so that look-alike letters and invisible characters cannot hide a word, a comma or a call.
 
 In: any text. Out: two readings. `plain` drops invisible characters and replaces styled forms (full-width, bold, circled) by their
-letters. `seen` is the text as a reader sees it: a letter of another script becomes the ASCII letter that it looks like, in words that mix
+letters. `as_displayed` is the text as a reader sees it: a letter of another script becomes the ASCII letter that it looks like, in words that mix
 it with Latin letters, and in words of look-alikes alone if the text is mostly Latin. It also drops marks that are not part of a letter.
 Russian and Greek words stay unchanged, and so do letters with an accent.
 
-Required parts must be in `plain`. Forbidden parts may be neither in `plain` nor in `seen`.
+Required parts must be in `plain`. Forbidden parts may be neither in `plain` nor in `as_displayed`.
 
 The table follows Unicode's confusables (UTS 39) for single letters of Cyrillic, Greek, Armenian, Cherokee, Coptic and of Latin's
 small capitals and phonetic signs.
@@ -98,7 +98,7 @@ def plain(text: str) -> str:
 
 
 @lru_cache(maxsize=32)
-def seen(text: str) -> str:
+def as_displayed(text: str) -> str:
     """The text as a reader sees it."""
     text = plain(text)
     if _SUSPECT.search(text) is None:
@@ -111,7 +111,7 @@ def seen(text: str) -> str:
 
 def readings(text: str) -> tuple[str, ...]:
     """The different readings of a text; only one if it has no look-alikes."""
-    return tuple(dict.fromkeys((plain(text), seen(text))))
+    return tuple(dict.fromkeys((plain(text), as_displayed(text))))
 
 
 def num_capitals(text: str) -> int:

@@ -85,7 +85,7 @@ def _depth(text: str) -> int:
     return deepest
 
 
-def plain(reference: str) -> str | None:
+def box_content(reference: str) -> str | None:
     """The reference in the form of a box's content. None if it is prose, because SymPy would read that as a product of letters."""
     if boxes := boxed(reference):
         return ", ".join(boxes)
@@ -108,7 +108,7 @@ def worker(config: Mapping[str, Any]) -> Callable[[Mapping[str, str | None]], li
     read_reference = lru_cache(maxsize=1024)(Reference)
 
     def judge(item: Mapping[str, str | None]) -> list[Any]:
-        text = plain(item["reference"] or "")
+        text = box_content(item["reference"] or "")
         if text is None:
             return [
                 "bad_reference",

@@ -51,7 +51,7 @@ class NumberReader:
         self._percent_scales = percent_scales
 
     def find(self, text: str) -> list[Number]:
-        """The numbers of a text that `plain` returned, in order, without those inside words."""
+        """The numbers of a text that `plain_signs` returned, in order, without those inside words."""
         matches = [(match.start(), match.end()) for match in self._number.finditer(text)]
         return [
             self._read(text, start, end)
@@ -61,7 +61,7 @@ class NumberReader:
 
     def read(self, text: str) -> Fraction | None:
         """The number if the whole text is one number, with its currency, unit or percent sign; else None."""
-        text = plain(text).strip().lstrip("$\u20ac\u00a3\u00a5").strip()
+        text = plain_signs(text).strip().lstrip("$\u20ac\u00a3\u00a5").strip()
         found = self.find(text)
         if len(found) != 1 or found[0].start != 0 or found[0].end != len(text):
             return None
@@ -93,7 +93,7 @@ class NumberReader:
         return Fraction(Decimal(written.replace(self._group, "").replace(self._point, ".")))
 
 
-def plain(text: str) -> str:
+def plain_signs(text: str) -> str:
     """The text with plain signs and spaces. Characters that cannot be encoded are replaced."""
     return text.encode(errors="replace").decode().translate(_SIGNS)
 

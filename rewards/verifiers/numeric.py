@@ -28,8 +28,8 @@ from rewards.verifiers.check import (
     wrong,
 )
 from rewards.verifiers.hedges import TextAfterAnswer, is_denied, is_disowned, is_withdrawn
-from rewards.verifiers.lookalikes import seen
-from rewards.verifiers.numbers import Number, NumberReader, plain
+from rewards.verifiers.lookalikes import as_displayed
+from rewards.verifiers.numbers import Number, NumberReader, plain_signs
 from rewards.verifiers.texts import without_reasoning
 
 VERSION = 2
@@ -91,8 +91,8 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
         if text is None:
             return wrong("<think> is never closed")
         try:
-            given = _committed(plain(text), reader, rule)
-            if not text.isascii() and _committed(plain(seen(text)), reader, rule) != given:
+            given = _committed(plain_signs(text), reader, rule)
+            if not text.isascii() and _committed(plain_signs(as_displayed(text)), reader, rule) != given:
                 return wrong("it answers with several numbers")
         except NoClearAnswer as error:
             return wrong(str(error))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from rewards.verifiers.lookalikes import seen
+from rewards.verifiers.lookalikes import as_displayed
 
 _MARKS = (
     r"<[|/]{0,2}\s?(?:tool|function|action|api|invoke|antml)(?:[\s_:\u2581-]{0,2}(?:calls?|use|code|request|input|name|invoke|begin|end|args?|arguments|parameters?|[a-z]+=))*[\s\u2581]?(?:[|>=/\s{]|\Z)",
@@ -40,7 +40,7 @@ class Traces:
 
     def search(self, text: str) -> str:
         """The first part that looks like a call, or ""."""
-        text = seen(text)
+        text = as_displayed(text)
         if match := self._marks.search(text):
             return match.group()
         if (

@@ -6,7 +6,7 @@ import re
 import unicodedata
 
 from rewards.verifiers.instructions.rule import AtLeast, AtMost, counted, of_text
-from rewards.verifiers.lookalikes import seen
+from rewards.verifiers.lookalikes import as_displayed
 
 _WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
 _SENTENCE_END = re.compile(
@@ -48,7 +48,7 @@ def num_characters(text: str) -> int:
 def _unique_lines(text: str) -> str:
     before: set[str] = set()
     for line in text.splitlines():
-        folded = " ".join(words_of(seen(line).casefold()))
+        folded = " ".join(words_of(as_displayed(line).casefold()))
         if folded in before:
             return f"the line {line.strip()[:40]!r} appears twice"
         if folded:

@@ -9,7 +9,7 @@ from pydantic import Field
 from contracts.tasks.section import TaskSection
 from rewards.verifiers.check import Answer
 from rewards.verifiers.instructions.rule import Instruction, Unusable, of_text
-from rewards.verifiers.lookalikes import plain, seen
+from rewards.verifiers.lookalikes import as_displayed, plain
 
 _QUOTES = {'"': '"', "\u201c": "\u201d", "\u201e": "\u201c", "\u00ab": "\u00bb"}
 
@@ -59,7 +59,7 @@ def _two_responses(answer: Answer, rule: SeparatorParameters) -> str:
     parts = [" ".join(part.split()) for part in answer.text.split(rule.value)]
     if len(parts) != 2 or not all(parts):  # noqa: PLR2004 two are asked for
         return f"it is not two answers with {rule.value!r} between them"
-    return "both answers are the same" if seen(parts[0]) == seen(parts[1]) else ""
+    return "both answers are the same" if as_displayed(parts[0]) == as_displayed(parts[1]) else ""
 
 
 def _postscript(answer: Answer, rule: MarkParameters) -> str:
