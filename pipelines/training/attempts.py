@@ -1,14 +1,15 @@
-"""What the trainer was doing when it died: the samples of a step are named durably before it is taken.
+"""Find the samples that kill the process: the keys of a step are durable on disk before it is taken.
 
-In: keys of a step. Out: after a hard death (a segmentation fault, the system's out-of-memory killer) who has to be tried
-alone, and who never again. Waits: for the disk, twice per step.
+In: keys of a step. Out: after a hard death (a segmentation fault, the system's out-of-memory killer), the samples to try alone,
+and the samples never to try again. Waits for: the disk, twice per step.
 
-    died in a step of several     they are suspects: each is tried alone before any step has it again, in a copy of the
-                                  process, or (on an accelerator) named before it is tried
-    died with one alone           it ended two processes: condemned, `quarantined(step_error)`
+    died in a step of several samples   all are suspects: each is tried alone before it joins a step again, in a copy of the
+                                        process or, on an accelerator, recorded on disk first
+    died with one sample alone          that sample killed two processes: condemned, `quarantined(step_error)`
 
-So a sample ends the trainer twice at most, and on a CPU once, whatever the others of the next batches do. The batch as a whole may be what kills it (memory): `num_deaths` counts the
-deaths that no sample explains, and the token budget shrinks by it. What is known stays until a checkpoint holds it.
+So one sample kills the trainer at most twice, and on a CPU once, whatever else is in the batches. The batch as a whole may be
+the cause (memory): `num_deaths` counts deaths that no sample explains, and the token budget shrinks with it. Suspects and
+condemned samples stay in the file until a checkpoint holds their fates.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ log = structlog.get_logger()
 
 
 class AttemptFile(msgspec.Struct):
-    """The file: keys only, no content."""
+    """The content of the file: sample keys, no text."""
 
     epoch: int = 0
     step: int = 0
     keys: list[str] = msgspec.field(default_factory=list)
-    """Of the step that is being taken; empty between steps."""
+    """Keys of the current step; empty between steps."""
     alone: str | None = None
-    """The one of them that is being tried alone."""
+    """The suspect that is being tried alone."""
     suspects: set[str] = msgspec.field(default_factory=set)
     condemned: set[str] = msgspec.field(default_factory=set)
     num_deaths: int = 0
-    """In steps of several, unexplained."""
+    """Deaths in steps of several samples that no sample explains."""
 
 
 class Attempts:
-    """One file of one trainer."""
+    """The attempt file of one trainer."""
 
     def __init__(self, path: Path) -> None:
-        """Read what a trainer left that died in a step."""
+        """Read the file that a previous process left if it died in a step."""
         self._path = path
         self._now = _read(path)
         self.has_died = bool(self._now.keys)
@@ -61,25 +62,25 @@ class Attempts:
         return self._now.num_deaths
 
     def is_condemned(self, key: str) -> bool:
-        """True if it ended the process twice."""
+        """True if the sample is known to kill the process."""
         return key in self._now.condemned
 
     def suspects_among(self, keys: Iterable[str]) -> list[str]:
-        """Those that have to be tried alone first."""
+        """The keys that must be tried alone first."""
         return [key for key in keys if key in self._now.suspects]
 
     def begin(self, epoch: int, step: int, keys: Iterable[str]) -> None:
-        """A step is about to be tried with these. Durable when this returns."""
+        """Record the keys of the step that comes next. Durable when this returns."""
         self._now.epoch, self._now.step, self._now.keys, self._now.alone = epoch, step, list(keys), None
         self._write()
 
     def try_alone(self, key: str) -> None:
-        """One suspect is about to be tried. Durable when this returns."""
+        """Record the suspect that is tried next. Durable when this returns."""
         self._now.keys, self._now.alone = [key], key
         self._write()
 
     def condemn(self, key: str) -> None:
-        """It ended a copy of the process. Durable when this returns."""
+        """Record a sample that killed a copy of the process. Durable when this returns."""
         log.error("a sample ends the process", key=key)
         self._now.condemned.add(key)
         self._now.suspects.discard(key)
@@ -87,11 +88,11 @@ class Attempts:
         self._write()
 
     def survived(self, key: str) -> None:
-        """A suspect was tried, and the process lives."""
+        """Clear a suspect: the process survived it."""
         self._now.suspects.discard(key)
 
     def end(self) -> None:
-        """The step was decided, one way or another."""
+        """The step is over, with any result."""
         self._now.keys, self._now.alone = [], None
         if self._now.suspects or self._now.condemned:
             self._write()
@@ -99,7 +100,7 @@ class Attempts:
             self._path.unlink(missing_ok=True)
 
     def saved(self, decided: Collection[str]) -> None:
-        """A checkpoint holds the fates of these: nothing more has to be known of them."""
+        """Forget decided samples: a checkpoint holds their fates."""
         known = self._now.condemned | self._now.suspects
         if not (done := {key for key in known if key in decided}):
             return
@@ -130,5 +131,5 @@ def _read(path: Path) -> AttemptFile:
     except FileNotFoundError:
         return AttemptFile()
     except msgspec.MsgspecError as error:
-        log.error("who was in the last step is unreadable: nobody is suspected", path=str(path), reason=str(error))  # noqa: TRY400 no fault of ours
+        log.error("the file of the last step is unreadable: no sample is suspected", path=str(path), reason=str(error))  # noqa: TRY400 no fault of ours
         return AttemptFile()

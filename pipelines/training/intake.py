@@ -1,7 +1,7 @@
-"""Samples that were read but whose fate is not decided: one per key, the newest revision, in order of arrival. Pure.
+"""Samples that were read and not decided yet: the newest revision of each key, in order of arrival. Pure.
 
-A later revision of a trained sample waits here too, if it is worth something else than what was applied: the difference
-is learned like a sample, and holds the position in the log like one.
+A later revision of a trained sample waits here too, if its value differs from what was applied: the difference is learned like
+a sample, and holds back the position in the log like one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class WaitingSample:
-    """A sample and where the log first told of it."""
+    """A sample, and the log position of its first revision."""
 
     experience: Experience
     topic: str
@@ -33,19 +33,19 @@ class WaitingSample:
 
 
 def is_learnable(experience: Experience) -> bool:
-    """True if there is a reward to learn from; what has none was named by whoever failed to give one."""
+    """True if there is a reward to learn from. For other samples, the process that gave none reports the outcome."""
     return experience.status == "scored" and experience.reward is not None and experience.fault != "infra"
 
 
 def worth(experience: Experience) -> float:
-    """Weight x reward: what is applied when it is learned, and what later revisions are compared with."""
+    """Weight x reward: applied when the sample is trained, and compared with later revisions."""
     return experience.weight * (experience.reward or 0.0)
 
 
 def why_uncorrected(fate: Fate, later: Experience) -> str:
     """Why a later revision of a trained sample teaches nothing; empty if it does.
 
-    No reward is no evidence, whoever's fault it is: what was learned stays.
+    A revision without a reward is no evidence, whatever the fault: the sample stays as it was trained.
     """
     if not is_learnable(later):
         return "unlabelled" if later.status == "unlabelled" else "unscored"
@@ -56,7 +56,7 @@ def why_uncorrected(fate: Fate, later: Experience) -> str:
 
 
 class Intake:
-    """Between the log and the batch. `state` holds what was decided; it is changed where that takes no step."""
+    """The queue between the log and the batch. It writes decisions that need no step into `state`."""
 
     def __init__(self, state: TrainerState) -> None:
         self._state = state
@@ -76,20 +76,20 @@ class Intake:
         return self._next.get(topic, {}).get(partition, 0)
 
     def read_on_from(self, positions: dict[str, dict[int, int]]) -> None:
-        """Forget what waits, and read from elsewhere."""
+        """Clear the queue, and read from other positions."""
         self._waiting.clear()
         self._next = {topic: dict(at) for topic, at in positions.items()}
 
     def passed(self, record: LogRecord) -> None:
-        """A record was read, whatever became of it."""
+        """Move the reading position past a record, even one that could not be decoded."""
         self._next.setdefault(record.topic, {})[record.partition] = record.offset + 1
 
     def offer(self, record: LogRecord, experience: Experience, now: float) -> Fate | None:
         """Take in one record; returns the fate it changed, if its key was decided before.
 
-        The first of each (key, revision) wins. A higher revision replaces a waiting sample, or withdraws it if it
-        has no reward any more. For a trained one it waits as a correction, in place of an older one, or is decided at
-        once if nothing can be learned from it. Other final fates are about the tokens and cover every revision.
+        The first record of each (key, revision) wins. A higher revision replaces the waiting sample, or withdraws it if it
+        has no reward any more. A revision of a trained sample waits as a correction and replaces an older one; if nothing can
+        be learned from it, it is decided at once. Other final fates concern the tokens, so they cover every revision.
         """
         key, revision = experience.key, experience.revision
         if experience.purpose != "user":
@@ -131,12 +131,12 @@ class Intake:
         return changed
 
     def corrects(self, experience: Experience) -> Fate | None:
-        """The fate that a waiting revision is a correction of; None if it is a sample itself."""
+        """The fate of the trained sample that this revision corrects; None if it is a sample itself."""
         fate = self._state.fates.get(experience.key)
         return fate if fate is not None and fate.state == "trained" else None
 
     def roll_back(self) -> None:
-        """Drop the corrections of what a rollback took out of the weights; its fate covers them."""
+        """Drop corrections of samples that a rollback took out of the weights; the fate of the sample covers them."""
         for key in list(self._waiting):
             fate = self._state.fates.get(key)
             if fate is not None and fate.state == "quarantined":
@@ -144,7 +144,7 @@ class Intake:
                 self._state.fates[key] = msgspec.structs.replace(fate, revision=revision)
 
     def go_back(self, positions: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:
-        """Read again from `positions` on, where they are earlier; returns where reading stood."""
+        """Move reading positions back to `positions` where those are earlier; returns the positions before."""
         stood = {topic: dict(at) for topic, at in self._next.items()}
         for topic, at in self._next.items():
             earlier = positions.get(topic, {})
@@ -159,15 +159,15 @@ class Intake:
 
     @property
     def keys(self) -> Collection[str]:
-        """Of what waits."""
+        """Keys of the waiting samples."""
         return self._waiting.keys()
 
     def remove(self, key: str) -> None:
-        """A waiting sample's fate was decided."""
+        """Remove a sample whose fate was decided."""
         del self._waiting[key]
 
     def is_ready(self, now: float, *, batch_size: int, min_batch_size: int, max_wait_seconds: float) -> bool:
-        """True if a batch should be taken: a full one, or a smaller one whose oldest sample waited long enough."""
+        """True if a batch should be taken: full, or smaller with an oldest sample that waited long enough."""
         if len(self._waiting) >= batch_size:
             return True
         if not self._waiting or len(self._waiting) < min_batch_size:
@@ -176,9 +176,9 @@ class Intake:
         return now - oldest >= max_wait_seconds
 
     def decided_positions(self) -> dict[str, dict[int, int]]:
-        """Per partition the first offset that is not decided: reading again from there loses nothing.
+        """The first undecided offset of each partition: a restart that reads from there loses nothing.
 
-        What was decided after it is read twice and known by its key.
+        Samples decided after that offset are read twice and recognised by their key.
         """
         positions = {topic: dict(at) for topic, at in self._next.items()}
         for item in self._waiting.values():

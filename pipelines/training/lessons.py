@@ -1,4 +1,4 @@
-"""What a batch is made of, samples and corrections, and what each becomes after its step. Pure."""
+"""The samples and corrections of a batch, and the fate of each after its step. Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lesson:
-    """A sample that was learned before and is worth something else since.
+    """A correction: a trained sample whose newest revision has another value.
 
-    `difference` is what its newest revision is worth less what was applied, in weight x reward; `pull` is what one unit
-    was multiplied by at each token when it was learned. No baseline of now, no whitening, no staleness and no denominator
-    of the batch it meets stand between them. `owed`: a sample that weighs more than before owes its first baseline for the
-    rest of the weight, else a bad word after a light guess would praise the answer. So what the sample pulls in all is what
-    its last revision alone would have pulled.
+    `difference` is the value of the newest revision minus what was applied, in weight x reward. `pull` is the factor from one
+    unit to each token's pull when the sample was trained. Today's baselines, whitening, staleness and batch size do not
+    enter. `owed`: if the weight rose, the added weight must also subtract the first baseline. Without it, a bad reward after a
+    guess of little weight would reinforce the answer. In total, the sample then pulls as its last revision alone would have.
     """
 
     experience: Experience
@@ -35,20 +34,20 @@ class Lesson:
 
     @property
     def advantage(self) -> float:
-        """What each token pulls, in units of `pull`."""
+        """The pull on each token, in units of `pull`."""
         return self.difference - self.owed
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One step's worth, in the order of keys: the gradient does not depend on the order in which they were read."""
+    """The rows of one step, sorted by key: the gradient does not depend on the order of reading."""
 
     samples: Sequence[Experience]
     lessons: Sequence[Lesson]
 
     @property
     def everything(self) -> list[Experience]:
-        """Samples, then what is corrected."""
+        """The experiences of samples, then of corrections."""
         return [*self.samples, *(lesson.experience for lesson in self.lessons)]
 
     @property
@@ -57,7 +56,7 @@ class Batch:
         return [item.key for item in self.everything]
 
     def weights(self, by_key: Mapping[str, float]) -> list[float]:
-        """Of the samples, in their order."""
+        """The weights of the samples, in their order."""
         return [by_key[item.key] for item in self.samples]
 
     def parts(self) -> list[Batch]:
@@ -70,18 +69,18 @@ class Batch:
         return cls([item for part in parts for item in part.samples], [item for part in parts for item in part.lessons])
 
     def without(self, culprits: Sequence[tuple[Batch, object]]) -> Batch:
-        """The rest."""
+        """The batch without the culprits."""
         gone = {key for part, _ in culprits for key in part.keys}
         return Batch.joined([part for part in self.parts() if part.keys[0] not in gone])
 
     def half(self) -> Batch:
-        """The first half, of one at least."""
+        """The first half; at least one row."""
         parts = self.parts()
         return Batch.joined(parts[: max(len(parts) // 2, 1)])
 
 
 def draw(intake: Intake, size: int) -> Batch:
-    """The oldest `size` of what waits."""
+    """A batch of the `size` oldest waiting samples."""
     samples, lessons = [], []
     for item in sorted(intake.waiting[:size], key=lambda item: item.experience.key):
         experience = item.experience
@@ -96,9 +95,9 @@ def draw(intake: Intake, size: int) -> Batch:
 
 
 def pull_of(fate: Fate, experience: Experience, batch_size: int) -> float:
-    """What one unit of a trained sample's reward pulled at each token.
+    """The factor from one unit of a trained sample's reward to the pull on each token.
 
-    Older checkpoints do not know how many tokens its batch had: it counts as a full one of answers as long as this.
+    Older checkpoints do not know how many tokens the batch had: it then counts as a full batch of answers of this length.
     """
     if fate.pull is not None:
         return fate.pull
@@ -106,9 +105,10 @@ def pull_of(fate: Fate, experience: Experience, batch_size: int) -> float:
 
 
 def sample_fate(experience: Experience, skipped: str, pull: float, zero: float | None = None) -> Fate:
-    """After its step; `skipped` is the guard's reason, `pull` what one unit of reward was multiplied by at each token.
+    """The fate of a sample after its step.
 
-    `zero`: the reward that would have pulled nothing.
+    `skipped`: the guard's reason, or empty. `pull`: the factor from reward to each token's pull. `zero`: the reward with
+    advantage 0.
     """
     if skipped:
         return Fate(experience.revision, "quarantined", skipped)
@@ -118,7 +118,7 @@ def sample_fate(experience: Experience, skipped: str, pull: float, zero: float |
 
 
 def lesson_fate(lesson: Lesson, before: Fate, skipped: str) -> Fate:
-    """After its step; what the guard skipped was not applied, and the sample stays as it was learned."""
+    """The fate after a correction's step. If the guard skipped it, the sample stays as it was trained."""
     revision = lesson.experience.revision
     if skipped:
         return before.passed_over(revision, "correction_quarantined")
@@ -126,21 +126,21 @@ def lesson_fate(lesson: Lesson, before: Fate, skipped: str) -> Fate:
 
 
 class NullMass:
-    """How much of what was read had no reward, by the version that wrote it: a policy may learn to go unscored."""
+    """Shares of records without a reward, per version that generated them: a policy may learn to avoid scoring."""
 
     def __init__(self) -> None:
         self._read: Counter[int] = Counter()
         self._null: Counter[int] = Counter()
 
     def add(self, experience: Experience) -> None:
-        """Count one that a user's generation gave rise to."""
+        """Count the experience if it is from a user's generation."""
         if experience.purpose == "user":
             version = newest_version(experience)
             self._read[version] += 1
             self._null[version] += not is_learnable(experience)
 
     def take(self) -> dict[str, float | dict[str, float]]:
-        """The shares since the last time, in all and by version."""
+        """The shares since the last call, in total and by version."""
         figures: dict[str, float | dict[str, float]] = {
             "null_mass": self._null.total() / max(self._read.total(), 1),
             "null_mass_of_version": {str(item): self._null[item] / num for item, num in sorted(self._read.items())},

@@ -1,9 +1,12 @@
-"""Versions: bytes first, pointer second.
+"""Publish versions: bytes first, pointer second.
 
-In: the bits of a version whose checkpoint is durable. Out: the same in the weight store, as a delta of its parent, under the
-epoch of the lease; then the arm `candidate` by compare-and-set, in a transaction that checks the lease. Waits: for nothing; an arm that somebody else moved is tried again next turn, and a
-store that is away or refuses later and ever less often: until then the version is held here and nobody is offered it. A
-version that the store has is listed in the next snapshot, and only then offered: readers take nothing that is not listed.
+    cut ──▶ unsent version ──send──▶ weight store ──list──▶ signed snapshot ──offer──▶ arm `candidate`
+
+In: the bits of a version whose checkpoint is durable. Out: a delta against its parent in the weight store, under the epoch of the
+lease; then the arm `candidate`, moved by compare-and-set in a transaction that checks the lease. Waits for: nothing. If another
+process moved the arm, the next turn tries again. If the store is away or refuses, `send` retries with a growing delay; until it
+succeeds the version stays in memory and is not offered. A version is offered only after a snapshot lists it, because readers
+take only listed versions.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ log = structlog.get_logger()
 
 
 class UnsentVersion(NamedTuple):
-    """A version that the store does not have yet, as it was when it was cut."""
+    """A version that was cut and that the store does not have yet."""
 
     version: int
     parent: int
@@ -67,7 +70,7 @@ class UnsentVersion(NamedTuple):
 
 
 class Publisher:
-    """Publishes one policy's versions and remembers the bits of the last two."""
+    """Publishes the versions of the lease's policy and keeps the bits of the last two in memory."""
 
     def __init__(
         self,
@@ -102,21 +105,21 @@ class Publisher:
         self._num_failures, self._retry_at = 0, 0.0
         self.held: dict[int, Tensors] = {BASE_VERSION: base}
         self._history = History()
-        """After the newest version that this process stored, or the parent of the next."""
+        """The codec's history after the newest version that this process stored, or after the parent of the next."""
 
     @property
     def is_behind(self) -> bool:
-        """True while the newest version is not in the store: no checkpoint may replace the one that holds its bits."""
+        """True until the store has the newest version. Until then its checkpoint must stay the newest."""
         return self._unsent is not None
 
     def versions(self) -> list[int]:
-        """What the store has."""
+        """The versions in the store."""
         return self._store.versions(self._policy)
 
     def adopt(self) -> list[int]:
-        """Every version that is claimed, also those that this home published before there were claims.
+        """Every claimed version. Versions that were published before claims existed are claimed now.
 
-        What the store cannot say now is claimed at the next start.
+        If the store cannot be read, the next start claims them.
         """
         with self._lease.transaction() as connection:
             assignments.note_run(connection, self._policy, self._run)
@@ -133,7 +136,7 @@ class Publisher:
         return [*claimed, *strangers]
 
     def _manifests(self, versions: list[int]) -> list[Manifest]:
-        """Of those that can be read and believed."""
+        """The manifests that can be read and verified."""
         found = []
         for version in versions:
             try:
@@ -158,23 +161,23 @@ class Publisher:
         return found
 
     def is_stored(self, version: int) -> bool:
-        """False also if the store cannot be asked: sending what it has changes nothing."""
+        """True if the store has the version. False also if it does not answer: sending a version twice is harmless."""
         try:
             return version in self.versions()
         except (Unavailable, InvalidSettings, WeightsRefused):
             return False
 
     def cut(self, state: TrainerState, target: Tensors, now: float) -> None:
-        """Take the newest version of the lineage; `send` makes it durable."""
+        """Queue the newest version of the lineage for `send`."""
         version, parent = state.lineage[0], state.lineage[1]
         num_samples = sum(fate.version == version for fate in state.fates.values())
         self._unsent = UnsentVersion(version, parent, target, state.step, num_samples, now)
         self._num_failures, self._retry_at = 0, 0.0
 
     def send(self, now: float) -> bool:
-        """Store the version that was cut, again with the same bits is a no-op; False if it is not time, or in vain.
+        """Store the queued version; idempotent. False if it is not stored yet: a retry is not due, or it failed.
 
-        `now` is of a clock that only rises.
+        `now`: seconds of a monotonic clock.
         """
         unsent = self._unsent
         if unsent is None:
@@ -196,12 +199,12 @@ class Publisher:
         return True
 
     def forget_unsent(self) -> None:
-        """What was cut is not wanted any more."""
+        """Drop the queued version: a rollback undid it."""
         self._unsent = None
 
     def _store_version(self, unsent: UnsentVersion) -> None:
         version, parent = unsent.version, unsent.parent
-        # What is written all the same by a trainer that is stopped here lies under its own epoch, and is offered to nobody.
+        # A trainer that is paused here and resumes too late writes under its own old epoch, and cannot offer the version.
         self._lease.check_now()
         self._fault("publisher: before bytes")
         if parent not in self.held:
@@ -243,7 +246,7 @@ class Publisher:
             return assignments.root_of_version(connection, self._policy, version)
 
     def _make_issuer(self, signer: Signer | None) -> Issuer | None:
-        if signer is None or self._keyring is None:  # where anybody's versions are taken, nobody reads a list
+        if signer is None or self._keyring is None:  # readers that accept unsigned versions read no snapshot
             return None
         return Issuer(
             DatabaseSnapshotRows(self._database, self._policy, self._lease.transaction),
@@ -257,16 +260,16 @@ class Publisher:
         )
 
     def _list(self) -> None:
-        """Say in a snapshot what was published since the last. Raises as `Issuer.issue`."""
+        """Issue a snapshot that lists the versions published since the last one. Raises the errors of `Issuer.issue`."""
         if self._issuer is not None and self._unlisted:
             self._fault("publisher: before the snapshot")
             self._issuer.issue(self._unlisted)
         self._unlisted.clear()
 
     def renew(self, now: float) -> None:
-        """Issue the snapshot again if it is an hour old; at first also what an earlier process did not come to list.
+        """Renew the snapshot if it is an hour old. The first call also lists versions that an earlier process did not.
 
-        `now` is of a clock that only rises. What fails is tried again.
+        A failure is retried later. `now`: seconds of a monotonic clock.
         """
         if self._issuer is None or now < self._renew_at:
             return
@@ -284,9 +287,9 @@ class Publisher:
         self._renew_at = now + _RENEWAL_LOOK_SECONDS
 
     def mirror(self, live: Assignment | None, now: float) -> None:
-        """Write the arm `live` beside the versions too, for replicas that cannot reach the database.
+        """Copy the arm `live` into the weight store, for replicas that cannot reach the database.
 
-        `now` is of a clock that only rises.
+        `now`: seconds of a monotonic clock.
         """
         if live is None or live.version is None or live.epoch == self._mirrored or now < self._mirror_at:
             return
@@ -295,7 +298,7 @@ class Publisher:
             self._lease.check_now()
             self._fault("publisher: before the pointer")
             move_pointer(self._store, wanted, self._signer, self._keyring)
-            # The pointer first: a snapshot that knows a newer one than there is would have it refused.
+            # The pointer first: readers refuse a pointer that is older than the snapshot says.
             if self._issuer is not None:
                 self._issuer.issue(pointers={LIVE: live.epoch})
         except LeaseLost:
@@ -309,14 +312,14 @@ class Publisher:
         self._mirrored = live.epoch
 
     def is_offered(self, version: int) -> bool:
-        """True if the version was a candidate already; the base never is one."""
+        """True if the version was a candidate before. The base needs no offer and counts as offered."""
         if version == BASE_VERSION:
             return True
         with self._database.snapshot() as connection:
             return repository.was_candidate(connection, self._policy, version)
 
     def offer(self, version: int, arm: Assignment | None, reason: str) -> bool:
-        """Point the arm `candidate`, which was seen empty, at a version; False if somebody else was faster."""
+        """Move the empty arm `candidate` to a version; False if another process moved it first, or a server is away."""
         self._fault("publisher: before the offer")
         try:
             root = self._store.manifest(self._policy, version).target_root
