@@ -1,4 +1,4 @@
-"""From experiences to tensors, and the refusals: what must never reach a gradient, by name. Pure.
+"""Turn experiences into tensors, and refuse by name those that must never reach a gradient. Pure.
 
 Shapes: B rows of a micro-batch, L tokens of a right-padded row, T = L - 1 predicted tokens (position t predicts
 token t + 1). A row is one segment of one experience.
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from pipelines.training.versions import VersionTree
 
 ROUNDING = 1e-3
-"""What is above zero by more than this is not the logarithm of a probability."""
+"""A value this far above zero is not the logarithm of a probability."""
 MIN_LOG_PROB = -100.0
 """exp(-100) is 4e-44: no sampler draws such a token."""
 MAX_NUMBER = 1e9
-"""Of rewards, scores and weights: beyond any product's units, and far from where squares overflow."""
+"""Limit of rewards, scores and weights: larger than any product needs, and small enough that squares do not overflow."""
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3
-"""Below it is greedy in float32, above it is noise."""
+"""Below the minimum, sampling is greedy in float32; above the maximum, it is noise."""
 LAST_TIME = 1e11
 """UTC epoch seconds, in the year 5138."""
 
 
 @dataclass(frozen=True)
 class TrainingLimits:
-    """What the trainer can and will learn from."""
+    """Limits of the samples that the trainer accepts."""
 
     max_version_lag: int
     max_age_seconds: float
@@ -47,7 +47,7 @@ class TrainingLimits:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why an experience is not trained, as an outcome will say it."""
+    """Why an experience is not trained: state and reason of its outcome."""
 
     state: State
     reason: str
@@ -77,12 +77,12 @@ class MicroBatch:
 
 
 def newest_version(experience: Experience) -> int:
-    """The version that made the newest token; -1 where no token says."""
+    """The version that generated the newest token; -1 if no token has a version."""
     return max((span.version for segment in experience.segments for span in segment.spans), default=-1)
 
 
 def refuse(experience: Experience, tree: VersionTree, limits: TrainingLimits, now: float) -> Refusal | None:
-    """Name the reason why a scored experience must not be trained, or None. No record makes it raise."""
+    """The reason why a scored experience must not be trained, or None. It never raises, whatever the record."""
     if experience.policy != limits.policy:
         return Refusal("filtered", "other_policy")
     if not has_provenance(experience):
@@ -106,7 +106,7 @@ def _refuse_numbers(experience: Experience) -> Refusal | None:
     numbers = [number for score in experience.scores for number in (score.value or 0.0, score.weight)]
     if not all(abs(number) <= MAX_NUMBER for number in numbers):
         return Refusal("filtered", "impossible_score")
-    # What is not a number compares false.
+    # NaN compares false.
     return None if abs(experience.generated_at) <= LAST_TIME else Refusal("filtered", "impossible_time")
 
 
@@ -167,7 +167,7 @@ def _why_untrainable(segment: Segment, limits: TrainingLimits) -> str:
     sampled = np.frombuffer(segment.logprobs, "<f4")[mask == 1]
     if not mask.any():
         return "empty_completion"
-    # What is not a number compares false.
+    # NaN compares false.
     checks = {
         "malformed_segment": mask.max() <= 1 and _are_in_order(segment.spans, len(sampled)),
         "empty_prompt": mask[0] == 0,
@@ -179,7 +179,7 @@ def _why_untrainable(segment: Segment, limits: TrainingLimits) -> str:
 
 
 def _are_in_order(spans: Sequence[Span], num_sampled: int) -> bool:
-    """A span may be empty: a version that came just before the end."""
+    """True if spans are sorted and start inside the sampled tokens. An empty span at the end is valid."""
     starts = [span.start for span in spans]
     return starts == sorted(starts) and starts[-1] <= num_sampled
 
@@ -191,7 +191,7 @@ def prompt_of(experience: Experience) -> bytes:
 
 
 def single_version(experience: Experience) -> int | None:
-    """The one version that made every token, or None where versions are mixed."""
+    """The version that generated every token, or None if there are several."""
     versions = {span.version for segment in experience.segments for span in segment.spans}
     return versions.pop() if len(versions) == 1 else None
 

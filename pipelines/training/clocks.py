@@ -1,7 +1,4 @@
-"""Two clocks of the trainer: one that only rises, for its timers; and one for ages, that no jump makes older.
-
-In: the machine's clocks. Out: seconds. Waits: for nothing.
-"""
+"""Two clocks of the trainer: a monotonic one for timers, and one for ages that a clock jump cannot make older."""
 
 from __future__ import annotations
 
@@ -12,26 +9,24 @@ Clock = Callable[[], float]
 
 
 def rising() -> float:
-    """Seconds that only ever rise, also while the machine sleeps, if it can say so; of no use outside of this process."""
+    """Monotonic seconds, including time asleep where the system supports it. Meaningful only inside this process."""
     boot: int | None = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boot is None else time.clock_gettime(boot)
 
 
 def wall_for_ages(wall: Clock, monotonic: Clock) -> Clock:
-    """UTC epoch seconds from which ages are taken.
+    """A clock in UTC epoch seconds that ages are computed with.
 
-    It follows the wall clock backwards, and forwards only as fast as time passes: a clock that jumps ahead would make
-    samples stale at once, and that is final. One that is behind makes them younger than they are, which costs a little
-    weight.
+    It follows the wall clock backwards, but moves forwards only as fast as time passes: a clock that jumps ahead would make
+    samples stale at once, and stale is final. A clock that is behind only makes samples look younger, which is less harmful.
     """
     began_wall, began = wall(), monotonic()
     return lambda: min(wall(), began_wall + monotonic() - began)
 
 
 def began_before(now: float, seconds_ago: float, at_most: float) -> float:
-    """When a timer began that ran before a restart, on the rising clock.
+    """When a timer from before a restart began, on the monotonic clock.
 
-    `seconds_ago` is what the wall clock says, which may have been set meanwhile: below 0 it counts as 0, and above the
-    timer's own length as that.
+    `seconds_ago` comes from the wall clock, which may have been set since. It is clamped to 0 and the timer's length, `at_most`.
     """
     return now - max(0.0, min(seconds_ago, at_most))

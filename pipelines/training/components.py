@@ -1,4 +1,4 @@
-"""The components of a reward, as the trainer may normalise them: each on its own scale, instead of their sum. Pure."""
+"""The components of a reward, for normalising each on its own scale instead of their sum. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ if TYPE_CHECKING:
     from contracts.records import Experience, Score
 
 SIGNALS = "signals"
-"""What users did is one component: several signals are several words for it."""
+"""All signals of users together are one component."""
 TOTAL = "total"
 _ROUNDING = 1e-6
 
 
 def parts_of(experience: Experience, low: float, high: float) -> dict[str, Part]:
-    """Component to value and weight, for those that are known; the whole reward if there are none.
+    """Known components by name; if there are none, the whole reward as one component.
 
-    Graders say a share in [0, 1], which becomes a reward between `low` and `high`; signals say rewards. What users did has
-    the weight that graders leave of 1. If a gate refused the answer, every component is at the worst, also those that
-    nobody was asked about: a refusal that left them out would teach nothing about them.
+    Graders give a share in [0, 1], which is scaled to between `low` and `high`; signals give rewards. The signals get the weight
+    that the graders leave of 1. If a gate refused the answer, every component gets the worst value, including graders that did
+    not run: otherwise the refusal would teach nothing about them.
     """
     graders = [score for score in experience.scores if score.weight > 0 and not _is_signal(score)]
     left = 1.0 - sum(score.weight for score in graders)

@@ -1,4 +1,4 @@
-"""What is said about a step besides its loss. Pure."""
+"""Figures of a step besides its loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def reward_figures(experiences: Sequence[Experience]) -> dict[str, float | None]:
-    """Mean reward of samples, and of each component that was graded."""
+    """Mean reward of the samples, and of each graded component."""
     rewards = [item.reward for item in experiences if item.reward is not None]
     parts: dict[str, list[float]] = {}
     for item in experiences:
@@ -30,7 +30,7 @@ def reward_figures(experiences: Sequence[Experience]) -> dict[str, float | None]
 
 
 def correction_figures(corrections: Sequence[Lesson]) -> dict[str, float | None]:
-    """How many corrections, and by how much in the mean."""
+    """The number of corrections, and their mean difference."""
     num, total = len(corrections), sum(item.difference for item in corrections)
     return {"num_corrections": num, "correction_mean": total / num if num else None}
 
@@ -63,7 +63,7 @@ class Speed:
         self._last_ended: float | None = None
 
     def figures(self, experiences: Sequence[Experience], started: float) -> dict[str, float | None]:
-        """Of a step that began at `started`, monotonic seconds, and ends now."""
+        """Figures of a step that began at `started`, monotonic seconds, and ends now."""
         ended = time.monotonic()
         busy = ended - started
         wall = ended - (self._last_ended or started)

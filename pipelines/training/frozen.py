@@ -1,4 +1,4 @@
-"""What published bits say about given tokens: the anchor of the leash, and the mismatch between engine and trainer."""
+"""Log-probs under published bits: for the KL to the anchor, and for the mismatch between engine and trainer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FrozenPolicy:
-    """A second copy of the model that never learns: it takes on whichever published bits are to be asked."""
+    """A second copy of the model that is never trained. It loads the published bits that a call asks for."""
 
     def __init__(self, model: Any) -> None:
         self._model = model.requires_grad_(requires_grad=False).eval()
@@ -46,7 +46,7 @@ def mismatch(
 ) -> dict[str, float | None]:
     """k1 and k3 in nats per token between logged log-probs and a recompute under the same published bits.
 
-    Of at most `num_samples` samples whose tokens are all of one version that is held; `cut` makes micro-batches.
+    It uses at most `num_samples` samples whose tokens are all of one version in `published`. `cut` makes micro-batches.
     """
     of_version: dict[int, list[Experience]] = {}
     for item in experiences:

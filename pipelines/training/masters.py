@@ -1,4 +1,4 @@
-"""Master weights and AdamW's moments: whose they are, copied to the host, and put back."""
+"""Master weights and AdamW's moments: check them, copy them to the host, and put them back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HostCopy = tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]
 
 
 def identity_of(base: Tensors, vocabulary_size: int) -> str:
-    """The blake3 of a base policy: names, shapes, bits, and how many tokens it knows."""
+    """The blake3 of a base policy: names, shapes, bits, and the size of its vocabulary."""
     digest = blake3(str(vocabulary_size).encode())
     for name in sorted(base):
         tensor = base[name]
@@ -31,10 +31,10 @@ def identity_of(base: Tensors, vocabulary_size: int) -> str:
 
 
 def check(checkpoint: Checkpoint, shapes: Shapes, identity: str) -> None:
-    """See that a checkpoint is of the model whose parameters have these `shapes`, before anything is touched.
+    """Check that a checkpoint belongs to the model whose parameters have these `shapes`. Changes nothing.
 
     Raises:
-        WeightsRefused: it is of another base policy (`other_model`), or tensors are missing (`missing_tensor`), not ours
+        WeightsRefused: it has another base policy (`other_model`), or tensors are missing (`missing_tensor`), unknown
             (`unknown_tensor`) or of other shapes (`wrong_shape`).
     """
     held, moments = checkpoint.state.model, checkpoint.optimizer
@@ -47,7 +47,7 @@ def check(checkpoint: Checkpoint, shapes: Shapes, identity: str) -> None:
     if missing := sorted(shapes.keys() - checkpoint.weights.keys()):
         raise WeightsRefused("missing_tensor", f"{len(missing)} tensors are missing, first {missing[0]}")
     if unknown := sorted(checkpoint.weights.keys() - shapes.keys()):
-        raise WeightsRefused("unknown_tensor", f"{len(unknown)} tensors are not ours, first {unknown[0]}")
+        raise WeightsRefused("unknown_tensor", f"{len(unknown)} tensors are not of this model, first {unknown[0]}")
     stepped = {name.partition("/")[2] for name in moments}
     wanted = {f"{moment}/{name}" for name in stepped for moment in MOMENTS}
     if stepped - shapes.keys() or wanted != moments.keys():
@@ -60,7 +60,7 @@ def check(checkpoint: Checkpoint, shapes: Shapes, identity: str) -> None:
 
 
 def hold(model: Any, optimizer: Any) -> HostCopy:
-    """Copies on the host."""
+    """Copies of weights and moments on the host."""
     parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
     weights = {name: _copy(parameter) for name, parameter in parameters.items()}
     moments = {
@@ -74,13 +74,13 @@ def hold(model: Any, optimizer: Any) -> HostCopy:
 
 @torch.no_grad()
 def put(model: Any, optimizer: Any, held: HostCopy) -> None:
-    """Make weights and moments what `hold` saw."""
+    """Restore the weights and moments that `hold` copied."""
     weights, moments = held
     optimizer.state.clear()
     for name, parameter in model.named_parameters():
         parameter.copy_(weights[name])
         if f"step/{name}" in moments:
-            # AdamW counts steps on the CPU, wherever the parameter is.
+            # AdamW keeps the step count on the CPU, on whatever device the parameter is.
             optimizer.state[parameter] = {
                 moment: moments[f"{moment}/{name}"].to("cpu" if moment == "step" else parameter.device, copy=True)
                 for moment in MOMENTS

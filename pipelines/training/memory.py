@@ -1,4 +1,4 @@
-"""Memory that runs out: the token budget of a forward pass gets smaller, and comes back slowly."""
+"""When memory runs out, the token budget of a forward pass shrinks, and recovers slowly."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import torch
 
 RECOVERY_STEPS = 50
-"""Steps that must fit before the budget doubles again: what took the memory is often still there."""
+"""Steps that must fit before the budget doubles again: the memory is often still in use elsewhere."""
 _WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
-"""How allocators say it that raise a plain RuntimeError, torch's for the CPU among them."""
+"""Messages of allocators that raise a plain RuntimeError, such as torch's for the CPU."""
 
 
 @dataclass
 class TokenBudget:
-    """Padded tokens of one forward pass: `most` at first, less after memory ran out."""
+    """Padded tokens of one forward pass: at first `most`, fewer after memory ran out."""
 
     most: int
     current: int = field(init=False)
@@ -25,7 +25,7 @@ class TokenBudget:
         self.current = self.most
 
     def shrink(self, num_rows: int, longest: int) -> bool:
-        """Halve it for rows that did not fit; False if each had a forward pass of its own already."""
+        """Halve the budget for rows that did not fit; False if each row already has its own forward pass."""
         needed = min(self.current, num_rows * longest)
         if num_rows <= 1 or needed <= longest:
             return False
@@ -33,12 +33,12 @@ class TokenBudget:
         return True
 
     def reduce(self, num_deaths: int) -> None:
-        """After as many hard deaths that no sample explains: a quarter for good, then a row at a time."""
+        """Shrink for good after hard deaths that no sample explains: to a quarter, then to one row at a time."""
         if num_deaths:
             self.most = self.current = max(self.most // 4, 1) if num_deaths == 1 else 1
 
     def allow(self, num_tokens: int) -> None:
-        """Back to what it was before it shrank for a sample that is gone."""
+        """Restore the budget after it shrank for a sample that is gone."""
         self.current = max(self.current, min(num_tokens, self.most))
 
     def fitted(self) -> None:
@@ -49,14 +49,14 @@ class TokenBudget:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for whatever Python, the device and the CPU's allocator raise where memory is lacking."""
+    """True for every out-of-memory error of Python, the device and the CPU allocator."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _WORDS)
 
 
 def release_memory() -> None:
-    """Give back what nobody needs. Call it outside of `except`: the traceback holds the tensors of every frame."""
+    """Free unused memory. Call it outside `except`: the traceback keeps the tensors of every frame alive."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,6 +1,6 @@
-"""What the trainer knows besides its weights: JSON in every checkpoint. Pure.
+"""The trainer's state besides its weights: JSON in every checkpoint. Pure.
 
-A sample key is here from the moment its fate is decided; keys that are absent are pending.
+A sample key has a fate here once it is decided; all other keys are pending.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ BASE_VERSION = 0
 NO_WEIGHT: tuple[State, str] = ("filtered", "no_weight")
 """State and reason of a sample whose weight is 0."""
 
-
 UNNUMBERED = -1
-"""Sequence of a state of before outcomes had numbers, and of one that has not begun."""
+"""The sequence of a state older than numbered outcomes, and of a state without an epoch."""
 CORRECTED = "corrected"
-"""What became of a late revision whose difference was learned."""
+"""Reason of a late revision whose difference was trained."""
 ROLLED_BACK = "correction_rolled_back"
 
 
 class Correction(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A difference that was learned after the sample."""
+    """A difference that was trained after the sample."""
 
     applied: float
-    """Weight x reward that the weights hold since: the last revision's, not the difference."""
+    """Weight x reward that the model holds since then: of the last revision, not the difference."""
     version: int | None = None
     """The first version that contains it; None: the next one to be cut."""
     weight: float | None = None
-    """Of that revision; None: checkpoints did not say yet."""
+    """The weight of that revision; None in older checkpoints."""
 
 
 class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of a sample."""
+    """The fate of a sample: its state, and what a later correction needs to know."""
 
     revision: int
     state: State
@@ -48,26 +47,26 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
     version: int | None = None
     """Trained: the first version that contains it; None: the next one to be cut."""
     late: int | None = None
-    """Trained: the newest revision that came after it and is decided."""
+    """Trained: the newest decided revision after `revision`."""
     late_reason: str = ""
-    """What became of that revision: `corrected`, or why nothing was learned from it."""
+    """The result of that revision: `corrected`, or why nothing was learned from it."""
     applied: float | None = None
-    """Trained: weight x reward of the sample itself; None: nobody remembers, so nothing can be corrected."""
+    """Trained: weight x reward of the sample itself; None: unknown, so no revision can correct it."""
     scale: float = 1.0
-    """Of older checkpoints: `pull` times the tokens of a batch that nobody remembers. Written no more."""
+    """In older checkpoints: `pull` times the unknown number of tokens of the batch. No longer written."""
     pull: float | None = None
-    """Trained: what one unit of its reward was multiplied by at each of its tokens, whatever its batch was divided by
-    included. A correction pulls exactly as hard. None: trained before checkpoints knew it, see `scale`."""
+    """Trained: the factor from one unit of its reward to the pull on each token, division by the batch's tokens included. A
+    correction uses the same factor. None: trained before checkpoints stored it, see `scale`."""
     weight: float | None = None
-    """Trained: of the sample itself; None: trained before checkpoints knew it."""
+    """Trained: the weight of the sample itself; None: trained before checkpoints stored it."""
     zero: float | None = None
-    """Trained: the reward that would have pulled nothing, likewise."""
+    """Trained: the reward with advantage 0; None as for `weight`."""
     corrections: tuple[Correction, ...] = ()
-    """Trained: the differences learned since, one for each version, oldest first."""
+    """Trained: the differences trained since then, one per version, oldest first."""
 
     @property
     def applied_now(self) -> float | None:
-        """Weight x reward that the weights hold of it."""
+        """Weight x reward that the model holds now."""
         return self.corrections[-1].applied if self.corrections else self.applied
 
     @property
@@ -76,23 +75,23 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.corrections[-1].weight if self.corrections else self.weight
 
     def owed(self, weight: float) -> float:
-        """What a revision of this weight owes the first baseline, in rewards; 0 where nobody remembers that."""
+        """The share of the first baseline that a revision of this weight must subtract; 0 if unknown."""
         if self.zero is None or self.weight_now is None:
             return 0.0
         return (weight - self.weight_now) * self.zero
 
     @property
     def newest(self) -> int:
-        """The newest revision that is decided."""
+        """The newest decided revision."""
         return self.revision if self.late is None else max(self.revision, self.late)
 
     @property
     def is_final(self) -> bool:
-        """False if a later revision may still become the sample: this one was only not meant to count."""
+        """False if a later revision may still be trained as the sample: this one had weight 0."""
         return (self.state, self.reason) != NO_WEIGHT
 
     def corrected(self, revision: int, applied: float, weight: float | None = None) -> Fate:
-        """After the difference to a later revision was learned."""
+        """The fate after the difference to a later revision was trained."""
         earlier = self.corrections
         if earlier and earlier[-1].version is None:
             earlier = earlier[:-1]
@@ -100,16 +99,16 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, late=revision, late_reason=CORRECTED, corrections=corrections)
 
     def passed_over(self, revision: int, reason: str) -> Fate:
-        """After a later revision from which nothing is learned."""
+        """The fate after a later revision that taught nothing."""
         return msgspec.structs.replace(self, late=revision, late_reason=reason)
 
     @property
     def is_uncut(self) -> bool:
-        """True if something of it was learned that is in no version yet."""
+        """True if the sample or a correction was trained and is in no version yet."""
         return self.state == "trained" and (self.version is None or any(c.version is None for c in self.corrections))
 
     def cut(self, ordinal: int) -> Fate:
-        """What is in no version yet is in this one."""
+        """The fate after a version was cut: every part without a version is in version `ordinal`."""
         if not self.is_uncut:
             return self
         return msgspec.structs.replace(
@@ -122,7 +121,7 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def rolled_back(self, kept: Collection[int]) -> Fate | None:
-        """What is left of it in the versions that are kept; None if that is nothing."""
+        """The part of the fate that the kept versions contain; None if they contain nothing of it."""
         if self.state != "trained":
             return self
         if self.version not in kept:
@@ -137,7 +136,7 @@ class Fate(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class EpochBegin(msgspec.Struct, frozen=True):
-    """An epoch, and what it goes on from: `previous` up to `kept_sequence`; None: from nothing that was told."""
+    """An epoch, and the outcomes it keeps: those of `previous` up to `kept_sequence`; None: no earlier outcomes."""
 
     epoch: int
     previous: int | None
@@ -145,47 +144,47 @@ class EpochBegin(msgspec.Struct, frozen=True):
 
 
 class TrainerState(msgspec.Struct, kw_only=True):
-    """Everything a restart needs to go on as if nothing had happened."""
+    """Everything a restart needs to continue as if it had not been interrupted."""
 
     epoch: int = 0
-    """Rises at every start and rollback, so that the ledger knows which story is the last."""
+    """Rises at every start and rollback, so that the ledger knows which outcomes are current."""
     step: int = 0
-    """Optimizer steps, those undone by a rollback included."""
+    """Optimizer steps, including those that a rollback undid."""
     ordinal: int = BASE_VERSION
-    """The highest version ever cut here; the next is higher, whatever its parent."""
+    """The highest version ever cut in this home; the next one is higher, whatever its parent."""
     lineage: list[int] = msgspec.field(default_factory=lambda: [BASE_VERSION])
     """The version the weights descend from, then its parent and so on down to the base."""
     positions: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
-    """Topic to partition to the first offset that is not decided yet."""
+    """Topic to partition to the first undecided offset."""
     fates: dict[str, Fate] = msgspec.field(default_factory=dict)
     """By sample key."""
     unrewarded: dict[str, int] = msgspec.field(default_factory=dict)
-    """Sample key to the newest revision that had no reward: what it said before no longer holds."""
+    """Sample key to the newest revision without a reward: it withdraws earlier revisions."""
     tracker: dict[str, Any] = msgspec.field(default_factory=dict)
     comparable_norms: list[tuple[float, float]] = msgspec.field(default_factory=list)
-    """History of the guard. Not `gradient_norms`: older checkpoints compared by another measure."""
+    """History of the guard. It is not called `gradient_norms`, because older checkpoints use that name for another measure."""
     model: str = ""
     """The base policy that the weights descend from, see `masters.identity_of`; empty in older checkpoints."""
     random_state: dict[str, str] = msgspec.field(default_factory=dict)
     """Device to its generator's state in base64."""
     unpublished_samples: int = 0
-    """Trained since the last version was cut."""
+    """Samples trained since the last version was cut."""
     cut_at: float = 0.0
     """When the last version was cut, UTC epoch seconds."""
     obeyed_rollback: int = 0
-    """Epoch of the newest move of the arm `training` that was obeyed."""
+    """Epoch of the newest move of the arm `training` that the trainer carried out."""
     learn_again: dict[str, int] = msgspec.field(default_factory=dict)
-    """Sample key to its newest decided revision: what a rollback made pending and the log was not searched for yet."""
+    """Sample key to its newest decided revision: pending again after a rollback, and not found in the log yet."""
     learn_again_until: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
-    """Topic to partition to the offset at which that search ends: where reading stood at the rollback."""
+    """Topic to partition to the offset where that search ends: the reading position at the rollback."""
     sequence: int = UNNUMBERED
-    """Rises with every decision: outcomes carry it, and an epoch says up to which number it keeps the one before it."""
+    """Rises with every decision. Outcomes carry it, and an epoch keeps the previous epoch up to a number."""
     untold: dict[str, int] = msgspec.field(default_factory=dict)
-    """Sample key to the number of its newest decision: what the log may not have heard of yet."""
+    """Sample key to the number of its newest decision, for decisions that may not be in the log yet."""
     untold_epochs: list[EpochBegin] = msgspec.field(default_factory=list)
-    """Likewise, oldest first."""
+    """Epochs that may not be in the log yet, oldest first."""
     second_chance: set[str] = msgspec.field(default_factory=set)
-    """Sample keys that a rollback to the live version made pending though nothing was revoked: once is enough."""
+    """Sample keys that a rollback made pending although no version was revoked. That happens to a sample once only."""
 
     @property
     def version(self) -> int:
@@ -193,7 +192,7 @@ class TrainerState(msgspec.Struct, kw_only=True):
         return self.lineage[0]
 
     def note(self, key: str) -> None:
-        """The fate of a sample was decided, changed or taken back: the next checkpoint holds it, then the log hears of it."""
+        """Number a new, changed or withdrawn fate: the next checkpoint holds it, then it goes to the log."""
         self.sequence += 1
         self.untold[key] = self.sequence
 
@@ -203,13 +202,13 @@ class TrainerState(msgspec.Struct, kw_only=True):
             self.note(key)
 
     def note_changes(self, before: Mapping[str, Fate]) -> None:
-        """The same for every fate that is not what it was `before`."""
+        """The same for every fate that differs from `before`."""
         self.note_all([key for key, fate in before.items() if self.fates.get(key) is not fate])
         self.note_all(sorted(self.fates.keys() - before.keys()))
 
 
 def begin_epoch(state: TrainerState, epoch: int) -> None:
-    """Go on under another epoch. In a home whose outcomes had no numbers yet, everything is told once more."""
+    """Continue under another epoch. If the outcomes of this home have no numbers yet, all of them are told again."""
     state.untold_epochs.append(EpochBegin(epoch, state.epoch or None, state.sequence))
     state.epoch = epoch
     if state.sequence == UNNUMBERED:
@@ -229,14 +228,14 @@ def cut_version(state: TrainerState, ordinal: int, now: float) -> None:
 def roll_back(state: TrainerState, target: TrainerState, treatments: Mapping[int, Treatment], now: float) -> None:
     """Return to the lineage of `target` (the state of a kept version), but not to its positions and keys.
 
-    What was trained outside the target's lineage is no longer in the weights. By the treatment of the version that it is
-    in (what is in none yet goes with the newest):
+    Samples trained outside the target's lineage are no longer in the weights. Their new fate depends on the treatment of the
+    version that contains them (samples in no version count as in the newest):
 
         poison       `quarantined`, reason `rollback`
         evidence     pending, and in `learn_again`
-        not revoked  the same, but once: what such a rollback undoes a second time is `quarantined` too
+        not revoked  as evidence, but only once: the second such rollback quarantines the sample
 
-    Of a sample that stays, corrections outside the lineage are undone: what is applied is again what those weights hold.
+    Samples inside the lineage stay, but corrections outside it are undone, so the fate again says what the weights hold.
     """
     head, kept = state.version, set(target.lineage)
     fates: dict[str, Fate] = {}
@@ -263,9 +262,9 @@ def roll_back(state: TrainerState, target: TrainerState, treatments: Mapping[int
 
 
 def finish_learning_again(state: TrainerState, waiting: Collection[str]) -> list[str]:
-    """The log has no more of what a rollback made pending: name what was not found. Returns the keys.
+    """The whole log was searched after a rollback: quarantine the pending samples that were not found. Returns the keys.
 
-    A key is found if it waits, is decided, or was read without a reward, which whoever gave none has named.
+    A key was found if it waits, is decided, or was read without a reward (then another process reports its outcome).
     """
     lost = [
         key
@@ -279,5 +278,5 @@ def finish_learning_again(state: TrainerState, waiting: Collection[str]) -> list
 
 
 def rolled_back_for_good(revision: int) -> Fate:
-    """What a rollback undid and nobody learns again."""
+    """The fate of a sample that a rollback undid and that is not trained again."""
     return Fate(revision, "quarantined", "rollback")

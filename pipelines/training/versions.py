@@ -1,4 +1,4 @@
-"""The tree of versions as the trainer knows it: which exist, how far each is from the current weights. Pure."""
+"""The tree of versions: which exist, and how far each is from the current weights. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VersionTree:
-    """Every version that was ever cut. `lineage` is the current one, newest first, down to the base."""
+    """Every version ever cut. `lineage` is that of the current weights, newest first, down to the base."""
 
     lineage: Sequence[int]
     parents: Mapping[int, int] = field(default_factory=dict)
-    """Version to parent, of all branches; those of the lineage need not be repeated."""
+    """Version to parent, for all branches; versions of the lineage may be left out."""
     revoked: Mapping[int, Treatment] = field(default_factory=dict)
 
     def exists(self, version: int) -> bool:
@@ -25,10 +25,10 @@ class VersionTree:
         return version in self._depth_of or version in self.parents
 
     def distance(self, version: int) -> int:
-        """How many versions lie between `version` and the current weights, along the tree: down one branch, up the other.
+        """The number of versions between `version` and the current weights along the tree: down one branch, up the other.
 
-        Ordinals do not count: after a rollback they jump ahead of the version that users are still served by, and its
-        fresh samples must not look old; a version of a branch that was left must not look new because its number is high.
+        Differences of ordinals would be wrong. After a rollback new ordinals jump ahead of the version that still serves users,
+        and its fresh samples must not look old. A version of an abandoned branch must not look new because its number is high.
 
         Raises:
             KeyError: the version was never cut.

@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 def retried(stop: threading.Event, act: Callable[[], Result], *, retry_seconds: float = RETRY_SECONDS) -> Result | None:
-    """What `act` returns once nothing that it needs is away; None if `stop` is set while it waits."""
+    """The result of `act`, retried while it raises Unavailable; None if `stop` is set first."""
     while True:
         try:
             return act()
