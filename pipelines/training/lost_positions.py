@@ -1,7 +1,7 @@
-"""Positions that the log does not hold any more: noticed, and given up by name when an operator says so.
+"""Positions that the log no longer holds: detected, and skipped only if an operator says so.
 
-In: the positions of a checkpoint, the ends of the log. Out: `PositionLost`; or other positions, and the fate of every sample
-that was never read and now cannot be: `stale(position_lost)`. Waits for nothing.
+In: the positions of a checkpoint, the ends of the log. Out: `PositionLost`; or new positions, and a fate for every unread sample
+that can no longer be read: `stale(position_lost)`. Waits for: nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 
 class SkippedRange(NamedTuple):
-    """Records of one partition that are not read: from one offset up to another."""
+    """Skipped records of one partition: from offset `start` up to `end`."""
 
     partition: int
     start: int
@@ -41,12 +41,12 @@ class SkippedRange(NamedTuple):
 
     @property
     def number(self) -> int:
-        """How many; 0 if the log was made again and is shorter than it was."""
+        """The number of records; 0 if the log was recreated and is shorter now."""
         return max(0, self.end - self.start)
 
 
 def first_offsets(event_log: EventLog) -> dict[int, int]:
-    """Partition to the oldest experience that the log holds, or to where the next one will lie.
+    """Partition to the offset of the oldest experience in the log, or of the next one if there is none.
 
     Raises:
         Unavailable: the log is away.
@@ -59,7 +59,7 @@ def first_offsets(event_log: EventLog) -> dict[int, int]:
 
 
 def lost(state: TrainerState, event_log: EventLog) -> list[SkippedRange]:
-    """Partitions whose position lies outside of what the log holds, and where it begins."""
+    """Partitions whose position is outside the log, with the range up to the oldest record."""
     held, ends = first_offsets(event_log), event_log.ends(EXPERIENCES)
     positions = state.positions.get(EXPERIENCES, {})
     stored = {partition: positions.get(partition, 0) for partition in held}
@@ -71,28 +71,28 @@ def lost(state: TrainerState, event_log: EventLog) -> list[SkippedRange]:
 
 
 def refuse_lost(state: TrainerState, event_log: EventLog, home: object) -> None:
-    """Skip nothing in silence.
+    """Check that the log holds the next record of each partition.
 
     Raises:
-        PositionLost: the log does not hold what comes next; the message names the command that goes on.
+        PositionLost: it does not; the message says how to continue.
         Unavailable: the log is away.
     """
     gone = lost(state, event_log)
     if gone:
         raise PositionLost(
-            f"the trainer would read on from what the log does not hold: {'; '.join(map(described, gone))}. Restore the log; or "
-            f"write off what is missing: millrace training --home {home} --from earliest (or now)",
+            f"the log no longer holds the records that the trainer reads next: {'; '.join(map(described, gone))}. Restore the log; or "
+            f"give the missing samples up: millrace training --home {home} --from earliest (or now)",
             skipped=[item._asdict() for item in gone],
         )
 
 
 def described(skipped: SkippedRange) -> str:
-    """For people."""
+    """The range as text for operators."""
     return f"{EXPERIENCES}/{skipped.partition} from {skipped.start} to {skipped.end} ({skipped.number} records)"
 
 
 def skip(state: TrainerState, event_log: EventLog, where: SkipTo) -> list[SkippedRange]:
-    """Move positions: lost ones to the oldest record there is, or all to the end of the log."""
+    """Move positions: lost ones to the oldest record in the log (`earliest`), or all to its end (`now`)."""
     if where == "earliest":
         skipped = lost(state, event_log)
     else:
@@ -107,10 +107,10 @@ def skip(state: TrainerState, event_log: EventLog, where: SkipTo) -> list[Skippe
 def write_off(
     state: TrainerState, database: Database, event_log: EventLog, positions: Mapping[int, int], now: float
 ) -> int:
-    """Name what has a reward, is not decided, and whose experience lies before these positions; returns how many.
+    """Decide the undecided samples with a reward whose experience lies before these positions; returns their number.
 
-    Where an experience lay is not known any more, but a partition is about in the order of scoring: what was scored before
-    all of the first records that are left is gone. One that comes after all is then known by its key, and not trained.
+    The offset of a lost experience is unknown, but a partition is roughly in the order of scoring: samples scored before all of
+    the first remaining records count as lost. If one arrives after all, its key is known, and it is not trained.
     """
     cuts = {partition: _first_scored(event_log, partition, offset, now) for partition, offset in positions.items()}
     num_lost = 0
@@ -120,12 +120,12 @@ def write_off(
                 state.fates[row.key] = Fate(row.revision, "stale", LOST)
                 num_lost += 1
         step_done()
-        log.info("looking for samples whose experience is lost", num_lost=num_lost)
+        log.info("searching for samples whose experience is lost", num_lost=num_lost)
     return num_lost
 
 
 def _first_scored(event_log: EventLog, partition: int, offset: int, now: float) -> float:
-    """UTC epoch seconds; `now` if nothing can be read there."""
+    """The earliest scoring time of the next records, in UTC epoch seconds; `now` if none can be read."""
     times = [now]
     for record in event_log.read(EXPERIENCES, partition, offset, _LOOK):
         with suppress(InvalidRecord):

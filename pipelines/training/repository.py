@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 CONSUMER_GROUP = "training"
 PAGE = 5000
-"""Samples that are read at a time."""
+"""Samples per query."""
 _PLACE = (generation.c.completion_id, generation.c.choice)
 
 
 def record_step(connection: Connection, epoch: int, step: int, at: float, metrics: dict[str, Any]) -> None:
-    """Keep a step's figures; a step that is taken again in the same epoch replaces itself."""
+    """Store a step's figures; repeating a step in the same epoch overwrites them."""
     row = {"epoch": epoch, "step": step, "at": at, "metrics": metrics}
     insert_or_update(connection, training_step, row, ["at", "metrics"])
 
@@ -51,9 +51,9 @@ def was_candidate(connection: Connection, policy: str, version: int) -> bool:
 
 
 def claim_version(connection: Connection, lease: Lease, parent: int, *, floor: int = BASE_VERSION) -> int:
-    """Take the next ordinal under the lease's epoch: above every claim there is, and above `floor`.
+    """Claim the next ordinal under the lease's epoch: above every existing claim, and above `floor`.
 
-    `floor` is the highest version that the caller has seen elsewhere: in the weight store, in its checkpoint.
+    `floor` is the highest version that the caller has seen elsewhere: in the weight store or its checkpoint.
 
     Raises:
         LeaseLost: another trainer took over; nothing was claimed.
@@ -73,19 +73,19 @@ def claim_version(connection: Connection, lease: Lease, parent: int, *, floor: i
 
 
 def parents(connection: Connection, policy: str) -> dict[int, int]:
-    """Every version that was ever claimed, to its parent."""
+    """Every version ever claimed, with its parent."""
     statement = select(version_claim.c.version, version_claim.c.parent).where(version_claim.c.policy == policy)
     return {row.version: row.parent for row in connection.execute(statement)}
 
 
 def record_root(connection: Connection, policy: str, version: int, root: str) -> None:
-    """Note what the weights of a claimed version add up to; the first word stays."""
+    """Record the root hash of a claimed version; a root that is there stays."""
     its = (version_claim.c.policy == policy) & (version_claim.c.version == version) & version_claim.c.root.is_(None)
     connection.execute(update(version_claim).where(its).values(root=root))
 
 
 def adopt_versions(connection: Connection, policy: str, manifests: Iterable[Manifest]) -> None:
-    """Claim what was published before there were claims. The base has no parent, and is claimed by nobody."""
+    """Claim versions that were published before claims existed. The base has no parent and is never claimed."""
     for manifest in manifests:
         if manifest.parent is not None:
             row = {"policy": policy, "version": manifest.version, "parent": manifest.parent, "epoch": manifest.epoch}
@@ -94,7 +94,7 @@ def adopt_versions(connection: Connection, policy: str, manifests: Iterable[Mani
 
 
 class Decided(NamedTuple):
-    """What the ledger says that a trainer decided about a sample."""
+    """A trainer's decision about a sample, from the ledger."""
 
     place: tuple[str, int]
     key: str
@@ -105,7 +105,7 @@ class Decided(NamedTuple):
 
 
 class Undecided(NamedTuple):
-    """A sample with a reward that no trainer has decided about, or into weights that are lost. `revision`: its newest reward."""
+    """A sample with a reward that is undecided, or trained into lost weights. `revision`: of its newest reward."""
 
     key: str
     partition: int
@@ -114,9 +114,9 @@ class Undecided(NamedTuple):
 
 
 def highest_epoch(connection: Connection, policy: str, before: int) -> int:
-    """The newest epoch under which a trainer worked, as far as the database knows; 0 if there was none.
+    """The newest epoch of a trainer that the database knows; 0 for none.
 
-    `before`: not the one that this trainer was just given.
+    `before`: ignore issued epochs from this one on, such as the caller's own.
     """
     issued = select(func.max(training_epoch.c.epoch)).where(
         training_epoch.c.policy == policy, training_epoch.c.epoch < before
@@ -126,7 +126,7 @@ def highest_epoch(connection: Connection, policy: str, before: int) -> int:
 
 
 def decided(connection: Connection, after: tuple[str, int], limit: int = PAGE) -> list[Decided]:
-    """Samples after a place, in the order of places, that have a state by the word of a trainer that holds."""
+    """The next samples after a place whose valid state was set by a trainer, in the order of places."""
     statement = (
         select(
             *_PLACE,
@@ -148,7 +148,7 @@ def decided(connection: Connection, after: tuple[str, int], limit: int = PAGE) -
 def undecided(
     connection: Connection, partitions: Sequence[int], after: tuple[str, int], limit: int = PAGE
 ) -> tuple[list[Undecided], tuple[str, int] | None]:
-    """Of the next users' samples of these partitions those with a reward, and the place to go on from; None at the end."""
+    """The next users' samples of these partitions that have a reward, and the place to continue from; None at the end."""
     statement = (
         select(*_PLACE, generation.c.partition)
         .where(

@@ -1,10 +1,10 @@
 """Where the trainer continues from: its newest checkpoint, or the published bits of the live version if all checkpoints are lost.
 
-In: checkpoints; if there is none that can be believed, the database, the weight store and the ends of the log. Out: a state,
-and a learner that has its weights. Waits: for nothing; while a server is away, nothing was changed and it is asked again.
+In: checkpoints; if none of them verifies, the database, the weight store and the ends of the log. Out: a state, and a learner
+with its weights. Waits for: nothing. If a server is away, it raises before it changes anything, and the caller retries.
 
-A home whose database knows earlier epochs never starts from the base again just because its checkpoints are gone: what is
-live contains what users are served by, and the ledger knows which samples are in it.
+If the database knows earlier epochs, lost checkpoints never mean a restart from the base: the live version is what users are
+served with, and the ledger knows which samples it contains.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = structlog.get_logger()
 
 
 class Restored(NamedTuple):
-    """What there is to go on from. `version`: the weights are that version; `told_ordinal`: see `Trainer`."""
+    """The state to continue from. `version`: the weights are that version; `told_ordinal`: see `Trainer`."""
 
     state: TrainerState
     version: int | None
@@ -47,7 +47,7 @@ class Restored(NamedTuple):
 
 
 class Restoring(NamedTuple):
-    """What it takes. `learner` holds the base policy."""
+    """Restores the trainer. `learner` holds the base policy; `now` is in UTC epoch seconds."""
 
     learner: Learner
     checkpoints: CheckpointStore
@@ -63,13 +63,13 @@ class Restoring(NamedTuple):
         return self.lease.policy
 
     def restore(self) -> Restored:
-        """Go on from the newest checkpoint that verifies.
+        """Continue from the newest checkpoint that verifies.
 
         Raises:
-            WeightsRefused: the checkpoints are lost, and nothing is live or the store lacks it.
-            Unavailable: a server is away; the learner is as it was.
+            WeightsRefused: the checkpoints are lost, and there is no live version or the store lacks it.
+            Unavailable: a server is away; the learner has not changed.
         """
-        # Servers first: while one is away, no checkpoint is loaded in vain.
+        # Servers first: loading a checkpoint is slow, and useless while a server is away.
         with self.database.snapshot() as connection:
             arms = assignments.read(connection, self.policy)
             earlier = repository.highest_epoch(connection, self.policy, before=self.lease.epoch)
@@ -87,7 +87,7 @@ class Restoring(NamedTuple):
             self.lease.note_start(NOTHING)
             version = state.version
         told_ordinal = state.ordinal
-        # A refused checkpoint may have cut versions: their numbers are taken.
+        # A refused checkpoint may have cut versions; their numbers must not be used again.
         state.ordinal = max([state.ordinal, *taken])
         return Restored(state, version, told_ordinal)
 
@@ -95,12 +95,12 @@ class Restoring(NamedTuple):
         return TrainerState(cut_at=self.now, obeyed_rollback=_epoch_of(arms))
 
     def _recover(self, arms: Mapping[str, Assignment]) -> TrainerState:
-        """Every checkpoint is lost: become what is live, and know what the ledger knows about it."""
+        """Every checkpoint is lost: take the live version's bits, and the fates that the ledger knows."""
         live = arms.get(LIVE)
         if live is None or live.version is None:
             raise WeightsRefused(
                 "checkpoints_lost",
-                "there is no checkpoint to go on from, and nothing is live; say from which version the trainer goes on: "
+                "there is no intact checkpoint and no live version; choose the version that the trainer continues from: "
                 "millrace policy promote VERSION",
             )
         lineage, tensors = self.publisher.lineage(live.version), self.publisher.load(live.version)
@@ -113,7 +113,7 @@ class Restoring(NamedTuple):
         self._drop_candidate(arms.get(CANDIDATE))
         self.learner.restart(tensors)
         log.error(
-            "checkpoints lost: going on from what is live, without moments and baselines",
+            "checkpoints lost: continuing from the live version, without moments and baselines",
             version=live.version,
             num_known=num_known,
             num_position_lost=num_lost,
@@ -122,7 +122,7 @@ class Restoring(NamedTuple):
         return state
 
     def _decided(self, lineage: set[int]) -> Iterator[tuple[str, Fate]]:
-        """What the ledger says that a trainer decided; but what was trained into other versions waits again."""
+        """The fates that the ledger knows. Samples trained into versions outside `lineage` are left out: they are pending."""
         after = ("", -1)
         while True:
             with self.database.snapshot() as connection:
@@ -131,7 +131,7 @@ class Restoring(NamedTuple):
                 if row.state != "trained":
                     yield row.key, Fate(row.revision, row.state, row.reason)
                 elif row.version in lineage:
-                    # What was applied is not known any more: later revisions are `unknown_reward`.
+                    # The applied reward is unknown: later revisions become `unknown_reward`.
                     yield row.key, Fate(row.revision, "trained", version=row.version)
             if len(rows) < repository.PAGE:
                 return
@@ -139,7 +139,7 @@ class Restoring(NamedTuple):
             step_done()
 
     def _drop_candidate(self, arm: Assignment | None) -> None:
-        """What was waiting for its verdict grew on what is lost, and nothing goes on from it."""
+        """Empty the arm `candidate`: its version descends from lost weights."""
         if arm is None or arm.version in {None, BASE_VERSION}:
             return
         with self.lease.transaction() as connection:

@@ -1,9 +1,9 @@
-"""Going back to an earlier version, for the trainer: what it becomes, what that does to what it learned, where it reads on.
+"""Roll the trainer back to an earlier version: its weights, the fates of its samples, and its reading positions.
 
 In: the arm `training`, the revocations, the checkpoint or the published bits of the kept version. Out: a changed learner,
-state and intake. Waits: for the log to say where its oldest records lie.
+state and intake. Waits for: the log, which says where its oldest records are.
 
-Everything that can fail comes first: when `obey` raises, or returns None, nothing has changed.
+Everything that can fail comes first: if `obey` raises or returns None, nothing has changed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 
 class RollbackTarget(NamedTuple):
-    """A version to go on from: the state it was cut with, and how the learner becomes it."""
+    """A version to continue from: its state when it was cut, and a function that restores the learner."""
 
     version: int
     state: TrainerState
@@ -67,22 +67,22 @@ class Rollback:
 
     @property
     def revoked(self) -> Mapping[int, Treatment]:
-        """Revoked versions and their treatment, as of the newest move of the arm `training`."""
+        """Revoked versions and their treatment, read at the newest move of the arm `training`."""
         return self._revoked
 
     def read_revocations(self) -> None:
-        """Ask the database again; what the trainer cut since a revoked version is revoked too."""
+        """Read the revocations. Versions cut on top of a revoked one are revoked too."""
         with self._database.snapshot() as connection:
             found = revocations.read(connection, self._policy)
         rows = {version: row.treatment for version, row in found.items()}
         self._revoked = {**rows, **inherited(self._state.lineage, rows)}
 
     def obey(self, version: int, now: float) -> int | None:
-        """Become `version` again; returns it, or the version that was possible instead, or None if nothing was done.
+        """Roll back to `version`; returns it, or the ancestor used instead, or None if nothing was done.
 
         Raises:
             Unavailable: the log, the database or the store does not answer.
-            WeightsRefused: the weights are those of a revoked version, and no other can be had.
+            WeightsRefused: the current weights are revoked, and no other version can be loaded.
         """
         self.read_revocations()
         kept = self._find(version)
@@ -95,7 +95,7 @@ class Rollback:
         self._intake.roll_back()
         if self._state.learn_again:
             stood = self._intake.go_back({EXPERIENCES: oldest}).get(EXPERIENCES, {})
-            # What the log lost at its end is not waited for.
+            # Records that the log lost at its end never come; do not wait for them.
             reached = {partition: min(offset, ends[partition]) for partition, offset in stood.items()}
             self._state.learn_again_until = _furthest(self._state.learn_again_until, {EXPERIENCES: reached})
         log.info(
@@ -107,16 +107,16 @@ class Rollback:
         return kept.version
 
     def finish(self) -> list[str]:
-        """Name what could not be read again, once the log was read as far as before; returns its keys."""
+        """Once the log is read as far as before: quarantine the samples that were not found again; returns their keys."""
         until = self._state.learn_again_until
         if not until or not self._intake.has_passed(until):
             return []
         lost = finish_learning_again(self._state, self._intake.keys)
-        log.info("read again what a rollback undid", num_lost=len(lost))
+        log.info("samples of the rollback were read again", num_lost=len(lost))
         return lost
 
     def _find(self, version: int) -> RollbackTarget | None:
-        """The version asked for; standing on a revoked one, else the newest ancestor that can be had."""
+        """The wanted version. If the current one is revoked: or else the newest ancestor that can be loaded."""
         wanted = [version]
         if self._state.version in self._revoked:
             wanted += [ancestor for ancestor in self._state.lineage if ancestor != version]
@@ -132,9 +132,11 @@ class Rollback:
         return None
 
     def _load(self, version: int) -> RollbackTarget:
-        """As its checkpoint holds it or, if that was forgotten, as it was published."""
+        """The version from its checkpoint or, if that was deleted, from its published bits."""
         if version in self._revoked:
-            raise WeightsRefused("revoked", f"version {version} is revoked; nothing goes on from it", version=version)
+            raise WeightsRefused(
+                "revoked", f"version {version} is revoked; the trainer does not continue from it", version=version
+            )
         try:
             checkpoint = self._checkpoints.load_version(version)
         except WeightsRefused as error:
@@ -145,7 +147,7 @@ class Rollback:
         return RollbackTarget(version, checkpoint.state, lambda: self._learner.restore(checkpoint))
 
     def _oldest_positions(self, wanted: Mapping[str, Mapping[int, int]], ends: Mapping[int, int]) -> dict[int, int]:
-        """By partition, from where it can be read again: from `wanted` on, or later where that has expired."""
+        """The first readable offset of each partition from `wanted` on; later if those records have expired."""
         found = {}
         for partition, end in ends.items():
             offset = wanted.get(EXPERIENCES, {}).get(partition, 0)
@@ -155,7 +157,7 @@ class Rollback:
 
 
 def inherited(lineage: Sequence[int], revoked: Mapping[int, Treatment]) -> dict[int, Treatment]:
-    """Versions of a lineage (newest first) that are revoked, or descend from one that is, and their treatment."""
+    """Versions of a lineage (newest first) that are revoked or descend from a revoked version, with their treatment."""
     found: dict[int, Treatment] = {}
     treatment: Treatment | None = None
     for version in reversed(lineage):
@@ -168,7 +170,7 @@ def inherited(lineage: Sequence[int], revoked: Mapping[int, Treatment]) -> dict[
 def _furthest(
     earlier: Mapping[str, Mapping[int, int]], later: Mapping[str, Mapping[int, int]]
 ) -> dict[str, dict[int, int]]:
-    """The later of both, place by place."""
+    """The later position of both, per partition."""
     found = {topic: dict(at) for topic, at in earlier.items()}
     for topic, at in later.items():
         held = found.setdefault(topic, {})
