@@ -223,7 +223,7 @@ def test_two_rollbacks_of_two_treatments(world: World) -> None:
     assert learned[5] <= told.keys() | {waiting.experience.key for waiting in trainer._intake.waiting}
 
 
-# The log does not hold everything any more.
+# The log has lost records.
 
 
 def test_what_expired_from_the_log_is_named(world: World) -> None:
