@@ -1,4 +1,4 @@
-"""Several trainers of one home, each stopped at every fault point, and let go on in any order."""
+"""Several trainers of one home. Each pauses at every fault point, and a test resumes them in any order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATIENCE_SECONDS = 60.0
 
 
 class Actor:
-    """One trainer in a thread of its own. It runs from one fault point to the next, when it is told to."""
+    """One trainer in its own thread. It runs to the next fault point each time a test says so."""
 
     def __init__(self, home: Path, play: Callable[[Actor], None], world: Callable[[Path], World]) -> None:
         self.world = world(home)

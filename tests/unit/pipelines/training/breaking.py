@@ -1,4 +1,4 @@
-"""Models that break on certain tokens, and corpora with samples that nobody can learn from."""
+"""Models that break on certain tokens, and corpora with samples that cannot be learned from."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -12,12 +12,12 @@ from contracts.records import Experience, Span, pack_floats, pack_ids
 from tests.unit.pipelines.training.builders import VOCABULARY, experience, random_key, segment, tiny_model
 
 RAISES, NO_MEMORY, NO_NUMBER, DEADLY = 44, 45, 46, 47
-"""Tokens that innocents never say."""
+"""Tokens that good samples never contain."""
 FIRST_BROKEN = RAISES
 
 
 class RowError(Exception):
-    """What a bug provokes that only some data meets."""
+    """A bug that only some data triggers."""
 
 
 def breaking_model(capacity: int | None = None) -> Any:
@@ -51,7 +51,7 @@ def _spoil(_module: Any, _arguments: Any, options: Mapping[str, Any], output: An
 
 
 def answer(random: np.random.Generator, *, token: int | None = None, segments: int = 1, **changes: Any) -> Experience:
-    """An innocent one, of one to three segments, short or long; or one that says `token`."""
+    """A good answer of one to three short or long segments; with `token`, a broken one that contains it."""
     fields: dict[str, Any] = {"reward": float(random.integers(0, 2)), "key": random_key(random)}
     found = []
     for _ in range(segments):
@@ -72,7 +72,7 @@ def with_log_prob(random: np.random.Generator, value: float) -> Experience:
 
 
 def foreign(random: np.random.Generator, **changes: Any) -> Experience:
-    """An answer one of whose segments is changed."""
+    """An answer with one changed segment."""
     item = answer(random)
     return msgspec.structs.replace(item, segments=(msgspec.structs.replace(item.segments[0], **changes),))
 

@@ -89,7 +89,7 @@ def random_experience(random: np.random.Generator, *, temperature: float = 1.0, 
 
 
 def random_key(random: np.random.Generator) -> str:
-    """A sample key of the generator's, not the clock's: partitions, and with them batches, are the same in every run."""
+    """A sample key from the generator, not from the clock: partitions and batches are the same in every run."""
     high, low = (int(half) for half in random.spawn(1)[0].integers(0, 2**63, 2))
     value = (high << 64 | low) & ~(0xF << 76) & ~(0b11 << 62) | 0x7 << 76 | 0b10 << 62
     return sample_key(f"chatcmpl-{uuid.UUID(int=value)}", 0)

@@ -1,4 +1,4 @@
-"""Hard deaths in a step: who was in it is known, the guilty are left out, the innocent are trained."""
+"""Hard deaths in a step: its samples are known, deadly ones are left out, good ones are trained."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ world.close()
 
 
 def restarts_of(home: Path, device: str) -> int:
-    """Start the trainer until it ends by itself; how often it had to be started again."""
+    """Start the trainer until it ends by itself; returns the number of restarts."""
     for number in range(6):
         command = [sys.executable, "-c", TRAINER, str(home), device]
         if subprocess.run(command, check=False, capture_output=True).returncode == 0:  # noqa: S603 our own words

@@ -1,4 +1,4 @@
-"""A server is away at any call, at the start and later: the trainer waits, keeps its model, and every turn can be done again."""
+"""A server is away at any call, at the start and later: the trainer waits, keeps its model, and repeats the turn."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NUM_SAMPLES = 8
 
 
 class Outage:
-    """Lets calls through until number `at`, which fails; or all from then on, until it is over."""
+    """Fails call number `at`, or every call from there on until the outage is over."""
 
     def __init__(self, at: int) -> None:
         self.left, self.num_failed, self.lasts = at, 0, False
@@ -78,7 +78,7 @@ class AwayLog(LocalLog):
 
 
 class AwayConsumer:
-    """Of a log that may be away."""
+    """A consumer of a log that may be away."""
 
     def __init__(self, consumer: Consumer, outage: Outage) -> None:
         self._consumer, self._outage = consumer, outage
@@ -123,7 +123,7 @@ def opened(template: Path, home: Path, outage: Outage) -> World:
 
 
 def started(world: World) -> Trainer:
-    """As the process: asked again until everything is there."""
+    """Start like the process: retry until every server answers."""
     return again(world.make)
 
 
@@ -135,7 +135,7 @@ def again(act: Callable[[], Trainer]) -> Trainer:
 
 
 def learn(world: World, trainer: Trainer) -> None:
-    """Everything there is, and the versions that come of it."""
+    """Train every sample, and publish the versions."""
     for _ in range(12):
         # Timers run, also that of a version that could not be sent; no sample grows older.
         world.now, world.wall_jump = world.now + 200.0, world.wall_jump - 200.0
@@ -145,7 +145,7 @@ def learn(world: World, trainer: Trainer) -> None:
 
 
 def persistently(act: Callable[[], object]) -> None:
-    """As whoever else uses these servers."""
+    """Retry a call of another user of these servers."""
     with suppress(Unavailable):
         act()
         return
@@ -153,7 +153,7 @@ def persistently(act: Callable[[], object]) -> None:
 
 
 def play(template: Path, home: Path, outage: Outage) -> tuple[Any, int, dict[str, torch.Tensor]]:
-    """Everything is learned; returns the state of each sample, how many steps have figures, and the weights.
+    """Check that everything is trained; returns the state of each sample, how many steps have figures, and the weights.
 
     Which version a sample is in may differ: one that is cut a turn later holds a step more.
     """

@@ -1,4 +1,4 @@
-"""Which checkpoint is the newest, and which are believed."""
+"""Which checkpoint is the newest, and which are valid."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A reward that changes after it was learned: the difference is learned once, outside of every baseline."""
+"""A reward that changes after training: the difference is trained once, outside every baseline."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +48,7 @@ def later(item: Experience, reward: float | None, revision: int = 1, **changes: 
 
 
 def late(world: World) -> list[tuple[int, str, int | None]]:
-    """What the newest epoch says about later revisions."""
+    """Outcomes of later revisions in the newest epoch."""
     newest = max(outcome.epoch for outcome in world.outcomes())
     return sorted(
         (outcome.revision, outcome.reason, outcome.version)
@@ -66,7 +66,7 @@ def learn(world: World, trainer: Trainer, *items: Experience) -> None:
     world.turns(trainer, 3)
 
 
-# What a correction does to a policy.
+# The effect of a correction on a policy.
 
 
 def test_a_corrected_sample_pulls_in_all_as_its_last_revision_would_have() -> None:
@@ -84,7 +84,7 @@ def test_a_corrected_sample_pulls_in_all_as_its_last_revision_would_have() -> No
 
 @pytest.mark.parametrize("reward", [0.0, 0.25, 0.9])
 def test_a_light_guess_and_its_correction_pull_as_the_last_word_alone_would_have(reward: float) -> None:
-    """Silence weighs a tenth; then somebody speaks. Without its baseline a bad word would praise the answer."""
+    """Silence has weight 0.1, then a signal comes. Without its baseline, a bad signal would reinforce the answer."""
     items = batch()
     guessed = msgspec.structs.replace(items[0], reward=0.8, weight=0.1)
     learner = Learner(tiny_model(), SETTINGS)
@@ -150,7 +150,7 @@ def gradient_of(learner: Learner) -> torch.Tensor:
 
 
 def pulled(items: list[Experience], lessons: list[Lesson]) -> torch.Tensor:
-    """What a step over these adds to the gradient, at the same weights every time."""
+    """The gradient of a step over these rows, always at the same weights."""
     learner = Learner(tiny_model(), SETTINGS.model_copy(update={"max_gradient_norm": 1e9}))
     found: list[torch.Tensor] = []
     learner._optimizer.optimizer.register_step_pre_hook(lambda *_: found.append(gradient_of(learner)))
@@ -162,7 +162,7 @@ def pulled(items: list[Experience], lessons: list[Lesson]) -> torch.Tensor:
 def test_a_correction_pulls_exactly_what_was_missing_whatever_batch_it_comes_in(
     first_batch: int, companions: int
 ) -> None:
-    """Of answers of one to three segments and 1 to 30 tokens: first pull and correction are the last revision's pull."""
+    """First pull plus correction equals the last revision's pull, for one to three segments of 1 to 30 tokens."""
     random = np.random.default_rng(first_batch)
     items = [answer(random, segments=1 + number % 3, reward=float(number % 2)) for number in range(first_batch)]
     others = [answer(random, segments=1 + number % 2) for number in range(companions)]
@@ -196,7 +196,7 @@ def test_an_older_checkpoint_corrects_as_hard_as_in_a_full_batch_of_such_answers
     assert pull_of(sample_fate(item, "", 0.0625), item, 64) == 0.0625
 
 
-# What the trainer does about it.
+# Corrections in the trainer.
 
 
 def test_the_difference_is_learned_once_and_the_ledger_stays_as_it_is(world: World) -> None:
@@ -334,7 +334,7 @@ def test_a_sample_without_weight_is_named_and_counts_once_it_has_some(world: Wor
     assert fate_of(trainer, first).applied == 0.5
 
 
-# What a checkpoint remembers.
+# Corrections in a checkpoint.
 
 
 def test_an_older_checkpoint_knows_no_applied_reward_and_nothing_is_corrected(world: World) -> None:

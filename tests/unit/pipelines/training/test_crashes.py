@@ -1,4 +1,4 @@
-"""Dies between any two durable effects: nothing is lost, nothing is learned twice, the weights are the same bits."""
+"""Crashes between any two durable effects: nothing is lost or trained twice, and the weights are bit-identical."""
 
 import shutil
 from pathlib import Path
@@ -49,7 +49,7 @@ def finish(world: World, trainer: Trainer) -> None:
 
 
 def by_rank(ledger: Ledger) -> Ledger:
-    """A number that was claimed before a crash is never given again, so versions are compared by their order."""
+    """Compare versions by their order: a number claimed before a crash is never used again."""
     order = sorted({version for _, _, version in ledger.values() if version is not None})
     return {
         key: (state, reason, None if version is None else order.index(version))
@@ -92,7 +92,7 @@ def test_a_crash_anywhere_changes_nothing(template: Path, tmp_path: Path, uninte
 
 
 def correct(world: World, trainer: Trainer) -> None:
-    """Two samples are worth something else later, one of them again; new samples make those batches full.
+    """Two samples get another reward later, one of them twice; new samples fill those batches.
 
     What is appended stays, so whoever comes back after a crash appends only what is missing.
     """
@@ -113,7 +113,7 @@ def read_all(world: World) -> list[Any]:
 
 
 def late(world: World) -> set[tuple[str, int, str, int | None]]:
-    """In whichever epoch: what was told once and is kept is not told again."""
+    """Check over all epochs that a kept outcome is not told again."""
     return {
         (outcome.key, outcome.revision, outcome.reason, outcome.version)
         for outcome in world.outcomes()

@@ -1,4 +1,4 @@
-"""Whose fault it was decides what a sample does to the others: an infra fault, or no reward, nothing at all."""
+"""A sample with an infrastructure fault or without a reward has no effect on any other sample."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def item(key: str, prompt: int, **changes: Any) -> Experience:
 
 
 def steps(history: list[Experience], tracker: Tracker, batch_size: int, *, by_component: bool) -> list[Step]:
-    """Every batch of a history, as it would be learned: keys, advantages, scale, baselines after it."""
+    """Every batch of a history as it would be trained: keys, advantages, scale, and the baselines after it."""
     intake, found = Intake(TrainerState()), []
     for offset, one in enumerate([*history, None]):
         if one is not None:
@@ -85,7 +85,7 @@ def test_what_has_no_reward_changes_nothing_wherever_it_comes(
     make: type[BetaTracker | MovingAverageTracker],
     by_component: bool,
 ) -> None:
-    """Same prompts, same baseline keys: no batch, no advantage, no group, no tracker and no scale is another."""
+    """Even with the same prompts and baseline keys: batches, advantages, groups, trackers and scales do not change."""
     scored = [
         item(f"s{number}", prompt, reward=reward, baseline_key=key, weight=weight)
         for number, (reward, prompt, key, weight) in enumerate(content)

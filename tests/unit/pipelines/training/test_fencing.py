@@ -1,4 +1,4 @@
-"""One trainer, whatever a second one does: stopped between check and write, and woken after its successor published."""
+"""Only one trainer has effects, even if another is paused between check and write and resumes after its successor published."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ QUICK = {"checkpoint: before forgetting", "publisher: before bytes", "publisher:
 MakeWorld = Callable[[Path], World]
 
 LATER = time.time() + 2 * 3600.0
-"""What is in the store is old enough to go by then."""
+"""Seconds after which the chunks in the store are old enough to prune."""
 
 
 def a_world(home: Path) -> World:
@@ -83,7 +83,7 @@ def long_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def live(actor: Actor) -> None:
-    """Learn and publish, go back once, and learn again."""
+    """Learn and publish, roll back once, and learn again."""
     assert actor.trainer is not None
     for _ in range(4):
         actor.turn()
@@ -113,7 +113,7 @@ def take_over(
 
 
 def check(home: Path, winner: Actor, make: MakeWorld = a_world) -> None:
-    """What must hold whatever the others did."""
+    """The conditions that hold whatever the other trainers did."""
     assert winner.error is None
     assert winner.trainer is not None
     world, state = make(home), winner.trainer.state
@@ -158,7 +158,7 @@ def check(home: Path, winner: Actor, make: MakeWorld = a_world) -> None:
 
 
 def version_of(fate: Fate, state: TrainerState) -> int | None:
-    """What is in no version yet is told as being in the next."""
+    """The version in the outcome: samples in no version yet are told as part of the next one."""
     if fate.state != "trained":
         return None
     return state.ordinal + 1 if fate.version is None else fate.version
@@ -203,7 +203,7 @@ def test_the_same_on_postgresql(template: Path, tmp_path: Path, place: str) -> N
 
 
 def stop_and_wake(home: Path, place: str, make: MakeWorld) -> None:
-    """The first is stopped, the second publishes, the first wakes."""
+    """The first trainer is paused, the second publishes, the first resumes."""
     zombie = Actor(home, live, make)
     assert zombie.run_to(place)
     successor = take_over(home, [zombie], make=make)
@@ -261,7 +261,7 @@ def prune_on(actor: Actor) -> None:
 
 
 def interleave(home: Path, seed: int) -> None:
-    """Up to three trainers, each taking over from the one before; any of them may run at any moment."""
+    """Up to three trainers, each the successor of the one before; any of them may run at any moment."""
     dice = random.Random(seed)
     actors = [Actor(home, dice.choice([live, publish]), a_world)]
     takeovers = sorted(dice.sample(range(5, 90), dice.randint(1, 2)))

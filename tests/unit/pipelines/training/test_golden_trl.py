@@ -23,7 +23,7 @@ BOUND, FAR = 3.0, 1e6
 
 
 class DetachedRatioTrainer(GRPOTrainer):  # type: ignore[misc]  # trl has no types
-    """trl's, with the ratio that multiplies the leash a constant under differentiation.
+    """trl's loss, with the ratio of the leash as a constant under differentiation.
 
     trl differentiates through it. Its logged log-probs are made to move with the current ones, so that their difference
     has the right value and no slope; `cispo` detaches the ratio of the policy term by itself.
@@ -92,7 +92,7 @@ def inputs_of_trl(batch: list[Experience], advantages: torch.Tensor) -> dict[str
     ("beta", "temperature", "bound"), [(0.0, 1.0, BOUND), (0.0, 0.8, BOUND), (0.02, 1.0, FAR), (0.02, 0.8, FAR)]
 )
 def test_loss_and_gradient_equal_trl(tmp_path: Path, beta: float, temperature: float, bound: float) -> None:
-    """With a leash trl leaves its ratio unbounded, so there ours is too."""
+    """trl does not bound the ratio of the leash, so with a leash our ratio is unbounded here too."""
     random = np.random.default_rng(7)
     batch = [random_experience(random, temperature=temperature) for _ in range(6)]
     advantages = torch.tensor(random.normal(size=6), dtype=torch.float32)

@@ -41,7 +41,7 @@ def test_a_spike_is_skipped_after_the_warm_up() -> None:
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3])
 def test_spikes_are_relative_however_small_norms_are(scale: float) -> None:
-    """Fifty times too much, far below norm 1 or far above."""
+    """A norm fifty times too high is found far below and far above norm 1."""
     expected = Norms(0.05 * scale, 0.5 * scale)
     assert verdict(CALM, norm=scale, expected=expected) == ""
     assert verdict(CALM, norm=50.0 * scale, expected=expected) == "gradient_spike"
@@ -75,11 +75,11 @@ def test_history_is_bounded_and_finite() -> None:
     assert history == [Norms(float(norm), norm / 2) for norm in range(HISTORY, HISTORY * 2)]
 
 
-# What a real policy's gradients look like: answers that it really sampled itself.
+# Gradients of a real policy, on answers that it sampled itself.
 
 
 class Sampler:
-    """Answers of a learner's policy as it is now."""
+    """Samples answers from a learner's current policy."""
 
     def __init__(self, learner: Learner, seed: int = 0) -> None:
         self._model = learner._model
@@ -114,7 +114,7 @@ class Sampler:
 
 
 Phase = tuple[int, int, float, str]
-"""Samples of a batch, tokens of an answer, sharpness, what is rewarded."""
+"""Samples of a batch, tokens of an answer, sharpness, rule of the reward."""
 LONE, FULL = (1, 6, 1.0, "first"), (48, 6, 1.0, "first")
 NUM_AFTER = 4
 

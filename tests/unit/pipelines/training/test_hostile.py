@@ -1,4 +1,4 @@
-"""Whatever decodable experiences say, the intake hears the others."""
+"""Hostile but decodable experiences do not keep the intake from the other samples."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def test_hostile_experiences_cost_themselves(tmp_path: Path, seed: int) -> None:
 
 
 def _waiting(world: World) -> list[Message]:
-    """What is in the log, to be appended again: the first of each counts."""
+    """The values in the log, to append them again: the first of each counts."""
     found = [world.log.read(EXPERIENCES, partition, 0, 1000) for partition in range(world.log.num_partitions)]
     return [Message(EXPERIENCES, record.partition, record.key, record.value) for records in found for record in records]

@@ -195,7 +195,7 @@ deliveries = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3), st.bo
 def test_duplicates_and_crashes_never_decide_a_key_twice(
     history: list[tuple[str, int, bool]], crash_at: int, batch_size: int
 ) -> None:
-    """A log is read, batches are decided and saved; after a crash it is read again from the saved positions."""
+    """Reads a log, decides and saves batches; after a crash it reads again from the saved positions."""
     records = [
         (at(n), item(key, rev) if scored else unlabelled(key, rev)) for n, (key, rev, scored) in enumerate(history)
     ]
@@ -225,7 +225,7 @@ revisions = st.lists(
 
 
 class Learned:
-    """What the weights hold by key, and the checkpoint that a crash returns to."""
+    """The applied reward by key, and the checkpoint that a crash returns to."""
 
     def __init__(self) -> None:
         self.state, self.applied = TrainerState(), dict[str, float]()

@@ -1,4 +1,4 @@
-"""Whatever lies in the weight store, the trainer goes on: it publishes, lists, offers and prunes what is honest."""
+"""Junk in the weight store does not stop the trainer: it publishes, lists, offers and prunes valid versions."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ KINDS = ["braces", "objects nested deeply", "1 GiB", "a pipe", "a link to endles
 
 
 class SignedWorld(World):
-    """A trainer that signs, with readers that insist."""
+    """A trainer that signs, with readers that require signatures."""
 
     def __init__(self, home: Path, **training: object) -> None:
         super().__init__(home, **training)

@@ -1,4 +1,4 @@
-"""Checkpoints lost, positions lost: never in silence, never from the base again, and every sample has a name."""
+"""Lost checkpoints and positions: reported, no restart from the base, and every sample has a named outcome."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def join(world: World, *experiences: Experience) -> None:
-    """What episodes and rewards have of these samples."""
+    """The records of these samples in episodes and rewards."""
     with world.database.transaction() as connection:
         for item in experiences:
             completion_id, choice = parse_sample_key(item.key)
@@ -53,13 +53,13 @@ def join(world: World, *experiences: Experience) -> None:
 
 
 class Ledger(EpisodesHandler):
-    """Of outcomes alone: the generations of these tests have no records."""
+    """A ledger of outcomes alone: the generations of these tests have no records."""
 
     topics = (OUTCOMES,)  # type: ignore[assignment]
 
 
 def project(world: World) -> dict[str, str]:
-    """What the real ledger says: sample key to state."""
+    """The real ledger: sample key to state."""
     worker = Worker(Ledger({}), world.database, world.log)
     for _ in range(4):
         worker.step()
@@ -139,7 +139,7 @@ def test_nothing_live_to_go_on_from_is_refused_and_says_what_to_do(world: World)
 
 
 def expire(world: World, before: int) -> int:
-    """What retention does; returns how many records are gone."""
+    """Delete records as retention does; returns their number."""
     with sqlite3.connect(world.settings.home / "log" / "experiences.db") as connection:
         return connection.execute("DELETE FROM record WHERE offset < ?", (before,)).rowcount
 

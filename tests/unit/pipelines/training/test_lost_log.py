@@ -1,4 +1,4 @@
-"""The trainer on a log that was lost and accepted: it begins where the log begins, and trains nothing twice."""
+"""The trainer on a log that was lost and accepted: it starts at the beginning of the new log, and trains nothing twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the publisher does for copies far away: the pointer beside the versions, and folds for those that fell behind."""
+"""The publisher's work for remote replicas: the pointer in the weight store, and folds for replicas that fell behind."""
 
 from collections.abc import Iterator
 from pathlib import Path

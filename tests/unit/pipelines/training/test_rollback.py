@@ -1,4 +1,4 @@
-"""What a rollback does to samples, on the real trainer: poison, evidence, mixtures, a log that expired, crashes."""
+"""The effects of a rollback on samples, with the real trainer: poison, evidence, mixtures, an expired log, crashes."""
 
 import json
 import shutil
@@ -43,7 +43,7 @@ def states(world: World) -> Counter[tuple[str, str]]:
 
 
 def say(world: World, version: int, count: int, seed: int) -> list[Experience]:
-    """So many samples of a version, of several tasks."""
+    """Samples of a version, of several tasks."""
     said = []
     for number in range(count):
         task = TASKS[number % len(TASKS)]
@@ -52,7 +52,7 @@ def say(world: World, version: int, count: int, seed: int) -> list[Experience]:
 
 
 def live_through(world: World, trainer: Trainer, num_versions: int) -> dict[int, set[str]]:
-    """Each version is cut from eight samples that the one before said; returns the keys by the version that learned."""
+    """Cut each version from eight samples of the one before; returns the keys by the version that trained them."""
     learned = {}
     for version in range(1, num_versions + 1):
         learned[version] = {item.key for item in say(world, version - 1, 8, seed=version)}
@@ -256,7 +256,7 @@ def test_what_was_read_without_a_reward_meanwhile_has_a_name_already() -> None:
 
 
 def forget_up_to(world: World, keys: set[str]) -> None:
-    """What retention does: from the beginning of each partition, up to the last of these."""
+    """Delete records as retention does: from the start of each partition up to the last of these."""
     with sqlite3.connect(world.settings.home / "log" / f"{EXPERIENCES}.db") as connection:
         places = connection.execute("SELECT partition, offset, key FROM record").fetchall()
         for partition, offset, key in places:
@@ -265,7 +265,7 @@ def forget_up_to(world: World, keys: set[str]) -> None:
     connection.close()
 
 
-# Crashes, and starts on what was revoked.
+# Crashes, and starts on a revoked version.
 
 
 @pytest.mark.slow

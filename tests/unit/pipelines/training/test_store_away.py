@@ -1,4 +1,4 @@
-"""The weight store is away when a version is cut: steps go on, nobody is offered the version, it is sent later."""
+"""The weight store is away when a version is cut: training continues, the version is not offered, and it is sent later."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is told: once, in pieces, after it is durable; again only what the log may not have taken."""
+"""Decisions are told once, in pieces, after they are durable; only pieces that the log may lack are told again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fakes import everything
 
 
 class FlakyLog(LocalLog):
-    """Takes so many appends, then none."""
+    """A log that accepts a number of appends and then fails."""
 
     num_taken = 10**9
 

@@ -1,4 +1,4 @@
-"""A broken sample costs that sample: no restart, no innocent."""
+"""A broken sample costs only itself: no restart, and no good sample."""
 
 import json
 from collections.abc import Iterator

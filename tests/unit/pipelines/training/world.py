@@ -45,7 +45,7 @@ class CrashError(Exception):
 
 
 class CrashAt:
-    """Dies at the nth fault point."""
+    """Crashes at the nth fault point."""
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -60,7 +60,7 @@ class CrashAt:
 
 class World:
     make_model: Callable[[], Any] = staticmethod(tiny_model)
-    """What a trainer starts from."""
+    """Makes the model that a trainer starts with."""
 
     def __init__(self, home: Path, **training: Any) -> None:
         torch.set_num_threads(1)
@@ -77,7 +77,7 @@ class World:
         self.training = TrainingSettings(**(defaults | training))
         self.now = NOW
         self.wall_jump = 0.0
-        """Seconds by which somebody set the machine's clock while time went on as always."""
+        """Seconds by which the machine's clock was set, apart from the time that passed."""
         self.database = self.settings.database()
         self.log = self.settings.event_log()
         self.store = open_store_at(self.settings.weights)
@@ -105,7 +105,7 @@ class World:
         return trainer
 
     def make(self, fault: FaultPoint = no_fault) -> Trainer:
-        """One that has restored what it goes on from, and begun nothing."""
+        """A trainer that has restored its state and not begun an epoch."""
         return Trainer(
             Learner(self.make_model(), self.training),
             settings=self.settings,
@@ -122,7 +122,7 @@ class World:
         )
 
     def lease(self) -> Lease:
-        """The lease of the next trainer; the one before is taken for dead."""
+        """The lease of the next trainer; the previous one counts as dead."""
         return a_lease(self.database, POLICY, highest_epoch(self.settings.checkpoints))
 
     def add(self, *experiences: Experience) -> None:
@@ -148,17 +148,17 @@ class World:
         return held.version if held else None
 
     def accept(self) -> None:
-        """What release does with a good candidate."""
+        """Accept the candidate as release does."""
         if (version := self.arm(CANDIDATE)) is not None:
             self.point(CANDIDATE, None)
             self.point(LIVE, version)
 
     def roll_back_to(self, version: int) -> None:
-        """What release does after refusals in a row: nothing is revoked."""
+        """Roll back as release does after several refusals: nothing is revoked."""
         self.point(TRAINING, version)
 
     def revoke_down_to(self, version: int, treatment: Treatment = "poison", **options: Any) -> None:
-        """What an operator does."""
+        """Revoke versions as an operator does."""
         with self.database.transaction() as connection:
             accepted = [{"policy": POLICY, "version": number, "accepted": True, "reason": "", "details": {}, "at": 0.0}
                         for number in self.store.versions(POLICY)]  # fmt: skip
@@ -182,7 +182,7 @@ class World:
         ]
 
     def ledger(self) -> dict[str, tuple[str, str, int | None]]:
-        """Rule 2 of decision 0001: the last of the trainer's outcomes that hold; those that were withdrawn do not count."""
+        """Rule 2 of decision 0001: the last valid outcome of the trainer per key; withdrawn ones do not count."""
         outcomes = [each for outcome in self.outcomes() for each in outcome.each()]
         started = [outcome for outcome in outcomes if outcome.state == "epoch_started"]
         epochs = Epochs(valid_through(EpochStart(item.epoch, item.previous, item.kept_sequence) for item in started))
