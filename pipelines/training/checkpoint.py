@@ -109,19 +109,14 @@ class CheckpointStore:
         self._prune(keep_versions)
         return name
 
-    def load_newest(
-        self, check: Callable[[Checkpoint], None] = lambda _: None
-    ) -> tuple[Checkpoint | None, list[RefusedCheckpoint]]:
-        """The newest checkpoint that verifies and passes `check`, and the newer ones that were refused."""
+    def load_newest(self) -> tuple[Checkpoint | None, list[RefusedCheckpoint]]:
+        """The newest checkpoint that verifies, and the newer ones that were refused."""
         refused: list[RefusedCheckpoint] = []
         for name in reversed(self._names()):
             try:
-                checkpoint = self.load(name)
-                check(checkpoint)
+                return self.load(name), refused
             except WeightsRefused as error:
                 refused.append(RefusedCheckpoint(name, f"{error.code}: {error.message}"))
-            else:
-                return checkpoint, refused
         return None, refused
 
     def load_version(self, version: int) -> Checkpoint:

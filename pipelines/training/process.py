@@ -1,4 +1,4 @@
-"""What the process `training` does once it holds the lease: load the model, and learn."""
+"""The process `training` after it got the lease: load the model, and learn."""
 
 from __future__ import annotations
 

@@ -197,12 +197,12 @@ class TrainerState(msgspec.Struct, kw_only=True):
         self.untold[key] = self.sequence
 
     def note_all(self, keys: Iterable[str]) -> None:
-        """The same for many."""
+        """Number the fates of several keys."""
         for key in keys:
             self.note(key)
 
     def note_changes(self, before: Mapping[str, Fate]) -> None:
-        """The same for every fate that differs from `before`."""
+        """Number every fate that differs from `before`."""
         self.note_all([key for key, fate in before.items() if self.fates.get(key) is not fate])
         self.note_all(sorted(self.fates.keys() - before.keys()))
 

@@ -63,7 +63,7 @@ class Steps:
         fault: FaultPoint,
         tree: Callable[[], VersionTree],
     ) -> None:
-        """Of the functions: `held` gives the published bits in memory, to measure the mismatch on.
+        """`held` gives the published bits in memory, to measure the mismatch on.
 
         `tree` gives the current tree of versions. `age_clock` is the clock for ages, see `clocks.wall_for_ages`.
         """
