@@ -40,7 +40,7 @@ from pipelines.training.state import TrainerState
 from weights.files import make_folder_durably, write_durably
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
     from pathlib import Path
 
     import torch
