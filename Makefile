@@ -69,12 +69,12 @@ bench: setup services  ## Run every benchmark and write benchmarks/results (abou
 browser: setup  ## Run the page test; it is skipped without Chromium
 	$(BIN)/pytest -m browser -rs
 
-check: setup  ## Format, lint, types, layers, one meaning per name, no dead module, torch where it belongs
+check: setup  ## Format, lint, types, import rules, one meaning per name, no dead module, links, plain English
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy .
 	$(BIN)/lint-imports
-	$(BIN)/pytest --quiet --durations=0 tests/unit/test_architecture.py tests/unit/test_import_rules.py tests/unit/test_alive.py
+	$(BIN)/pytest --quiet --durations=0 tests/unit/test_architecture.py tests/unit/test_import_rules.py tests/unit/test_alive.py tests/unit/test_docs.py tests/unit/test_plain_english.py
 
 clean:  ## Stop the servers, remove the environment and all runs
 	if [ -d runs/services ]; then deploy/services stop; fi

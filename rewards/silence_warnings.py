@@ -40,7 +40,7 @@ def propose_expected(tasks: Mapping[str, Task], database: Database, tell: Callab
                 tell(
                     f"{task.where('silence')}: of the last {num_graded:,} answers that task {task.name!r} could grade, "
                     f"{num_lost / num_graded:.0%} have no reward, because nobody reacted to them; "
-                    '`silence = "expected"` keeps what graders know of them, at reduced weight (docs/rewards.md)'
+                    '`silence = "expected"` gives them what users said of similar answers, at reduced weight (docs/rewards.md)'
                 )
 
 
