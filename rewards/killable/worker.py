@@ -42,11 +42,18 @@ def main() -> None:
         _write(channel_out, _answer(work, frame["item"], setup["result_bytes"]))
 
 
+_REWARDS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # noqa: PTH100, PTH120 no Path needed
+
+
 def describe(error: BaseException) -> str:
     """One line: the exception's type, its message, and the last place in the code."""
     frames = traceback.extract_tb(error.__traceback__)
-    # The innermost frame outside of libraries is the most useful.
-    own = [frame for frame in frames if "site-packages" not in frame.filename and frame.filename != __file__]
+    # The innermost frame outside of libraries is the most useful. Installed from a wheel, Millrace lies among them.
+    own = [
+        frame
+        for frame in frames
+        if frame.filename != __file__ and ("site-packages" not in frame.filename or frame.filename.startswith(_REWARDS))
+    ]
     place = f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno})" if own else ""  # noqa: PTH119 no Path needed
     return f"{type(error).__name__}: {error}"[:300] + place
 

@@ -15,13 +15,6 @@ ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("commands", "contracts", "pipelines", "policy", "rewards", "runtime", "services", "weights")
 _QUALIFIED = {"Config": "each verifier's module has one; its registry says `module.Config`"}
 """Public class names that several modules have on purpose, and why nobody mixes them up."""
-_STILL_TWO = frozenset(
-    (
-        "Attempt",
-        "Manifest",
-    )
-)
-"""Public class names that still mean several things: take a name out when it is unique, add none."""
 LONGEST_FILE = 400
 # In one process, one after another: the first that loads torch is named.
 TORCH_FREE = (
@@ -77,7 +70,7 @@ def test_a_public_class_name_means_one_thing() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     several = {name: paths for name, paths in homes.items() if len(paths) > 1}
-    assert {name: paths for name, paths in several.items() if name not in _STILL_TWO | _QUALIFIED.keys()} == {}
+    assert {name: paths for name, paths in several.items() if name not in _QUALIFIED} == {}
     assert _QUALIFIED.keys() <= several.keys()
 
 
