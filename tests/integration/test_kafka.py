@@ -274,7 +274,7 @@ def test_appends_go_on_when_the_broker_was_restarted(log: KafkaLog, broker: psut
     until(lambda: log.ends("outcomes")[0] >= 100)
     broker.kill()
     broker.wait()
-    with pytest.raises(Unavailable, match="Look whether"):
+    with pytest.raises(Unavailable, match="Check that it runs"):
         log.append(signals(1, 1000))
     start_services()
     until(lambda: accepts(log))
