@@ -167,6 +167,6 @@ def test_a_copy_that_cannot_be_kept_does_not_touch_what_serves(
 def test_a_folder_that_another_engine_keeps_is_named(runs: list[Run], store: FarStore, tmp_path: Path) -> None:
     start(runs, store, tmp_path).bring(LIVE, 1)
     other = Run(store, tmp_path / "replica")
-    with pytest.raises(Conflict, match="another process keeps the replica"):
+    with pytest.raises(Conflict, match="another process uses the replica"):
         other.engine.update(LIVE, 1)
     other.end()
