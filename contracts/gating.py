@@ -58,7 +58,7 @@ class Sentinel(NamedTuple):
 
 
 class SentinelFile(NamedTuple):
-    """The sentinels, and a hash over them and their sampling: answers to another hash are answers to another set."""
+    """The sentinels, and a hash over them and their sampling. Answers stored under another hash are not reused."""
 
     items: tuple[Sentinel, ...]
     hash: str

@@ -1,1 +1,1 @@
-"""The model itself: loading, names, log-probs."""
+"""The model itself: loading, log-probs, writing weights in place, and the plug-in for vLLM."""

@@ -1,4 +1,4 @@
-"""Writes that survive a power cut: temporary file, fsync, rename, fsync of the folder. Reads that end.
+"""Writes that survive a power cut: temporary file, fsync, rename, fsync of the folder. Reads of bounded size.
 
 Anybody who can write to a folder can put a link, a pipe or a device there. So a read only accepts a regular file of a bounded
 size and follows no link below the root, and a write replaces anything that has the name.

@@ -72,6 +72,8 @@ def superseded(signals: Sequence[Signal]) -> set[str]:
 
     Equal times are ordered by id, so that the result does not depend on the order of arrival.
     """
+    if len(signals) == 1:
+        return set()
     last = {_place(signal): signal for signal in sorted(signals, key=lambda item: (item.at, item.id))}
     return {signal.id for signal in signals if _meaning(signal) != _meaning(last[_place(signal)])}
 

@@ -82,15 +82,19 @@ class Samples:
 
     def signals_of(self, key: Key, *states: str) -> list[HeldSignal]:
         """The signals of a sample in the given states, oldest first."""
-        found = [held for name in self._names.get(key, ()) if (held := self.signals[name]).state in states]
-        if len(found) > 1:
-            found.sort(key=lambda held: (held.record.at, held.record.id))
+        names = self._names.get(key, ())
+        if len(names) == 1:  # by far the most
+            only = self.signals[names[0]]
+            return [only] if only.state in states else []
+        found = [held for name in names if (held := self.signals[name]).state in states]
+        found.sort(key=lambda held: (held.record.at, held.record.id))
         return found
 
     def choices_of(self, completion_id: str) -> list[SampleState]:
         """The samples of one completion."""
-        keys = ((completion_id, choice) for choice in range(MAX_CHOICES))
-        return [self.states[key] for key in keys if key in self.states]
+        first = self.states.get((completion_id, 0))
+        num = (first and first.record.num_choices) or MAX_CHOICES
+        return [found for choice in range(num) if (found := self.states.get((completion_id, choice)))]
 
     def add_generation(self, sample: SampleState, task: Task | None) -> bool:
         """Add a generation and judge the signals that came before it; False if it was there already."""

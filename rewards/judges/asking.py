@@ -2,7 +2,7 @@
 
 In: cases. Out: verdicts, or failures and which answers caused them. Waits for: the model.
 
-If a reply has no verdict, the judge is asked again for the level alone, where less can go wrong. If that fails too, it is
+If a reply has no verdict, the judge is asked again for the level alone, because a short reply is easier to parse. If that fails too, it is
 asked about a control answer in place of the judged one. If the control gets a verdict, the judged answer is to blame, and
 must not gain by it. A judge that often fails on the control itself is unreliable, and then no answer is blamed.
 """

@@ -2,7 +2,7 @@
 
 In: a batch of answers. Out: a check for each. Waits for: the models; all questions of a batch are asked in parallel.
 
-An answer is settled without asking (empty, or nothing to judge), shed by a draw of known probability, found in the cache, or
+An answer is settled without asking (empty, or nothing to judge), left out at random to stay within the budget, found in the cache, or
 asked. A model that gives no verdict is asked once more, then the fallback is asked. Without any verdict the answer is
 unscored through our own fault, never 0 or the middle; unless the answer itself prevents the verdict (`asking.py`), which
 earns the lowest value.

@@ -5,7 +5,7 @@ Feedback in Display Advertising, KDD 2014). An answer is censored at its age; th
 uses each answer as long as it was observed. Some users never react, so the curve ends below 1 (a cure fraction; Maller & Zhou
 1996), and the share of signals that have arrived by t is F(t) = arrived(t) / arrived(window).
 
-Answers are counted in cohorts of nearly the same age, delays in buckets of a fourth of an octave.
+Answers are counted in cohorts of nearly the same age, delays in four buckets per doubling.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Tokens in, tokens out."""
+"""The engine: runs the model, and serves tokens over HTTP."""

@@ -1,7 +1,7 @@
 """Appends generations to the log, durably, before their response ends.
 
     record() ─▶ _waiting ─▶ _append(), one at a time ─▶ one thread ─▶ log
-       ▲ waits for the append that takes its generations along ──┘
+       ▲ waits for the append that contains its generations ──┘
 
 In: the generations of finished or abandoned requests. Out: one append for all that wait. Waits for: the log. Requests that arrive
 during an append share the next one, so that many requests share one fsync.

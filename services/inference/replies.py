@@ -1,6 +1,6 @@
 """The shapes of OpenAI's chat API. Pure.
 
-They have three fields more: `policy_version`, `sampling` (the parameters that were used; in a stream, in the first chunk of a
+Our replies add three fields to OpenAI's: `policy_version`, `sampling` (the parameters that were used; in a stream, in the first chunk of a
 choice) and, if the task asks users for feedback, `ask_feedback`.
 """
 

@@ -2,7 +2,7 @@
 
 The coder is rANS with a 64-bit state and 32-bit words (Duda, arXiv 1311.2540). Positions are coded in rescaled time (Brown et
 al., Neural Computation 14, 2002): each weight takes the time `hazard`, so the changes are a Poisson process of rate
-one in every context. Nothing here allocates memory by numbers from a payload.
+one in every context. No number in a payload decides how much memory is allocated.
 """
 
 from __future__ import annotations

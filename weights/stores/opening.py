@@ -41,7 +41,7 @@ def _web(url: str) -> Objects:
 
 
 _OPENERS: dict[str, Callable[[str], Objects]] = {"s3": _bucket, "http": _web, "https": _web}
-"""Schemes of URLs. obstore also speaks other clouds' stores: one more line, if that one keeps conditions on ETags."""
+"""Schemes of URLs. obstore also speaks other clouds' stores: a line here, and its client in `open_bucket`."""
 
 
 class StoreSettings(KeySettings, Protocol):

@@ -1,1 +1,1 @@
-"""What a version is on paper: manifests, routes, pointers, snapshots, and who signs them. No I/O but key files."""
+"""The metadata of a version: manifests, routes, pointers, snapshots, signatures. No I/O except key files."""

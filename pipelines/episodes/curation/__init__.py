@@ -1,1 +1,1 @@
-"""Which prompts are worth learning from: decided before anybody is paid to judge their answers."""
+"""Which prompts are worth learning from: decided before judges are asked, which cost money."""
