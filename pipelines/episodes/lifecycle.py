@@ -122,7 +122,13 @@ def arrive(sample: SampleState, facts: Facts, fate: Fate | None) -> Step:
 def hear(sample: SampleState, facts: Facts) -> Step:
     """The signals that count have changed: the first episode may be due, and after it each change is a new revision."""
     record, task, phase = sample.record, facts.task, phase_of(sample, facts.task)
-    if task is None or record.purpose != "user" or join.is_cut(record) or phase in {Phase.NAMED, Phase.SUPERSEDED}:
+    if (
+        task is None
+        or record.purpose != "user"
+        or join.is_cut(record)
+        or phase is Phase.NAMED
+        or phase is Phase.SUPERSEDED
+    ):
         return Step(sample)
     if phase is not Phase.WAITING:
         return _send(sample, facts, "decisive")
