@@ -277,7 +277,10 @@ def test_a_changed_task_forgets_what_was_said_under_another_rule(crowd: MakeCrow
 @pytest.mark.parametrize("silence", ["expected", "renormalise"])
 @pytest.mark.parametrize(
     ("change", "says"),
-    [('kind = "exact"\nrole = "watch"', "nothing is known of a silent answer"), ("", "signals weigh nothing")],
+    [
+        ('kind = "exact"\nrole = "watch"', "no verifier or judge of this task is a gate or a component"),
+        ("", "signals have no weight in this task"),
+    ],
 )
 def test_a_task_with_nothing_to_condition_on_is_refused_by_line(
     tmp_path: Path, silence: str, change: str, says: str
