@@ -133,7 +133,9 @@ def stage_changes(
         raise WeightsRefused("missing_tensor", f"{len(missing)} tensors are missing, first {missing[0]}", names=missing)
     if unknown := sorted({*changes, *(names or ())} - parameters.keys()):
         raise WeightsRefused(
-            "unknown_tensor", f"{len(unknown)} tensors are not ours, first {unknown[0]}", names=unknown
+            "unknown_tensor",
+            f"the version has {len(unknown)} tensors that the model lacks, first {unknown[0]}",
+            names=unknown,
         )
     for name, change in changes.items():
         _check(name, parameters[name], change)

@@ -44,7 +44,7 @@ def score_signals(task: Task, about: About, signals: Iterable[Signal]) -> list[S
         if signal is None or not rule.is_worth_something(signal.value):
             continue
         if rule.min_seconds > 0 and (early := signal.at - about.finished_at) < rule.min_seconds:
-            reason = f"{early:.1f} s after the answer: a slip of the hand"
+            reason = f"{early:.1f} s after the answer, sooner than min_seconds: taken as a mistake"
             scores.append(Score(name=name, grader=grader, value=None, weight=0.0, status="unlabelled", reason=reason))
             continue
         value, reason = _worth(rule, signal, about)

@@ -2,7 +2,7 @@
 
 In: versions that the live arm now holds (`keep`), edges from the store. Out: whole versions and staged changes, as from the store
 itself. Waits for: the store and the disk. A thread of its own writes the folder while the engine serves, from the chunks that
-were fetched to serve. Only calls that need the store wait for it; a way back by undo log, or a pause, never does. If the copy
+were fetched to serve. Only calls that need the store wait for it; going back with the undo log, and pausing, never do. If the copy
 fails, this is logged, and the next start fetches more.
 """
 
