@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
+from sqlalchemy.engine import Connection
 
 from commands.log import plain
 from commands.options import DEFAULT_HOME, HomeOption
@@ -86,11 +89,7 @@ def redrive(
     Consumers recognise records by their keys, so nothing is applied twice. The bytes stay as they are, and the order changes:
     the record now comes after those that followed it. A record that fails again becomes a dead letter again, at its new place.
     """
-    settings = load_settings(home)
-    letters = _chosen(settings, process, place, topic, everything=everything)
-    with settings.database().transaction() as connection:
-        letters_of.redrive(connection, letters, time.time())
-    _send(settings)
+    letters = _settle(home, letters_of.redrive, process, place, topic, everything=everything)
     print(f"redriven: {_named(letters)}; a record that fails again will be listed again, at its new place")
 
 
@@ -108,14 +107,28 @@ def skip(
     A sample that waits for the record becomes `unscored(dead_letter)`, a signal `rejected(dead_letter)`. A generation is
     counted as `dead_letter`.
     """
-    settings = load_settings(home)
-    letters = _chosen(settings, process, place, topic, everything=everything)
-    with settings.database().transaction() as connection:
-        letters_of.skip(connection, letters, time.time())
-    _send(settings)
+    letters = _settle(home, letters_of.skip, process, place, topic, everything=everything)
     print(
         f"skipped: {_named(letters)}; kept for inspection (list --all), and samples that waited are named `dead_letter`"
     )
+
+
+def _settle(
+    home: Path,
+    decide: Callable[[Connection, Sequence[DeadLetter], float], None],
+    process: str,
+    place: str | None,
+    topic: str | None,
+    *,
+    everything: bool,
+) -> list[DeadLetter]:
+    """Redrive or skip the chosen dead letters, and relay what that sends; returns them."""
+    settings = load_settings(home)
+    letters = _chosen(settings, process, place, topic, everything=everything)
+    with settings.database().transaction() as connection:
+        decide(connection, letters, time.time())
+    _send(settings)
+    return letters
 
 
 def _chosen(

@@ -260,7 +260,7 @@ async def numbers(world: World) -> str | None:
     with world.opened() as (database, _), database.snapshot() as connection:
         num_buried = connection.execute(select(func.count()).select_from(dead_letter)).scalar_one()
     found += [f"{num_buried} accepted records are dead letters"] if num_buried else []
-    return "; ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "") if found else None  # noqa: PLR2004
+    return "; ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "") if found else None  # noqa: PLR2004 as many as are shown
 
 
 def targets(world: World) -> Iterator[tuple[str, str]]:

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         figures = measure(options)
     except MillraceError as error:
-        print(f"weight_delta: {error}", file=sys.stderr)
+        print(f"deltas: {error}", file=sys.stderr)
         return 1
     if options.json:
         print(json.dumps(figures))

@@ -63,7 +63,7 @@ class World:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
-        self.signer, self.stranger, self.retired = (make_signer(f"{seed} {who}") for who in ("own", "other", "old"))
+        self.signer, self.stranger, self.retired = (make_signer(f"{seed} {name}") for name in ("own", "other", "old"))
         self.keyring = self._make_keys()
         self.store = open_store_at(folder / "store", self.keyring)
         self.versions = _versions(seed)

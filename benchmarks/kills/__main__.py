@@ -70,8 +70,8 @@ def _run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _print(figures: dict[str, Any]) -> None:
-    for who, places in figures.get("killed_behind", {}).items():
-        print_table(f"{who}: {figures['kills'][who]} kills", ["behind", "kills"], list(places.items()))
+    for process, places in figures.get("killed_behind", {}).items():
+        print_table(f"{process}: {figures['kills'][process]} kills", ["behind", "kills"], list(places.items()))
     rows = [(name, figures[name]) for name in figures if name not in {"killed_behind", "problems"}]
     print_table("found", ["", ""], rows)
     for problem in figures["problems"]:

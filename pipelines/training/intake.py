@@ -45,7 +45,7 @@ def worth(experience: Experience) -> float:
 def why_uncorrected(fate: Fate, later: Experience) -> str:
     """Why a later revision of a trained sample teaches nothing; empty if it does.
 
-    A revision without a reward is no evidence, whatever the fault: the sample stays as it was trained.
+    A revision without a reward proves nothing, whatever the fault: the sample stays as it was trained.
     """
     if not is_learnable(later):
         return "unlabelled" if later.status == "unlabelled" else "unscored"

@@ -281,7 +281,7 @@ def _check_head(known: BaseTensor, head: TensorHead, num_bytes: int) -> None:
     if len(head.levels) != (kernels.NUM_LEVELS if head.factor_bytes > 0 else 0) or head.factor_bytes < 0:
         raise corrupt("its factors and their levels do not belong together", known.name)
     if head.factor_bytes and not _is_matrix(known):
-        raise corrupt("it has factors and is no matrix", known.name)
+        raise corrupt("it has factors, but is not a matrix", known.name)
     if not len(head.changes) == len(head.words) == num_blocks or min((*head.changes, *head.words), default=0) < 0:
         raise corrupt(f"it lists {len(head.changes)} blocks, not {num_blocks}", known.name)
     if total > known.old.size or head.factor_bytes + 4 * sum(head.words) != num_bytes:

@@ -165,7 +165,7 @@ class Replica:
         os.close(self._lock)
 
     def _nothing_here(self) -> Unavailable:
-        return Unavailable(f"there is no version of {self._policy!r} here yet: bring one")
+        return Unavailable(f"no version of {self._policy!r} is here yet; fetch one from the store first")
 
     def _take_up(self) -> None:
         """Serve the slot that was served, or another valid one: a damaged slot is removed when it is opened."""

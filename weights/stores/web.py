@@ -59,7 +59,7 @@ class WebObjects(Objects):
         try:
             parsed = httpx.URL(url)
         except httpx.InvalidURL as error:
-            raise InvalidSettings(f"{url!r} is no address of a web server: {error}") from error
+            raise InvalidSettings(f"{url!r} is not the address of a web server: {error}") from error
         if parsed.scheme not in {"http", "https"} or not parsed.host or parsed.query or parsed.fragment:
             raise InvalidSettings(f"a store behind a web server is http(s)://HOST/PREFIX, not {url!r}")
         self.place = str(parsed.copy_with(userinfo=b"")).rstrip("/")
