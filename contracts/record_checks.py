@@ -115,7 +115,9 @@ _CHECKS: dict[str, _Check] = {
         ("created_at", "finished_at", "closed_at", "generated_at", "scored_at", "received_at", "at"), _time
     ),
     **dict.fromkeys(("arm_probability", "ask_probability"), _share),
-    **dict.fromkeys(("temperature", "top_p", "min_p"), _finite),
+    **dict.fromkeys(
+        ("temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"), _finite
+    ),
     **dict.fromkeys(("tenant", "policy", "task", "name", "key_id"), _text(MAX_NAME)),
     "id": _text(MAX_ID),
     "arm": _text(MAX_ARM),

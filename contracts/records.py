@@ -20,6 +20,7 @@ from contracts.errors import InvalidRecord, NewerSchema
 from contracts.event_log import is_damaged
 from contracts.ids import sample_key
 from contracts.record_checks import packed_problem, problem_of
+from contracts.sampling import ExpertShape, Sampling, Span
 
 SCHEMA = 2
 """Since 2, heads have the key id of a sealed body, the attempt of a request and its number of choices; signals have comments."""
@@ -41,30 +42,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA
 
 
-class Span(msgspec.Struct, frozen=True):
-    """Tokens from `start` (inclusive) to the next span's start were sampled by `version`."""
-
-    start: int
-    version: int
-
-
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """The distribution actually sampled from. `temperature` 0 is greedy."""
-
-    temperature: float
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    max_tokens: int
-    seed: int | None = None
-    """Of the request; each choice derives its own seed from it. Answers with equal seeds are one draw, not several."""
-
-    @property
-    def on_support(self) -> bool:
-        """True if log-probs describe the whole distribution: neither greedy nor truncated."""
-        return self.temperature > 0 and self.top_p >= 1.0 and self.top_k == 0 and self.min_p == 0
-
-
 class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     """The text and tokens of an answer. Packed arrays are little-endian: ids int32 [T], log-probs float32 [T]."""
 
@@ -74,6 +51,17 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     completion_ids: bytes
     logprobs: bytes
     metadata: dict[str, str] = msgspec.field(default_factory=dict)
+    tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    """The tools that the request offered, in OpenAI's form, as the template rendered them."""
+    tool_choice: Any = None
+    response_format: dict[str, Any] | None = None
+    tool_calls: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    """What was parsed from the answer, in OpenAI's form; `text` is the rest."""
+    reasoning: str = ""
+    """What the model wrote as reasoning; not part of `text`."""
+    experts: bytes = b""
+    """Chosen experts, uint16 [tokens, layers, chosen] little-endian; empty if the engine records none."""
+    expert_shape: ExpertShape | None = None
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -205,6 +193,9 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     spans: tuple[Span, ...]
     """Starts count completion tokens: positions where the loss mask is 1."""
     sampling: Sampling
+    experts: bytes = b""
+    """As in `GenerationBody`: replayed by the trainer, so that it computes what the engine computed."""
+    expert_shape: ExpertShape | None = None
 
 
 class Experience(Record, frozen=True, kw_only=True):

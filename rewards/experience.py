@@ -73,4 +73,6 @@ def segment_of(turn: Generation, body: GenerationBody) -> Segment:
         logprobs=pack_floats([0.0] * num_prompt) + body.logprobs,
         spans=turn.spans,
         sampling=turn.sampling,
+        experts=body.experts,
+        expert_shape=body.expert_shape,
     )

@@ -9,17 +9,8 @@ from typing import Any
 from contracts.errors import Unavailable
 from contracts.event_log import EventLog, LoadPosition, LogRecord, Message, TopicState
 from contracts.ids import new_completion_id
-from contracts.records import (
-    Generation,
-    GenerationBody,
-    Sampling,
-    Signal,
-    Span,
-    Submitter,
-    pack_floats,
-    pack_ids,
-    seal_body,
-)
+from contracts.records import Generation, GenerationBody, Signal, Submitter, pack_floats, pack_ids, seal_body
+from contracts.sampling import Sampling, Span
 from contracts.tasks import Task
 from runtime.log import outbox
 from runtime.log.local import LocalConsumer

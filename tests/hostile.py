@@ -12,18 +12,8 @@ import zstandard
 
 from contracts.event_log import Message
 from contracts.ids import new_completion_id, sample_key
-from contracts.records import (
-    Episode,
-    Experience,
-    Outcome,
-    Record,
-    Sampling,
-    Score,
-    Segment,
-    Span,
-    pack_floats,
-    pack_ids,
-)
+from contracts.records import Episode, Experience, Outcome, Record, Score, Segment, pack_floats, pack_ids
+from contracts.sampling import Sampling, Span
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from tests.fakes import BOOKING_TASK, a_generation, a_signal

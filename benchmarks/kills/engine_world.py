@@ -29,7 +29,7 @@ from benchmarks.versions import moved, publish_next
 from commands.keys import make_first_keys
 from contracts import assignments
 from contracts.assignments import LIVE
-from contracts.records import Span
+from contracts.sampling import Span
 from runtime.days import migrate
 from runtime.engine_key import authorization, engine_key
 from runtime.listening import LISTEN_FD

@@ -32,7 +32,8 @@ from benchmarks.report import summarise, write_report
 from contracts.errors import TooManyDeadLetters
 from contracts.event_log import EventLog, Message
 from contracts.ids import new_completion_id
-from contracts.records import Generation, GenerationBody, Sampling, Span, pack_floats, pack_ids, seal_body
+from contracts.records import Generation, GenerationBody, pack_floats, pack_ids, seal_body
+from contracts.sampling import Sampling, Span
 from contracts.tables import dead_letter, generation
 from contracts.tasks.loading import load_tasks
 from contracts.topics import GENERATIONS

@@ -11,17 +11,8 @@ import time
 from benchmarks.paths import EXAMPLE
 from contracts.event_log import Message
 from contracts.ids import new_completion_id
-from contracts.records import (
-    Generation,
-    GenerationBody,
-    Sampling,
-    Signal,
-    Span,
-    Submitter,
-    pack_floats,
-    pack_ids,
-    seal_body,
-)
+from contracts.records import Generation, GenerationBody, Signal, Submitter, pack_floats, pack_ids, seal_body
+from contracts.sampling import Sampling, Span
 from contracts.topics import GENERATIONS, SIGNALS
 from runtime.log.outbox import message
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import DynamicCache
 
-from contracts.records import Span
+from contracts.sampling import Span
 
 TOLERANCE = 5e-5
 """Of a log-prob: the engine adds up in another order. Without any swap 5 of 13,124 tokens differed by more, at most 1.4e-4."""

@@ -5,7 +5,7 @@ every process at its start,  log_topic: which log the database was written with,
   and episodes               minute; the command line adds how many unread records an accepted loss cost
 command line                 api_key
 dashboard                    dashboard_session
-engine                       swap
+engine                       swap; engine_replica: its own row, or that of the vLLM server that the process follows
 feedback                     received_signal, signal_count; rejection_count: refused items by reason, part of `rejected` in
                              signal_count; new rows of waiting_signal: signals whose key has no answer yet
 episodes                     generation, signal, outcome: the join and the ledger
@@ -53,6 +53,7 @@ from contracts.tables.serving import (
     assignment_change as assignment_change,
     dashboard_session as dashboard_session,
     doomed as doomed,
+    engine_replica as engine_replica,
     gate_anchor as gate_anchor,
     revocation as revocation,
     sentinel_answer as sentinel_answer,

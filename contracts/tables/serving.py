@@ -89,6 +89,22 @@ assignment_change = table(
     Column("run", Text),
 )
 
+engine_replica = table(
+    "engine_replica",
+    Column("policy", String(64), primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("url", Text, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("region", String(64), nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("slots", JSON, nullable=False),
+    Column("abilities", JSON, nullable=False),
+    Column("instance", String(64), nullable=False),
+    Column("engine", String(128), nullable=False),
+    Column("dtype", String(16), nullable=False),
+    Column("seen_at", Float, nullable=False),
+)
+
 weight_snapshot = table(
     "weight_snapshot",
     Column("policy", String(64), primary_key=True),

@@ -18,7 +18,8 @@ from pipelines.training.state import NO_WEIGHT
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from contracts.records import Experience, Segment, Span, State
+    from contracts.records import Experience, Segment, State
+    from contracts.sampling import Span
     from pipelines.training.versions import VersionTree
 
 ROUNDING = 1e-3
@@ -156,8 +157,8 @@ def _refuse_segment(segment: Segment, limits: TrainingLimits) -> Refusal | None:
     temperature = segment.sampling.temperature
     if not math.isfinite(temperature) or temperature > MAX_TEMPERATURE:
         return Refusal("filtered", "impossible_temperature")
-    if not segment.sampling.on_support or temperature < MIN_TEMPERATURE:
-        return Refusal("off_support", "greedy" if temperature < MIN_TEMPERATURE else "truncated")
+    if reason := "greedy" if temperature < MIN_TEMPERATURE else segment.sampling.off_support:
+        return Refusal("off_support", reason)
     reason = _why_untrainable(segment, limits)
     return Refusal("filtered", reason) if reason else None
 

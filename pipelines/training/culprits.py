@@ -6,7 +6,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from contracts.records import Experience, Sampling, Segment, Span, pack_floats, pack_ids
+from contracts.records import Experience, Segment, pack_floats, pack_ids
+from contracts.sampling import Sampling, Span
 
 STEP_ERROR = "step_error"
 Item = TypeVar("Item")

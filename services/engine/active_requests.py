@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from contracts.errors import EngineRestarted
-from contracts.records import Span
+from contracts.sampling import Span
 
 
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):

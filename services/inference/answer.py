@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple
 
 from tokenizers import Tokenizer
 
-from contracts.records import FinishReason, Span
+from contracts.records import FinishReason
+from contracts.sampling import Span
 
 _UNFINISHED = "\ufffd"
 

@@ -11,7 +11,8 @@ import msgspec
 from contracts.draws import is_asked
 from contracts.errors import ContextLengthExceeded, InvalidRequest, VersionNotServed
 from contracts.keys import Caller
-from contracts.records import Attempt, Purpose, Sampling
+from contracts.records import Attempt, Purpose
+from contracts.sampling import Sampling
 from contracts.tasks import SamplingRule, Task
 from services.inference.arms import ChosenArm
 from services.inference.requests import ChatRequest

@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import Table, func, select
 
 from contracts.ids import new_completion_id
-from contracts.records import Episode, GenerationBody, Score, Signal, Span, Submitter, pack_floats, pack_ids, seal_body
+from contracts.records import Episode, GenerationBody, Score, Signal, Submitter, pack_floats, pack_ids, seal_body
+from contracts.sampling import Span
 from contracts.tables import behaviour, score, signal_delay, submitter, vote, vote_pace
 from contracts.tasks import Task
 from rewards.episode import UnpackedEpisode

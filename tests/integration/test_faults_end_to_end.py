@@ -17,7 +17,8 @@ import torch
 from sqlalchemy import func, select
 
 from contracts.ledger import generation_counts, generation_states
-from contracts.records import Experience, Generation, Span, Submitter, decode, pack_floats, pack_ids
+from contracts.records import Experience, Generation, Submitter, decode, pack_floats, pack_ids
+from contracts.sampling import Span
 from contracts.tables import score, training_step
 from contracts.tasks import Task
 from contracts.topics import EXPERIENCES, GENERATIONS, SIGNALS

@@ -17,9 +17,10 @@ from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.errors import VersionRevoked
 from contracts.event_log import Message
 from contracts.ledger import generation_counts, generation_states, trained_versions
-from contracts.records import Span, Submitter
+from contracts.records import Submitter
 from contracts.revocations import Treatment
 from contracts.rollback import promote, roll_back
+from contracts.sampling import Span
 from contracts.tables import assignment_change, training_step
 from contracts.topics import EXPERIENCES, GENERATIONS, SIGNALS, route_of_key
 from contracts.version_parents import stored_parents

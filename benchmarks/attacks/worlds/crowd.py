@@ -24,10 +24,8 @@ from contracts.records import (
     Experience,
     Generation,
     GenerationBody,
-    Sampling,
     Score,
     Signal,
-    Span,
     Submitter,
     decode,
     encode,
@@ -35,6 +33,7 @@ from contracts.records import (
     pack_ids,
     seal_body,
 )
+from contracts.sampling import Sampling, Span
 from contracts.tasks import Task
 from contracts.topics import EPISODES, EXPERIENCES
 from rewards.episode import UnpackedEpisode

@@ -30,15 +30,14 @@ from contracts.records import (
     Generation,
     GenerationBody,
     Record,
-    Sampling,
     Signal,
-    Span,
     Submitter,
     encode,
     pack_floats,
     pack_ids,
     seal_body,
 )
+from contracts.sampling import Sampling, Span
 from contracts.tables import received_signal
 from contracts.tasks.loading import load_tasks
 from contracts.topics import EPISODES, GENERATIONS, SIGNALS

@@ -11,7 +11,7 @@ import structlog
 from huggingface_hub import hf_hub_download
 from tokenizers import Tokenizer
 
-from contracts.records import Span
+from contracts.sampling import Span
 
 MAX_TOKENS = 4000
 INCOMPLETE = "\ufffd"

@@ -20,7 +20,7 @@ import msgspec
 import structlog
 
 from contracts.errors import EngineFailed, EngineRestarted, EngineSilent, MillraceError, Unavailable
-from contracts.records import Sampling, Span
+from contracts.sampling import Sampling, Span
 from runtime.engine_key import authorization
 from services.inference.engine.http import READ_SECONDS, Broken, Closed, Exchange, HttpClient, NoConnection, Silent
 from services.inference.engine.wire import (

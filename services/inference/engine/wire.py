@@ -21,7 +21,7 @@ from contracts.errors import (
     UnknownModel,
     VersionNotResident,
 )
-from contracts.records import Span
+from contracts.sampling import Span
 from services.inference.answer import SampledToken
 
 MOST_LINE_BYTES = 2**20

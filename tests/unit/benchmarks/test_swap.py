@@ -11,7 +11,7 @@ from transformers import DynamicCache
 from benchmarks.swap.labels import Answer, Labels, check_labels, pieces
 from benchmarks.swap.world import way
 from benchmarks.versions import moved
-from contracts.records import Span
+from contracts.sampling import Span
 from tests.unit.services.engine.world import rounding, tiny_model
 from weights.tensors import Tensor
 

@@ -19,12 +19,12 @@ from contracts.records import (
     GenerationBody,
     Outcome,
     Signal,
-    Span,
     decode,
     decode_shape,
     encode,
     open_body,
 )
+from contracts.sampling import Span
 from tests.fakes import a_generation, a_signal
 from tests.hostile import BOMB, an_experience
 

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import torch
 
-from contracts.records import Experience, Span, pack_floats, pack_ids
+from contracts.records import Experience, pack_floats, pack_ids
+from contracts.sampling import Span
 from tests.unit.pipelines.training.builders import VOCABULARY, experience, random_key, segment, tiny_model
 
 RAISES, NO_MEMORY, NO_NUMBER, DEADLY = 44, 45, 46, 47

@@ -8,7 +8,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from contracts.ids import new_completion_id, sample_key
-from contracts.records import Experience, Sampling, Score, Segment, Span, pack_floats, pack_ids
+from contracts.records import Experience, Score, Segment, pack_floats, pack_ids
+from contracts.sampling import Sampling, Span
 
 VOCABULARY = 48
 

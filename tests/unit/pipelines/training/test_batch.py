@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from contracts.records import Experience, Sampling, Score, Span, pack_floats, pack_ids
+from contracts.records import Experience, Score, pack_floats, pack_ids
+from contracts.sampling import Sampling, Span
 from pipelines.training.batch import (
     Refusal,
     TrainingLimits,

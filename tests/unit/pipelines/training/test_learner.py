@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from contracts.errors import WeightsRefused
-from contracts.records import Experience, Span
+from contracts.records import Experience
+from contracts.sampling import Span
 from pipelines.training.batch import micro_batches
 from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.guard import Norms

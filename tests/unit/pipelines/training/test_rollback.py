@@ -16,8 +16,9 @@ from sqlalchemy import select
 
 from contracts.assignments import CANDIDATE, LIVE, TRAINING
 from contracts.errors import WeightsRefused
-from contracts.records import Experience, Span
+from contracts.records import Experience
 from contracts.revocations import Treatment
+from contracts.sampling import Span
 from contracts.tables import training_step
 from contracts.topics import EXPERIENCES
 from pipelines.training.batch import version_lag

@@ -13,8 +13,9 @@ from sqlalchemy import select
 from contracts.assignments import CANDIDATE
 from contracts.errors import TooManyDeadLetters
 from contracts.event_log import LogRecord, Message
-from contracts.records import Experience, Span
+from contracts.records import Experience
 from contracts.rollback import roll_back
+from contracts.sampling import Span
 from contracts.tables import dead_letter, training_step
 from contracts.topics import EXPERIENCES
 from pipelines.training.__main__ import main

@@ -18,18 +18,8 @@ from contracts import assignments, tables
 from contracts.assignments import CANDIDATE, LIVE
 from contracts.event_log import Message
 from contracts.ledger import NO_END
-from contracts.records import (
-    Generation,
-    GenerationBody,
-    Sampling,
-    Signal,
-    Span,
-    Submitter,
-    encode,
-    pack_floats,
-    pack_ids,
-    seal_body,
-)
+from contracts.records import Generation, GenerationBody, Signal, Submitter, encode, pack_floats, pack_ids, seal_body
+from contracts.sampling import Sampling, Span
 from contracts.topics import EPISODES, EXPERIENCES, GENERATIONS, SIGNALS
 from runtime.days import migrate
 from runtime.settings import Settings

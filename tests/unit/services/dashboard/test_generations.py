@@ -7,7 +7,7 @@ from sqlalchemy import select, update
 from tokenizers import Tokenizer
 
 from contracts import ledger
-from contracts.records import Span
+from contracts.sampling import Span
 from contracts.tables import generation
 from runtime.database import Database
 from runtime.settings import Settings

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from contracts.errors import EngineRestarted, InvalidRequest, Unavailable, UnknownModel, VersionNotResident
-from contracts.records import Span
+from contracts.sampling import Span
 from services.engine.engine import Engine
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
 from tests.unit.services.engine.world import ask, complete, logprobs_of, make_engine, reference, rounding, until

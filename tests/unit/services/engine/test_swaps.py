@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from contracts.errors import NotFound, Unavailable, WeightsRefused
-from contracts.records import Span
+from contracts.sampling import Span
 from policy.weights import tensors_of
 from services.engine.active_requests import ActiveRequest
 from services.engine.engine import Engine

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.records import Span
+from contracts.sampling import Span
 from services.inference.answer import Choice, Detokenizer, SampledToken, StopFinder
 from tests.unit.services.inference.world import END, make_tokenizer
 

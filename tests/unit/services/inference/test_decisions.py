@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from contracts.assignments import Assignment
 from contracts.errors import ContextLengthExceeded, UnknownModel
-from contracts.records import Sampling
+from contracts.sampling import Sampling
 from contracts.tasks import SamplingRule
 from runtime.database import Database
 from services.inference.arms import Assignments, ChosenArm, choose_arm, draw_of, pinned_version

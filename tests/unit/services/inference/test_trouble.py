@@ -11,7 +11,8 @@ import msgspec
 import openai
 import pytest
 
-from contracts.records import Span, encode, unpack_floats, unpack_ids
+from contracts.records import encode, unpack_floats, unpack_ids
+from contracts.sampling import Span
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.serving import wait_until
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from contracts.assignments import CANDIDATE, LIVE, Assignment, move, read
 from contracts.errors import InvalidRequest, VersionNotServed
-from contracts.records import Span
+from contracts.sampling import Span
 from runtime.database import Database
 from services.inference.arms import ChosenArm, choose_arm
 from services.inference.idempotency import REPLAYED
