@@ -1,0 +1,93 @@
+"""Tiny random checkpoints of several architectures, with the tokenizer and template of the demo's base policy."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+BASE = Path(__file__).parent.parent / "examples" / "reservations" / "base"
+KINDS = ("llama", "qwen3", "gemma3", "qwen3_moe", "lfm2", "mamba2")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
+_SHARD_SIZE = "150KB"
+
+_COMMON = {
+    "vocab_size": 704,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+_ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {**_ATTENTION, "intermediate_size": 128, "tie_word_embeddings": False}),
+    "qwen3": ("qwen3", {**_ATTENTION, "intermediate_size": 128, "tie_word_embeddings": True}),
+    "gemma3": (
+        "gemma3_text",
+        {
+            **_ATTENTION,
+            "intermediate_size": 128,
+            "sliding_window": 32,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "query_pre_attn_scalar": 16,
+        },
+    ),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {
+            **_ATTENTION,
+            "intermediate_size": 128,
+            "moe_intermediate_size": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "lfm2": (
+        "lfm2",
+        {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "intermediate_size": 128,
+            "block_auto_adjust_ff_dim": False,
+            "layer_types": ["conv", "full_attention"],
+        },
+    ),
+    "mamba2": (
+        "mamba2",
+        {"state_size": 16, "num_heads": 4, "head_dim": 32, "expand": 2, "n_groups": 1, "chunk_size": 32},
+    ),
+}
+
+
+def tiny_model(kind: str, *, dtype: torch.dtype = torch.float32, seed: int = 7) -> Any:
+    """A random model of one of `KINDS`, in eval mode."""
+    model_type, own = _CONFIGS[kind]
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(model_type, **{**_COMMON, **own})
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def build_model(
+    kind: str, folder: Path, *, sharded: bool = False, dtype: torch.dtype = torch.bfloat16, seed: int = 7
+) -> Path:
+    """Save a random model of one of `KINDS` as a checkpoint; returns `folder`.
+
+    Args:
+        kind: the architecture.
+        folder: is created; it gets the weights, configuration, tokenizer, template and generation configuration.
+        sharded: write several weight files and an index.
+        dtype: of the saved tensors.
+        seed: of the random weights.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tiny_model(kind, dtype=dtype, seed=seed).save_pretrained(folder, max_shard_size=_SHARD_SIZE if sharded else "1GB")
+    for name in _TOKENIZER_FILES:
+        shutil.copyfile(BASE / name, folder / name)
+    return folder
