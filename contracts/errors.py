@@ -5,6 +5,7 @@ MillraceError
 │   ├── UnknownModel (404)
 │   ├── NotFound (404)
 │   ├── ContextLengthExceeded    prompt and answer together are longer than the policy's context
+│   ├── InvalidSchema            a JSON schema that is not valid, too large, or that no answer can meet
 │   ├── Unsupported              part of OpenAI's API but not of ours: refused instead of ignored
 │   ├── UnsupportedMediaType (415) a body that is not application/json
 │   ├── InvalidTarget            a signal is about exactly one thing
@@ -86,6 +87,10 @@ class NotFound(InvalidRequest):
 
 class ContextLengthExceeded(InvalidRequest):
     code = "context_length_exceeded"
+
+
+class InvalidSchema(InvalidRequest):
+    code = "invalid_schema"
 
 
 class Unsupported(InvalidRequest):

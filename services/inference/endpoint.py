@@ -36,7 +36,15 @@ from services.inference import replies
 from services.inference.arms import Assignments, choose_arm, draw_of, pinned_version
 from services.inference.completion import Completion
 from services.inference.engine.client import EngineClient
-from services.inference.plan import RequestPlan, decide_purpose, decide_refusal, decide_sampling, find_task, may_log
+from services.inference.plan import (
+    RequestPlan,
+    check_served,
+    decide_purpose,
+    decide_refusal,
+    decide_sampling,
+    find_task,
+    may_log,
+)
 from services.inference.recorder import Recorder
 from services.inference.requests import ChatRequest
 from services.inference.streams import ClientPresence, CompletionStream, completion_events
@@ -63,6 +71,7 @@ class Endpoint:
         requirement = version_requirement(request.labels, version)
         version = requirement.exact if version is None else version
         purpose = decide_purpose(purpose_header, caller)
+        check_served(request)
         task = find_task(self.tasks, request)
         prompt_ids = await self._encode(request)
         sampling = decide_sampling(request, task.sampling, purpose, len(prompt_ids), self.template.context)

@@ -13,6 +13,16 @@ from typing import Annotated, Any
 import msgspec
 
 from contracts.errors import InvalidRequest, Unsupported
+from services.inference.formats import (
+    AllowedTools,
+    Json,
+    NamedFunction,
+    OfferedTool,
+    ResponseFormatForm,
+    SchemaForm,
+    ToolChoiceForm,
+    ToolFunction,
+)
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
@@ -21,20 +31,12 @@ _NUM_SHOWN = 64
 _UNKNOWN_FIELD = re.compile(r"unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
 
 HARMLESS = (
-    "parallel_tool_calls", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
-    "service_tier",
+    "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "service_tier",
 )  # fmt: skip
-"""Accepted with any value: they are about speed, price or caches, or about tools, which are not served."""
+"""Accepted with any value: they are about speed, price or caches."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
     "modalities": (["text"],),
     "audio": (),
     "moderation": (),
@@ -43,8 +45,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 """Not served; accepted with null or one of these values, which change nothing."""
-Json = msgspec.Raw | msgspec.UnsetType
-"""A field that is kept as undecoded JSON, or is absent."""
+_INSTEAD = {"functions": "send `tools` instead", "function_call": "send `tool_choice` instead"}
 _LONGEST_NEUTRAL = 64
 
 
@@ -56,7 +57,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ServedFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that are served, except the messages."""
+    """The fields that are served as they are sent; the others are in `SentFields`."""
 
     model: str
     n: int | None = None
@@ -76,6 +77,14 @@ class ServedFields(msgspec.Struct, frozen=True, kw_only=True):
     stop: str | list[str] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    """vLLM's: logits of tokens in the prompt or the answer are divided by it, or multiplied if negative; 1 is off."""
+    parallel_tool_calls: bool | None = None
+    """False: at most one call in an answer."""
+    return_token_ids: bool | None = None
+    """vLLM's: the response has the token ids of prompt and answer."""
     metadata: dict[str, str] | None = None
     store: bool | None = None
     user: str | None = None
@@ -128,14 +137,23 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     function_call: Json = msgspec.UNSET
 
 
-class _Fields(ServedFields, frozen=True, kw_only=True):
+class SentFields(ServedFields, frozen=True, kw_only=True):
+    """The served fields in the form in which callers send them."""
+
     messages: Annotated[list[ChatMessage], msgspec.Meta(max_length=MAX_MESSAGES)]
+    tools: list[OfferedTool] | None = None
+    tool_choice: str | ToolChoiceForm | None = None
+    response_format: ResponseFormatForm | None = None
+    logit_bias: dict[str, float] | None = None
+    """Token id to what is added to its logit."""
+    chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
+    """vLLM's: variables of the chat template, for example `enable_thinking`."""
 
 
 Body: Any = msgspec.defstruct(
     "ChatCompletion",
     [(name, Json, msgspec.UNSET) for name in (*HARMLESS, *NEUTRAL)],
-    bases=(_Fields,),
+    bases=(SentFields,),
     frozen=True,
     kw_only=True,
     forbid_unknown_fields=True,
@@ -152,6 +170,13 @@ _STRUCTS = (
     (re.compile(r"messages\[\d+\]\.content\[\d+\]"), ContentPart),
     (re.compile(r"messages\[\d+\]\.tool_calls\[\d+\]"), ToolCall),
     (re.compile(r"messages\[\d+\]\.tool_calls\[\d+\]\.function"), Function),
+    (re.compile(r"tools\[\d+\]"), OfferedTool),
+    (re.compile(r"tools\[\d+\]\.function"), ToolFunction),
+    (re.compile(r"tool_choice"), ToolChoiceForm),
+    (re.compile(r"tool_choice\.function"), NamedFunction),
+    (re.compile(r"tool_choice\.allowed_tools"), AllowedTools),
+    (re.compile(r"response_format"), ResponseFormatForm),
+    (re.compile(r"response_format\.json_schema"), SchemaForm),
 )
 
 
@@ -166,7 +191,8 @@ def check_neutral(body: Any) -> None:
         return
     for (name, values), content in zip(NEUTRAL.items(), given, strict=True):
         if content is not msgspec.UNSET and not _is_neutral(content, values):
-            raise Unsupported(f"`{name}` is not supported; leave it out{_allowed(name)}", param=name)
+            remedy = _INSTEAD.get(name) or f"leave it out{_allowed(name)}"
+            raise Unsupported(f"`{name}` is not supported; {remedy}", param=name)
 
 
 def is_plain(message: ChatMessage) -> bool:

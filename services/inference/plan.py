@@ -9,7 +9,7 @@ from typing import NamedTuple, get_args
 import msgspec
 
 from contracts.draws import is_asked
-from contracts.errors import ContextLengthExceeded, InvalidRequest, VersionNotServed
+from contracts.errors import ContextLengthExceeded, InvalidRequest, Unsupported, VersionNotServed
 from contracts.keys import Caller
 from contracts.records import Attempt, Purpose
 from contracts.sampling import Sampling
@@ -57,6 +57,23 @@ class RequestPlan(NamedTuple):
     def ask_feedback(self) -> bool | None:
         """Whether the app should ask its user; None if the task has no rule for asking."""
         return None if self.task.asking is None else is_asked(self.completion_id, self.ask_probability)
+
+
+def check_served(request: ChatRequest) -> None:
+    """Raises Unsupported for a field that is read, and that the way to the engine does not have yet."""
+    for name, value in (
+        ("tools", request.tools),
+        ("response_format", request.response_format),
+        ("logit_bias", request.logit_bias),
+        ("frequency_penalty", request.frequency_penalty),
+        ("presence_penalty", request.presence_penalty),
+        ("repetition_penalty", request.repetition_penalty not in (None, 1)),
+        ("top_logprobs", request.top_logprobs),
+        ("return_token_ids", request.return_token_ids),
+        ("chat_template_kwargs", request.template_variables),
+    ):
+        if value:
+            raise Unsupported(f"`{name}` is not supported; leave it out", param=name)
 
 
 def find_task(tasks: Mapping[str, Task], request: ChatRequest) -> Task:

@@ -13,8 +13,15 @@ from typing import Any
 import msgspec
 
 from contracts.errors import InvalidRequest, Unsupported
-from contracts.tables import MAX_KEY
 from services.http import read_json
+from services.inference.bounds import (
+    MAX_NAME,
+    check_biases,
+    check_metadata,
+    check_numbers,
+    check_stops,
+    check_variables,
+)
 from services.inference.control_strings import ROLES
 from services.inference.fields import (
     MAX_MESSAGES,
@@ -29,20 +36,20 @@ from services.inference.fields import (
     is_plain,
     unserved_of,
 )
+from services.inference.formats import (
+    MAX_SCHEMA_DEPTH,
+    ResponseFormat,
+    ToolChoice,
+    check_response_format,
+    check_tool_choice,
+    check_tools,
+    is_deeper,
+)
 
-MAX_CHOICES = 8
-_MAX_STOPS = 4
-_MAX_TEMPERATURE = 2.0
-_MAX_TOP_K = 2**31 - 1
-_SEEDS = range(-(2**63), 2**63)
-_MAX_PAIRS, _MAX_KEY, _MAX_VALUE = 16, 64, 512
-_MAX_REFERENCE = 50_000
-"""`metadata.reference` may be longer than other labels: it may hold a test suite."""
 _LARGE = 2**18
 """Bytes; a larger body is checked before it is decoded."""
 _MAX_ARGUMENTS = 2**18
 """Bytes of all arguments of tool calls that are objects; arguments that are strings are not decoded."""
-_MAX_DEPTH = 64
 _MAX_SHORT_MESSAGES, _MAX_SHORT_CHARACTERS = 64, 4000
 _served = attrgetter(*ServedFields.__struct_fields__)
 _TEXTS = ("name", "reasoning_content", "reasoning", "thinking", "tool_call_id")
@@ -54,6 +61,15 @@ class ChatRequest(ServedFields, frozen=True, kw_only=True):
 
     messages: list[dict[str, Any]]
     """As templates expect them: without null values, and with text parts joined into one text."""
+    tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    """In OpenAI's form, as templates expect them; empty without tools."""
+    tool_choice: ToolChoice = ToolChoice()
+    response_format: ResponseFormat | None = None
+    """None: any text."""
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    """Token id to what is added to its logit."""
+    template_variables: dict[str, bool | int | float | str | None] = msgspec.field(default_factory=dict)
+    """Of `chat_template_kwargs`: variables that the chat template gets."""
 
     @property
     def num_choices(self) -> int:
@@ -90,6 +106,8 @@ class ChatRequest(ServedFields, frozen=True, kw_only=True):
     @property
     def is_short(self) -> bool:
         """True if encoding the messages takes no longer than handing them to a thread."""
+        if self.tools:
+            return False
         num_characters = 0
         for message in self.messages:
             for value in message.values():
@@ -113,17 +131,21 @@ def parse_chat_request(body: bytes) -> ChatRequest:
     except InvalidRequest as error:
         raise explain(error) from error
     check_neutral(read)
-    if read.top_logprobs:
-        raise Unsupported(
-            "`top_logprobs` is not supported: only the log-prob of the sampled token is known; send 0 or leave it out",
-            param="top_logprobs",
-        )
     served = dict(zip(ServedFields.__struct_fields__, _served(read), strict=False))
-    request = ChatRequest(messages=_plain_messages(read.messages), **served)
-    _check_numbers(request)
-    _check_metadata(request.labels)
-    if len(request.stops) > _MAX_STOPS or "" in request.stops:
-        raise InvalidRequest(f"stop takes up to {_MAX_STOPS} strings, none of them empty", param="stop")
+    tools = check_tools(read.tools)
+    request = ChatRequest(
+        messages=_plain_messages(read.messages),
+        tools=tools,
+        tool_choice=check_tool_choice(read.tool_choice, tools),
+        response_format=check_response_format(read.response_format),
+        logit_bias=check_biases(read.logit_bias or {}),
+        template_variables=check_variables(read.chat_template_kwargs or {}),
+        **served,
+    )
+    check_numbers(request)
+    _check_top_logprobs(request)
+    check_metadata(request.labels)
+    check_stops(request.stops)
     return request
 
 
@@ -143,52 +165,9 @@ def _too_many(what: str) -> InvalidRequest:
     return InvalidRequest(f"`messages` takes {what} in one request; send fewer", param="messages")
 
 
-def _check_numbers(request: ChatRequest) -> None:
-    if request.n is not None and not 1 <= request.n <= MAX_CHOICES:
-        raise InvalidRequest(f"n must lie in [1, {MAX_CHOICES}], not {request.n}", param="n")
-    if request.temperature is not None and not 0 <= request.temperature <= _MAX_TEMPERATURE:
-        raise InvalidRequest(
-            f"temperature must lie in [0, {_MAX_TEMPERATURE:g}], not {request.temperature:g}; 0 is greedy",
-            param="temperature",
-        )
-    if request.top_p is not None and not 0 < request.top_p <= 1:
-        raise InvalidRequest(f"top_p must lie in (0, 1], not {request.top_p:g}", param="top_p")
-    if request.top_k is not None and not -1 <= request.top_k <= _MAX_TOP_K:
-        raise InvalidRequest(f"top_k must be 0 (off) or positive, not {request.top_k}", param="top_k")
-    if request.min_p is not None and not 0 <= request.min_p <= 1:
-        raise InvalidRequest(f"min_p must lie in [0, 1], not {request.min_p:g}; 0 is off", param="min_p")
-    if request.seed is not None and request.seed not in _SEEDS:
-        raise InvalidRequest(f"seed must be a signed 64-bit number, not {request.seed}", param="seed")
-    for name, value in (
-        ("max_tokens", request.max_tokens),
-        ("max_completion_tokens", request.max_completion_tokens),
-    ):
-        if value is not None and value < 1:
-            raise InvalidRequest(f"{name} must be at least 1, not {value}", param=name)
-
-
-def _check_metadata(pairs: dict[str, str]) -> None:
-    if len(pairs) > _MAX_PAIRS:
-        raise InvalidRequest(f"metadata takes up to {_MAX_PAIRS} pairs, not {len(pairs)}", param="metadata")
-    for key, value in pairs.items():
-        longest = _MAX_REFERENCE if key == "reference" else _MAX_VALUE
-        if len(key) > _MAX_KEY or len(value) > longest:
-            raise InvalidRequest(
-                f"metadata: keys take up to {_MAX_KEY} characters and values up to {_MAX_VALUE}, `reference` up to "
-                f"{_MAX_REFERENCE:,}; {key[:_MAX_KEY]!r} has {len(value):,}",
-                param="metadata",
-            )
-        if "\0" in key or "\0" in value:
-            raise InvalidRequest(
-                f"metadata: {key!r} has a NUL character, which PostgreSQL cannot store; leave it out", param="metadata"
-            )
-    join_key = pairs.get("join_key")
-    if join_key is not None and (not 1 <= len(join_key) <= MAX_KEY or "\0" in join_key):
-        raise InvalidRequest(
-            f"metadata.join_key takes 1 to {MAX_KEY} characters and no NUL, not {len(join_key)} characters; signals refer to "
-            "the answer by it",
-            param="metadata.join_key",
-        )
+def _check_top_logprobs(request: ChatRequest) -> None:
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
 
 
 def _plain_messages(messages: list[ChatMessage]) -> list[dict[str, Any]]:
@@ -212,7 +191,7 @@ def _plain_message(message: ChatMessage, index: int) -> dict[str, Any]:
         return {"role": message.role, "content": message.content}
     where = f"messages[{index}]"
     if message.role not in ROLES:
-        given = message.role[:_MAX_KEY]
+        given = message.role[:MAX_NAME]
         raise InvalidRequest(f"{where}.role is one of {', '.join(ROLES)}, not {given!r}", param=f"{where}.role")
     if (unserved := unserved_of(message)) is not None:
         raise Unsupported(f"`{where}.{unserved}` is not supported; leave it out", param=f"{where}.{unserved}")
@@ -233,7 +212,8 @@ def _plain_message(message: ChatMessage, index: int) -> dict[str, Any]:
 def _text_of(part: ContentPart, where: str) -> str:
     if part.type == "text" and part.text is not None:
         return part.text
-    raise Unsupported(f'{where} takes parts {{"type": "text", "text": "..."}} only', param=where)
+    kind = "" if part.type == "text" else f"; `{part.type[:MAX_NAME]}` is not supported"
+    raise Unsupported(f'{where} takes parts {{"type": "text", "text": "..."}} only{kind}', param=where)
 
 
 def _check_arguments(calls: Iterable[ToolCall]) -> None:
@@ -248,16 +228,9 @@ def _check_arguments(calls: Iterable[ToolCall]) -> None:
 def _plain_call(call: ToolCall, where: str) -> dict[str, Any]:
     written = call.function.arguments
     arguments = None if written is msgspec.UNSET else msgspec.json.decode(written)
-    if not isinstance(arguments, str | dict | None) or _is_deeper(arguments, _MAX_DEPTH):
+    if not isinstance(arguments, str | dict | None) or is_deeper(arguments, MAX_SCHEMA_DEPTH):
         raise InvalidRequest(
-            f"{where}: arguments are a string, or an object nested up to {_MAX_DEPTH} levels deep", param=where
+            f"{where}: arguments are a string, or an object nested up to {MAX_SCHEMA_DEPTH} levels deep", param=where
         )
     function = {"name": call.function.name, "arguments": arguments}
     return {**({} if call.id is None else {"id": call.id}), "type": call.type or "function", "function": function}
-
-
-def _is_deeper(value: Any, num_levels: int) -> bool:
-    if not isinstance(value, dict | list):
-        return False
-    parts = value.values() if isinstance(value, dict) else value
-    return num_levels == 0 or any(_is_deeper(part, num_levels - 1) for part in parts)

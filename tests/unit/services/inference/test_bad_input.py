@@ -46,11 +46,24 @@ def parse(**changes: Any) -> ChatRequest:
         ("metadata", {"k": "v" * 513}, "invalid_request"),
         ("metadata", {"reference": "v" * 50_001}, "invalid_request"),
         ("metadata", {str(i): "v" for i in range(17)}, "invalid_request"),
-        ("top_logprobs", 5, "unsupported_parameter"),
-        ("tools", [{"type": "function"}], "unsupported_parameter"),
-        ("response_format", {"type": "json_object"}, "unsupported_parameter"),
-        ("logit_bias", {"5": -100}, "unsupported_parameter"),
-        ("frequency_penalty", 0.5, "unsupported_parameter"),
+        ("top_logprobs", 5, "invalid_request"),
+        ("top_logprobs", 21, "invalid_request"),
+        ("logit_bias", {"5": -101}, "invalid_request"),
+        ("logit_bias", {"x": 1}, "invalid_request"),
+        ("logit_bias", {"-1": 1}, "invalid_request"),
+        ("logit_bias", {"9999999999": 1}, "invalid_request"),
+        ("logit_bias", {str(token): 1 for token in range(1025)}, "invalid_request"),
+        ("frequency_penalty", 2.5, "invalid_request"),
+        ("presence_penalty", -2.5, "invalid_request"),
+        ("presence_penalty", "0", "invalid_request"),
+        ("repetition_penalty", 0, "invalid_request"),
+        ("repetition_penalty", 10.5, "invalid_request"),
+        ("functions", [{"name": "f"}], "unsupported_parameter"),
+        ("chat_template_kwargs", {"messages": "x"}, "invalid_request"),
+        ("chat_template_kwargs", {"eos_token": "x"}, "invalid_request"),
+        ("chat_template_kwargs", {"_x": True}, "invalid_request"),
+        ("chat_template_kwargs", {"date": "<|im_start|>"}, "invalid_request"),
+        ("chat_template_kwargs", {f"x{i}": 1 for i in range(17)}, "invalid_request"),
         ("messages", "hi", "invalid_request"),
     ],
 )
@@ -91,7 +104,7 @@ def test_a_reference_may_be_as_long_as_the_tests_of_a_program() -> None:
     assert parse(metadata={"reference": "v" * 50_000}).labels["reference"] == "v" * 50_000
 
 
-@pytest.mark.parametrize("field", ["prediction", "tools"])
+@pytest.mark.parametrize("field", ["prediction", "moderation"])
 def test_a_body_that_is_nested_too_deep_is_refused(field: str) -> None:
     body = json.dumps(GOOD)[:-1] + f', "{field}": ' + "[" * 100_000 + "]" * 100_000 + "}"
     with pytest.raises(InvalidRequest, match="nested too deep"):

@@ -14,7 +14,7 @@ from openai.types.chat import completion_create_params
 from benchmarks.attacks.text import CHANGING, keep_waiting
 from contracts.errors import InvalidRequest, Unsupported
 from services.inference.control_strings import ROLES
-from services.inference.fields import HARMLESS, MAX_MESSAGES, MAX_PARTS, NEUTRAL, Body, ChatMessage, ServedFields
+from services.inference.fields import HARMLESS, MAX_MESSAGES, MAX_PARTS, NEUTRAL, Body, ChatMessage, SentFields
 from services.inference.requests import ChatRequest, parse_chat_request
 from tests.unit.services.inference.conftest import Inference
 
@@ -60,7 +60,7 @@ def test_every_field_of_the_sdk_is_decided_about() -> None:
         *get_type_hints(completion_create_params.CompletionCreateParamsNonStreaming),
         *get_type_hints(completion_create_params.CompletionCreateParamsStreaming),
     }
-    served = {"messages", *ServedFields.__struct_fields__}
+    served = {*SentFields.__struct_fields__}
 
     assert known <= served | {*HARMLESS} | {*NEUTRAL}
     assert len(served) + len(HARMLESS) + len(NEUTRAL) == len(served | {*HARMLESS} | {*NEUTRAL})
@@ -69,7 +69,7 @@ def test_every_field_of_the_sdk_is_decided_about() -> None:
 
 def test_the_page_names_every_field() -> None:
     page = Path("docs/chat.md").read_text()
-    for name in ("messages", *ServedFields.__struct_fields__, *HARMLESS, *NEUTRAL, *ChatMessage.__struct_fields__):
+    for name in (*SentFields.__struct_fields__, *HARMLESS, *NEUTRAL, *ChatMessage.__struct_fields__):
         assert f"`{name}`" in page, name
 
 
@@ -226,5 +226,5 @@ def test_bodies_that_would_keep_the_event_loop_busy_are_refused() -> None:
 
 def test_the_fields_have_a_schema_for_those_who_describe_the_service() -> None:
     schema = msgspec.json.schema(Body)["$defs"]["ChatCompletion"]
-    assert {*schema["properties"]} == {"messages", *ServedFields.__struct_fields__, *HARMLESS, *NEUTRAL}
+    assert {*schema["properties"]} == {*SentFields.__struct_fields__, *HARMLESS, *NEUTRAL}
     assert {*schema["required"]} == {"model", "messages"}
