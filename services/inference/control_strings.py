@@ -1,7 +1,7 @@
 """Control strings: texts that the tokenizer turns into control tokens. The text of a message must never become one.
 
-In: messages. Out: the same messages, in which every character that could begin or complete a control string is replaced by a
-stand-in, a character that occurs nowhere else. After rendering, every remaining control string comes from the template.
+In: messages, tools and options of the template. Out: the same, with every character that could begin or complete a control string
+replaced by a stand-in, a character that occurs nowhere else. After rendering, all control strings come from the template.
 
 A stand-in is a single character and not whitespace, so trimming, cutting, joining and changing case treat it like the
 character it stands for. Texts that a template compares with (`</think>`) are left alone where they cannot be part of a control
@@ -11,7 +11,7 @@ string.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from contracts.errors import InvalidRequest
@@ -25,13 +25,16 @@ _NUM_BEGINNING = 6
 """How many characters of a control string the regular expression searches for; one alone is slow on texts full of brackets."""
 
 Span = tuple[int, int]
+_NOTHING: Mapping[str, Any] = {}
 
 
 class MarkedMessages(NamedTuple):
-    """Messages with stand-ins. `stand_ins`: by character."""
+    """Messages, tools and options with stand-ins. `stand_ins`: by character."""
 
     messages: list[dict[str, Any]]
     stand_ins: dict[str, str]
+    tools: list[dict[str, Any]]
+    options: dict[str, Any]
 
     def restore(self, text: str) -> str:
         """The text with its own characters again."""
@@ -81,18 +84,30 @@ class ControlStrings:
         """The control strings of a text, in order."""
         return [text[start:end] for start, end in self.find(text)]
 
-    def mark(self, messages: list[dict[str, Any]]) -> MarkedMessages | None:
-        """The messages with stand-ins; None if nothing in them could be part of a control string.
+    def mark(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        options: Mapping[str, Any] = _NOTHING,
+    ) -> MarkedMessages | None:
+        """The messages, tools and options with stand-ins; None if nothing in them could be part of a control string.
 
         Raises:
             InvalidRequest: they contain too many of the characters that serve as stand-ins.
         """
         # One text for all messages: most requests end here, so this has to be fast.
         text = "\0".join([text for message in messages for text in _said(message)])
+        if tools or options:
+            text = "\0".join([text, *_texts(tools), *_texts(options)])
         if not self._is_suspicious(text):
             return None
         stand_ins = self._choose(text)
-        return MarkedMessages([self._marked(message, stand_ins) for message in messages], stand_ins)
+        return MarkedMessages(
+            [self._marked(message, stand_ins) for message in messages],
+            stand_ins,
+            [self._replaced(tool, stand_ins, self._kept) for tool in tools],
+            self._replaced(dict(options), stand_ins, self._kept),
+        )
 
     def _is_suspicious(self, text: str) -> bool:
         for mark in self._marks:  # `any` over a generator takes three times as long
@@ -118,8 +133,16 @@ class ControlStrings:
         return dict(zip(characters, free, strict=False))
 
     def _marked(self, message: dict[str, Any], stand_ins: dict[str, str]) -> dict[str, Any]:
-        kept = self._assistants if message.get("role") == "assistant" else self._kept
+        said = self._assistants if message.get("role") == "assistant" else self._kept
+        # The arguments of a call often repeat what somebody else wrote, so they are not the assistant's own words.
+        return {
+            name: value
+            if _is_role(name, value)
+            else self._replaced(value, stand_ins, self._kept if name == "tool_calls" else said)
+            for name, value in message.items()
+        }
 
+    def _replaced(self, value: Any, stand_ins: dict[str, str], kept: list[str]) -> Any:
         def mark_name(text: str) -> str:
             for character in self._marks:
                 text = text.replace(character, stand_ins[character])
@@ -139,9 +162,7 @@ class ControlStrings:
                     marked = marked.replace(mark_all(literal), literal)
             return marked
 
-        return {
-            name: value if _is_role(name, value) else _each(value, mark, mark_name) for name, value in message.items()
-        }
+        return _each(value, mark, mark_name)
 
     def _harmless(self, literals: Iterable[str], controls: Collection[str]) -> list[str]:
         """The literals whose marked characters can never be part of a control string."""
@@ -216,11 +237,11 @@ def _said(message: dict[str, Any]) -> list[str]:
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         yield from value
         for part in value.values():
             yield from _texts(part)
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         for part in value:
             yield from _texts(part)
 

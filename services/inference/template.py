@@ -1,14 +1,16 @@
 """Messages to token ids and back, without transformers: the base folder's chat template and its tokenizer.
 
-The ids equal those of `AutoTokenizer.from_pretrained(base).apply_chat_template(messages, add_generation_prompt=True)` of
-transformers 5.23, except for messages whose text contains control strings (`<|im_start|>`): here these stay text. See
-services/inference/control_strings.py and plain_tokenizer.py.
+The ids equal those of `AutoTokenizer.from_pretrained(base).apply_chat_template(messages, tools=tools,
+add_generation_prompt=True)` of transformers 5.23, except for messages and tools whose text contains control strings
+(`<|im_start|>`): here these stay text. See services/inference/control_strings.py and plain_tokenizer.py. Calls are given to a
+template in the form that it takes, see services/inference/template_calls.py.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,17 @@ import jinja2
 from huggingface_hub import snapshot_download
 from tokenizers import Tokenizer
 
-from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings
+from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings, Unsupported
 from services.inference.control_strings import ControlStrings, MarkedMessages
 from services.inference.plain_tokenizer import PlainTokenizer
+from services.inference.template_calls import CallForm, call_form, complete_tools, takes_tools, with_objects
+from services.inference.template_options import check_options
 from services.inference.template_sandbox import make_sandbox
 from services.inference.template_texts import TemplateTexts, template_texts
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _BRACKETED = re.compile(r"[^\w\s].*\w.*[^\w\s]")
+_NOTHING: Mapping[str, Any] = {}
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -33,6 +38,8 @@ class ChatTemplate:
     Attributes:
         context: the most tokens of prompt and answer together.
         tokenizer: the policy's tokenizer.
+        source: the template itself.
+        takes_tools: whether it renders tools.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,15 +49,20 @@ class ChatTemplate:
         # No token stands for more characters than its own name has, so a text longer than this cannot fit.
         self.most_characters = self.context * max(map(len, self.tokenizer.get_vocab()), default=1)
         self._special = _special_tokens(settings)
-        source, sandbox = _template_of(folder, settings), make_sandbox()
+        self.source, sandbox = _template_of(folder, settings), make_sandbox()
         try:
-            self._template = sandbox.from_string(source)
-            literals = template_texts(sandbox.parse(source))
+            self._template = sandbox.from_string(self.source)
+            parsed = sandbox.parse(self.source)
         except jinja2.TemplateError as error:
             raise InvalidSettings(f"{folder}: the chat template is not valid: {error}") from error
+        literals = template_texts(parsed)
+        self._variables = frozenset(node.name for node in parsed.find_all(jinja2.nodes.Name))
+        self._reserved = frozenset(sandbox.globals) | frozenset(_SPECIAL_TOKENS)
         # jinja2 reads all globals on every render, which is slow with its own chain of dicts.
         self._template.globals = dict(self._template.globals)
-        self._knows_developers = "developer" in source
+        self._knows_developers = "developer" in self.source
+        self.takes_tools = takes_tools(self._rendered)
+        self._call_form: CallForm | None = call_form(self._rendered, tools=self.takes_tools)
         self._rewrites = literals.rewrites
         content = json.loads(self.tokenizer.to_str())
         tokens = content["added_tokens"]
@@ -61,49 +73,58 @@ class ChatTemplate:
         self._plain_tokenizer = PlainTokenizer(content, hard | soft)
         self._normalizes = self.tokenizer.normalizer is not None and any(token["normalized"] for token in tokens)
 
-    def render(self, messages: list[dict[str, Any]]) -> str:
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        options: Mapping[str, Any] = _NOTHING,
+    ) -> str:
         """The prompt as text.
 
         Raises:
-            InvalidRequest: the template refuses these messages; the message is the template's.
+            InvalidRequest: the template refuses these messages; the message is the template's. Or it has no such option.
+            Unsupported: the template ignores tools, or calls of tools in messages.
         """
-        if not messages:
-            raise InvalidRequest("send at least one message", param="messages")
-        try:
-            return self._template.render(
-                messages=[self._prepared(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special,
-            )
-        except (jinja2.TemplateError, TypeError) as error:
-            raise InvalidRequest(f"the chat template refused the messages: {error}", param="messages") from error
+        self._check(messages, tools, options)
+        return self._rendered_or_refused(messages, tools, options)
 
-    def encode(self, messages: list[dict[str, Any]]) -> list[int]:
+    def encode(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+        options: Mapping[str, Any] = _NOTHING,
+    ) -> list[int]:
         """The prompt as token ids. Releases the GIL while it encodes.
 
-        All control tokens come from the template: the text of a message never makes one.
+        All control tokens come from the template: the text of a message or a tool never makes one.
 
         Raises:
-            InvalidRequest: see `render`.
+            InvalidRequest, Unsupported: see `render`.
             ContextLengthExceeded: the text exceeds the context even before tokenizing.
         """
-        marked = self._controls.mark(messages)
-        if marked is None:
-            text = self._bounded(self.render(messages))
-            ids = self._ids(text)
-            # A normalizer may turn harmless characters into a control string.
-            if self._normalizes and self._plain_tokenizer.num_controls(ids) != len(self._controls.find(text)):
-                return self._plain_tokenizer.encode(text, self._controls.find(text), str)
-            return ids
-        return self._encode_marked(messages, marked)
+        self._check(messages, tools, options)
+        messages = [with_objects(message) for message in messages]
+        marked = self._controls.mark(messages, tools, options)
+        if marked is not None:
+            return self._encode_marked(messages, tools, options, marked)
+        text = self._bounded(self._rendered_or_refused(messages, tools, options))
+        ids = self._ids(text)
+        # A normalizer may turn harmless characters into a control string.
+        if self._normalizes and self._plain_tokenizer.num_controls(ids) != len(self._controls.find(text)):
+            return self._plain_tokenizer.encode(text, self._controls.find(text), str)
+        return ids
 
-    def _encode_marked(self, messages: list[dict[str, Any]], marked: MarkedMessages) -> list[int]:
-        text = self._bounded(self.render(marked.messages))
+    def _encode_marked(
+        self,
+        messages: list[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+        options: Mapping[str, Any],
+        marked: MarkedMessages,
+    ) -> list[int]:
+        text = self._bounded(self._rendered_or_refused(marked.messages, marked.tools, marked.options))
         spans = self._controls.find(text)
         if self._rewrites:  # the template may escape a character, but not its stand-in
-            plain = self._bounded(self.render(messages))
+            plain = self._bounded(self._rendered_or_refused(messages, tools, options))
             is_harmless = self._controls.strings(plain) == self._controls.strings(text)
         else:
             plain = marked.restore(text)
@@ -113,6 +134,47 @@ class ChatTemplate:
             if not self._normalizes or self._plain_tokenizer.num_controls(ids) == len(spans):
                 return ids
         return self._plain_tokenizer.encode(text, spans, marked.restore)
+
+    def _check(
+        self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], options: Mapping[str, Any]
+    ) -> None:
+        if not messages:
+            raise InvalidRequest("send at least one message", param="messages")
+        if options:
+            check_options(options, self._variables, self._reserved)
+        if tools and not self.takes_tools:
+            raise Unsupported(
+                "the chat template of this policy does not render tools; leave `tools` out, or describe them in a message",
+                param="tools",
+            )
+        if self._call_form is None and any(message.get("tool_calls") for message in messages):
+            raise Unsupported(
+                "the chat template of this policy does not render `tool_calls`; write them as content", param="messages"
+            )
+
+    def _rendered_or_refused(
+        self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], options: Mapping[str, Any]
+    ) -> str:
+        prepared = [self._prepared(message) for message in messages]
+        try:
+            return self._rendered(prepared, list(tools) or None, options)
+        except (jinja2.TemplateError, TypeError) as error:
+            if tools and (completed := complete_tools(tools)) != list(tools):
+                try:
+                    return self._rendered(prepared, completed, options)
+                except (jinja2.TemplateError, TypeError):
+                    pass  # the tools are not the reason
+            raise InvalidRequest(f"the chat template refused the messages: {error}", param="messages") from error
+
+    def _rendered(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        options: Mapping[str, Any] = _NOTHING,
+    ) -> str:
+        return self._template.render(
+            messages=messages, tools=tools, documents=None, add_generation_prompt=True, **{**options, **self._special}
+        )
 
     def _turn(self) -> str:
         """A turn of the user; empty if the template refuses a single turn."""
@@ -136,6 +198,8 @@ class ChatTemplate:
     def _prepared(self, message: dict[str, Any]) -> dict[str, Any]:
         if message.get("role") == "developer" and not self._knows_developers:
             message = {**message, "role": "system"}
+        if self._call_form is not None:
+            message = self._call_form.prepared(with_objects(message))
         return _with_reasoning(message)
 
 

@@ -70,7 +70,7 @@ FAMILIES = (CHATML, LLAMA3, GEMMA, MISTRAL)
 def make_family(folder: Path, family: Family) -> Path:
     """The files that inference reads."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = _pieces(family) if family.pieces else _bytes()
+    tokenizer = _pieces(family) if family.pieces else byte_tokenizer()
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in family.special])
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in family.spoken])
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -83,7 +83,7 @@ def make_family(folder: Path, family: Family) -> Path:
     return folder
 
 
-def _bytes() -> Tokenizer:
+def byte_tokenizer() -> Tokenizer:
     """One token for each byte, and a few merges, so that the border of a text matters."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("Ġ", "<"), ("<", "|"), ("|", ">"), ("i", "m"), ("e", "n"), ("Ċ", "Ċ"), ("t", "h"), ("th", "e")]
