@@ -7,14 +7,13 @@ string waits until this is decided.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tokenizers import Tokenizer
 
 from contracts.records import FinishReason
 from contracts.sampling import Span
-
-_UNFINISHED = "\ufffd"
+from services.inference.parts import NOTHING, AnswerParser, CallPart, PlainParser, add_calls
 
 
 class SampledToken(NamedTuple):
@@ -25,42 +24,13 @@ class SampledToken(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """The tokens and text that one step added to a choice."""
+    """What one step added to a choice."""
 
     choice: int
     text: str
     tokens: tuple[SampledToken, ...]
-
-
-class Detokenizer:
-    """Turns token ids into text, one at a time; only the last few ids are decoded again."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._num_shown = 0  # how many of the kept ids have their text shown
-
-    def push(self, token_id: int) -> str:
-        """Add a token. Returns the text that became final."""
-        self._ids.append(token_id)
-        text = self._pending()
-        if not text or text.endswith(_UNFINISHED):
-            return ""
-        # Shown ids stay as context: decoders treat the first token of a text differently.
-        self._ids = self._ids[self._num_shown :]
-        self._num_shown = len(self._ids)
-        return text
-
-    def flush(self) -> str:
-        """The rest of the text, with incomplete characters as U+FFFD."""
-        return self._pending()
-
-    def _pending(self) -> str:
-        shown = self._decode(self._ids[: self._num_shown])
-        return self._decode(self._ids)[len(shown) :]
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+    reasoning: str = ""
+    calls: tuple[CallPart, ...] = ()
 
 
 class StopFinder:
@@ -93,15 +63,24 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class Choice:
-    """One answer so far."""
+    """One answer so far. Stop strings are looked for in its content, not in reasoning or calls.
 
-    def __init__(self, index: int, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+    Attributes:
+        text: the content.
+        calls: of tools, in OpenAI's form.
+    """
+
+    def __init__(
+        self, index: int, tokenizer: Tokenizer, stops: Sequence[str], parser: AnswerParser | None = None
+    ) -> None:
         self.index = index
         self.tokens: list[SampledToken] = []
         self.spans: list[Span] = []
         self.text = ""
+        self.reasoning = ""
+        self.calls: list[dict[str, Any]] = []
         self.finish_reason: FinishReason | None = None
-        self._detokenizer = Detokenizer(tokenizer)
+        self._parser = parser or PlainParser(tokenizer)
         self._stop_finder = StopFinder(stops)
 
     @property
@@ -114,24 +93,32 @@ class Choice:
     ) -> Delta:
         """Append new tokens. Those after a stop string are not part of the answer."""
         before = len(self.tokens)
-        text = ""
+        text, reasoning, calls = "", "", list[CallPart]()
         for token in tokens:
             self.tokens.append(token)
-            shown, found = self._stop_finder.push(self._detokenizer.push(token.id))
-            text += shown
+            part = self._parser.push(token.id)
+            if part is NOTHING:
+                continue
+            shown, found = self._stop_finder.push(part.content)
+            text, reasoning = text + shown, reasoning + part.reasoning
+            calls += part.calls
             if found:
                 reason = "stop"
                 break
         else:
             if reason is not None:
-                text += self._rest()
+                last = self._parser.flush()
+                text, reasoning = text + self._rest(last.content), reasoning + last.reasoning
+                calls += last.calls
+        add_calls(self.calls, calls)
+        self.reasoning += reasoning
         self.spans += [span for span in spans if span.start < len(self.tokens)]
         self.text += text
         self.finish_reason = reason
-        return Delta(self.index, text, tuple(self.tokens[before:]))
+        return Delta(self.index, text, tuple(self.tokens[before:]), reasoning, tuple(calls))
 
-    def _rest(self) -> str:
-        shown, found = self._stop_finder.push(self._detokenizer.flush())
+    def _rest(self, content: str) -> str:
+        shown, found = self._stop_finder.push(content)
         return shown if found else shown + self._stop_finder.flush()
 
     def cut(self, reason: Literal["cancelled", "error"]) -> None:

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.sampling import Span
-from services.inference.answer import Choice, Detokenizer, SampledToken, StopFinder
+from services.inference.answer import Choice, SampledToken, StopFinder
+from services.inference.parts import AnswerPart, CallPart, Detokenizer
 from tests.unit.services.inference.world import END, make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -94,3 +95,46 @@ def test_an_answer_that_is_cut_keeps_what_was_shown() -> None:
     choice.cut("error")
 
     assert (choice.text, choice.finish_reason) == ("go, ", "cancelled")
+
+
+class Scripted:
+    """A parser that says these parts, one for each token, and the last at the end."""
+
+    def __init__(self, *parts: AnswerPart) -> None:
+        self._parts = list(parts)
+
+    def push(self, _token_id: int) -> AnswerPart:
+        return self._parts.pop(0)
+
+    def flush(self) -> AnswerPart:
+        return self._parts.pop(0)
+
+
+def test_reasoning_and_calls_are_kept_apart_from_content() -> None:
+    parser = Scripted(
+        AnswerPart(reasoning="a sto"),
+        AnswerPart(reasoning="p", content="s"),
+        AnswerPart(calls=(CallPart(0, id="call_1", name="f"), CallPart(0, '{"x":'))),
+        AnswerPart(calls=(CallPart(0, " 1}"), CallPart(1, id="call_2", name="g"))),
+        AnswerPart(calls=(CallPart(1, "{}"),)),
+    )
+    choice = Choice(0, TOKENIZER, ["stop"], parser)
+    first = choice.add(tokens_of("ab"), [Span(0, 1)], None)
+    second = choice.add(tokens_of("cd"), [], "stop")
+
+    assert (first.text, first.reasoning, first.calls) == ("", "a stop", ())
+    assert (choice.text, choice.reasoning, choice.finish_reason) == ("s", "a stop", "stop")
+    assert choice.calls == [
+        {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
+        {"id": "call_2", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+    ]
+    assert second.text == "s"
+    assert "".join(part.arguments for part in second.calls) == '{"x": 1}{}'
+
+
+def test_a_stop_string_ends_an_answer_before_what_comes_after_it() -> None:
+    parser = Scripted(AnswerPart("a sto"), AnswerPart("p b"), AnswerPart(calls=(CallPart(0, id="c", name="f"),)))
+    choice = Choice(0, TOKENIZER, ["stop"], parser)
+    choice.add(tokens_of("abc"), [Span(0, 1)], "stop")
+
+    assert (choice.text, choice.calls, len(choice.tokens), choice.finish_reason) == ("a ", [], 2, "stop")
