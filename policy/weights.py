@@ -1,6 +1,8 @@
 """Published bits and model parameters: out of a model, and changed in place while it serves.
 
-A policy *is* its published bfloat16 bits. A model in float32 holds them upcast, so going out and in again is exact.
+A policy *is* its published bfloat16 bits. A model in float32 holds them upcast, so going out and in again is exact. Names and
+shapes are those of the checkpoint (`policy.conversion`), not of the module: an expert is a tensor here, and a slice of a fused
+parameter there. A tensor that the checkpoint holds in float32 or float16 is published, served and trained from its bfloat16 rounding.
 A change comes in twice: `stage_changes` checks it, brings it to the device and notes what it will overwrite, while the
 model serves; `apply_patches` only writes, while the model waits.
 """
@@ -15,6 +17,16 @@ import numpy.typing as npt
 import torch
 
 from contracts.errors import WeightsRefused
+from policy.conversion import (
+    CheckpointTensor,
+    ParameterView,
+    Place,
+    conversion_of,
+    seen,
+    sparse_parts,
+    state_of,
+    whole_parts,
+)
 from weights.codec.delta import TensorChange
 from weights.tensors import Tensor, Tensors
 
@@ -27,17 +39,18 @@ WHOLE_FROM = 0.1
 
 Words = npt.NDArray[Any]
 Changes = Mapping[str, TensorChange]
+State = Mapping[str, torch.Tensor]
 
 
 class Patch(NamedTuple):
     """One write. Both sides are seen as integers of the parameter's width: no value is ever converted."""
 
-    parameter: torch.Tensor
-    """[elements]: the parameter itself, flat."""
+    target: torch.Tensor
+    """With places the parameter itself, flat [elements]; else the view of it that is written, of any shape."""
     places: torch.Tensor | None
-    """int64 [changes]; None: all elements."""
+    """int64 [changes]; None: the whole view."""
     values: torch.Tensor
-    """[changes] or [elements]."""
+    """[changes], or of the shape of the view."""
 
 
 class Patches(NamedTuple):
@@ -53,34 +66,35 @@ class Patches(NamedTuple):
 
 
 class ModelBits(Mapping[str, Tensor]):
-    """A model's parameters as bfloat16 bits, tied weights once, named as in its safetensors checkpoint.
+    """A model's weights as bfloat16 bits, tied ones once, named and shaped as in its safetensors checkpoint.
 
     Each tensor is made when it is asked for, so looking at all of them in turn takes the memory of one. Not to be
-    written to: in a bfloat16 model on CPU it is the parameter itself.
+    written to: in a bfloat16 model on CPU it may be the parameter itself.
 
     Args:
-        model: whose parameters.
+        model: whose weights: parameters and persistent buffers.
         changes: taken as made: an undo log shows the version before.
     """
 
     def __init__(self, model: Any, changes: Changes | None = None) -> None:
-        self._parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
+        self._tensors, self._state = conversion_of(model), state_of(model)
         self._changes = changes or {}
 
     def __getitem__(self, name: str) -> Tensor:
-        parameter, change = self._parameters[name], self._changes.get(name)
-        words = _words(parameter) if change is None else _changed(_words(parameter), change)
-        return Tensor(dtype=_DTYPE, shape=tuple(parameter.shape), data=words.view(np.uint8))
+        tensor, change = self._tensors[name], self._changes.get(name)
+        words = _words_at(tensor.place, self._state)
+        words = words if change is None else _changed(words, change)
+        return Tensor(dtype=_DTYPE, shape=tensor.shape, data=words.view(np.uint8))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
+        return iter(self._tensors)
 
     def __len__(self) -> int:
-        return len(self._parameters)
+        return len(self._tensors)
 
 
 def tensors_of(model: Any) -> Tensors:
-    """A copy of every parameter: see `ModelBits`."""
+    """A copy of every tensor: see `ModelBits`."""
     return {name: tensor._replace(data=tensor.data.copy()) for name, tensor in ModelBits(model).items()}
 
 
@@ -121,45 +135,54 @@ def stage_changes(
 
     Args:
         model: what will be changed; until then it may serve, and must stay as it is.
-        changes: by name of the parameter.
+        changes: by name of the tensor in the checkpoint.
         names: all tensors of the version that is to come; None: those of the model.
         with_undo: note what is overwritten.
 
     Raises:
         WeightsRefused: `missing_tensor`, `unknown_tensor`, `wrong_shape`, `wrong_dtype` or `not_finite`.
     """
-    parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
-    if names is not None and (missing := sorted(parameters.keys() - set(names))):
+    tensors, state = conversion_of(model), state_of(model)
+    if names is not None and (missing := sorted(tensors.keys() - set(names))):
         raise WeightsRefused("missing_tensor", f"{len(missing)} tensors are missing, first {missing[0]}", names=missing)
-    if unknown := sorted({*changes, *(names or ())} - parameters.keys()):
+    if unknown := sorted({*changes, *(names or ())} - tensors.keys()):
         raise WeightsRefused(
             "unknown_tensor",
             f"the version has {len(unknown)} tensors that the model lacks, first {unknown[0]}",
             names=unknown,
         )
     for name, change in changes.items():
-        _check(name, parameters[name], change)
-    writes = {name: _patch(parameters[name], change) for name, change in changes.items() if change.words.size}
+        _check(name, tensors[name], change)
+    writes: list[Patch] = []
+    scattered = _Scattered()
+    undo: dict[str, TensorChange] = {}
+    for name, change in changes.items():
+        if change.words.size:
+            is_whole = _is_whole(change, tensors[name])
+            if with_undo:
+                undo[name] = _old(tensors[name].place, state, change, is_whole=is_whole)
+            if is_whole:
+                writes += _whole_writes(tensors[name].place, state, change)
+            else:
+                scattered.add(tensors[name].place, change)
     return Patches(
-        writes=tuple(writes.values()),
-        undo={name: _old(patch, parameters[name], changes[name]) for name, patch in writes.items()}
-        if with_undo
-        else {},
+        writes=(*writes, *scattered.writes(state)),
+        undo=undo,
         num_changed=sum(change.words.nbytes // _WIDTH for change in changes.values()),
-        num_weights=sum(parameter.numel() for parameter in parameters.values()),
+        num_weights=sum(tensor.num_elements for tensor in tensors.values()),
     )
 
 
 @torch.no_grad()
 def apply_patches(patches: Patches) -> Changes:
     """Write a staged change into its parameters, in place; returns what takes it back."""
-    for parameter, places, values in patches.writes:
+    for target, places, values in patches.writes:
         if places is None:
-            parameter.copy_(values)
+            target.copy_(values)
         else:
-            parameter.scatter_(0, places, values)
-    if patches.writes and patches.writes[0].parameter.is_cuda:
-        torch.cuda.synchronize(patches.writes[0].parameter.device)
+            target.scatter_(0, places, values)
+    if patches.writes and patches.writes[0].target.is_cuda:
+        torch.cuda.synchronize(patches.writes[0].target.device)
     return patches.undo
 
 
@@ -182,8 +205,8 @@ def _then(earlier: TensorChange, later: TensorChange) -> TensorChange:
     return later._replace(places=places, words=np.concatenate([later.words, earlier.words])[first])
 
 
-def _check(name: str, parameter: torch.Tensor, change: TensorChange) -> None:
-    shape, num_weights = tuple(parameter.shape), parameter.numel()
+def _check(name: str, tensor: CheckpointTensor, change: TensorChange) -> None:
+    shape, num_weights = tensor.shape, tensor.num_elements
     if change.shape != shape or (change.places is None and change.words.nbytes != _WIDTH * num_weights):
         raise WeightsRefused(
             "wrong_shape",
@@ -197,23 +220,63 @@ def _check(name: str, parameter: torch.Tensor, change: TensorChange) -> None:
         raise WeightsRefused("not_finite", f"{name} holds NaN or infinity; serving it would kill the engine")
 
 
-def _patch(parameter: torch.Tensor, change: TensorChange) -> Patch:
-    integers = _INTEGERS[parameter.element_size()]
-    flat = parameter.detach().view(-1).view(integers)
-    values = _values(change).to(parameter.device, parameter.dtype).view(integers)
-    if change.places is None:
-        return Patch(flat, None, values)
-    places = torch.tensor(change.places, dtype=torch.int64, device=parameter.device)
-    if places.numel() < WHOLE_FROM * flat.numel():
-        return Patch(flat, places, values)
-    return Patch(flat, None, flat.clone().scatter_(0, places, values))
+def _is_whole(change: TensorChange, tensor: CheckpointTensor) -> bool:
+    return change.places is None or change.places.size >= WHOLE_FROM * tensor.num_elements
 
 
-def _old(patch: Patch, parameter: torch.Tensor, change: TensorChange) -> TensorChange:
+class _Scattered:
+    """Scattered changes, collected by parameter: hundreds of experts that share one become one write."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, list[torch.Tensor]] = {}
+        self._values: dict[str, list[torch.Tensor]] = {}
+
+    def add(self, place: Place, change: TensorChange) -> None:
+        places = torch.tensor(change.places, dtype=torch.int64)
+        for view, found, values in sparse_parts(place, places, _values(change)):
+            self._places.setdefault(view.parameter, []).append(found)
+            self._values.setdefault(view.parameter, []).append(values)
+
+    def writes(self, state: State) -> Iterator[Patch]:
+        for name, places in self._places.items():
+            parameter = state[name]
+            yield Patch(
+                _integers(parameter).view(-1),
+                torch.cat(places).to(parameter.device),
+                _integers(torch.cat(self._values[name]).to(parameter.device, parameter.dtype)),
+            )
+
+
+def _whole_writes(place: Place, state: State, change: TensorChange) -> Iterator[Patch]:
+    if isinstance(place, ParameterView) and change.places is not None:
+        parameter = state[place.parameter]
+        target = seen(place, _integers(parameter))
+        places = torch.tensor(change.places, dtype=torch.int64, device=parameter.device)
+        values = _integers(_values(change).to(parameter.device, parameter.dtype))
+        yield Patch(target, None, target.reshape(-1).clone().scatter_(0, places, values).view(place.shape))
+        return
+    words = change.words if change.places is None else _changed(_words_at(place, state), change)
+    for view, part in whole_parts(place, _values(change._replace(words=words))):
+        parameter = state[view.parameter]
+        values = _integers(part.to(parameter.device, parameter.dtype))
+        yield Patch(seen(view, _integers(parameter)), None, values.view(view.shape))
+
+
+def _old(place: Place, state: State, change: TensorChange, *, is_whole: bool) -> TensorChange:
     """What a write will overwrite."""
-    if patch.places is None:
-        return change._replace(places=None, words=_words(parameter).copy())
-    return change._replace(words=_words(parameter.detach().view(-1)[patch.places]))
+    if is_whole:
+        return change._replace(places=None, words=_words_at(place, state).copy())
+    places = torch.tensor(change.places, dtype=torch.int64)
+    words = np.empty(places.numel(), dtype="<u2")
+    for view, found, order in sparse_parts(place, places, torch.arange(places.numel())):
+        parameter = state[view.parameter].detach()
+        words[order.numpy()] = _words(parameter.view(-1)[found.to(parameter.device)])
+    return change._replace(words=words)
+
+
+def _integers(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as integers, so that no bit is ever converted."""
+    return tensor.detach().view(_INTEGERS[tensor.element_size()])
 
 
 def _values(change: TensorChange) -> torch.Tensor:
@@ -229,8 +292,17 @@ def _changed(words: Words, change: TensorChange) -> Words:
     return changed
 
 
-def _words(parameter: torch.Tensor) -> Words:
-    """A parameter's bits, flat; in bfloat16 on CPU they share its memory."""
-    value = parameter.detach().to("cpu", torch.bfloat16).contiguous()
+def _words_at(place: Place, state: State) -> Words:
+    """The bits of a checkpoint's tensor, flat; of neighbours in a bfloat16 parameter on CPU they share its memory."""
+    if isinstance(place, ParameterView):
+        return _words(seen(place, state[place.parameter]))
+    parts = zip(place.parts, place.widths, strict=True)
+    blocks = [_words_at(part, state).reshape(place.outer, width, place.inner) for part, width in parts]
+    return np.concatenate(blocks, axis=1).reshape(-1)
+
+
+def _words(values: torch.Tensor) -> Words:
+    """The bits of a tensor, flat."""
+    value = values.detach().to("cpu", torch.bfloat16).contiguous()
     words: Words = value.view(-1).view(torch.int16).numpy().view("<u2")
     return words

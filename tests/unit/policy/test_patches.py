@@ -79,11 +79,11 @@ def test_a_change_goes_in_and_back_in_place(dtype: torch.dtype, density: float) 
 def test_few_changes_are_scattered_and_undone_by_as_few(dtype: torch.dtype) -> None:
     model = published(1, dtype)
     sparse, dense = (stage_changes(model, steps_of(model, density)) for density in DENSITIES)
-    wide = [write for write in sparse.writes if write.parameter.numel() > 1000]
+    wide = [write for write in sparse.writes if write.target.numel() > 1000]
     assert wide
     for write in wide:
         assert write.places is not None
-        assert write.values.numel() < 0.1 * write.parameter.numel()
+        assert write.values.numel() < 0.1 * write.target.numel()
     assert sum(old.words.size for old in sparse.undo.values()) < 0.02 * sparse.num_weights
     assert {write.places for write in dense.writes} == {None}, "a copy is quicker there"
 
