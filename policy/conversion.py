@@ -2,7 +2,7 @@
 
 A checkpoint and the module that transformers makes of it may cut the same numbers differently: one tensor per expert on disk, one
 fused parameter in memory. transformers' own conversion leads back to the checkpoint's names (`revert_weight_conversion`). It
-is run here once per model, on tensors without memory that only record which view of which parameter they are. So the result
+is run here once per model, on tensors without memory, which only record the parameter and the view. So the result
 needs no memory per weight, whatever the size of the model, and a conversion that computes new values is noticed and refused.
 """
 
@@ -162,7 +162,7 @@ def seen(view: ParameterView, parameter: torch.Tensor) -> torch.Tensor:
 
 
 class _Recorder(TorchFunctionMode):
-    """Lets a conversion run on tensors without memory. What would copy becomes a note of what was put together."""
+    """Lets a conversion run on tensors without memory. An operation that would copy is recorded with its sources instead."""
 
     def __init__(self) -> None:
         super().__init__()
