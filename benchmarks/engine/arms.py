@@ -24,7 +24,7 @@ from contracts.errors import InvalidValue
 from examples.reservations.sentences import requests
 from policy.load import load_model
 from services.engine.engine import Engine
-from services.engine.sampling import CompletionRequest
+from services.engine.sampling import GenerateRequest, SamplingParams
 from services.engine.settings import EngineSettings
 from weights.stores.opening import open_store_at
 from weights.tensors import read_safetensors
@@ -79,9 +79,8 @@ class EngineArm:
 
         async def answer(job: Job) -> int:
             async with places:
-                request = CompletionRequest(
-                    model=POLICY, prompt=job.prompt, max_tokens=job.num_tokens, ignore_eos=True, logprobs=1
-                )
+                params = SamplingParams(max_tokens=job.num_tokens, ignore_eos=True)
+                request = GenerateRequest(model=POLICY, token_ids=job.prompt, sampling_params=params)
                 ticket = self._engine.resolve(POLICY).submit(request)
                 chunk = await anext(aiter(ticket.chunks()))
             _check(len(chunk.token_ids), len(chunk.logprobs), job)

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import json
 import re
+from typing import Any
 
 import uvloop
 
@@ -36,18 +37,19 @@ def _event(content: object) -> bytes:
     return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
 
 
-def _completion() -> bytes:
+def _generation() -> bytes:
     events = []
     for place in range(NUM_TOKENS):
         last = place == NUM_TOKENS - 1
-        choice = {
+        choice: dict[str, Any] = {
             "index": 0,
             "token_ids": [70 + place],
-            "logprobs": {"token_logprobs": [-0.125 * place]},
+            "logprobs": {"content": [{"token_id": 70 + place, "logprob": -0.125 * place, "top_logprobs": []}]},
             "finish_reason": "length" if last else None,
         }
-        spans = [] if place else [{"start": 0, "version": 1}]
-        content = {"id": "x", "object": "text_completion", "model": "m", "choices": [choice], "spans": spans}
+        if place == 0 or last:
+            choice["weight_versions"] = [{"version": "v1", "start": 0, "end": place + 1}]
+        content = {"request_id": "x", "model": "m", "choices": [choice]}
         events.append(_event(content | ({"system": _SYSTEM} if last else {})))
     return _stream([*events, b"data: [DONE]\n\n"])
 
@@ -71,7 +73,7 @@ def _chat(stream: bool) -> bytes:
 _SYSTEM = {"engine": "mock/1", "dtype": "float32"}
 _HEALTH = _json({"status": "serving", **_SYSTEM})
 _MODELS = _json({"object": "list", "data": [{"id": "gateway", "object": "model"}]})
-_COMPLETION, _CHAT, _CHAT_STREAM = _completion(), _chat(stream=False), _chat(stream=True)
+_GENERATION, _CHAT, _CHAT_STREAM = _generation(), _chat(stream=False), _chat(stream=True)
 
 
 class MockEngine(asyncio.Protocol):
@@ -102,8 +104,8 @@ class MockEngine(asyncio.Protocol):
 def _answer(head: bytes, body: bytes) -> bytes:
     if b"/chat/completions" in head:
         return _CHAT_STREAM if b'"stream": true' in body or b'"stream":true' in body else _CHAT
-    if b"/completions" in head:
-        return _COMPLETION
+    if b"/generate" in head:
+        return _GENERATION
     return _MODELS if b"/models" in head else _HEALTH
 
 

@@ -257,9 +257,10 @@ class Users:
 
     def _ask(self, client: httpx.Client, job: Job) -> str:
         wanted, answer, how = self._home.wanted, Answer(job.prompt, [], [], []), "broken off"
-        body = {"model": POLICY, "prompt": job.prompt, "max_tokens": job.num_tokens, "ignore_eos": True, "stream": True}
+        params = {"max_tokens": job.num_tokens, "ignore_eos": True}
+        body = {"model": POLICY, "token_ids": job.prompt, "sampling_params": params, "stream": True}
         try:
-            with client.stream("POST", "/v1/completions", json=body) as response:
+            with client.stream("POST", "/inference/v1/generate", json=body) as response:
                 if response.status_code != httpx.codes.OK:
                     return f"status {response.status_code}"
                 for line in response.iter_lines():
@@ -277,8 +278,9 @@ class Users:
 def _take(answer: Answer, event: dict[str, Any]) -> None:
     (choice,) = event["choices"]
     answer.token_ids.extend(choice["token_ids"])
-    answer.logprobs.extend(choice["logprobs"]["token_logprobs"])
-    answer.spans.extend(msgspec.convert(event["spans"], list[Span]))
+    answer.logprobs.extend(entry["logprob"] for entry in choice["logprobs"]["content"])
+    if choice.get("weight_versions") and choice["finish_reason"] is None:  # the last event repeats them all
+        answer.spans.extend(Span(told["start"], int(told["version"][1:])) for told in choice["weight_versions"])
 
 
 def wait_until_serving(url: str, headers: dict[str, str], version: int) -> float:

@@ -17,7 +17,7 @@ from benchmarks.swap.labels import Answer
 from benchmarks.versions import moved, publish_next
 from contracts.errors import MillraceError, Unavailable
 from services.engine.engine import Engine
-from services.engine.sampling import CompletionRequest
+from services.engine.sampling import GenerateRequest, SamplingParams
 from services.engine.swap import SwapRecord, added_gap
 from weights.codec.history import History
 from weights.stores.store import WeightStore
@@ -97,7 +97,8 @@ class _Load:
                 self._num_failed += 1
 
     async def _answer(self, job: Job) -> None:
-        request = CompletionRequest(model=POLICY, prompt=job.prompt, max_tokens=job.num_tokens, ignore_eos=True)
+        params = SamplingParams(max_tokens=job.num_tokens, ignore_eos=True)
+        request = GenerateRequest(model=POLICY, token_ids=job.prompt, sampling_params=params)
         ticket = self._engine.resolve(POLICY).submit(request)
         chunk = await anext(aiter(ticket.chunks()))
         self._token_times.append(ticket.token_times)

@@ -21,6 +21,10 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: list[float]
     spans: list[Span]
     finish_reason: Literal["stop", "length"] | None = None
+    top_logprobs: list[list[tuple[int, float]]] = []
+    """For each token, the ids and log-probs asked for: the sampled one first, then in order of rank; empty if none were asked for."""
+    routed_experts: bytes = b""
+    """The experts of every token of prompt and answer except the last, as an .npy file [T - 1, layers, k]; at the end, if recorded."""
     error: str | None = None
 
 

@@ -23,7 +23,7 @@ from policy.weights import Patches, apply_patches
 from services.engine.active_requests import ActiveRequest, TokenChunk, hand_over
 from services.engine.admission import Bounds, admit
 from services.engine.manager import build_manager, end_ids, limits_of
-from services.engine.sampling import CompletionRequest, check_request, processor_arguments, stop_ids
+from services.engine.sampling import GenerateRequest, check_request, processor_arguments, stop_ids
 from services.engine.settings import EngineSettings
 
 _MAX_QUICK_DEATHS = 5
@@ -89,7 +89,7 @@ class EngineArm:
         """Requests that were submitted and have not ended."""
         return len(self._active)
 
-    def submit(self, request: CompletionRequest) -> ActiveRequest:
+    def submit(self, request: GenerateRequest) -> ActiveRequest:
         """Start a request. Call it on an event loop.
 
         Raises:
@@ -98,8 +98,9 @@ class EngineArm:
             Unavailable: the manager is restarting or stopping.
         """
         check_request(request, self.limits)
-        stops = stop_ids(request, self._end_ids)
-        num_tokens = len(request.prompt) + request.max_tokens
+        params = request.sampling_params
+        stops = stop_ids(params, self._end_ids)
+        num_tokens = len(request.token_ids) + params.max_tokens
         with self._lock:
             admit(
                 self._bounds,
@@ -113,19 +114,19 @@ class EngineArm:
             request_id = f"{self.name}-{self._num_submitted}"
             active = ActiveRequest(
                 request_id=request_id,
-                num_prompt=len(request.prompt),
+                num_prompt=len(request.token_ids),
                 num_reserved=num_tokens,
                 stops=stops,
                 streaming=request.stream,
             )
             self._active[request_id] = active
             accepted = self._manager.add_request(
-                request.prompt,
+                request.token_ids,
                 request_id=request_id,
-                max_new_tokens=request.max_tokens,
+                max_new_tokens=params.max_tokens,
                 streaming=True,  # the router sees every token; the active request decides what to send
                 eos_token_id=list(stops) or [-1],
-                **processor_arguments(request, self.limits.vocab_size),
+                **processor_arguments(params, self.limits.vocab_size),
             )
             if accepted is None:
                 del self._active[request_id]

@@ -1,10 +1,9 @@
-"""The HTTP API of the engine: the part of vLLM's dialect that we need, and what operators ask. `Guard` checks the key first."""
+"""The HTTP API of the engine: vLLM's token-in-token-out route, and what operators ask. `Guard` checks the key first."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -12,10 +11,11 @@ from fastapi.responses import StreamingResponse
 
 from contracts.errors import EngineRestarted, InvalidRequest
 from services.engine.active_requests import ActiveRequest, TokenChunk
+from services.engine.answers import GeneratedAnswer
 from services.engine.arm import EngineArm
 from services.engine.engine import ENGINE, Engine
 from services.engine.follower import Follower
-from services.engine.sampling import CompletionRequest
+from services.engine.sampling import GenerateRequest
 from services.http import CLIENT_LEFT, event, read_json, reply, wait_for_disconnect
 
 _OK, _UNAVAILABLE = 200, 503
@@ -33,7 +33,7 @@ class _UpdateWeights(msgspec.Struct, frozen=True):
 def make_router(engine: Engine, follower: Follower) -> APIRouter:
     """All routes over one engine; /state includes the follower's problems."""
     router = APIRouter()
-    _add_completions(router, engine)
+    _add_generate(router, engine)
     _add_weights(router, engine)
 
     @router.get("/health")
@@ -64,20 +64,21 @@ def make_router(engine: Engine, follower: Follower) -> APIRouter:
     return router
 
 
-def _add_completions(router: APIRouter, engine: Engine) -> None:
-    @router.post("/v1/completions")
-    async def completions(client: Request) -> Response:
-        request = read_json(CompletionRequest, await client.body())
+def _add_generate(router: APIRouter, engine: Engine) -> None:
+    @router.post("/inference/v1/generate")
+    async def generate(client: Request) -> Response:
+        request = read_json(GenerateRequest, await client.body())
         arm = engine.resolve(request.model)
         active = arm.submit(request)
+        answer = GeneratedAnswer(engine, request, active)
         if request.stream:
-            events = _events(engine, arm, request, active)
+            events = _events(arm, answer, active)
             return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
         try:
             chunk = await _unless_disconnected(client, active)
         finally:
             arm.cancel(active)
-        return Response(status_code=CLIENT_LEFT) if chunk is None else reply(_answer(engine, request, active, chunk))
+        return Response(status_code=CLIENT_LEFT) if chunk is None else reply(answer.part(chunk))
 
 
 def _add_weights(router: APIRouter, engine: Engine) -> None:
@@ -118,41 +119,12 @@ async def _unless_disconnected(client: Request, active: ActiveRequest) -> TokenC
         answer.cancel()
 
 
-async def _events(
-    engine: Engine, arm: EngineArm, request: CompletionRequest, active: ActiveRequest
-) -> AsyncIterator[bytes]:
+async def _events(arm: EngineArm, answer: GeneratedAnswer, active: ActiveRequest) -> AsyncIterator[bytes]:
     try:
         async for chunk in active.chunks():
-            yield event(_answer(engine, request, active, chunk))
+            yield event(answer.part(chunk))
         yield b"data: [DONE]\n\n"
     except EngineRestarted as error:  # the status line has been sent, so the last event reports it
         yield event({**error.as_openai(), "status": error.status})
     finally:
         arm.cancel(active)
-
-
-def _answer(engine: Engine, request: CompletionRequest, active: ActiveRequest, chunk: TokenChunk) -> dict[str, Any]:
-    answer: dict[str, Any] = {
-        "id": request.request_id or active.request_id,
-        "object": "text_completion",
-        "model": request.model,
-        "choices": [
-            {
-                "index": 0,
-                "token_ids": chunk.token_ids,
-                "logprobs": {"token_logprobs": chunk.logprobs},
-                "finish_reason": chunk.finish_reason,
-            }
-        ],
-        "spans": chunk.spans,
-    }
-    if chunk.finish_reason is not None:
-        num_prompt, num_made = active.num_prompt, len(active.token_times)
-        answer["usage"] = {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_made,
-            "total_tokens": num_prompt + num_made,
-        }
-        answer["timings"] = active.timings()
-        answer["system"] = engine.system()
-    return answer

@@ -13,14 +13,8 @@ from tokenizers import Tokenizer
 
 from contracts.records import FinishReason
 from contracts.sampling import Span
+from services.inference.engine.wire import Piece, RecordedExperts, SampledToken, System
 from services.inference.parts import NOTHING, AnswerParser, CallPart, PlainParser, add_calls
-
-
-class SampledToken(NamedTuple):
-    """A sampled token and its log-prob when it was sampled."""
-
-    id: int
-    logprob: float
 
 
 class Delta(NamedTuple):
@@ -81,6 +75,10 @@ class Choice:
         self.calls: list[dict[str, Any]] = []
         self.finish_reason: FinishReason | None = None
         self._parser = parser or PlainParser(tokenizer)
+        self.experts: RecordedExperts | None = None
+        self.system: System | None = None
+        """What made the tokens; known with the first one."""
+        self._lost_versions = False
         self._stop_finder = StopFinder(stops)
 
     @property
@@ -88,13 +86,11 @@ class Choice:
         """The version that made the last token; None before the first."""
         return self.spans[-1].version if self.spans else None
 
-    def add(
-        self, tokens: Sequence[SampledToken], spans: Sequence[Span], reason: Literal["stop", "length"] | None
-    ) -> Delta:
+    def add(self, piece: Piece) -> Delta:
         """Append new tokens. Those after a stop string are not part of the answer."""
-        before = len(self.tokens)
+        before, reason = len(self.tokens), piece.finish_reason
         text, reasoning, calls = "", "", list[CallPart]()
-        for token in tokens:
+        for token in piece.tokens:
             self.tokens.append(token)
             part = self._parser.push(token.id)
             if part is NOTHING:
@@ -112,10 +108,20 @@ class Choice:
                 calls += last.calls
         add_calls(self.calls, calls)
         self.reasoning += reasoning
-        self.spans += [span for span in spans if span.start < len(self.tokens)]
+        self._note(piece)
         self.text += text
         self.finish_reason = reason
         return Delta(self.index, text, tuple(self.tokens[before:]), reasoning, tuple(calls))
+
+    def _note(self, piece: Piece) -> None:
+        self._lost_versions |= piece.lost_versions
+        if self._lost_versions:
+            self.spans = []
+        elif piece.spans:
+            self.spans += [span for span in piece.spans if span.start < len(self.tokens)]
+        if piece.system is not None:
+            self.system = piece.system.joined(self.system)
+        self.experts = piece.experts or self.experts
 
     def _rest(self, content: str) -> str:
         shown, found = self._stop_finder.push(content)

@@ -22,7 +22,7 @@ from contracts.errors import MillraceError, VersionNotResident
 from contracts.records import Generation
 from services.inference.answer import Choice, Delta
 from services.inference.engine.client import EngineClient
-from services.inference.engine.wire import Piece
+from services.inference.engine.wire import EngineRequest, Piece, together
 from services.inference.plan import RequestPlan
 from services.inference.recorder import Recorder, generation_of
 
@@ -86,11 +86,11 @@ class Completion:
         self._recorder.record_later(self._generations())
 
     def _generations(self) -> list[Generation]:
-        system, now = self._engine.system, time.time()
-        if system is None or not self.plan.logged:
+        if not self.plan.logged:
             return []
         # A choice without a token has nothing to learn from or to judge.
-        return [generation_of(self.plan, choice, system, now) for choice in self.choices if choice.tokens]
+        now = time.time()
+        return [generation_of(self.plan, choice, now) for choice in self.choices if choice.tokens]
 
     async def _generate(self) -> None:
         try:
@@ -111,25 +111,38 @@ class Completion:
 
     async def _generate_choice(self, choice: Choice) -> None:
         plan = self.plan
-        pieces = self._engine.generate(
+        request = EngineRequest(
             plan.arm.model,
             plan.prompt_ids,
             plan.sampling_of(choice.index),
             f"{plan.completion_id}:{choice.index}",
             background=plan.purpose != "user",
+            arm=plan.arm.name,
+            session=plan.request.labels.get("session_id"),
         )
+        held: Piece | None = None
         try:
-            async with aclosing(pieces):
-                async for piece in pieces:
+            async with aclosing(self._engine.generate(request)) as pieces:
+                async for arrived in pieces:
+                    piece = arrived
                     if not plan.requirement.any_will_do:
+                        held = piece = together(held, piece)
+                        if _is_untold(choice, piece):
+                            continue
                         _check_versions(plan, choice, piece)
-                    self._deltas.put_nowait(choice.add(*piece))
+                        held = None
+                    self._deltas.put_nowait(choice.add(piece))
                     if choice.finish_reason is not None:
                         return
         except VersionNotResident as error:
             if plan.requirement.any_will_do:
                 raise
             raise plan.requirement.refusal(f"the engine says: {error.message}") from error
+
+
+def _is_untold(choice: Choice, piece: Piece) -> bool:
+    # Some engines name the versions of tokens only at the end; until then nobody may see the tokens.
+    return not piece.spans and choice.version is None and piece.finish_reason is None
 
 
 def _check_versions(plan: RequestPlan, choice: Choice, piece: Piece) -> None:

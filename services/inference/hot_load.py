@@ -29,7 +29,7 @@ from runtime.database import Database
 from runtime.replicas import Bell
 from services.inference.arms import Assignments
 from services.inference.engine.client import EngineClient
-from services.inference.engine.wire import Health
+from services.inference.engine.state import Health
 from services.inference.versions import NUMBER
 
 COMPRESSIONS = ("millrace", "arc_v2")

@@ -13,17 +13,18 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import structlog
 
 from contracts.errors import RecordTooLarge, Unavailable
 from contracts.event_log import EventLog, Message
 from contracts.records import Generation, GenerationBody, pack_floats, pack_ids, seal_body
+from contracts.sampling import Sampling
 from contracts.topics import GENERATIONS
 from runtime.log.outbox import message
 from runtime.metrics import GENERATIONS as GENERATIONS_ENDED
 from runtime.metrics import NOT_LOGGED, TOKENS
 from services.inference.answer import Choice
-from services.inference.engine.wire import System
 from services.inference.plan import RequestPlan
 
 PROMPT_TOKENS, COMPLETION_TOKENS = TOKENS.labels("prompt"), TOKENS.labels("completion")
@@ -94,7 +95,7 @@ class Recorder:
         return frozenset()
 
 
-def generation_of(plan: RequestPlan, choice: Choice, system: System, finished_at: float) -> Generation:
+def generation_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Generation:
     """The record of a choice that has at least one token."""
     GENERATIONS_ENDED.labels(plan.arm.name, plan.purpose, choice.finish_reason or "cancelled").inc()
     PROMPT_TOKENS.inc(len(plan.prompt_ids))
@@ -118,12 +119,12 @@ def generation_of(plan: RequestPlan, choice: Choice, system: System, finished_at
         arm=plan.arm.name,
         arm_probability=plan.arm.probability,
         spans=tuple(choice.spans),
-        sampling=plan.sampling,
+        sampling=_sampling_of(plan, choice),
         finish_reason=choice.finish_reason or "cancelled",
         created_at=plan.created_at,
         finished_at=finished_at,
-        engine=system.engine,
-        dtype=system.dtype or "",
+        engine=choice.system.engine if choice.system else "",
+        dtype=(choice.system.dtype if choice.system else None) or "",
         session_id=plan.request.labels.get("session_id"),
         join_key=plan.request.labels.get("join_key"),
         ask_probability=plan.ask_probability,
@@ -132,3 +133,8 @@ def generation_of(plan: RequestPlan, choice: Choice, system: System, finished_at
         num_choices=plan.request.num_choices,
         body=seal_body(body),
     )
+
+
+def _sampling_of(plan: RequestPlan, choice: Choice) -> Sampling:
+    is_raw = choice.system is not None and choice.system.raw_logprobs
+    return msgspec.structs.replace(plan.sampling, raw_logprobs=True) if is_raw else plan.sampling

@@ -11,7 +11,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from services.inference.answer import Choice, Delta, SampledToken
+from services.inference.answer import Choice, Delta
+from services.inference.engine.wire import SampledToken
 from services.inference.plan import RequestPlan
 
 DONE = b"data: [DONE]\n\n"

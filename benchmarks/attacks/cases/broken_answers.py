@@ -1,6 +1,6 @@
 """What a broken or hostile engine may say, and what the unmodified openai SDK must make of it.
 
-Each case is the answer to one `POST /v1/completions`, byte for byte, behind the head of a stream unless it brings its own.
+Each case is the answer to one `POST /inference/v1/generate`, byte for byte, behind the head of a stream unless it brings its own.
 """
 
 from __future__ import annotations
@@ -52,12 +52,18 @@ def event(content: object) -> bytes:
 
 def choice(**fields: Any) -> bytes:
     """An event with one choice, made by version 1."""
-    return event({"choices": [{"index": 0, "finish_reason": None, **fields}], "spans": [{"start": 0, "version": 1}]})
+    versions = [{"version": "v1", "start": 0, "end": 1}]
+    return event({"choices": [{"index": 0, "finish_reason": None, "weight_versions": versions, **fields}]})
 
 
 def token(token_id: int = 40, logprob: Any = TOKEN_LOGPROB, **fields: Any) -> bytes:
     """An event with one token."""
-    return choice(token_ids=[token_id], logprobs={"token_logprobs": [logprob]}, **fields)
+    return choice(token_ids=[token_id], logprobs=logprobs((token_id, logprob)), **fields)
+
+
+def logprobs(*pairs: tuple[Any, Any]) -> dict[str, Any]:
+    """Log-probs of tokens, as pairs of id and value."""
+    return {"content": [{"token_id": token_id, "logprob": value, "top_logprobs": []} for token_id, value in pairs]}
 
 
 def status(number: int, body: bytes | str = b"", headers: str = "") -> bytes:
@@ -115,7 +121,8 @@ _NO_ANSWERS = [
     Case("a role alone", (choice(delta={"role": "assistant"}), DONE), match="ended a stream"),
     Case("a role, then cut", (choice(delta={"role": "assistant"}),), "cut", match="ended an answer early"),
     Case("an end without a token", (choice(text="", finish_reason="stop"), DONE), match="without a token"),
-    Case("an end that is no end", (choice(finish_reason="abort"), DONE), match="abort"),
+    Case("an end that is no end", (choice(finish_reason="tired"), DONE), match="tired"),
+    Case("aborted every time", (choice(finish_reason="abort"), DONE), match="aborted the request", num_asked=3),
     Case(
         "a chat answer",
         (choice(delta={"content": "Hi"}), choice(delta={}, finish_reason="stop")),
@@ -129,18 +136,24 @@ _TOKENS = [
     Case("a log-prob in words", (token(logprob="-0.5"),), match="got `str`"),
     Case("a log-prob above 0", (token(logprob=3.0),), match=r"<= 0\.01"),
     Case("a log-prob that is no number", (token(logprob=float("nan")),), match="malformed"),
-    Case("a log-prob without end", (b'data: {"choices": [{"token_ids": [4], "logprobs": {"token_logprobs": [-1e999]}}]}\n\n',),
+    Case("a log-prob without end", (b'data: {"choices": [{"token_ids": [4], "logprobs": {"content": [{"token_id": 4, "logprob": -1e999}]}}]}\n\n',),
          match="out of range"),
-    Case("a log-prob that no float32 holds", (token(logprob=-1e300),), match="-1000000"),
-    Case("more ids than log-probs", (choice(token_ids=[40, 41], logprobs={"token_logprobs": [-0.5]}),), match="2 token ids with 1"),
-    Case("more log-probs than ids", (choice(token_ids=[], logprobs={"token_logprobs": [-0.5]}),), match="0 token ids with 1"),
+    Case("a log-prob that no float32 holds", (token(logprob=-1e300),), match=r"> -9999\.0"),
+    Case("more ids than log-probs", (choice(token_ids=[40, 41], logprobs=logprobs((40, -0.5))),), match="2 token ids with 1"),
+    Case("more log-probs than ids", (choice(token_ids=[], logprobs=logprobs((40, -0.5))),), match="0 token ids with 1"),
     Case("text without ids", (choice(text="Hello"),), match="and text; each token needs its id"),
     Case("an id below 0", (token(-1),), match=">= 0"),
     Case("an id beyond 31 bits", (token(2**31),), match="<= 2147483647"),
     Case("an id that is not a whole number", (token(0.5),), match="Expected `int`, got `float`"),  # type: ignore[arg-type] # on purpose
-    Case("a version below 0", (event({"choices": [{}], "spans": [{"start": 0, "version": -1}]}),), match="spans that are not valid"),
-    Case("versions in disorder", (event({"choices": [{}], "spans": [{"start": 5, "version": 1}, {"start": 2, "version": 2}]}),),
-         match="spans that are not valid"),
+    Case("a place below 0", (choice(weight_versions=[{"version": "v1", "start": -1}]),), match="versions of tokens that are not valid"),
+    Case("versions in disorder", (choice(weight_versions=[{"version": "v1", "start": 5}, {"version": "v2", "start": 2}]),),
+         match="versions of tokens that are not valid"),
+    Case("a version without a name", (choice(weight_versions=[{"version": 1, "start": 0}]),), match="Expected `str`, got `int`"),
+    Case("another version than before", (token(), token(weight_versions=[{"version": "v2", "start": 0}])),
+         match="v2 for token 0, and another version before", num_tokens=1),
+    Case("log-probs of another token", (choice(token_ids=[40], logprobs=logprobs((41, -0.5))),), match="other tokens than it sampled"),
+    Case("vLLM's number for no log-prob", (token(logprob=-9999.0),), match=r"> -9999\.0"),
+    Case("experts that are no array", (token(routed_experts="AAAA"),), match="experts that cannot be read"),
     Case("two choices", (event({"choices": [{}, {}]}),), match="2 choices to a request for one"),
     Case("more tokens than asked for", tuple(token() for _ in range(40)), match="more than the 32 tokens", num_tokens=32),
 ]  # fmt: skip
@@ -154,7 +167,6 @@ _SYNTAX = [
     Case("an event with an error in words", (b'data: {"error": "boom"}\n\n',), match="cannot be used"),
     Case("lines that are no events", (b"Internal Server Error\n",), match="not an event: Internal Server Error"),
     Case("JSON instead of events", (b'{"choices": []}\n',), match="not an event"),
-    Case("a line without end", tuple(b"data: " + b"x" * 2**18 for _ in range(8)), match="without an end of line"),
     Case("another protocol", (b"SSH-2.0-OpenSSH_9.6\r\n",), "cut", match="not HTTP", head=None),
     Case("a negative length", (b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",), "cut", match="not HTTP", head=None),
     Case("chunks without a valid size", (HEAD + b"zz\r\n",), "cut", match="not HTTP", head=None),
@@ -181,7 +193,7 @@ _TROUBLES: list[tuple[str, tuple[bytes, ...], Ending, str, str, bytes]] = [
     ("comments without end", (), "dripping", SILENT, "sent no token", b": x\n\n"),
     ("a null log-prob", (token(logprob=None),), "whole", FAILED, "got `null`", b""),
     ("no log-probs", (choice(token_ids=[41]),), "whole", FAILED, "1 token ids with 0", b""),
-    ("a wrong number of them", (choice(token_ids=[1, 2], logprobs={"token_logprobs": [-1]}),), "whole", FAILED, "2 token", b""),
+    ("a wrong number of them", (choice(token_ids=[1, 2], logprobs=logprobs((1, -1))),), "whole", FAILED, "2 token", b""),
     ("malformed JSON", (b"data: {]\n\n",), "whole", FAILED, "cannot be used", b""),
     ("malformed events", (b"oops\n\n",), "whole", FAILED, "not an event", b""),
     ("an error event", (event({"error": {"message": "dry"}}),), "whole", FAILED, "dry", b""),

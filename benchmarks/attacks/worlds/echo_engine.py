@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _SYSTEM = {"engine": "echo/1", "dtype": "float32"}
@@ -51,8 +52,8 @@ class EchoEngine:
             head = await reader.readuntil(b"\r\n\r\n")
             length = _LENGTH.search(head)
             body = await reader.readexactly(int(length[1])) if length else b""
-            if b"/completions" in head.partition(b"\r\n")[0]:
-                await self._complete(json.loads(body), writer)
+            if b"/generate" in head.partition(b"\r\n")[0]:
+                await self._generate(json.loads(body), writer)
             else:
                 answer = json.dumps({"status": "serving", "data": [], "versions": {"live": 0}, **_SYSTEM}).encode()
                 writer.write(_JSON % (len(answer), answer))
@@ -62,17 +63,15 @@ class EchoEngine:
         finally:
             writer.close()
 
-    async def _complete(self, asked: dict[str, object], writer: asyncio.StreamWriter) -> None:
+    async def _generate(self, asked: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         held, self.hold = self.hold > 0, max(0, self.hold - 1)
-        prompt, longest = asked["prompt"], asked["max_tokens"]
-        assert isinstance(prompt, list)  # noqa: S101 our own client sends it
-        assert isinstance(longest, int)  # noqa: S101 likewise
-        said = prompt[:longest]
+        said = asked["token_ids"][: asked["sampling_params"]["max_tokens"]]
         writer.write(_STREAM)
         for place, token in enumerate(said):
-            choice = {"index": 0, "token_ids": [token], "logprobs": {"token_logprobs": [-0.5]},
-                      "finish_reason": "length" if place == len(said) - 1 else None}  # fmt: skip
-            event = {"choices": [choice], "spans": [] if place else [{"start": 0, "version": 0}], "system": _SYSTEM}
+            choice = {"index": 0, "token_ids": [token], "logprobs": {"content": [{"token_id": token, "logprob": -0.5}]},
+                      "finish_reason": "length" if place == len(said) - 1 else None,
+                      "weight_versions": None if place else [{"version": "v0", "start": 0, "end": 1}]}  # fmt: skip
+            event = {"choices": [choice], "system": _SYSTEM}
             _send(writer, json.dumps(event).encode())
             await writer.drain()
             if held:

@@ -59,12 +59,11 @@ async def _flood(engine: Engine) -> Flooded:
         async def ask(priority: int) -> httpx.Response:
             body = {
                 "model": POLICY,
-                "prompt": _PROMPT,
-                "max_tokens": _MAX_TOKENS,
-                "ignore_eos": True,
+                "token_ids": _PROMPT,
+                "sampling_params": {"max_tokens": _MAX_TOKENS, "ignore_eos": True},
                 "priority": priority,
             }
-            return await client.post("/v1/completions", json=body)
+            return await client.post("/inference/v1/generate", json=body)
 
         async def burst(priority: int) -> tuple[Counter[int], set[asyncio.Task[httpx.Response]]]:
             before = arm.num_in_flight

@@ -16,24 +16,15 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-import msgspec
 import structlog
 
 from contracts.errors import EngineFailed, EngineRestarted, EngineSilent, MillraceError, Unavailable
-from contracts.sampling import Sampling, Span
 from runtime.engine_key import authorization
+from services.inference.engine.events import Lines, data_of, read_event
 from services.inference.engine.http import READ_SECONDS, Broken, Closed, Exchange, HttpClient, NoConnection, Silent
-from services.inference.engine.wire import (
-    MOST_LINE_BYTES,
-    Health,
-    Piece,
-    System,
-    data_of,
-    read_event,
-    read_health,
-    read_models,
-    read_refusal,
-)
+from services.inference.engine.progress import Progress
+from services.inference.engine.state import Health, read_health, read_models, read_refusal
+from services.inference.engine.wire import PATH, EngineRequest, Piece, System, request_body
 
 PATIENCE_SECONDS = 30.0
 _POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.2, 2.0
@@ -86,12 +77,8 @@ class EngineClient:
         """Close every connection."""
         self._http.close()
 
-    async def generate(
-        self, model: str, prompt_ids: list[int], sampling: Sampling, request_id: str, *, background: bool = False
-    ) -> AsyncGenerator[Piece]:
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Piece]:
         """One answer, up to the piece with a finish reason. Closing the iterator cancels it.
-
-        `background`: the request is not a user's, and users come first.
 
         Raises:
             UnknownModel, VersionNotResident, ContextLengthExceeded, InvalidRequest: the engine refused.
@@ -99,33 +86,27 @@ class EngineClient:
             EngineFailed, EngineSilent: its answer cannot be used, or it sends nothing; the request is not sent again.
             Unavailable: no engine came back in time.
         """
-        body = _body(model, sampling, request_id, background=background)
-        made: list[int] = []
-        version: int | None = None
+        progress = Progress(request)
         trouble = _Trouble()
         while True:
             instance = self._instance
             try:
                 if self.system is None:
                     instance = await self.check_health()
-                body |= {"prompt": [*prompt_ids, *made], "max_tokens": sampling.max_tokens - len(made)}
-                async with aclosing(self._attempt(body, len(made))) as pieces:
+                progress.begin(self.system)
+                async with aclosing(self._attempt(progress)) as pieces:
                     async for piece in pieces:
-                        if piece.spans:  # most pieces have no spans
-                            spans = _changes(version, piece.spans)
-                            version = spans[-1].version if spans else version
-                            piece = piece._replace(spans=spans)  # noqa: PLW2901 the same piece, corrected
                         trouble.deadline = None
-                        made += [token.id for token in piece.tokens]
-                        _check_amount(len(made), sampling.max_tokens)
-                        yield piece
+                        yield progress.add(piece)
                         if piece.finish_reason is not None:
                             return
             except Unavailable as error:
-                _log.warning("engine lost", request_id=request_id, num_tokens=len(made), reason=error.message)
+                _log.warning(
+                    "engine lost", request_id=request.request_id, num_tokens=len(progress.made), reason=error.message
+                )
                 await self._find_another(error, trouble, instance)
-            if len(made) >= sampling.max_tokens:
-                yield Piece([], [], "length")
+            if progress.is_full:
+                yield progress.cut()
                 return
 
     async def models(self) -> list[str]:
@@ -206,29 +187,27 @@ class EngineClient:
             f"the engine did not come back within {self._patience:g} s: {reason.message}; see its log, then try again"
         )
 
-    async def _attempt(self, body: dict[str, object], num_made: int) -> AsyncGenerator[Piece]:
-        """One request to the engine, for an answer that has `num_made` tokens already. Raises like `generate`."""
-        exchange = await self._begin(msgspec.json.encode(body))
+    async def _attempt(self, progress: Progress) -> AsyncGenerator[Piece]:
+        """One request to the engine, for an answer that may have tokens already. Raises like `generate`."""
+        offset, num_top = len(progress.made), progress.request.num_top
+        exchange = await self._begin(request_body(progress.request, progress.made))
         ended = False
         try:
             if exchange.status != _OK:
                 raise read_refusal(exchange.status, exchange.retry_after, await _refusal(exchange))
-            silent_since, rest = 0.0, b""
+            silent_since, held = 0.0, Lines()
             while arrived := await exchange.read():
-                *lines, rest = (rest + arrived).split(b"\n")
                 has_spoken = False
-                for line in lines:
+                for line in held.split(arrived):
                     data = line[6:] if line.startswith(b"data: {") else data_of(line) if line else None
                     if data is None:
                         continue
-                    piece, system = read_event(data, num_made)
-                    self.system = system or self.system
+                    piece = read_event(data, offset, num_top)
+                    self.system = piece.system or self.system
                     ended = piece.finish_reason is not None
                     if piece.tokens or ended:
                         has_spoken = True
                         yield piece
-                if len(rest) > MOST_LINE_BYTES:
-                    raise EngineFailed(f"the engine sent more than {MOST_LINE_BYTES} bytes without an end of line")
                 silent_since = 0.0 if has_spoken else self._check_silence(silent_since)
             raise EngineFailed("the engine ended a stream before its answer")
         except Broken as error:
@@ -246,44 +225,13 @@ class EngineClient:
     async def _begin(self, body: bytes) -> Exchange:
         try:
             async with asyncio.timeout(self._patience):
-                return await self._http.begin("POST", "/v1/completions", body)
+                return await self._http.begin("POST", PATH, body)
         except TimeoutError as error:
             raise EngineSilent(
                 f"the engine did not accept the request within {self._patience:g} s; {_ASK_LATER}"
             ) from error
         except Broken as error:
             raise _failure(error) from error
-
-
-def _body(model: str, sampling: Sampling, request_id: str, *, background: bool) -> dict[str, object]:
-    """The body of a request, without the prompt and the number of tokens."""
-    return {
-        "model": model,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "logprobs": 0,
-        "stream": True,
-        "return_token_ids": True,
-        "request_id": request_id,
-        **({} if sampling.seed is None else {"seed": sampling.seed}),
-        **({"priority": 1} if background else {}),
-    }
-
-
-def _check_amount(num_made: int, max_tokens: int) -> None:
-    """Raises EngineFailed if an answer cannot have this number of tokens."""
-    if num_made > max_tokens:
-        raise EngineFailed(f"the engine made more than the {max_tokens} tokens that were requested")
-    if num_made == 0:
-        raise EngineFailed("the engine ended an answer without a token")
-
-
-def _changes(version: int | None, spans: list[Span]) -> list[Span]:
-    """The spans that change the version: after a restart the engine reports the version again."""
-    before = [version, *(span.version for span in spans)]
-    return [span for span, previous in zip(spans, before, strict=False) if span.version != previous]
 
 
 async def _refusal(exchange: Exchange) -> bytes:

@@ -74,8 +74,8 @@ async def test_sixteen_at_once_do_not_mix(engine: Engine, store: MemoryStore) ->
     answers = await asyncio.gather(*(complete(engine, request) for request in requests))
     model = reference(store.weights[1])
     for request, answer in zip(requests, answers, strict=True):
-        expected = logprobs_of(model, request.prompt, answer.token_ids, request.temperature)
-        assert answer.logprobs == pytest.approx(expected, abs=rounding(request.temperature))
+        expected = logprobs_of(model, request.token_ids, answer.token_ids, request.sampling_params.temperature)
+        assert answer.logprobs == pytest.approx(expected, abs=rounding(request.sampling_params.temperature))
         assert answer.finish_reason == "length"
         assert len(answer.token_ids) == 20
 

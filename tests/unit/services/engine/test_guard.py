@@ -28,7 +28,9 @@ def closed() -> Iterator[Closed]:
 def test_the_matrix_has_every_route(closed: Closed) -> None:
     routes = closed.routes()
     assert OPEN in routes
-    assert {("POST", path) for path in ("/v1/completions", "/pause", "/resume", "/update_weights")} <= set(routes)
+    assert {("POST", path) for path in ("/inference/v1/generate", "/pause", "/resume", "/update_weights")} <= set(
+        routes
+    )
     assert {("GET", path) for path in ("/state", "/v1/models", "/swaps", "/version", "/is_paused")} <= set(routes)
     for method, path in set(routes) - {OPEN}:
         kinds = [door.kind for door in closed.doors() if (door.method, door.path) == (method, path)]
@@ -102,7 +104,7 @@ def test_health_is_open_to_a_get_alone() -> None:
 @pytest.mark.parametrize(
     ("content", "status"), [(b"[" * 1_000_000, 400), (b'"\xff"', 400), (b" " * (8 * 2**20 + 1), 413)]
 )
-@pytest.mark.parametrize("path", ["/v1/completions", "/update_weights"])
+@pytest.mark.parametrize("path", ["/inference/v1/generate", "/update_weights"])
 def test_a_body_that_nobody_can_read_is_the_senders_fault(
     closed: Closed, path: str, content: bytes, status: int
 ) -> None:

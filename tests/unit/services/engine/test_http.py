@@ -67,17 +67,27 @@ def served(store: MemoryStore) -> Iterator[Served]:
 
 
 def body(**fields: Any) -> dict[str, Any]:
-    return {"model": POLICY, "prompt": PROMPT, "max_tokens": 10, "ignore_eos": True, "return_token_ids": True, **fields}
+    head: dict[str, Any] = {
+        name: fields.pop(name) for name in ("model", "token_ids", "stream", "request_id") if name in fields
+    }
+    params = {"max_tokens": 10, "ignore_eos": True, **fields}
+    return {"model": POLICY, "token_ids": PROMPT, "sampling_params": params, **head}
+
+
+def logprobs_in(choice: Any) -> list[float]:
+    content = choice["logprobs"]["content"]
+    assert [entry["token_id"] for entry in content] == choice["token_ids"]
+    return [entry["logprob"] for entry in content]
 
 
 def test_a_completion_carries_its_provenance(served: Served, store: MemoryStore) -> None:
-    answer = served.client.post("/v1/completions", json=body(temperature=0.7, request_id="mine")).json()
+    answer = served.client.post("/inference/v1/generate", json=body(temperature=0.7, request_id="mine")).json()
     (choice,) = answer["choices"]
     logprobs = logprobs_of(reference(store.weights[1]), PROMPT, choice["token_ids"], 0.7)
-    assert choice["logprobs"]["token_logprobs"] == pytest.approx(logprobs, abs=rounding(0.7))
+    assert logprobs_in(choice) == pytest.approx(logprobs, abs=rounding(0.7))
     assert choice["finish_reason"] == "length"
-    assert answer["id"] == "mine"
-    assert answer["spans"] == [{"start": 0, "version": 1}]
+    assert answer["request_id"] == "mine"
+    assert choice["weight_versions"] == [{"version": "v1", "start": 0, "end": 10}]
     assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 10, "total_tokens": 14}
     assert answer["system"] == {"engine": ENGINE, "dtype": "float32"}
     assert 0 < answer["timings"]["first_token_seconds"] <= answer["timings"]["seconds"]
@@ -85,18 +95,21 @@ def test_a_completion_carries_its_provenance(served: Served, store: MemoryStore)
 
 def test_a_stream_says_the_same_in_parts(served: Served, store: MemoryStore) -> None:
     events: list[str] = []
-    with served.client.stream("POST", "/v1/completions", json=body(stream=True)) as response:
+    with served.client.stream("POST", "/inference/v1/generate", json=body(stream=True)) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         events.extend(line.removeprefix("data: ") for line in response.iter_lines() if line)
     assert events[-1] == "[DONE]"
     chunks = [json.loads(event) for event in events[:-1]]
     choices = [chunk["choices"][0] for chunk in chunks]
     token_ids = [token for choice in choices for token in choice["token_ids"]]
-    logprobs = [value for choice in choices for value in choice["logprobs"]["token_logprobs"]]
+    logprobs = [value for choice in choices for value in logprobs_in(choice)]
     assert len(chunks) == len(token_ids) == 10
     assert logprobs == pytest.approx(logprobs_of(reference(store.weights[1]), PROMPT, token_ids), abs=rounding())
     assert [choice["finish_reason"] for choice in choices] == [None] * 9 + ["length"]
-    assert [chunk["spans"] for chunk in chunks] == [[{"start": 0, "version": 1}]] + [[]] * 9
+    told = [choice.get("weight_versions") for choice in choices]
+    assert told[0] == [{"version": "v1", "start": 0, "end": 1}]
+    assert told[1:-1] == [None] * 8
+    assert told[-1] == [{"version": "v1", "start": 0, "end": 10}], "the last chunk names all, as vLLM does"
     assert chunks[-1]["system"]["engine"] == ENGINE
 
 
@@ -106,7 +119,7 @@ async def test_a_client_that_leaves_cancels_its_request(served: Served, stream: 
     content = json.dumps(body(max_tokens=500, stream=stream)).encode()
     _, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nhost: engine\r\nauthorization: Bearer %b\r\n"
+        b"POST /inference/v1/generate HTTP/1.1\r\nhost: engine\r\nauthorization: Bearer %b\r\n"
         b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % (KEY.encode(), len(content)) + content
     )
     await until(lambda: live.num_in_flight == 1)
@@ -124,13 +137,13 @@ def test_mistakes_are_openai_errors(served: Served) -> None:
         error = response.json()["error"]
         return response.status_code, error["code"], error["param"]
 
-    completions = "/v1/completions"
-    assert post(completions, b"{") == (400, "invalid_request", None)
-    assert post(completions, body(temperature=-1)) == (400, "invalid_request", "temperature")
-    assert post(completions, body(prompt=[99])) == (400, "invalid_request", "prompt")
-    assert post(completions, body(max_tokens=509)) == (400, "context_length_exceeded", "max_tokens")
-    assert post(completions, body(model="other")) == (404, "model_not_found", "model")
-    assert post(completions, body(model=f"{POLICY}@v9")) == (404, "version_not_resident", "model")
+    generate = "/inference/v1/generate"
+    assert post(generate, b"{") == (400, "invalid_request", None)
+    assert post(generate, body(temperature=-1)) == (400, "invalid_request", "temperature")
+    assert post(generate, body(token_ids=[99])) == (400, "invalid_request", "token_ids")
+    assert post(generate, body(max_tokens=509)) == (400, "context_length_exceeded", "max_tokens")
+    assert post(generate, body(model="other")) == (404, "model_not_found", "model")
+    assert post(generate, body(model=f"{POLICY}@v9")) == (404, "version_not_resident", "model")
     assert post("/pause?mode=abort", {}) == (400, "invalid_request", "mode")
     assert post("/update_weights", {}) == (400, "invalid_request", "update_info")
     assert post("/update_weights", {"update_info": {"arm": "side", "version": 1}}) == (400, "invalid_request", "arm")
@@ -152,8 +165,8 @@ def test_a_candidate_comes_beside_live(served: Served) -> None:
     health = served.client.get("/state").json()
     assert health["versions"] == {"live": 1, "candidate": 3}
     assert (health["status"], health["dtype"], health["problems"]) == ("serving", "float32", {})
-    pinned = served.client.post("/v1/completions", json=body(model=f"{POLICY}@v3")).json()
-    assert pinned["spans"] == [{"start": 0, "version": 3}]
+    pinned = served.client.post("/inference/v1/generate", json=body(model=f"{POLICY}@v3")).json()
+    assert pinned["choices"][0]["weight_versions"][0]["version"] == "v3"
     assert served.client.get("/version").json() == {"version": ENGINE}
 
 
@@ -165,13 +178,13 @@ def test_pause_and_resume(served: Served) -> None:
         answer = served.client.get(path)
         assert (answer.status_code, answer.json()["status"]) == (503, says)
     with pytest.raises(httpx.ReadTimeout):
-        served.client.post("/v1/completions", json=body(), timeout=0.2)
+        served.client.post("/inference/v1/generate", json=body(), timeout=0.2)
     with pytest.raises(Unavailable, match="the engine is paused"):
         check_ready(served.engine)
     served.client.post("/resume").raise_for_status()
     check_ready(served.engine)
     assert httpx.get(f"{served.url}/health").json() == {"status": "serving"}, "anybody may ask, and hears no more"
-    assert served.client.post("/v1/completions", json=body()).status_code == httpx.codes.OK
+    assert served.client.post("/inference/v1/generate", json=body()).status_code == httpx.codes.OK
 
 
 def test_the_follower_follows_while_it_serves(served: Served) -> None:

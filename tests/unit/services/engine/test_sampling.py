@@ -7,8 +7,9 @@ import pytest
 
 from contracts.errors import InvalidRequest
 from services.engine.sampling import (
-    CompletionRequest,
+    GenerateRequest,
     ModelLimits,
+    SamplingParams,
     check_request,
     processor_arguments,
     stop_ids,
@@ -19,7 +20,14 @@ LIMITS = ModelLimits(vocab_size=64, context=32)
 
 
 def body(**fields: Any) -> bytes:
-    return json.dumps({"model": "demo", "prompt": [1, 2], **fields}).encode()
+    head = {"model": "demo", "token_ids": [1, 2]} | {
+        name: fields.pop(name) for name in ("token_ids",) if name in fields
+    }
+    return json.dumps({**head, "sampling_params": fields}).encode()
+
+
+def params_of(**fields: Any) -> SamplingParams:
+    return read_json(GenerateRequest, body(**fields)).sampling_params
 
 
 @pytest.mark.parametrize(
@@ -33,70 +41,77 @@ def body(**fields: Any) -> bytes:
         ({"min_p": -0.1}, "min_p"),
         ({"min_p": 1.1}, "min_p"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [64]}, "prompt"),
-        ({"prompt": [-1]}, "prompt"),
+        ({"token_ids": []}, "token_ids"),
+        ({"token_ids": [64]}, "token_ids"),
+        ({"token_ids": [-1]}, "token_ids"),
         ({"stop_token_ids": [70]}, "stop_token_ids"),
         ({"n": 2}, "n"),
         ({"stop": ["}"]}, "stop"),
         ({"seed": 2**63}, "seed"),
         ({"seed": -(2**63) - 1}, "seed"),
         ({"seed": 10**30}, "seed"),
-        ({"seed": 1.5}, "seed"),
-        ({"seed": True}, "seed"),
-        ({"prompt": "hello"}, "prompt"),
-        ({"prompt": [1, True]}, "prompt[1]"),
-        ({"temperature": "hot"}, "temperature"),
+        ({"seed": 1.5}, "sampling_params.seed"),
+        ({"seed": True}, "sampling_params.seed"),
+        ({"token_ids": "hello"}, "token_ids"),
+        ({"token_ids": [1, True]}, "token_ids[1]"),
+        ({"temperature": "hot"}, "sampling_params.temperature"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"logit_bias": {"3": 1.0}}, "logit_bias"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty"),
+        ({"frequency_penalty": 0.1}, "frequency_penalty"),
+        ({"presence_penalty": 0.1}, "presence_penalty"),
+        ({"structured_outputs": {"json_object": True}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}}, "sampling_params.structured_outputs"),
+        ({"bad_words": ["x"]}, "sampling_params"),
     ],
 )
 def test_each_mistake_names_its_field(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        check_request(read_json(CompletionRequest, body(**fields)), LIMITS)
+        check_request(read_json(GenerateRequest, body(**fields)), LIMITS)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-@pytest.mark.parametrize("text", [b"{", b'{"model":"demo","prompt":[1],"temperature":NaN}', b"\xff", b"[]"])
+@pytest.mark.parametrize(
+    "text", [b"{", b'{"model":"demo","token_ids":[1],"sampling_params":{"temperature":NaN}}', b"\xff", b"[]"]
+)
 def test_what_is_no_request_is_refused(text: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        read_json(CompletionRequest, text)
+        read_json(GenerateRequest, text)
 
 
 def test_a_prompt_beyond_the_context_has_its_own_code() -> None:
-    check_request(read_json(CompletionRequest, body(max_tokens=30)), LIMITS)
+    check_request(read_json(GenerateRequest, body(max_tokens=30)), LIMITS)
     with pytest.raises(InvalidRequest) as caught:
-        check_request(read_json(CompletionRequest, body(max_tokens=31)), LIMITS)
+        check_request(read_json(GenerateRequest, body(max_tokens=31)), LIMITS)
     assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_json_cannot_carry_are_refused_too(value: float) -> None:
-    for request in (
-        CompletionRequest(model="demo", prompt=[1], temperature=value),
-        CompletionRequest(model="demo", prompt=[1], top_p=value),
-    ):
+    for params in (SamplingParams(temperature=value), SamplingParams(top_p=value)):
         with pytest.raises(InvalidRequest):
-            check_request(request, LIMITS)
+            check_request(GenerateRequest(model="demo", token_ids=[1], sampling_params=params), LIMITS)
 
 
 def test_every_processor_is_always_given() -> None:
-    arguments = processor_arguments(read_json(CompletionRequest, body(temperature=0, top_p=0.5)), 64)
+    arguments = processor_arguments(params_of(temperature=0, top_p=0.5), 64)
     assert arguments == {"temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0}
-    arguments = processor_arguments(read_json(CompletionRequest, body(temperature=2, top_k=-1, top_p=1)), 64)
+    arguments = processor_arguments(params_of(temperature=2, top_k=-1, top_p=1), 64)
     assert arguments == {"temperature": 2.0, "top_k": 64, "top_p": 1.0, "min_p": 0.0}
     assert [type(value) for value in arguments.values()] == [float, int, float, float], "the manager checks types"
-    assert processor_arguments(read_json(CompletionRequest, body(top_k=9000)), 64)["top_k"] == 64
+    assert processor_arguments(params_of(top_k=9000), 64)["top_k"] == 64
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_seed_is_given_only_if_there_is_one(seed: int, temperature: float) -> None:
-    request = read_json(CompletionRequest, body(seed=seed, temperature=temperature))
+    request = read_json(GenerateRequest, body(seed=seed, temperature=temperature))
     check_request(request, LIMITS)
-    assert processor_arguments(request, 64)["seed"] == seed
-    assert "seed" not in processor_arguments(read_json(CompletionRequest, body(temperature=temperature)), 64)
+    assert processor_arguments(request.sampling_params, 64)["seed"] == seed
+    assert "seed" not in processor_arguments(params_of(temperature=temperature), 64)
 
 
 def test_stop_tokens_come_beside_the_models_own() -> None:
-    assert stop_ids(read_json(CompletionRequest, body(stop_token_ids=[9])), frozenset({2})) == {2, 9}
-    assert stop_ids(read_json(CompletionRequest, body(stop_token_ids=[9], ignore_eos=True)), frozenset({2})) == {9}
-    assert stop_ids(read_json(CompletionRequest, body(ignore_eos=True)), frozenset({2})) == frozenset()
+    assert stop_ids(params_of(stop_token_ids=[9]), frozenset({2})) == {2, 9}
+    assert stop_ids(params_of(stop_token_ids=[9], ignore_eos=True), frozenset({2})) == {9}
+    assert stop_ids(params_of(ignore_eos=True), frozenset({2})) == frozenset()

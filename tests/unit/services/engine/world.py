@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from policy.weights import copy_tensors, tensors_of
 from services.engine.active_requests import TokenChunk
 from services.engine.engine import Engine
-from services.engine.sampling import CompletionRequest
+from services.engine.sampling import GenerateRequest, SamplingParams
 from services.engine.settings import EngineSettings
 from services.engine.staging import VersionSource
 from services.engine.swap import SwapRecord
@@ -89,12 +89,14 @@ def logprobs_of(model: Any, prompt: list[int], answer: list[int], temperature: f
     return [float(value) for value in chosen[:, 0]]
 
 
-def ask(prompt: list[int], **fields: Any) -> CompletionRequest:
-    """A request that stops only at its length."""
-    return CompletionRequest(**{"model": POLICY, "prompt": prompt, "max_tokens": 8, "ignore_eos": True, **fields})
+def ask(prompt: list[int], **fields: Any) -> GenerateRequest:
+    """A request that stops only at its length; `fields` of the request or of its sampling parameters."""
+    head = {name: fields.pop(name) for name in ("model", "stream", "priority") if name in fields}
+    params = SamplingParams(**{"max_tokens": 8, "ignore_eos": True, **fields})
+    return GenerateRequest(**{"model": POLICY, **head}, token_ids=prompt, sampling_params=params)
 
 
-async def complete(engine: Engine, request: CompletionRequest) -> TokenChunk:
+async def complete(engine: Engine, request: GenerateRequest) -> TokenChunk:
     """The whole answer, through the engine without HTTP."""
     active = engine.resolve(request.model).submit(request)
     parts = [chunk async for chunk in active.chunks()]

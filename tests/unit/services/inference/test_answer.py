@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.sampling import Span
-from services.inference.answer import Choice, SampledToken, StopFinder
+from services.inference.answer import Choice, StopFinder
+from services.inference.engine.wire import Piece, SampledToken
 from services.inference.parts import AnswerPart, CallPart, Detokenizer
 from tests.unit.services.inference.world import END, make_tokenizer
 
@@ -70,7 +71,7 @@ def test_tokens_end_with_the_one_that_completes_the_stop(size: int) -> None:
     shown = ""
     for start in range(0, len(tokens), size):
         spans = [Span(start, start)]
-        shown += choice.add(tokens[start : start + size], spans, None).text
+        shown += choice.add(Piece(tokens[start : start + size], spans, None)).text
         if choice.finish_reason:
             break
 
@@ -83,14 +84,14 @@ def test_tokens_end_with_the_one_that_completes_the_stop(size: int) -> None:
 def test_what_was_held_back_is_shown_at_the_end() -> None:
     choice = Choice(0, TOKENIZER, ["stop!"])
 
-    assert choice.add(tokens_of("do not sto"), [Span(0, 1)], None).text == "do not "
-    assert choice.add(tokens_of("p" + END), [], "stop").text == "stop"
+    assert choice.add(Piece(tokens_of("do not sto"), [Span(0, 1)], None)).text == "do not "
+    assert choice.add(Piece(tokens_of("p" + END), [], "stop")).text == "stop"
     assert choice.text == "do not stop"
 
 
 def test_an_answer_that_is_cut_keeps_what_was_shown() -> None:
     choice = Choice(0, TOKENIZER, ["stop!"])
-    choice.add(tokens_of("go, sto"), [Span(0, 1)], None)
+    choice.add(Piece(tokens_of("go, sto"), [Span(0, 1)], None))
     choice.cut("cancelled")
     choice.cut("error")
 
@@ -119,8 +120,8 @@ def test_reasoning_and_calls_are_kept_apart_from_content() -> None:
         AnswerPart(calls=(CallPart(1, "{}"),)),
     )
     choice = Choice(0, TOKENIZER, ["stop"], parser)
-    first = choice.add(tokens_of("ab"), [Span(0, 1)], None)
-    second = choice.add(tokens_of("cd"), [], "stop")
+    first = choice.add(Piece(tokens_of("ab"), [Span(0, 1)], None))
+    second = choice.add(Piece(tokens_of("cd"), [], "stop"))
 
     assert (first.text, first.reasoning, first.calls) == ("", "a stop", ())
     assert (choice.text, choice.reasoning, choice.finish_reason) == ("s", "a stop", "stop")
@@ -135,6 +136,6 @@ def test_reasoning_and_calls_are_kept_apart_from_content() -> None:
 def test_a_stop_string_ends_an_answer_before_what_comes_after_it() -> None:
     parser = Scripted(AnswerPart("a sto"), AnswerPart("p b"), AnswerPart(calls=(CallPart(0, id="c", name="f"),)))
     choice = Choice(0, TOKENIZER, ["stop"], parser)
-    choice.add(tokens_of("abc"), [Span(0, 1)], "stop")
+    choice.add(Piece(tokens_of("abc"), [Span(0, 1)], "stop"))
 
     assert (choice.text, choice.calls, len(choice.tokens), choice.finish_reason) == ("a ", [], 2, "stop")

@@ -137,8 +137,9 @@ def test_a_task_may_leave_sampling_to_the_caller(inference: Inference) -> None:
     assert filtered == Sampling(temperature=1, top_k=40, min_p=0.05, max_tokens=8)
     assert (defaults.on_support, own.on_support, filtered.on_support) == (True, False, False)
     assert answer.model_extra["sampling"].items() >= filters.items()
-    assert inference.engine.requests[2].items() >= filters.items()
-    assert (inference.engine.requests[1]["temperature"], inference.engine.requests[1]["max_tokens"]) == (0, 5)
+    assert inference.engine.requests[2]["sampling_params"].items() >= filters.items()
+    second = inference.engine.requests[1]["sampling_params"]
+    assert (second["temperature"], second["max_tokens"]) == (0, 5)
 
 
 def test_a_seed_reaches_the_engine_and_each_choice_has_one_made_of_it(inference: Inference) -> None:
@@ -149,14 +150,14 @@ def test_a_seed_reaches_the_engine_and_each_choice_has_one_made_of_it(inference:
 
     asked = {}
     for number, request in enumerate(inference.engine.requests):
-        asked[number // 3, int(request["request_id"].partition(":")[2])] = request.get("seed")
+        asked[number // 3, int(request["request_id"].partition(":")[2])] = request["sampling_params"].get("seed")
     first, again, other, without = ([asked[number, choice] for choice in range(3)] for number in range(4))
     assert first == again
     assert (first[0], other[0]) == (5, 6)
     assert len({*first, *other}) == 6
     assert all(isinstance(seed, int) and -(2**63) <= seed < 2**63 for seed in first)
     assert without == [None] * 3
-    assert "seed" not in inference.engine.requests[-1]
+    assert "seed" not in inference.engine.requests[-1]["sampling_params"]
     assert {record.sampling.seed for record in inference.logged()} == {5, 6, None}
 
 
@@ -241,7 +242,7 @@ def test_what_a_user_writes_reaches_the_engine_as_text(inference: Inference, str
 
     tokenizer, [request] = make_tokenizer(), inference.engine.requests
     special = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items()}
-    found = [number for number in request["prompt"] if number in special.values()]
+    found = [number for number in request["token_ids"] if number in special.values()]
     assert found == [special["<|user|>"], special["<|end|>"], special["<|assistant|>"]]
-    assert hostile in tokenizer.decode([number for number in request["prompt"] if number not in special.values()])
+    assert hostile in tokenizer.decode([number for number in request["token_ids"] if number not in special.values()])
     assert inference.logged()[0].open().messages == [{"role": "user", "content": hostile}]

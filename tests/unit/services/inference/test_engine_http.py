@@ -75,9 +75,9 @@ async def answer_one(server: Server, reader: asyncio.StreamReader, writer: async
 async def test_one_connection_carries_one_request_after_another() -> None:
     async with serving(answer_all) as (server, client):
         for body in (b"", b"x" * 100_000):
-            assert await client.fetch("POST", "/v1/completions", body) == (200, b"ok")
+            assert await client.fetch("POST", "/inference/v1/generate", body) == (200, b"ok")
         assert server.num_connections == 1
-        assert server.requests == [b"POST /v1/completions HTTP/1.1"] * 2
+        assert server.requests == [b"POST /inference/v1/generate HTTP/1.1"] * 2
 
 
 async def test_requests_at_the_same_time_have_connections_of_their_own() -> None:
@@ -187,9 +187,9 @@ async def test_a_post_that_may_have_been_read_is_not_sent_again() -> None:
         await server.request(reader)  # read, and closed without an answer
 
     async with serving(script) as (server, client):
-        assert await client.fetch("POST", "/v1/completions", b"{}") == (200, b"ok")
+        assert await client.fetch("POST", "/inference/v1/generate", b"{}") == (200, b"ok")
         with pytest.raises(Closed):
-            await client.fetch("POST", "/v1/completions", b"{}")
+            await client.fetch("POST", "/inference/v1/generate", b"{}")
         assert len(server.requests) == 2
         for _ in range(2):  # the second on a kept connection: asking twice for a state does no harm
             assert await client.fetch("GET", "/state") == (200, b"ok")

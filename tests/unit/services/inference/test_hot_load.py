@@ -18,7 +18,7 @@ from contracts.revocations import revoke
 from contracts.tables import assignment_change
 from runtime.database import Database
 from services.inference.app import create_app
-from services.inference.engine.wire import ArmProblem, Health
+from services.inference.engine.state import ArmProblem, Health
 from services.inference.hot_load import describe, version_of
 from services.inference.routes import HOT_LOAD as PATH
 from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, make_base

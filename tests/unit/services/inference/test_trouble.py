@@ -33,8 +33,8 @@ def test_an_answer_goes_on_where_the_engine_died(inference: Inference, stream: b
 
     first, second = engine.requests
     assert text == TEXT
-    assert second["prompt"] == first["prompt"] + engine.answer[:4]
-    assert second["max_tokens"] == first["max_tokens"] - 4
+    assert second["token_ids"] == first["token_ids"] + engine.answer[:4]
+    assert second["sampling_params"]["max_tokens"] == first["sampling_params"]["max_tokens"] - 4
     [record] = inference.logged()
     assert unpack_ids(record.open().completion_ids) == engine.answer
     assert len(unpack_floats(record.open().logprobs)) == len(engine.answer)

@@ -20,7 +20,7 @@ from services.inference.arms import ChosenArm, choose_arm
 from services.inference.idempotency import REPLAYED
 from services.inference.versions import VersionRequirement, version_requirement
 from tests.unit.services.inference.conftest import Inference
-from tests.unit.services.inference.world import FakeEngine
+from tests.unit.services.inference.world import FakeEngine, event_of
 from tests.unit.services.serving import wait_until
 
 TEXT = "Tisch für 4: {ok}"
@@ -41,12 +41,10 @@ class SwappingEngine(FakeEngine):
         try:
             for place, token_id in enumerate(self.answer):
                 self.version = self.swaps.get(place, self.version)
-                spans = [] if self.silent or said == self.version else [{"start": place, "version": self.version}]
+                spans = [] if self.silent or said == self.version else [(place, self.version)]
                 said = self.version
                 reason = "stop" if token_id == self.end else None
-                choice = {"token_ids": [token_id], "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": reason}
-                event = {"choices": [choice], "spans": spans, "system": {"engine": "fake/1", "dtype": "float32"}}
-                yield f"data: {json.dumps(event)}\n\n"
+                yield event_of(token_id, spans, reason)
         finally:
             self.num_closed += 1
 

@@ -85,7 +85,7 @@ class FakeEngine:
         self.app = FastAPI()
         self.app.get("/state")(self.health)
         self.app.get("/v1/models")(self.models)
-        self.app.post("/v1/completions")(self.completions)
+        self.app.post("/inference/v1/generate")(self.generate)
 
     async def health(self) -> Response:
         content = {"engine": "fake/1", "dtype": "float32", "instance": f"start {self.num_starts}"}
@@ -95,7 +95,7 @@ class FakeEngine:
     async def models(self) -> dict[str, Any]:
         return {"data": [{"id": "demo"}, *({"id": f"demo@v{number}"} for number in sorted(self.resident))]}
 
-    async def completions(self, request: Request) -> Response:
+    async def generate(self, request: Request) -> Response:
         asked = await request.json()
         if not self.serving:
             return _error(503, "unavailable", "restarting")
@@ -108,9 +108,9 @@ class FakeEngine:
         return StreamingResponse(self._stream(asked), media_type="text/event-stream")
 
     async def _stream(self, asked: dict[str, Any]) -> AsyncIterator[str]:
-        num_prompt = self._prompt_sizes.setdefault(asked["request_id"], len(asked["prompt"]))
-        offset = len(asked["prompt"]) - num_prompt
-        rest = self.answer[offset:][: asked["max_tokens"]]
+        num_prompt = self._prompt_sizes.setdefault(asked["request_id"], len(asked["token_ids"]))
+        offset = len(asked["token_ids"]) - num_prompt
+        rest = self.answer[offset:][: asked["sampling_params"]["max_tokens"]]
         try:
             for place, token_id in enumerate(rest):
                 if self.die_after == place:
@@ -123,7 +123,8 @@ class FakeEngine:
                     return
                 while self.hold_after == place and not self.go.is_set():  # noqa: ASYNC110 tests set it from their thread
                     await asyncio.sleep(0.005)
-                yield _event(token_id, self.version, first=place == 0, reason=self._reason(place, rest))
+                spans = [(0, self.version)] if place == 0 else []
+                yield event_of(token_id, spans, self._reason(place, rest))
             yield "data: [DONE]\n\n"
         finally:
             self.num_closed += 1
@@ -134,9 +135,13 @@ class FakeEngine:
         return "stop" if rest[-1] == self.end else "length"
 
 
-def _event(token_id: int, version: int, *, first: bool, reason: str | None) -> str:
-    choice = {"token_ids": [token_id], "logprobs": {"token_logprobs": [-0.5]}, "finish_reason": reason}
-    content: dict[str, Any] = {"choices": [choice], "spans": [{"start": 0, "version": version}] if first else []}
+def event_of(token_id: int, spans: Sequence[tuple[int, int]], reason: str | None) -> str:
+    """One token as our engine sends it; `spans`: start and version of those that begin."""
+    logprobs = {"content": [{"token_id": token_id, "logprob": -0.5, "top_logprobs": []}]}
+    choice: dict[str, Any] = {"index": 0, "token_ids": [token_id], "logprobs": logprobs, "finish_reason": reason}
+    if spans:
+        choice["weight_versions"] = [{"version": f"v{number}", "start": at, "end": at + 1} for at, number in spans]
+    content: dict[str, Any] = {"choices": [choice]}
     if reason:
         content["system"] = {"engine": "fake/1", "dtype": "float32"}
     return f"data: {json.dumps(content)}\n\n"

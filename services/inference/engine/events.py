@@ -1,0 +1,193 @@
+"""Reads the events of an engine's stream: ours and vLLM's. Pure.
+
+Nothing is filled in: a token needs its id and a finite log-prob, else the answer is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from typing import Annotated, Literal
+
+import msgspec
+import numpy as np
+
+from contracts.errors import EngineFailed, EngineRestarted
+from contracts.sampling import ExpertShape, Span
+from services.inference.engine.wire import Piece, RecordedExperts, SampledToken, System
+
+MOST_LINE_BYTES = 2**26
+"""The last event of a long answer has the experts of every token: 48 layers of 8 take 384 bytes a token."""
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_SHOWN_CHARACTERS = 300
+_FIELDS = (b"event:", b"id:", b"retry:")
+
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+LogProb = Annotated[float, msgspec.Meta(gt=-9999.0, le=1e-2)]
+"""The logarithm of a probability; anything above rounding error is wrong. vLLM writes -9999 where it has none."""
+
+
+class EngineFault(msgspec.Struct):
+    """An error object of an engine."""
+
+    message: str = "no reason given"
+    code: str | int | None = None
+    param: str | None = None
+
+
+class _TopLogprob(msgspec.Struct):
+    token_id: TokenId
+    logprob: float
+
+
+class _TokenLogprob(msgspec.Struct):
+    token_id: TokenId
+    logprob: LogProb
+    top_logprobs: list[_TopLogprob] = []
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_TokenLogprob] | None = None
+
+
+class _WeightVersion(msgspec.Struct):
+    version: str
+    start: int
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[TokenId] | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: Literal["stop", "length", "abort"] | None = None
+    text: str | None = None
+    weight_versions: list[_WeightVersion] | None = None
+    routed_experts: str | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] = []
+    system: System | None = None
+    error: EngineFault | None = None
+
+
+_EVENT = msgspec.json.Decoder(_Event)
+_VERSION = re.compile(r"v?(0|[1-9][0-9]{0,17})")
+
+
+class Lines:
+    """Splits what arrives into lines of at most `most_bytes`."""
+
+    def __init__(self, most_bytes: int = MOST_LINE_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._parts: list[bytes] = []
+        self._num_bytes = 0
+
+    def split(self, arrived: bytes) -> list[bytes]:
+        """The lines that are complete now.
+
+        Raises:
+            EngineFailed: a line is too long.
+        """
+        *lines, rest = arrived.split(b"\n")
+        if lines:
+            lines[0] = b"".join([*self._parts, lines[0]])
+            self._parts, self._num_bytes = [], 0
+        if rest:
+            self._parts.append(rest)
+            self._num_bytes += len(rest)
+            if self._num_bytes > self._most_bytes:
+                raise EngineFailed(f"the engine sent more than {self._most_bytes} bytes without an end of line")
+        return lines
+
+
+def data_of(line: bytes) -> bytes | None:
+    """The data of a line of server-sent events, without its line feed; None if the line has no data.
+
+    Raises:
+        EngineFailed: it is not such a line, or it is `[DONE]`, which must not come before the finish reason.
+    """
+    line = line.rstrip(b"\r")
+    if line.startswith(b"data:"):
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            raise EngineFailed("the engine ended a stream before its answer")
+        return data
+    if not line or line.startswith((b":", *_FIELDS)):
+        return None
+    raise EngineFailed(f"the engine's stream has a line that is not an event: {shown(line)}")
+
+
+def read_event(data: bytes, offset: int, num_top: int = 0) -> Piece:
+    """One event of a stream whose first token has number `offset` in the answer. An event may have no token.
+
+    Raises:
+        EngineRestarted: the engine reports that it lost the request, or that it ended it without an answer.
+        EngineFailed: the engine reports a failure, or the event cannot be used.
+    """
+    try:
+        event = _EVENT.decode(data)
+    except UNREADABLE as error:
+        raise EngineFailed(f"the engine sent an event that cannot be used: {error}: {shown(data)}") from error
+    if event.error is not None:
+        kind = EngineRestarted if event.error.code == EngineRestarted.code else EngineFailed
+        raise kind(f"the engine failed: {event.error.message[:_SHOWN_CHARACTERS]}")
+    if len(event.choices) != 1:
+        if event.choices:
+            raise EngineFailed(f"the engine sent {len(event.choices)} choices to a request for one")
+        return Piece([], [], None, system=event.system)  # for example an event with the usage
+    choice = event.choices[0]
+    if choice.finish_reason == "abort":
+        raise EngineRestarted("the engine aborted the request")
+    told = choice.weight_versions
+    return Piece(
+        _tokens(choice, num_top),
+        _spans(told, offset) if told else [],
+        choice.finish_reason,
+        _experts(choice.routed_experts) if choice.routed_experts else None,
+        event.system,
+    )
+
+
+def _tokens(choice: _Choice, num_top: int) -> list[SampledToken]:
+    ids, content = choice.token_ids or [], (choice.logprobs.content if choice.logprobs else None) or []
+    if len(ids) != len(content) or (choice.text and not ids):
+        raise EngineFailed(
+            f"the engine sent {len(ids)} token ids with {len(content)} log-probs"
+            f"{' and text' if choice.text else ''}; each token needs its id and its log-prob"
+        )
+    if any(entry.token_id != token_id for token_id, entry in zip(ids, content, strict=True)):
+        raise EngineFailed("the engine sent log-probs of other tokens than it sampled")
+    if num_top == 0:
+        return [SampledToken(entry.token_id, entry.logprob) for entry in content]
+    return [SampledToken(entry.token_id, entry.logprob, _top(entry.top_logprobs, num_top)) for entry in content]
+
+
+def _top(told: list[_TopLogprob], num_top: int) -> tuple[tuple[int, float], ...]:
+    ranked = sorted(told, key=lambda entry: -entry.logprob)  # the sampled token comes first on the wire
+    return tuple((entry.token_id, entry.logprob) for entry in ranked[:num_top])
+
+
+def _spans(told: list[_WeightVersion], offset: int) -> list[Span]:
+    """The spans of an event; none if a label is not one of our versions, as on a replica that was never updated."""
+    found = [_VERSION.fullmatch(entry.version) for entry in told]
+    starts = [entry.start for entry in told]
+    if starts != sorted(set(starts)) or starts[0] < 0 or starts[-1] >= 2**31:
+        raise EngineFailed(f"the engine sent versions of tokens that are not valid: {shown(msgspec.json.encode(told))}")
+    spans = [Span(offset + entry.start, int(match[1])) for entry, match in zip(told, found, strict=True) if match]
+    return spans if len(spans) == len(told) else []
+
+
+def _experts(text: str) -> RecordedExperts:
+    try:
+        array = np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise EngineFailed(f"the engine sent experts that cannot be read: {error}") from error
+    if array.ndim != 3 or array.dtype.kind not in "iu" or (array.size and not 0 <= array.min() <= array.max() < 2**16):  # noqa: PLR2004 the dimensions of ExpertShape
+        raise EngineFailed(f"the engine sent experts of shape {array.shape} and type {array.dtype}")
+    return RecordedExperts(array.astype("<u2").tobytes(), ExpertShape(*array.shape))
+
+
+def shown(content: bytes) -> str:
+    """The beginning of what an engine sent, for a message."""
+    return content[:_SHOWN_CHARACTERS].decode(errors="replace")

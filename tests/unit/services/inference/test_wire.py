@@ -1,0 +1,185 @@
+"""The wire to engines: what is sent, and what is made of the events of ours and of vLLM's."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from contracts.errors import EngineFailed
+from contracts.sampling import ExpertShape, Sampling, Span
+from services.inference.engine.events import Lines, read_event
+from services.inference.engine.progress import Progress
+from services.inference.engine.wire import EngineRequest, Piece, System, request_body
+
+SAMPLING = Sampling(temperature=0.7, max_tokens=8)
+REQUEST = EngineRequest("demo", [1, 2], SAMPLING, "one:0")
+SYSTEM = System("vllm/0.32", "bfloat16")
+
+
+def event(*token_ids: int, reason: str | None = None, **fields: Any) -> bytes:
+    content = [
+        {"token_id": token_id, "logprob": -0.5, "rank": 1, "top_logprobs": [{"token_id": token_id, "logprob": -0.5}]}
+        for token_id in token_ids
+    ]
+    choice = {"index": 0, "token_ids": token_ids, "logprobs": {"content": content}, "finish_reason": reason}
+    return json.dumps({"request_id": "one:0", "output_mode": "tokens", "choices": [choice | fields]}).encode()
+
+
+def versions(*spans: tuple[str, int, int]) -> list[dict[str, Any]]:
+    return [{"version": version, "start": start, "end": end} for version, start, end in spans]
+
+
+def test_every_sampling_option_is_sent_as_vllm_reads_it() -> None:
+    sampling = Sampling(
+        temperature=0.0, top_p=0.9, top_k=5, min_p=0.1, max_tokens=8, seed=7, repetition_penalty=1.1, frequency_penalty=0.2,
+        presence_penalty=0.3, logit_bias={4: -100.0},
+    )  # fmt: skip
+    schema = {"json": {"type": "object"}}
+    request = EngineRequest("demo@v3", [1, 2], sampling, "one:0", background=True, constraint=schema, num_top=3)
+
+    body = json.loads(request_body(request, [9]))
+
+    assert body == {
+        "request_id": "one:0", "model": "demo@v3", "token_ids": [1, 2, 9], "stream": True, "priority": 1,
+        "sampling_params": {
+            "temperature": 0.0, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "max_tokens": 7, "seed": 7, "repetition_penalty": 1.1,
+            "frequency_penalty": 0.2, "presence_penalty": 0.3, "logit_bias": {"4": -100.0}, "structured_outputs": schema,
+            "logprobs": 4,
+        },
+    }  # fmt: skip
+
+
+def test_what_is_off_is_left_out_except_what_a_model_may_have_a_default_for() -> None:
+    body = json.loads(request_body(REQUEST))
+
+    assert body["sampling_params"] == {
+        "temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": 8, "logprobs": 0,
+    }  # fmt: skip
+    assert body.keys() == {"request_id", "model", "token_ids", "stream", "sampling_params"}
+
+
+def test_top_logprobs_are_ranked_and_cut() -> None:
+    top = [{"token_id": 5, "logprob": -3.0}, {"token_id": 6, "logprob": -0.1}, {"token_id": 7, "logprob": -9999.0}]
+    content = {"content": [{"token_id": 5, "logprob": -3.0, "top_logprobs": top}]}
+
+    [token] = read_event(event(5, logprobs=content), 0, num_top=2).tokens
+
+    assert (token.id, token.logprob, token.top) == (5, -3.0, ((6, -0.1), (5, -3.0)))
+
+
+def test_experts_come_as_packed_numbers_with_their_shape() -> None:
+    chosen = np.arange(3 * 2 * 4, dtype=np.uint8).reshape(3, 2, 4)
+    file = io.BytesIO()
+    np.save(file, chosen)
+
+    piece = read_event(event(5, reason="stop", routed_experts=base64.b64encode(file.getvalue()).decode()), 0)
+
+    assert piece.experts is not None
+    assert piece.experts.shape == ExpertShape(3, 2, 4)
+    assert np.frombuffer(piece.experts.ids, "<u2").reshape(3, 2, 4).tolist() == chosen.tolist()
+
+
+def test_versions_told_at_the_end_arrive_with_the_last_piece() -> None:
+    progress = Progress(REQUEST)
+    progress.begin(SYSTEM)
+
+    pieces = [progress.add(read_event(data, 0)) for data in (event(5), event(6, 7), event(8, reason="stop"))]
+    assert [piece.spans for piece in pieces] == [[], [], []]
+
+    progress = Progress(REQUEST)
+    progress.begin(SYSTEM)
+    last = event(8, reason="stop", weight_versions=versions(("v7", 0, 2), ("v8", 2, 3)))
+    pieces = [progress.add(read_event(data, 0)) for data in (event(5), event(6), last)]
+
+    assert [piece.spans for piece in pieces] == [[], [], [Span(0, 7), Span(2, 8)]]
+    assert [piece.system for piece in pieces] == [SYSTEM, None, None]
+
+
+def test_versions_that_are_repeated_at_the_end_add_nothing() -> None:
+    progress = Progress(REQUEST)
+    progress.begin(None)
+    told = [
+        event(5, weight_versions=versions(("v7", 0, 1))),
+        event(6, weight_versions=versions(("v8", 1, 2))),
+        event(7, reason="length", weight_versions=versions(("v7", 0, 1), ("v8", 1, 3))),
+    ]
+
+    assert [progress.add(read_event(data, 0)).spans for data in told] == [[Span(0, 7)], [Span(1, 8)], []]
+
+
+def test_an_engine_that_changes_its_mind_about_a_version_is_refused() -> None:
+    progress = Progress(REQUEST)
+    progress.begin(None)
+    progress.add(read_event(event(5, weight_versions=versions(("v7", 0, 1))), 0))
+
+    with pytest.raises(EngineFailed, match="v8 for token 0, and another version before"):
+        progress.add(read_event(event(6, reason="stop", weight_versions=versions(("v8", 0, 2))), 0))
+
+
+@pytest.mark.parametrize("label", ["default", "", "v07", "7.1"])
+def test_a_label_that_is_no_version_of_ours_tells_nothing(label: str) -> None:
+    assert read_event(event(5, reason="stop", weight_versions=versions((label, 0, 1))), 0).spans == []
+
+
+def test_an_answer_has_no_versions_once_some_of_them_are_lost() -> None:
+    progress = Progress(REQUEST)
+    progress.begin(SYSTEM)
+    progress.add(read_event(event(5), 0))
+    progress.begin(SYSTEM)  # the engine of the first token was lost before it told its version
+
+    first = progress.add(read_event(event(6), 1))
+    last = progress.add(read_event(event(7, reason="stop", weight_versions=versions(("v7", 0, 2))), 1))
+
+    assert first.lost_versions
+    assert last.lost_versions
+
+
+def test_the_experts_of_an_answer_that_two_engines_made_are_not_kept() -> None:
+    file = io.BytesIO()
+    np.save(file, np.zeros((4, 1, 1), np.uint8))
+    told = base64.b64encode(file.getvalue()).decode()
+    progress = Progress(REQUEST)
+    progress.begin(None)
+    progress.add(read_event(event(5, weight_versions=versions(("v7", 0, 1))), 0))
+    progress.begin(None)
+
+    last = progress.add(
+        read_event(event(6, reason="stop", weight_versions=versions(("v7", 0, 1)), routed_experts=told), 1)
+    )
+
+    assert (last.experts, last.spans, last.lost_versions) == (None, [], False)
+
+
+def test_lines_are_the_same_wherever_they_are_cut() -> None:
+    text = b"data: {}\n\ndata: []\nx"
+    for size in range(1, len(text) + 1):
+        lines = Lines()
+        found = [line for at in range(0, len(text), size) for line in lines.split(text[at : at + size])]
+        assert found == [b"data: {}", b"", b"data: []"]
+
+
+def test_a_line_has_a_limit() -> None:
+    lines = Lines(most_bytes=10)
+    assert lines.split(b"0123456789") == []
+    with pytest.raises(EngineFailed, match="more than 10 bytes without an end of line"):
+        lines.split(b"0")
+
+
+def test_two_systems_are_both_named() -> None:
+    ours = System("millrace/1", "float32")
+
+    assert SYSTEM.joined(None) == SYSTEM.joined(SYSTEM) == SYSTEM
+    assert SYSTEM.joined(ours) == System("millrace/1 + vllm/0.32", "float32 + bfloat16")
+    assert msgspec.structs.replace(SYSTEM, raw_logprobs=True).joined(ours).raw_logprobs
+
+
+def test_a_piece_without_a_token_keeps_what_it_says() -> None:
+    usage = b'{"choices": [], "system": {"engine": "x", "dtype": null}}'
+
+    assert read_event(usage, 0) == Piece([], [], None, system=System("x", None))
