@@ -189,5 +189,5 @@ def _experts(text: str) -> RecordedExperts:
 
 
 def shown(content: bytes) -> str:
-    """The beginning of what an engine sent, for a message."""
+    """The first characters that an engine sent, for a message."""
     return content[:_SHOWN_CHARACTERS].decode(errors="replace")
