@@ -21,8 +21,8 @@ class _View(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def map_safetensors(path: Path, *, writable: bool = False) -> Tensors:
-    """The tensors of one file as views of it; if `writable`, writes to them go to the file.
+def map_safetensors(path: Path, *, writable: bool = False, private: bool = False) -> Tensors:
+    """The tensors of one file as views of it; if `writable`, writes to them go to the file; if `private`, to this process only.
 
     Tensors outside the file are refused. The caller checks the content, by its root.
 
@@ -32,7 +32,7 @@ def map_safetensors(path: Path, *, writable: bool = False) -> Tensors:
     """
     try:
         with path.open("r+b" if writable else "rb") as file:
-            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_COPY if private else mmap.ACCESS_READ
             content = np.frombuffer(mmap.mmap(file.fileno(), 0, access=access), dtype=np.uint8)
     except FileNotFoundError as error:
         raise NotFound(f"there is no weight file {path}", path=str(path)) from error

@@ -39,7 +39,8 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 STANDS_ON = {"kafka", "postgres", "redis", "s3"}
 OBSERVERS = {"prometheus", "grafana"}
-OURS = set(process.PROCESSES) - {"web"}
+# `vllm` runs where vLLM is installed, which is no image of ours.
+OURS = set(process.PROCESSES) - {"web", "vllm"}
 HOME = "/var/lib/millrace"
 
 

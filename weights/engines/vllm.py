@@ -1,104 +1,180 @@
-"""Brings a vLLM server from one version to the next. In: two numbers. Out: the server serves the second. Waits for: the server.
+"""Brings a vLLM server to a version. In: a verified file. Out: the server serves it. Waits for: the server.
 
-    GET  /weight_info                                           must name the base
-    POST /init_weight_transfer_engine {"init_info": {}}         once
-    POST /pause?mode=keep&clear_cache=true                      requests in flight wait; prefixes never cross versions
-    POST /start_weight_update
-    POST /update_weight_version {"new_version": "v6-to-v7"}     from here to finish, its weights are no version
-    POST /update_weights {"update_info": {policy, version, base_version, store}}
+    POST /collective_rpc millrace_stage {version, root, path, base_root}   each worker maps and verifies the file, in a thread
+    POST /collective_rpc millrace_state                                    until it has
+    GET  /weight_info                                                      must name the base
+    POST /pause?mode=keep                                                  requests in flight wait
+    POST /start_weight_update                                              each worker checks the base; nothing is written yet
+    POST /update_weight_version {"new_version": "v6-to-v7"}                from here to finish, its weights are no version
+    POST /update_weights {"update_info": {version, root}}
     POST /finish_weight_update {"weight_version": "v7"}
+    POST /reset_prefix_cache?reset_running_requests=true                   requests in flight compute their prefix again
     POST /resume
-    GET  /weight_info                                           must name the version
 
-The routes exist with `VLLM_SERVER_DEV_MODE=1` (vllm-project/vllm `vllm/entrypoints/serve/dev/rlhf/api_router.py`); the weights are
-written by the plug-in `policy/vllm_engine.py`. vLLM cannot roll back: if it fails after it began to write, its weights may
-be mixed. It then keeps the name `v6-to-v7`, even if this process is killed, so that no further change is applied on top and
-no token is labelled with a version that did not make it.
+The routes exist with `VLLM_SERVER_DEV_MODE=1`; the weights are written by the plug-in `policy/vllm_engine.py`. vLLM cannot roll
+back: if it fails after it began to write, its weights may be mixed. It then stays paused under the name `v6-to-v7`, even if this
+process is killed, so no token comes from them; requests wait. `push` without a base writes all weights, so it heals that server.
 """
 
 from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import httpx
 
 from contracts.errors import Unavailable, WeightsRefused
 from weights.engines.server import Server, worse
 
+_POLL_SECONDS = 0.02
+
+
+class VersionFile(NamedTuple):
+    """A version on the server's own disk."""
+
+    version: int
+    root: str
+    path: Path
+    """One safetensors file, which every worker can read."""
+
+
+class HeldVersions(NamedTuple):
+    """What a server says about itself."""
+
+    name: str
+    """As its tokens are labelled: `v7`, `v6-to-v7`, or `default` after a start."""
+    version: int | None
+    root: str | None
+    """Of the weights that all its workers hold; None: its own checkpoint, or the workers differ."""
+    is_broken: bool
+
+    @property
+    def is_whole(self) -> bool:
+        """True if name and weights agree."""
+        return not self.is_broken and self.version is not None and self.name == f"v{self.version}"
+
 
 class VllmServer:
-    """One vLLM server. See the module.
+    """One vLLM server. See the module. Not for several threads.
 
     Args:
         client: see `Server`.
-        policy: whose versions it serves.
-        store: where its workers read versions from: a folder they see or `s3://bucket/prefix`; `policy.vllm_engine.make_loader`.
+        wait: called between two questions, with seconds.
     """
 
-    def __init__(self, client: httpx.Client, *, policy: str, store: str) -> None:
+    def __init__(self, client: httpx.Client, wait: Callable[[float], object] = time.sleep) -> None:
         self._server = Server(client)
-        self._policy = policy
-        self._store = store
-        self._initialised = False
+        self._wait = wait
 
-    def weight_version(self) -> str:
-        """The version that the server names; `default` until one was declared. Raises Unavailable."""
-        return str(self._server.get("/weight_info").get("weight_version"))
+    def held(self) -> HeldVersions:
+        """What it serves. Raises Unavailable."""
+        name = str(self._server.get("/weight_info").get("weight_version"))
+        states = self._workers("millrace_state")
+        found = {(state["version"], state["root"]) for state in states}
+        version, root = found.pop() if len(found) == 1 else (None, None)
+        return HeldVersions(name, version, root, any(state["is_broken"] for state in states))
 
-    def declare(self, version: int) -> None:
-        """Tell a server that was just started, or reloaded in full, which version it has. Raises Unavailable."""
-        self._server.post("/update_weight_version", {"new_version": f"v{version}"})
+    def stage(self, target: VersionFile, base_root: str | None) -> None:
+        """Let every worker verify a version while the server goes on.
 
-    def push(self, version: int, base_version: int) -> None:
-        """Make the server serve `version`; it must hold `base_version`. Requests in flight go on.
+        Args:
+            target: the version.
+            base_root: of the weights that it must replace; None: any.
 
         Raises:
-            Unavailable: the server is away or failed. With the fact `mixed` it has to be reloaded in full.
-            WeightsRefused: `wrong_base`: it holds another version; nothing was changed.
+            WeightsRefused: a worker refused it.
+            Unavailable: the server is away.
         """
-        if (holds := self.weight_version()) != f"v{base_version}":
+        arguments = {"version": target.version, "root": target.root, "path": str(target.path), "base_root": base_root}
+        states = self._workers("millrace_stage", arguments)
+        while any(state["is_staging"] for state in states):
+            self._wait(_POLL_SECONDS)
+            states = self._workers("millrace_state")
+        for state in states:
+            if state["error"] is not None:
+                raise WeightsRefused(state["error"]["code"], state["error"]["message"], version=target.version)
+            if state["staged"] != target.root:
+                raise Unavailable(f"{self._server.url} lost v{target.version} while it was staged: stage it again")
+
+    def push(self, target: VersionFile, base: VersionFile | None) -> float:
+        """Make the server serve a staged version. Requests in flight go on, with the new weights.
+
+        Args:
+            target: the version, as it was staged.
+            base: what the server must hold; None: write all of it, whatever the server holds.
+
+        Returns:
+            The seconds in which no token could be made.
+
+        Raises:
+            WeightsRefused: `wrong_base`; nothing was changed.
+            Unavailable: the server is away or failed. With the fact `mixed` it stays paused: stage and push without a base.
+        """
+        held = self.held()
+        if base is not None and not (held.is_whole and held.root == base.root):
             raise WeightsRefused(
                 "wrong_base",
-                f"{self._server.url} holds {holds}, the change is for v{base_version}: push from there; if it was just "
-                "started or is mixed, load a full version and declare it",
-                holds=holds,
+                f"{self._server.url} holds {held.name} with the root {held.root}, the update is for v{base.version} with "
+                f"{base.root}: push it without a base",
+                holds=held.name,
             )
-        if not self._initialised:
-            self._server.post("/init_weight_transfer_engine", {"init_info": {}})
-            self._initialised = True
-        self._while_paused(version, base_version)
-        if (holds := self.weight_version()) != f"v{version}":
+        paused_at = time.monotonic()
+        self._server.post("/pause", params={"mode": "keep"})
+        try:
+            self._start(is_full=base is None)
+        except Unavailable as error:
+            stuck = self._server.try_to_resume("/resume") if held.is_whole else None
+            raise (worse(error, stuck) if stuck else error) from error
+        self._write(held.name.rpartition("-to-")[2], target)
+        self._server.post("/resume")
+        seconds = time.monotonic() - paused_at
+        after = self.held()
+        if (after.name, after.root) != (f"v{target.version}", target.root) or after.is_broken:
             raise Unavailable(
-                f"{self._server.url} was given v{version} and says it holds {holds}: reload it in full", mixed=True
+                f"{self._server.url} was given v{target.version} and says it holds {after.name} with the root {after.root}",
+                mixed=True,
             )
+        return seconds
 
-    def _while_paused(self, version: int, base_version: int) -> None:
-        failure: Unavailable | None = None
+    def resume(self) -> None:
+        """Let a server that holds a whole version go on. Raises Unavailable."""
+        self._server.post("/resume")
+
+    def is_paused(self) -> bool:
+        """True if it makes no tokens. Raises Unavailable."""
+        return bool(self._server.get("/is_paused").get("is_paused"))
+
+    def _start(self, *, is_full: bool) -> None:
         try:
-            self._server.post("/pause", params={"mode": "keep", "clear_cache": "true"})
             self._server.post("/start_weight_update")
-            self._update(version, base_version)
         except Unavailable as error:
-            failure = error
-        finally:
-            stuck = self._server.try_to_resume("/resume")
-        if failure is not None:
-            raise worse(failure, stuck) if stuck else failure
-        if stuck:
-            raise Unavailable(f"{self._server.url} holds v{version}; {stuck}", url=self._server.url)
+            # An update may have been begun and never written: vLLM ends it by putting the old weights back.
+            if not is_full or self._server.try_to_resume("/finish_weight_update", {}):
+                raise error from None
+            self._server.post("/start_weight_update")
 
-    def _update(self, version: int, base_version: int) -> None:
-        self._server.post("/update_weight_version", {"new_version": f"v{base_version}-to-v{version}"})
-        update_info = {
-            "policy": self._policy,
-            "version": version,
-            "base_version": base_version,
-            "store": self._store,
-        }
+    def _write(self, before: str, target: VersionFile) -> None:
+        name = f"v{target.version}"
         try:
-            self._server.post("/update_weights", {"update_info": update_info})
-            self._server.post("/finish_weight_update", {"weight_version": f"v{version}"})
+            self._server.post("/update_weight_version", {"new_version": f"{before}-to-{name}"})
+            self._server.post("/update_weights", {"update_info": {"version": target.version, "root": target.root}})
+            self._server.post("/finish_weight_update", {"weight_version": name})
+            self._forget_prefixes(before)
         except Unavailable as error:
-            more = (
-                f"vLLM cannot go back, so its weights may be a mixture of v{base_version} and v{version}: send it no "
-                "requests, load a full version and declare it"
-            )
+            more = f"vLLM cannot go back, so its weights may be a mixture of {before} and {name}; it stays paused"
             raise worse(error, more, mixed=True) from error
+
+    def _forget_prefixes(self, before: str) -> None:
+        # What was computed with the old weights must not be used by the new ones; vLLM clears nothing when it pauses.
+        reset = self._server.post("/reset_prefix_cache", params={"reset_running_requests": "true"})
+        if not reset.get("success"):
+            raise Unavailable(f"{self._server.url} kept the prefixes of {before}")
+
+    def _workers(self, method: str, arguments: Mapping[str, object] | None = None) -> list[dict[str, Any]]:
+        body = {"method": method, "kwargs": dict(arguments or {})}
+        answer = self._server.post("/collective_rpc", body).get("results")
+        if not isinstance(answer, list) or not answer or not all(isinstance(state, dict) for state in answer):
+            raise Unavailable(f"{self._server.url} has no {method}: it was started without our plug-in")
+        return answer

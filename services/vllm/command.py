@@ -1,0 +1,82 @@
+"""The command line and environment of a `vllm serve` with our plug-in. Pure, except for the folder of the plug-in."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import contracts
+from contracts.errors import InvalidSettings
+from services.vllm.settings import VllmSettings
+
+LEASE = "MILLRACE_VLLM_LEASE"
+"""As `policy.vllm_server.LEASE`, which is not imported because it runs in vLLM's environment."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_MOST_LOGPROBS = 20
+
+
+def serve_command(settings: VllmSettings, base: Path, *, port: int, is_cpu: bool) -> list[str]:
+    """Arguments of a server for a base policy at a port of loopback."""
+    length = ["--max-model-len", str(settings.max_model_len)] if settings.max_model_len else []
+    return [
+        str(settings.python), "-m", "policy.vllm_server", "serve", str(base),
+        "--host", "127.0.0.1", "--port", str(port),
+        "--dtype", settings.dtype or ("float32" if is_cpu else "bfloat16"),
+        *length,
+        # Log-probs of the distribution that was sampled from: after penalties, bias, masks, temperature and filters.
+        "--logprobs-mode", "processed_logprobs", "--max-logprobs", str(_MOST_LOGPROBS),
+        "--structured-outputs-config", json.dumps({"backend": "guidance"}),
+        "--generation-config", "vllm",
+        "--scheduling-policy", "priority",
+        "--enable-scale-out",
+        "--worker-extension-cls", "policy.vllm_engine.WorkerExtension",
+        "--weight-transfer-config", json.dumps({"backend": "millrace"}),
+        *(["--enforce-eager"] if is_cpu else []),
+        *(["--enable-return-routed-experts"] if has_experts(base) else []),
+        *settings.arguments,
+    ]  # fmt: skip
+
+
+def has_experts(base: Path) -> bool:
+    """True if the policy is a mixture of experts. Raises InvalidSettings if its config.json cannot be read."""
+    try:
+        config = json.loads((base / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidSettings(f"{base / 'config.json'} cannot be read: {error}") from error
+    return any(int(part.get(name) or 0) > 1 for part in (config, config.get("text_config") or {}) for name in _EXPERTS)
+
+
+def serve_environment(
+    own: Mapping[str, str], plug_in: Path, lease: Path, key: str, settings: VllmSettings
+) -> dict[str, str]:
+    """The environment of a server: ours without what belongs to our interpreter and without our secrets."""
+    kept = {
+        name: value
+        for name, value in own.items()
+        if not name.startswith(("MILLRACE_", "AWS_")) and name not in {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
+    }
+    return kept | {
+        "PYTHONPATH": str(plug_in),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "VLLM_API_KEY": key,
+        "VLLM_CPU_KVCACHE_SPACE": str(settings.cache_gib),
+        LEASE: str(lease),
+    }
+
+
+def make_plug_in(folder: Path) -> Path:
+    """A folder for PYTHONPATH with the three packages that the plug-in imports, and nothing else of our environment."""
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = Path(str(contracts.__file__)).parent.parent  # `policy` itself must not be imported here
+    for package in ("contracts", "policy", "weights"):
+        link, found = folder / package, beside / package
+        if link.is_symlink() and link.readlink() == found:
+            continue
+        temporary = folder / f".{package}.{os.getpid()}"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(found)
+        temporary.replace(link)
+    return folder

@@ -1,0 +1,209 @@
+"""Brings one vLLM server to the version that its slot is assigned, and announces it.
+
+In: the assignment of an arm. Out: the server's weights, a row in `engine_replica` every second. Waits for: the server, the store.
+
+A version is fetched, verified and staged while the server goes on. If a swap breaks off in the middle, the server is paused with
+mixed weights: its row says `failed`, so it gets no requests, and a whole version is written at once, the new one or else the one
+before. If neither can be written, the server is started again. After a restart of this process the server is found and goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from contracts.assignments import Assignment
+from contracts.engines import Ability, EngineReplica
+from contracts.errors import MillraceError, Unavailable
+from weights.engines.vllm import HeldVersions, VersionFile, VllmServer
+
+_FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.5, 30.0
+_log = structlog.get_logger(__name__)
+
+
+class VersionFiles(Protocol):
+    """Where files of versions come from: `HostCopy`."""
+
+    def file_of(self, version: int, root: str | None, run: str | None, folder: Path) -> VersionFile:
+        """The verified file of a version."""
+
+
+class ManagedServer(Protocol):
+    """A server's process, or one that somebody else runs."""
+
+    @property
+    def address(self) -> tuple[str, str] | None:
+        """(URL, instance) of the running process; None if it ended."""
+
+    def start(self) -> object:
+        """Start it again."""
+
+    def renew(self) -> None:
+        """Say that it is still followed."""
+
+    def end(self) -> None:
+        """End it."""
+
+
+class SwapLog(Protocol):
+    """Where swaps are recorded: `VllmRepository`."""
+
+    def keep_swap(self, arm: str, version: int, stage_seconds: float, pause_seconds: float) -> None:
+        """Record a swap."""
+
+
+class SlotFollower:
+    """See the module. `step` belongs to one thread; `row` may be called by any.
+
+    Args:
+        row: what the replica announces while it is down: names, region, kind, dtype; `slots` has its arm.
+        server: its process.
+        connect: makes a driver for a URL.
+        files: see `VersionFiles`.
+        folder: where the server's files are linked.
+        swaps: see `SwapLog`.
+        assigned: reads arm → assignment.
+
+    Attributes:
+        row: what the replica announces now.
+        serves: set once a version is served.
+    """
+
+    def __init__(
+        self,
+        row: EngineReplica,
+        *,
+        server: ManagedServer,
+        connect: Callable[[str], VllmServer],
+        files: VersionFiles,
+        folder: Path,
+        swaps: SwapLog,
+        assigned: Callable[[], Mapping[str, Assignment]],
+    ) -> None:
+        (self.arm,) = row.slots
+        self.row = row
+        self.serves = threading.Event()
+        self.server = server
+        self._connect = connect
+        self._files = files
+        self._folder = folder
+        self._swaps = swaps
+        self._assigned = assigned
+        self._driver: VllmServer | None = None
+        self._before: tuple[Assignment, VersionFile] | None = None
+        self._failed: tuple[int | None, int, float] = (None, 0, 0.0)
+        """(version, attempts, not before)"""
+
+    def step(self, now: float) -> None:
+        """One look at the server and at the assignments. Failures are logged and tried again with growing pauses."""
+        version: int | None = None
+        try:
+            driver = self._connected()
+            held = driver.held()
+            wanted = self._assigned().get(self.arm)
+            if wanted is not None and wanted.version is not None:
+                version = wanted.version
+                self._follow(driver, held, wanted, now)
+            else:
+                self._tell("serving" if held.is_whole else "starting", held.version if held.is_whole else None)
+        except MillraceError as error:
+            self._note(version, error, now)
+
+    def _connected(self) -> VllmServer:
+        address = self.server.address
+        if address is None:
+            self._tell("starting" if not self.serves.is_set() else "restarting", None)
+            self._driver = None
+            self.server.start()
+            address = self.server.address
+        if address is None:
+            raise Unavailable(f"{self.row.name} does not start")
+        url, instance = address
+        if self._driver is None or self.row.instance != instance:
+            self.row = self.row._replace(url=url, instance=instance)
+            self._driver = self._connect(url)
+        return self._driver
+
+    def _follow(self, driver: VllmServer, held: HeldVersions, wanted: Assignment, now: float) -> None:
+        is_there = held.is_whole and held.version == wanted.version and wanted.root in {None, held.root}
+        if is_there:
+            if driver.is_paused():  # the one that paused it was killed
+                driver.resume()
+            self._failed = (None, 0, 0.0)
+            self._tell("serving", held.version)
+            return
+        if held.is_whole and self.row.status != "serving":
+            self._tell("serving", held.version)
+        version, _, not_before = self._failed
+        if version == wanted.version and now < not_before:
+            return
+        self._bring(driver, held, wanted)
+        self._failed = (None, 0, 0.0)
+
+    def _bring(self, driver: VllmServer, held: HeldVersions, wanted: Assignment) -> None:
+        version = int(wanted.version or 0)
+        begun = time.monotonic()
+        target = self._files.file_of(version, wanted.root, wanted.run, self._folder)
+        base = VersionFile(int(held.version or 0), str(held.root), target.path) if held.is_whole else None
+        driver.stage(target, base.root if base else None)
+        staged = time.monotonic()
+        try:
+            pause = driver.push(target, base)
+        except Unavailable as error:
+            if not error.facts.get("mixed"):
+                raise
+            self._tell("failed", None)
+            _log.warning("vllm_mixed", name=self.row.name, version=version, error=error.message)
+            pause = self._heal(driver, target, error)
+        if self.serves.is_set():
+            self._swaps.keep_swap(self.arm, version, staged - begun, pause)
+        _log.info("vllm_swapped", name=self.row.name, version=version, pause_seconds=round(pause, 4))
+        self._before = (wanted, target)
+        self._tell("serving", version)
+
+    def _heal(self, driver: VllmServer, target: VersionFile, error: Unavailable) -> float:
+        """Write the target whole; else the version before, and raise; else end the server, and raise."""
+        try:
+            driver.stage(target, None)
+            return driver.push(target, None)
+        except MillraceError as again:
+            _log.warning("vllm_not_healed", name=self.row.name, version=target.version, error=again.message)
+        before = self._before
+        try:
+            if before is None:
+                raise error
+            assignment, file = before
+            file = self._files.file_of(file.version, assignment.root, assignment.run, self._folder)
+            driver.stage(file, None)
+            driver.push(file, None)
+            self._tell("serving", file.version)
+        except MillraceError:
+            self.server.end()
+            self._tell("restarting", None)
+        raise error
+
+    def _note(self, version: int | None, error: MillraceError, now: float) -> None:
+        if error.facts.get("url") is not None and error.facts.get("status") is None:
+            # No answer: it starts, or it is away. Its row says so, and the next look is soon.
+            self._tell("restarting" if self.serves.is_set() else "starting", None)
+            return
+        attempts = self._failed[1] + 1 if self._failed[0] == version else 1
+        wait = min(_FIRST_RETRY_SECONDS * 2.0 ** (attempts - 1), _LAST_RETRY_SECONDS)
+        self._failed = (version, attempts, now + wait)
+        _log.warning("vllm_not_brought", name=self.row.name, version=version, code=error.code, error=error.message)
+
+    def _tell(self, status: str, version: int | None) -> None:
+        self.row = self.row._replace(status=status, slots={self.arm: version})
+        if status == "serving" and version is not None:
+            self.serves.set()
+
+
+def abilities(*, has_experts: bool) -> frozenset[Ability]:
+    """What a vLLM server with our launcher's options can do."""
+    found: set[Ability] = {"spans", "logprobs", "top_logprobs", "constraints", "penalties", "seed"}
+    return frozenset(found | ({"experts"} if has_experts else set()))

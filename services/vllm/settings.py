@@ -1,0 +1,46 @@
+"""The vLLM servers of a host: the section [vllm] of millrace.toml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from contracts.assignments import CANDIDATE, LIVE
+from runtime.settings import Section
+
+
+class VllmSettings(Section):
+    """One server for each slot."""
+
+    python: Path | None = None
+    """The interpreter of the environment in which vLLM is installed; `make vllm` makes one. Not needed with `urls`."""
+    slots: tuple[str, ...] = Field(default=(LIVE, CANDIDATE), min_length=1)
+    """The arm that each server serves. Without `candidate` nothing can be gated."""
+    urls: tuple[str, ...] = ()
+    """Servers that run already on this host, one per slot. They are followed, and neither started nor stopped."""
+    name: str = Field(default="vllm", pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    """Beginning of the names of the replicas; another one for each host."""
+    region: str = "local"
+    """Where these servers are."""
+    dtype: str | None = None
+    """vLLM's `--dtype`. Default: float32 on CPU, which holds every checkpoint's bits; else bfloat16."""
+    max_model_len: int | None = Field(default=None, ge=16)
+    """Longest prompt and answer, tokens. Default: what the model allows."""
+    cache_gib: int = Field(default=1, ge=1)
+    """Memory of the key-value cache on CPU, GiB."""
+    arguments: tuple[str, ...] = ()
+    """Further arguments of `vllm serve`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.urls and len(self.urls) != len(self.slots):
+            raise ValueError(
+                f"urls names {len(self.urls)} servers for {len(self.slots)} slots: give one URL for each slot"
+            )
+        if not self.urls and self.python is None:
+            raise ValueError(
+                "python is missing: the interpreter of vLLM's environment (`make vllm` makes .vllm/bin/python)"
+            )
+        return self
