@@ -16,6 +16,7 @@ from contracts.tables import engine_replica
 
 FRESH_SECONDS = 10.0
 """A row that was not renewed for so long describes a replica that is gone."""
+_GONE_SECONDS = 86_400.0
 EngineKind = Literal["millrace", "vllm", "sglang"]
 Ability = Literal["spans", "logprobs", "top_logprobs", "constraints", "penalties", "seed", "experts"]
 """`spans`: it names the version of each token. `logprobs`: those of the distribution sampled from. `constraints`: grammars.
@@ -69,6 +70,12 @@ def withdraw(connection: Connection, policy: str, name: str) -> None:
     connection.execute(
         delete(engine_replica).where((engine_replica.c.policy == policy) & (engine_replica.c.name == name))
     )
+
+
+def forget_gone(connection: Connection, policy: str) -> None:
+    """Remove the rows that nobody has renewed for a day."""
+    is_gone = engine_replica.c.seen_at < time.time() - _GONE_SECONDS
+    connection.execute(delete(engine_replica).where((engine_replica.c.policy == policy) & is_gone))
 
 
 def read_replicas(connection: Connection, policy: str) -> list[EngineReplica]:

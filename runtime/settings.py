@@ -59,6 +59,8 @@ class Settings(Section):
     """Address at which the engine listens."""
     engine_port: int = Field(default=8401, ge=1, le=65535)
     """Port of the engine."""
+    region: str = Field(default="local", pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=60)
+    """Where the processes of this home run. Inference asks engines of its own region, and others only while none of those serves."""
     device: str = Field(default="cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     """Where engine and trainer compute: cpu, cuda or cuda:N."""
     feedback_host: str | None = None

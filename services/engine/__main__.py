@@ -18,11 +18,12 @@ from runtime.logs import set_up_logs
 from runtime.operations import LONGEST_WORK_SECONDS, Operations
 from runtime.settings import Settings, load_section, load_settings
 from runtime.weight_metrics import WeightStoreMetrics
+from services.engine.announcing import Announcer, address_of, describe
 from services.engine.app import make_app
 from services.engine.engine import Engine
 from services.engine.follower import Follower
 from services.engine.local_copy import LocalCopy
-from services.engine.repository import keep_swap, read_wanted
+from services.engine.repository import EngineRows, keep_swap, read_wanted
 from services.engine.settings import EngineSettings
 from services.engine.swap import SwapRecord
 from services.guarding import GuardedProtocol
@@ -68,7 +69,7 @@ def main(home: Path) -> None:
         on_gave_up=end,
         run=settings.run,
     )
-    follower = Follower(engine, lambda: read_wanted(database, policy), on_exit=end)
+    follower = Follower(engine, lambda: read_wanted(database, policy), on_exit=end, arms=own.slots)
     config = uvicorn.Config(
         make_app(engine, follower, engine_key(settings.home)),
         http=GuardedProtocol,
@@ -81,7 +82,14 @@ def main(home: Path) -> None:
     operations = Operations({"engine": lambda: check_ready(engine)}, longest_step_seconds=LONGEST_WORK_SECONDS)
     bell = settings.replica_links().bell
     bell.listen(MOVED, follower.wake)
-    server.run([listening_socket(settings.engine_host, settings.engine_port)])
+    listening = listening_socket(settings.engine_host, settings.engine_port)
+    name, url = address_of(settings, own, listening)
+    announcer = Announcer(
+        lambda: describe(engine, own.slots, name=name, url=url, region=settings.region), EngineRows(database, policy)
+    )
+    announcer.start()
+    server.run([listening])
+    announcer.stop()
     bell.close()
     operations.close()
     if copy is not None:

@@ -8,7 +8,7 @@ with growing delays.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import NamedTuple
 
@@ -69,9 +69,10 @@ class Follower:
 
     Args:
         engine: the engine to update.
-        read_assignments: reads arm → assignment; arms other than the engine's are ignored.
+        read_assignments: reads arm → assignment; other arms than `arms` are ignored.
         on_exit: called if the thread ends with an error; the process should end too.
         poll_seconds: the longest time between two reads.
+        arms: those that this engine holds.
 
     Attributes:
         fatal: the error, if the thread ended because no version can ever be loaded.
@@ -84,11 +85,13 @@ class Follower:
         on_exit: Callable[[], None],
         *,
         poll_seconds: float = _POLL_SECONDS,
+        arms: Sequence[str] = ARMS,
     ) -> None:
         self._engine = engine
         self._read_assignments = read_assignments
         self._on_exit = on_exit
         self._poll_seconds = poll_seconds
+        self._arms = arms
         self.fatal: InvalidSettings | None = None
         self._problems: dict[str, UpdateProblem] = {}
         self._stopping = threading.Event()
@@ -124,7 +127,7 @@ class Follower:
             self._remember(_ASSIGNMENTS, None, error, now)
             return
         self._problems.pop(_ASSIGNMENTS, None)
-        for arm in ARMS:
+        for arm in self._arms:
             to, held = wanted.get(arm, AssignedVersion(None)), self._engine.versions().get(arm)
             version = to.version
             if version is not None and due(version, held, self._problems.get(arm), now):

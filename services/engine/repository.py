@@ -1,10 +1,11 @@
-"""SQL of the engine: the assignments of its arms, and the records of swaps."""
+"""SQL of the engine: the assignments of its arms, the records of swaps, and its own row."""
 
 from __future__ import annotations
 
 from sqlalchemy import insert
 
-from contracts import assignments
+from contracts import assignments, engines
+from contracts.engines import EngineReplica
 from contracts.tables import swap
 from runtime.database import Database
 from services.engine.follower import AssignedVersion
@@ -23,3 +24,22 @@ def keep_swap(database: Database, record: SwapRecord) -> None:
     kept = {name: getattr(record, name) for name in record.__struct_fields__ if name in swap.columns}
     with database.transaction() as connection:
         connection.execute(insert(swap).values(kept))
+
+
+class EngineRows:
+    """The rows of a policy's replicas."""
+
+    def __init__(self, database: Database, policy: str) -> None:
+        self._database = database
+        self._policy = policy
+
+    def announce(self, replica: EngineReplica) -> None:
+        """Write or renew a row. Raises Unavailable."""
+        with self._database.transaction() as connection:
+            engines.announce(connection, replica)
+
+    def withdraw(self, name: str) -> None:
+        """Remove a row, and those that nobody has renewed for a day. Raises Unavailable."""
+        with self._database.transaction() as connection:
+            engines.withdraw(connection, self._policy, name)
+            engines.forget_gone(connection, self._policy)

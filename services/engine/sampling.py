@@ -10,10 +10,13 @@ from typing import Any
 
 import msgspec
 
+from contracts.engines import Ability
 from contracts.errors import ContextLengthExceeded, InvalidRequest
 
 MIN_TEMPERATURE = 1e-3
 """Below this, logits divided by the temperature may overflow; 0 itself means greedy."""
+ABILITIES: frozenset[Ability] = frozenset(("spans", "logprobs", "seed"))
+"""What this engine can do; `check_request` refuses what needs another ability."""
 _SEEDS = range(-(2**63), 2**63)
 
 

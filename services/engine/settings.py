@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from runtime.settings import Section
@@ -10,6 +12,12 @@ from runtime.settings import Section
 class EngineSettings(Section):
     """The engine's own settings; policy, base, device and address are settings of the home."""
 
+    name: str | None = Field(default=None, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]*$", max_length=120)
+    """Name of this replica, unique among the engines of a policy. Default: host name and port."""
+    url: str | None = Field(default=None, pattern=r"^http://[^/:]+:[0-9]+$")
+    """Where inference reaches this replica, if not at `engine_host` and its port."""
+    slots: tuple[Literal["live", "candidate"], ...] = Field(default=("live", "candidate"), min_length=1)
+    """The arms that this replica holds, each a copy of the model. Without any candidate slot nothing can be gated."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of one step; a trainer usually computes on the same machine."""
     page_size: int = Field(default=128, ge=16)

@@ -1,0 +1,104 @@
+"""Announces this engine in the table `engine_replica`, so that inference finds it.
+
+In: the engine's state, looked at ten times a second. Out: the replica's row, every second and at once after a change. Waits for: the
+database; while it is away, the engine serves on and the row is written later.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Protocol
+
+import structlog
+
+from contracts.engines import EngineReplica
+from contracts.errors import Unavailable
+from runtime.settings import Settings
+from services.engine.engine import Engine
+from services.engine.sampling import ABILITIES
+from services.engine.settings import EngineSettings
+
+_RENEW_SECONDS, _LOOK_SECONDS = 1.0, 0.1
+_ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 compared, not bound
+_log = structlog.get_logger(__name__)
+
+
+class ReplicaRows(Protocol):
+    """Where rows are written: `EngineRows`."""
+
+    def announce(self, replica: EngineReplica) -> None:
+        """Write or renew a row. Raises Unavailable."""
+
+    def withdraw(self, name: str) -> None:
+        """Remove a row. Raises Unavailable."""
+
+
+class Announcer:
+    """See the module. `row` describes the engine now."""
+
+    def __init__(self, row: Callable[[], EngineReplica], rows: ReplicaRows) -> None:
+        self._row = row
+        self._rows = rows
+        self._told: EngineReplica | None = None
+        self._told_at = float("-inf")
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine-announcer", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and remove the row: the replica ends in order."""
+        self._stopping.set()
+        self._thread.join()
+        if self._told is not None:
+            try:
+                self._rows.withdraw(self._told.name)
+            except Unavailable as error:
+                _log.warning("engine_row_not_removed", error=error.message)
+
+    def step(self, now: float) -> None:
+        """Write the row if it changed, or if it was written a second ago. `now`: on the clock of `time.monotonic`."""
+        row = self._row()
+        if row == self._told and now - self._told_at < _RENEW_SECONDS:
+            return
+        try:
+            self._rows.announce(row)
+        except Unavailable as error:
+            _log.warning("engine_row_not_written", error=error.message)
+        self._told, self._told_at = row, now
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_LOOK_SECONDS):
+            self.step(monotonic())
+
+
+def describe(engine: Engine, slots: Sequence[str], *, name: str, url: str, region: str) -> EngineReplica:
+    """The row of an engine as it is now. `seen_at` is left to the writer."""
+    status, facts = engine.health()
+    held = engine.versions()
+    return EngineReplica(
+        name=name,
+        policy=engine.policy,
+        url=url,
+        kind="millrace",
+        region=region,
+        status=status,
+        slots={slot: held.get(slot) for slot in slots},
+        abilities=ABILITIES,
+        instance=engine.instance,
+        engine=facts["engine"],
+        dtype=facts["dtype"] or "",
+        seen_at=0.0,
+    )
+
+
+def address_of(settings: Settings, own: EngineSettings, listening: socket.socket) -> tuple[str, str]:
+    """Name and URL of a replica that listens on a socket."""
+    port = listening.getsockname()[1]
+    host = socket.gethostname() if settings.engine_host in _ANYWHERE else settings.engine_host
+    return own.name or f"{socket.gethostname()}-{port}", own.url or f"http://{host}:{port}"
