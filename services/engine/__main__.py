@@ -18,7 +18,7 @@ from runtime.logs import set_up_logs
 from runtime.operations import LONGEST_WORK_SECONDS, Operations
 from runtime.settings import Settings, load_section, load_settings
 from runtime.weight_metrics import WeightStoreMetrics
-from services.engine.announcing import Announcer, address_of, describe
+from services.engine.announcing import EngineAnnouncer, address_of, describe
 from services.engine.app import make_app
 from services.engine.engine import Engine
 from services.engine.follower import Follower
@@ -84,7 +84,7 @@ def main(home: Path) -> None:
     bell.listen(MOVED, follower.wake)
     listening = listening_socket(settings.engine_host, settings.engine_port)
     name, url = address_of(settings, own, listening)
-    announcer = Announcer(
+    announcer = EngineAnnouncer(
         lambda: describe(engine, own.slots, name=name, url=url, region=settings.region), EngineRows(database, policy)
     )
     announcer.start()

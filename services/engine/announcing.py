@@ -26,7 +26,7 @@ _ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 compared, not bound
 _log = structlog.get_logger(__name__)
 
 
-class ReplicaRows(Protocol):
+class ReplicaRowWriter(Protocol):
     """Where rows are written: `EngineRows`."""
 
     def announce(self, replica: EngineReplica) -> None:
@@ -36,10 +36,10 @@ class ReplicaRows(Protocol):
         """Remove a row. Raises Unavailable."""
 
 
-class Announcer:
+class EngineAnnouncer:
     """See the module. `row` describes the engine now."""
 
-    def __init__(self, row: Callable[[], EngineReplica], rows: ReplicaRows) -> None:
+    def __init__(self, row: Callable[[], EngineReplica], rows: ReplicaRowWriter) -> None:
         self._row = row
         self._rows = rows
         self._told: EngineReplica | None = None

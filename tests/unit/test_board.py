@@ -178,7 +178,7 @@ def shown(field: Any) -> str:
         return "required"
     if field.default is None:
         return "none"
-    if isinstance(field.default, bool | str):
+    if isinstance(field.default, bool | str | tuple):
         return f"`{json.dumps(field.default)}`"
     return f"{field.default:g}" if field.default < 1 else f"{field.default:.0f}"
 

@@ -13,7 +13,7 @@ from contracts.errors import Unavailable
 from runtime.database import Database
 from runtime.days import migrate
 from runtime.settings import Settings
-from services.engine.announcing import Announcer, address_of, describe
+from services.engine.announcing import EngineAnnouncer, address_of, describe
 from services.engine.engine import ENGINE, Engine
 from services.engine.follower import AssignedVersion, Follower
 from services.engine.repository import EngineRows
@@ -45,7 +45,7 @@ class Rows:
 
 def test_a_row_is_written_every_second_and_at_once_after_a_change() -> None:
     rows, row = Rows(), ROW
-    announcer = Announcer(lambda: row, rows)
+    announcer = EngineAnnouncer(lambda: row, rows)
     for now in (0.0, 0.1, 0.9):
         announcer.step(now)
     assert rows.written == [ROW]
@@ -60,7 +60,7 @@ def test_a_row_is_written_every_second_and_at_once_after_a_change() -> None:
 def test_a_database_that_is_away_costs_only_the_row() -> None:
     rows = Rows()
     rows.away = True
-    announcer = Announcer(lambda: ROW, rows)
+    announcer = EngineAnnouncer(lambda: ROW, rows)
     announcer.step(0.0)
     rows.away = False
     announcer.step(1.0)
@@ -69,7 +69,7 @@ def test_a_database_that_is_away_costs_only_the_row() -> None:
 
 def test_the_row_is_removed_at_the_end() -> None:
     rows = Rows()
-    announcer = Announcer(lambda: ROW, rows)
+    announcer = EngineAnnouncer(lambda: ROW, rows)
     announcer.step(0.0)
     announcer.start()
     announcer.stop()
