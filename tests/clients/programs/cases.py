@@ -1,0 +1,90 @@
+"""What the programs share: each runs in an environment of its own, without Millrace, and prints one line of JSON per feature.
+
+In: MILLRACE_URL (ends in /v1), MILLRACE_MODEL, MILLRACE_KEY, and MILLRACE_SPENT_KEY, which a program may use up.
+Out: {"feature", "result", "message"}; `result` is "works", "refused: STATUS CODE PARAM", or "failed: why".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+URL, MODEL = os.environ["MILLRACE_URL"], os.environ["MILLRACE_MODEL"]
+KEY, SPENT_KEY = os.environ["MILLRACE_KEY"], os.environ["MILLRACE_SPENT_KEY"]
+REQUESTS_PER_MINUTE = int(os.environ["MILLRACE_REQUESTS_PER_MINUTE"])
+PIXEL = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "The weather in a city.", "parameters": PARAMETERS},
+}
+BOOKING_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "party": {"type": "integer"}},
+    "required": ["name", "party"],
+    "additionalProperties": False,
+}
+CASES: dict[str, Callable[[], None]] = {}
+
+
+class Refused(Exception):  # noqa: N818 as the product names its errors
+    """The server refused a request; made from a client's own exception."""
+
+    def __init__(self, status: int, code: str, param: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param, self.message = status, code, param, message
+
+
+def case(feature: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Register what shows that a feature works: it returns, or raises what the client raises for a refusal."""
+
+    def keep(run: Callable[[], None]) -> Callable[[], None]:
+        CASES[feature] = run
+        return run
+
+    return keep
+
+
+def same(seen: Any, wanted: Any) -> None:
+    """Fail unless equal."""
+    if seen != wanted:
+        raise AssertionError(f"saw {seen!r}, wanted {wanted!r}")
+
+
+def true(condition: object, what: str) -> None:
+    """Fail unless the condition holds."""
+    if not condition:
+        raise AssertionError(what)
+
+
+def user(content: Any) -> list[dict[str, Any]]:
+    """One message of a user."""
+    return [{"role": "user", "content": content}]
+
+
+def run_all(refusal_of: Callable[[Exception], Refused | None]) -> None:
+    """Run every case, or those named on the command line; print what came of each."""
+    for feature, run in CASES.items():
+        if sys.argv[1:] and feature not in sys.argv[1:]:
+            continue
+        message = ""
+        try:
+            run()
+            result = "works"
+        except Exception as error:  # noqa: BLE001 each case is judged by itself
+            refused = error if isinstance(error, Refused) else refusal_of(error)
+            if refused is None:
+                result, message = f"failed: {type(error).__name__}: {error}"[:600], traceback.format_exc()
+            else:
+                result = f"refused: {refused.status} {refused.code} {refused.param}".rstrip()
+                message = refused.message
+        print(json.dumps({"feature": feature, "result": result, "message": message}), flush=True)

@@ -1,0 +1,175 @@
+// The openai SDK for Node, as its users call it.
+import OpenAI from "openai";
+import { zodResponseFormat } from "openai/helpers/zod";
+import { z } from "zod";
+import {
+  BOOKING_SCHEMA, KEY, MODEL, PIXEL, REQUESTS_PER_MINUTE, SPENT_KEY, URL, WEATHER, runAll, same, test, truth, user,
+} from "./cases.mjs";
+
+const client = new OpenAI({ baseURL: URL, apiKey: KEY, maxRetries: 0 });
+const NUMBERS = ["one", "two", "three", "four", "five", "six"];
+const ask = (content, options = {}, request = undefined) =>
+  client.chat.completions.create({ model: MODEL, messages: user(content), ...options }, request);
+const text = async (content, options) => (await ask(content, options)).choices[0].message.content;
+const callsOf = (message) =>
+  (message.tool_calls ?? []).map((call) => [call.function.name, JSON.parse(call.function.arguments)]);
+
+async function gather(stream) {
+  const chunks = [];
+  for await (const chunk of stream) chunks.push(chunk);
+  return chunks;
+}
+
+test("plain answer", async () => {
+  const answer = await ask("Say hello.");
+  same([answer.choices[0].message.content, answer.choices[0].finish_reason], ["Hello, nice to see you.", "stop"]);
+});
+test("streamed answer", async () => {
+  const chunks = await gather(await ask("Say hello.", { stream: true }));
+  same(chunks.map((chunk) => chunk.choices[0]?.delta.content ?? "").join(""), "Hello, nice to see you.");
+});
+test("usage in the stream", async () => {
+  const chunks = await gather(await ask("Say hello.", { stream: true, stream_options: { include_usage: true } }));
+  truth(chunks.at(-1).usage.completion_tokens > 0, "the last chunk has the usage");
+});
+test("system message", async () => {
+  const messages = [{ role: "system", content: "Answer in capitals." }, ...user("Say hello.")];
+  same(await text("", { messages }), "HELLO, NICE TO SEE YOU.");
+});
+test("several turns", async () => {
+  const messages = [...user("My name is Anna."), { role: "assistant", content: "Hello Anna." }, ...user("What is my name?")];
+  same(await text("", { messages }), "Your name is Anna.");
+});
+test("tools: auto", async () => {
+  const { message, finish_reason } = (await ask("What is the weather in Paris?", { tools: [WEATHER] })).choices[0];
+  same([callsOf(message), finish_reason], [[["get_weather", { city: "Paris" }]], "tool_calls"]);
+});
+test("tools: none", async () => {
+  const { message } = (await ask("What is the weather in Paris?", { tools: [WEATHER], tool_choice: "none" })).choices[0];
+  truth(!message.tool_calls?.length, "no call");
+});
+test("tools: required", async () => {
+  const { message } = (await ask("Say hello.", { tools: [WEATHER], tool_choice: "required", max_tokens: 300 })).choices[0];
+  same(callsOf(message)[0][0], "get_weather");
+});
+test("tools: named", async () => {
+  const tool_choice = { type: "function", function: { name: "get_weather" } };
+  const { message } = (await ask("What is the weather in Paris?", { tools: [WEATHER], tool_choice })).choices[0];
+  same(callsOf(message), [["get_weather", { city: "Paris" }]]);
+});
+test("tools: several calls", async () => {
+  const { message } = (await ask("What is the weather in Paris and in Rome?", { tools: [WEATHER] })).choices[0];
+  same(callsOf(message), [["get_weather", { city: "Paris" }], ["get_weather", { city: "Rome" }]]);
+});
+test("tools: result sent back (runTools)", async () => {
+  const runner = client.chat.completions.runTools({
+    model: MODEL,
+    messages: user("What is the weather in Paris?"),
+    tools: [{ ...WEATHER, function: { ...WEATHER.function, parse: JSON.parse, function: async () => '{"degrees": 21}' } }],
+  });
+  same(await runner.finalContent(), "It is 21 degrees in Paris.");
+});
+test("tools: streamed deltas", async () => {
+  const stream = client.chat.completions.stream({
+    model: MODEL, messages: user("What is the weather in Paris and in Rome?"), tools: [WEATHER],
+  });
+  const { message } = (await stream.finalChatCompletion()).choices[0];
+  same(callsOf(message), [["get_weather", { city: "Paris" }], ["get_weather", { city: "Rome" }]]);
+});
+test("json_object", async () => {
+  JSON.parse(await text("Book a table for four, Anna.", { response_format: { type: "json_object" } }));
+});
+test("json_schema", async () => {
+  const response_format = { type: "json_schema", json_schema: { name: "booking", schema: BOOKING_SCHEMA, strict: true } };
+  same(JSON.parse(await text("Book a table for four, Anna.", { response_format })), { name: "Anna", party: 4 });
+});
+test("parse() into a zod type", async () => {
+  const answer = await client.chat.completions.parse({
+    model: MODEL,
+    messages: user("Book a table for four, Anna."),
+    response_format: zodResponseFormat(z.object({ name: z.string(), party: z.number().int() }), "booking"),
+  });
+  same(answer.choices[0].message.parsed, { name: "Anna", party: 4 });
+});
+test("logprobs and top_logprobs", async () => {
+  const { content } = (await ask("Roll a die.", { logprobs: true, top_logprobs: 3 })).choices[0].logprobs;
+  truth(content.every((token) => token.top_logprobs.length === 3), "three for each token");
+});
+test("n=2", async () => {
+  const answer = await ask("Roll a die.", { n: 2 });
+  truth(answer.choices.length === 2 && answer.choices.every((one) => NUMBERS.includes(one.message.content)), "two answers");
+});
+test("seed", async () => {
+  const roll = (seed) => text("Roll a die.", { seed, temperature: 1.0 });
+  for (const seed of [1, 2, 3]) same(await roll(seed), await roll(seed));
+});
+test("logit_bias", async () => {
+  await ask("Say hello.", { logit_bias: { 5: -100 } });
+});
+test("frequency and presence penalty", async () => {
+  const [plain, penalised] = [
+    await text("Count.", { max_tokens: 60 }),
+    await text("Count.", { max_tokens: 60, frequency_penalty: 2.0, presence_penalty: 2.0 }),
+  ];
+  truth(plain !== penalised, "penalties change a repetitive answer");
+});
+test("stop", async () => same(await text("Count.", { stop: [" three"] }), "one two"));
+test("max_tokens", async () => same((await ask("Count.", { max_tokens: 2 })).choices[0].finish_reason, "length"));
+test("legacy completions", async () => {
+  const answer = await client.completions.create({ model: MODEL, prompt: "one two three", max_tokens: 4 });
+  same([answer.object, answer.usage.completion_tokens], ["text_completion", 4]);
+});
+test("models: list and retrieve", async () => {
+  const found = [];
+  for await (const model of client.models.list()) found.push(model.id);
+  truth(found.includes(MODEL), "the model is listed");
+  same((await client.models.retrieve(MODEL)).id, MODEL);
+});
+test("stored completions: list and retrieve", async () => {
+  const kept = await ask("Say hello.", { store: true, metadata: { page: "clients" } });
+  same((await client.chat.completions.retrieve(kept.id)).choices[0].message.content, "Hello, nice to see you.");
+  const found = await client.chat.completions.list({ limit: 20 });
+  truth(found.data.some((one) => one.id === kept.id), "it is listed");
+});
+test("metadata, store, user", async () => {
+  await ask("Say hello.", { metadata: { session_id: "s-2" }, store: true, user: "anna", safety_identifier: "a" });
+});
+test("reasoning content", async () => {
+  const { message } = (await ask("Think: two and two?")).choices[0];
+  same([message.content, (message.reasoning_content ?? message.reasoning ?? "").trim()], ["Four.", "Two and two make four."]);
+});
+test("image in a message", () => ask([{ type: "text", text: "What is this?" }, { type: "image_url", image_url: { url: PIXEL } }]));
+test("unknown field", () => ask("Say hello.", { max_token: 3 }));
+test("unknown model", () => ask("Say hello.", { model: "gpt-none" }));
+test("wrong key", () => client.withOptions({ apiKey: "sk-wrong" }).models.list());
+test("responses API", () => client.responses.create({ model: MODEL, input: "Say hello." }));
+test("idempotency key", async () => {
+  const request = { headers: { "Idempotency-Key": "openai-node" } };
+  same((await ask("Roll a die.", {}, request)).id, (await ask("Roll a die.", {}, request)).id);
+});
+test("a stream that the client leaves", async () => {
+  const stream = await ask("Count.", { stream: true });
+  for await (const chunk of stream) if (chunk) break;
+  same(await text("Say hello."), "Hello, nice to see you.");
+});
+test("429, then a retry by the client", async () => {
+  const spent = client.withOptions({ apiKey: SPENT_KEY });
+  const asked = { model: MODEL, messages: user("Say hello."), max_tokens: 1 };
+  let refused = null;
+  for (let turn = 0; turn < REQUESTS_PER_MINUTE + 20 && !refused; turn++) {
+    try {
+      await spent.chat.completions.create(asked);
+    } catch (error) {
+      if (!(error instanceof OpenAI.RateLimitError)) throw error;
+      refused = error;
+    }
+  }
+  truth(refused, "the limit is never reached");
+  await spent.chat.completions.create(asked, { maxRetries: 4 });
+});
+
+await runAll((error) =>
+  error instanceof OpenAI.APIError && error.status
+    ? { status: error.status, code: error.code, param: error.param, message: error.message }
+    : null,
+);
