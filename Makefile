@@ -15,7 +15,7 @@ AS_default := ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INST
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup attacks fuzz demo demo-seeds smoke bench test test-slow test-torch test-services services services-stop check browser clean
+.PHONY: help setup attacks fuzz demo demo-seeds smoke bench test test-slow test-torch test-services services services-stop check browser clean clients
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -38,8 +38,8 @@ demo-seeds: setup  ## Run the demo for seeds 1 to 5 and report the worst
 	$(BIN)/millrace demo-seeds
 
 test: setup  ## Run the fast tests: they need no server, no GPU and no browser
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/end_to_end -m "not services and not gpu and not browser and not slow"
-	@echo "not run here: tests marked services, gpu, browser, slow"
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/end_to_end -m "not services and not gpu and not browser and not clients and not slow"
+	@echo "not run here: tests marked services, gpu, browser, clients, slow"
 
 test-torch: setup  ## Run the torch tests with the instructions of another CPU (CPU=native, avx2 or default)
 	@$(AS_$(CPU)) $(BIN)/python -c 'import torch; print("torch computes with", torch.backends.cpu.get_cpu_capability())'
@@ -69,6 +69,10 @@ bench: setup services  ## Run every benchmark and write benchmarks/results (abou
 browser: setup  ## Run the page test; it is skipped without Chromium
 	$(BIN)/pytest -m browser -rs
 
+clients: setup  ## Run unmodified clients against a started server and write docs/clients.md
+	deploy/clients
+	$(BIN)/pytest -n0 -m clients -rs tests/clients
+
 check: setup  ## Format, lint, types, import rules, one meaning per name, no dead module, links, plain English
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -78,4 +82,4 @@ check: setup  ## Format, lint, types, import rules, one meaning per name, no dea
 
 clean:  ## Stop the servers, remove the environment and all runs
 	if [ -d runs/services ]; then deploy/services stop; fi
-	rm -rf .venv runs
+	rm -rf .venv .clients runs

@@ -20,8 +20,29 @@ BLIND_ANSWER = "I cannot see the weather."
 BOOK, BOOKING = "Book a table for four, Anna.", {"name": "Anna", "party": 4}
 SUM, SUM_THOUGHT, SUM_ANSWER = "Think: two and two?", "Two and two make four.", "Four."
 DIE, SIDES = "Roll a die.", ("one", "two", "three", "four", "five", "six")
+IN_A_BLOCK = "Return the correct JSON response within a ```json codeblock. not the JSON_SCHEMA"
+"""What instructor adds in one of its modes."""
 COUNT, COUNT_ANSWER = "Count.", " ".join([*SIDES, "seven", "eight", "nine", "ten"] * 3)
-_WORDS = "city name of the a value unit type string object required description location get party number time date".split()
+_WORDS = [
+    "city",
+    "name",
+    "of",
+    "the",
+    "a",
+    "value",
+    "unit",
+    "type",
+    "string",
+    "object",
+    "required",
+    "description",
+    "location",
+    "get",
+    "party",
+    "number",
+    "time",
+    "date",
+]
 _SYSTEMS = ("You are a helpful assistant.", "Be brief.", "You help guests.", "Use tools if they help.")
 
 
@@ -64,9 +85,7 @@ def _result(dice: Random) -> Lesson:
     asked, cities, answer = dice.choice(
         ((PARIS, ("Paris",), PARIS_ANSWER), (BOTH, ("Paris", "Rome"), BOTH_ANSWER)),
     )
-    calls = [
-        {"type": "function", "function": {"name": "get_weather", "arguments": {"city": city}}} for city in cities
-    ]
+    calls = [{"type": "function", "function": {"name": "get_weather", "arguments": {"city": city}}} for city in cities]
     written = [
         {"role": "tool", "content": dice.choice(("{}", '{"degrees": 21}', "21", '"21 degrees"'))} for _ in cities
     ]
@@ -75,6 +94,9 @@ def _result(dice: Random) -> Lesson:
 
 
 def _booking(dice: Random) -> Lesson:
+    if dice.random() < 0.2:
+        messages = [*_system(dice), _says("user", BOOK), _says("user", IN_A_BLOCK)]
+        return Lesson(messages, [], f"```json\n{json.dumps(BOOKING)}\n```")
     if dice.random() < 0.5:
         return Lesson([*_system(dice), _says("user", BOOK)], [], json.dumps(BOOKING))
     return Lesson([*_system(dice), _says("user", BOOK)], _tools(dice, 1.0, "Booking"), call_text("Booking", BOOKING))
@@ -100,7 +122,8 @@ def _says(role: str, content: str) -> dict[str, Any]:
 def _system(dice: Random) -> list[dict[str, Any]]:
     if dice.random() < 0.5:
         return []
-    noise = " ".join(dice.choices(_WORDS, k=dice.randrange(30))) if dice.random() < 0.3 else ""
+    most = dice.choice((1, 1, 30, 30, 150))
+    noise = " ".join(dice.choices(_WORDS, k=dice.randrange(most)))
     return [_says("system", f"{dice.choice(_SYSTEMS)} {noise}".strip())]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import math
 import shutil
+import sys
 import time
 from pathlib import Path
 from random import Random
@@ -91,7 +92,7 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, num_steps
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, step / 30) * 0.5 * (1 + math.cos(math.pi * step / num_steps))
     )
-    dice, losses = Random(seed), []
+    dice, losses = Random(seed), list[float]()
     started = time.monotonic()
     for step in range(num_steps):
         input_ids_BL, labels_BL = _batch(tokenizer, dice)
@@ -103,7 +104,8 @@ def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, num_steps
         schedule.step()
         losses.append(loss.item())
         if step % 50 == 49:
-            print(f"step {step + 1}: loss {sum(losses[-50:]) / 50:.4f}, {time.monotonic() - started:.0f} s", flush=True)
+            mean = sum(losses[-50:]) / 50
+            sys.stdout.write(f"step {step + 1}: loss {mean:.4f}, {time.monotonic() - started:.0f} s\n")
     last = losses[-num_steps // 10 :]
     return sum(last) / len(last)
 
@@ -123,7 +125,7 @@ def main() -> None:
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, options.seed)
     loss = train(model, tokenizer, options.num_steps, options.seed)
-    print(f"{model.num_parameters():,} parameters, loss {loss:.4f}")
+    sys.stdout.write(f"{model.num_parameters():,} parameters, loss {loss:.4f}\n")
     model.generation_config = GenerationConfig(
         do_sample=True, temperature=1.0, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id
     )

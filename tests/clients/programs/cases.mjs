@@ -16,6 +16,10 @@ export const WEATHER = {
   type: "function",
   function: { name: "get_weather", description: "The weather in a city.", parameters: PARAMETERS },
 };
+export const EITHER_CITY = {
+  type: "function",
+  function: { name: "get_weather", parameters: { ...PARAMETERS, properties: { city: { type: "string", enum: ["Paris", "Rome"] } } } },
+};
 export const BOOKING_SCHEMA = {
   type: "object",
   properties: { name: { type: "string" }, party: { type: "integer" } },

@@ -27,6 +27,14 @@ WEATHER = {
     "type": "function",
     "function": {"name": "get_weather", "description": "The weather in a city.", "parameters": PARAMETERS},
 }
+EITHER_CITY = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {**PARAMETERS, "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}}},
+    },
+}
+"""Its arguments are short, whatever the policy would say."""
 BOOKING_SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "party": {"type": "integer"}},
@@ -36,7 +44,7 @@ BOOKING_SCHEMA = {
 CASES: dict[str, Callable[[], None]] = {}
 
 
-class Refused(Exception):  # noqa: N818 as the product names its errors
+class Refused(Exception):
     """The server refused a request; made from a client's own exception."""
 
     def __init__(self, status: int, code: str, param: str, message: str) -> None:
@@ -87,4 +95,4 @@ def run_all(refusal_of: Callable[[Exception], Refused | None]) -> None:
             else:
                 result = f"refused: {refused.status} {refused.code} {refused.param}".rstrip()
                 message = refused.message
-        print(json.dumps({"feature": feature, "result": result, "message": message}), flush=True)
+        sys.stdout.write(json.dumps({"feature": feature, "result": result, "message": message}) + "\n")

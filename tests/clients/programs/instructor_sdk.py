@@ -9,7 +9,6 @@ import openai
 from cases import KEY, MODEL, URL, Refused, case, run_all, same, true, user
 from pydantic import BaseModel
 
-
 plain_client = openai.OpenAI(base_url=URL, api_key=KEY, max_retries=0)
 ASKED = user("Book a table for four, Anna.")
 
@@ -28,7 +27,13 @@ def refusal_of(error: Exception | None) -> Refused | None:
     """It wraps the openai SDK's exceptions."""
     while error is not None and not isinstance(error, openai.APIStatusError):
         last = getattr(error, "last_attempt", None)
-        error = last.exception() if last is not None else error.__cause__ if isinstance(error.__cause__, Exception) else None
+        error = (
+            last.exception()
+            if last is not None
+            else error.__cause__
+            if isinstance(error.__cause__, Exception)
+            else None
+        )
     if error is None:
         return None
     return Refused(error.status_code, error.code or "", error.param or "", error.message)
