@@ -141,7 +141,7 @@ def _body(taken: _Taken, shapes: dict[str, _Taken]) -> dict[str, Any]:
 
 
 def _schemas_of(taken: Iterable[_Taken]) -> dict[str, Any]:
-    """The schemas of bodies and of what is in them, each field with its docstring and its note."""
+    """The schemas of bodies and of their parts, each field with its docstring and its note."""
     of_name = {one.shape.__name__: one for one in taken if isinstance(one.shape, type)}
     _, schemas = msgspec.json.schema_components([one.shape for one in of_name.values()], ref_template=_REFERENCE)
     for shape in _structs_in(msgspec.inspect.multi_type_info([one.shape for one in of_name.values()])):

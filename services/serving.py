@@ -67,15 +67,18 @@ def make_web(children: Mapping[str, FastAPI], operations: Operations) -> FastAPI
 
     @web.get("/health")
     async def health() -> Response:
+        """200 while the process is alive."""
         return reply({"status": "alive"})
 
     @web.get("/ready")
     async def ready() -> Response:
+        """200 while the process can serve; else 503, with the problems."""
         problems = await readiness.problems()
         return reply({"ready": not problems, "problems": problems}, _UNAVAILABLE if problems else 200)
 
     @web.get(openapi.PATH)
     async def describe() -> Response:
+        """The OpenAPI document of every route."""
         return reply(document())
 
     @cache

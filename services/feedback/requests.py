@@ -32,20 +32,29 @@ class FeedbackItem(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that an app may send; any other field is refused by name."""
 
     name: str
+    """Of a signal that a task declares."""
     value: Scalar
+    """True or false, a number, a label or a text, as the task declares; up to 65,536 characters."""
     submitter: Submitter = Submitter(id="anonymous")
+    """Who says it. An app's key may speak for users only."""
     id: str | None = None
-    """The idempotency key of the client: sending the same item again changes nothing."""
+    """The idempotency key of the client: sending the same item again changes nothing. Up to 128 characters."""
     completion_id: str | None = None
+    """The answer that it is about. Send exactly one of `completion_id`, `session_id` and `join_key`."""
     session_id: str | None = None
+    """The session that it is about."""
     join_key: str | None = None
+    """The `metadata.join_key` of the request that it is about."""
     choice: int = 0
+    """Which of the answers of a completion: 0 to 7."""
     correction: str | None = None
+    """The right answer, up to 65,536 characters."""
     at: str | float | None = None
     """When it happened: ISO 8601 or epoch seconds; the default is now."""
     comment: str | None = None
+    """Kept and shown, and no part of a reward; up to 16,384 characters."""
     metadata: dict[str, str] | None = None
-    """Comment and metadata are kept and shown; they are not part of a reward."""
+    """Kept and shown, and no part of a reward; up to 16 pairs."""
 
 
 class TargetKey(NamedTuple):

@@ -17,6 +17,8 @@ from services.openapi import takes
 MAX_ITEMS = 1000
 _ACCEPTED, _MULTIPLE = 202, 207
 
+ITEM_EXAMPLE: dict[str, Any] = {"name": "accepted", "value": True, "session_id": "visit-7"}
+
 
 class _Batch(msgspec.Struct):
     items: list[Any]
@@ -26,14 +28,16 @@ class FeedbackBatch(msgspec.Struct):
     """The documented shape of a batch. The items are read one by one, so a bad item does not fail the others."""
 
     items: list[FeedbackItem]
+    """Up to 1,000."""
 
 
 def add_routes(service: FastAPI, intake: SignalIntake, limit: Limit) -> None:
     """Add every route of feedback to an application."""
 
     @with_caller
-    @takes(FeedbackItem)
+    @takes(FeedbackItem, example=ITEM_EXAMPLE)
     async def submit(request: Request, caller: FeedbackCaller) -> Response:
+        """Submit one signal. 202 means that it is durable."""
         headers = await limit.check(caller)
         body = await request.body()
         item = await _read(intake, dict[str, Any], body)
@@ -46,8 +50,12 @@ def add_routes(service: FastAPI, intake: SignalIntake, limit: Limit) -> None:
     service.add_route("/v1/feedback", submit, methods=["POST"])
 
     @service.post("/v1/feedback/batch")
-    @takes(FeedbackBatch)
+    @takes(FeedbackBatch, example={"items": [ITEM_EXAMPLE]})
     async def submit_batch(request: Request, caller: FeedbackCaller) -> Response:
+        """Submit up to 1,000 signals.
+
+        The answer, 207, lists `successes` and `errors`, each with the `index` of its item and a status of its own.
+        """
         body = await request.body()
         batch = await _read(intake, _Batch, body)
         if len(batch.items) > MAX_ITEMS:
@@ -59,10 +67,12 @@ def add_routes(service: FastAPI, intake: SignalIntake, limit: Limit) -> None:
 
     @service.get("/v1/feedback/{signal_id:path}")
     def show(signal_id: str, caller: FeedbackCaller) -> Response:
+        """One signal, and what became of it."""
         return reply(intake.show(signal_id, caller.tenant))
 
     @service.delete("/v1/feedback/{signal_id:path}")
     async def retract(signal_id: str, caller: FeedbackCaller) -> Response:
+        """Take a signal back."""
         return reply(await intake.retract(signal_id, caller.tenant), _ACCEPTED)
 
 

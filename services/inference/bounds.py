@@ -45,7 +45,7 @@ class _Bound(NamedTuple):
         return f"must lie in {'(' if self.without_low else '['}{self.low:g}, {self.high:g}]"
 
 
-_BOUNDS = {
+BOUNDS = {
     "n": _Bound(1, MAX_CHOICES),
     "temperature": _Bound(0, 2, "; 0 is greedy"),
     "top_p": _Bound(0, 1, without_low=True),
@@ -67,7 +67,7 @@ def check_numbers(request: Any) -> None:
     Raises:
         InvalidRequest: one is out of bounds; `param` names it.
     """
-    for name, bound in _BOUNDS.items():
+    for name, bound in BOUNDS.items():
         value = getattr(request, name, None)
         if value is not None and not bound.holds(value):
             raise InvalidRequest(f"{name} {bound}, not {value}{bound.remark}", param=name)

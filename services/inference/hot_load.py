@@ -53,6 +53,13 @@ class HotLoadRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reset_prompt_cache: bool | Literal["all", "none", "new_session"] | None = None
 
 
+HOT_LOAD_NOTES = {
+    "identity": "The version, for example `v7`.",
+    "incremental_snapshot_metadata": "The version that this one is a delta of; its formats are checked and change nothing.",
+    "reset_prompt_cache": "Our prompt cache never crosses versions, so any value is honoured.",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class HotLoad:
     """Moves the arm `live`, and says how far the engine has followed."""

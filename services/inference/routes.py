@@ -11,8 +11,9 @@ from contracts.errors import UnknownModel
 from services.http import InferenceCaller, OperatorReader, OperatorWriter, read_json, reply, with_caller
 from services.inference.attempts import attempt_of
 from services.inference.endpoint import Endpoint
+from services.inference.field_notes import CHAT_EXAMPLE, chat_notes
 from services.inference.fields import Body
-from services.inference.hot_load import HotLoad, HotLoadRequest
+from services.inference.hot_load import HOT_LOAD_NOTES, HotLoad, HotLoadRequest
 from services.inference.idempotency import IdempotentRequests
 from services.inference.requests import parse_chat_request
 from services.limits import Limit
@@ -26,8 +27,14 @@ def add_routes(service: FastAPI, endpoint: Endpoint, repeats: IdempotentRequests
     """Add the routes of OpenAI's API to an application."""
 
     @with_caller
-    @takes(Body)
+    @takes(Body, notes=chat_notes(), example=CHAT_EXAMPLE)
     async def create_chat_completion(client: Request, caller: InferenceCaller) -> Response:
+        """Answer a conversation, as OpenAI's chat completions.
+
+        With an `Idempotency-Key` header, a repeated request gets the first answer. Without `stream` the answer comes once it is
+        durable; with it, `[DONE]` does. Answers have three fields beside OpenAI's: `policy_version`, `sampling` and, if the task
+        asks users for feedback, `ask_feedback`.
+        """
         headers, body = await limit.check(caller), await client.body()
         request = parse_chat_request(body)
         attempt = attempt_of(client.headers, body)
@@ -44,10 +51,12 @@ def add_routes(service: FastAPI, endpoint: Endpoint, repeats: IdempotentRequests
 
     @service.get("/v1/models")
     async def list_models(_caller: InferenceCaller) -> Response:
+        """The policy, and the versions of it that can be asked for now."""
         return reply({"object": "list", "data": [_model(name) for name in await endpoint.models()]})
 
     @service.get("/v1/models/{name}")
     async def retrieve_model(name: str, _caller: InferenceCaller) -> Response:
+        """One of the models."""
         names = await endpoint.models()
         if name not in names:
             raise UnknownModel(f"the model {name!r} does not exist; there are {names}", param="model")
@@ -58,13 +67,15 @@ def add_hot_load_routes(service: FastAPI, hot_load: HotLoad) -> None:
     """Add the two routes of the hot-load contract to an application."""
 
     @service.post(HOT_LOAD)
-    @takes(HotLoadRequest)
+    @takes(HotLoadRequest, notes=HOT_LOAD_NOTES)
     async def signal(request: Request, caller: OperatorWriter) -> Response:
+        """Point the arm `live` at a version that is durable: the hosted hot-load contract."""
         wanted = read_json(HotLoadRequest, await request.body())
         return reply(await asyncio.to_thread(hot_load.point, wanted, caller))
 
     @service.get(HOT_LOAD)
     async def state(_caller: OperatorReader) -> Response:
+        """How far the engines have followed the last hot load."""
         return reply(await hot_load.state())
 
 

@@ -32,7 +32,7 @@ class Millrace:
         return _millrace("keys", "api", "new", "--home", str(self.home), "--name", name).strip()
 
     def logs(self) -> str:
-        """The end of what its processes wrote."""
+        """The last lines that its processes logged."""
         return "\n".join(path.read_text()[-3000:] for path in sorted((self.home / "logs").glob("*")))
 
 
