@@ -234,6 +234,12 @@ class WeightsRefused(MillraceError):
         self.facts = facts
 
 
+class ExpertsNotReplayed(MillraceError):
+    """A model chose other experts than those given to it."""
+
+    code = "experts_not_replayed"
+
+
 class RecordTooLarge(MillraceError):
     status = 413
     code = "record_too_large"

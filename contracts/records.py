@@ -18,6 +18,7 @@ import zstandard
 
 from contracts.errors import InvalidRecord, NewerSchema
 from contracts.event_log import is_damaged
+from contracts.experts import experts_problem
 from contracts.ids import sample_key
 from contracts.record_checks import packed_problem, problem_of
 from contracts.sampling import ExpertShape, Sampling, Span
@@ -346,6 +347,9 @@ def open_body(kind: type[BodyType], sealed: bytes) -> BodyType:
         for name in ("prompt_ids", "completion_ids", "logprobs"):
             if problem := packed_problem(name, getattr(body, name)):
                 raise InvalidRecord(f"damaged {kind.__name__}: {problem}")
+        num_tokens = (len(body.prompt_ids) + len(body.completion_ids)) // 4
+        if problem := experts_problem(body.experts, body.expert_shape, num_tokens):
+            raise InvalidRecord(f"damaged {kind.__name__}: {problem}")
     return body
 
 

@@ -1,21 +1,35 @@
 """What a model says about given tokens: log-probabilities and entropy, without ever holding the full logits.
 
-Shapes: B rows, L tokens of a right-padded row, T = L - 1 predicted tokens (position t predicts token t + 1).
+The model's own forward is used for both halves: its backbone gives the hidden states of all tokens, and its head (scales, soft
+caps, tied weights included) runs over the tokens that are scored, some hundred at a time. The backward pass repeats each piece.
+
+Shapes: B rows, L tokens of a right-padded row, T = L - 1 predicted tokens (position t predicts token t + 1), N scored tokens,
+D hidden size, V vocabulary; experts M layers, K per token.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from trl.trainer import add_fused_lm_head
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from contracts.errors import WeightsRefused
+from policy.routing import ExpertReplay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-    import torch
+MAX_LOGITS = 2**22
+"""Logits held at once (16 MB in float32) ..."""
+MIN_PIECE = 256
+"""... but never fewer tokens than this: below, a matmul of a large vocabulary is slow."""
 
-IGNORED_LABEL = -100
+_FAR = 0.05
+"""Of the largest logit: more than rounding in any dtype, less than any other head."""
 
 
 @dataclass(frozen=True)
@@ -27,39 +41,112 @@ class TokenScores:
 
 
 class TokenScorer:
-    """Scores tokens under one causal language model, at the temperature they were sampled with.
+    """Scores tokens under one causal language model, at the temperatures they were sampled with.
 
-    trl's fused head binds its temperature when it is added, so a scorer keeps one forward per temperature and puts the
-    right one in place before each call. The module itself is called, so hooks and wrappers keep working.
+    The module itself is called, so hooks and wrappers keep working.
     """
 
     def __init__(self, model: Any, *, module: Any = None) -> None:
-        """`model` is the transformers module that is patched, `module` what is called (a wrapper of it, if any)."""
+        """`model` is the transformers module, `module` what is called (a wrapper of it, if any).
+
+        Raises:
+            WeightsRefused: `unknown_head`: the model's logits do not follow from the hidden states of its backbone.
+        """
         self._model = model
         self._module = model if module is None else module
         self._plain_forward = model.forward
-        self._forwards: dict[float, Callable[..., Any]] = {}
+        self._replay = ExpertReplay(model)
+        self._check_head()
 
     def __call__(
         self,
         input_ids_BL: torch.Tensor,
         attention_mask_BL: torch.Tensor,
         mask_BT: torch.Tensor,
-        temperature: float,
+        temperature_B: torch.Tensor | float,
+        experts_BLMK: torch.Tensor | None = None,
     ) -> TokenScores:
-        """Score the tokens that `mask_BT` selects, under softmax(logits / temperature)."""
-        labels_BL = input_ids_BL.clone()
-        labels_BL[:, 0] = IGNORED_LABEL
-        labels_BL[:, 1:].masked_fill_(~mask_BT, IGNORED_LABEL)
-        self._model.forward = self._forward_at(temperature)
-        output = self._module(
-            input_ids=input_ids_BL, attention_mask=attention_mask_BL, labels=labels_BL, fused_lm_head=True
-        )
-        return TokenScores(log_probs_BT=output.log_probs, entropy_BT=output.entropy)
+        """Score the tokens that `mask_BT` selects, under softmax(logits / temperature).
 
-    def _forward_at(self, temperature: float) -> Callable[..., Any]:
-        if temperature not in self._forwards:
-            self._model.forward = self._plain_forward
-            add_fused_lm_head(self._model, temperature=temperature, outputs=("log_probs", "entropy"))
-            self._forwards[temperature] = self._model.forward
-        return self._forwards[temperature]
+        Args:
+            input_ids_BL: tokens, right-padded.
+            attention_mask_BL: 1 where a token is, 0 where padding is.
+            mask_BT: True where a token is scored.
+            temperature_B: one per row, or one for all.
+            experts_BLMK: the experts that the engine chose, `routing.ABSENT` where unknown; None: the model chooses.
+
+        Raises:
+            ExpertsNotReplayed: the model cannot take given experts.
+        """
+        self._replay.use(experts_BLMK)
+        with _forward_of(self._model, self._scores):
+            scores: TokenScores = self._module(input_ids_BL, attention_mask_BL, mask_BT, temperature_B)
+        return scores
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """Compare both halves with the whole, on three tokens."""
+        ids_BL = torch.arange(3, device=next(self._model.parameters()).device)[None]
+        expected = self._plain_forward(input_ids=ids_BL, use_cache=False).logits[0].float()
+        output = self._model.base_model(input_ids=ids_BL, use_cache=False)
+        logits = self._logits(output, output.last_hidden_state[0])
+        if logits.shape != expected.shape or (logits - expected).abs().max() > _FAR * expected.abs().max():
+            name = type(self._model).__name__
+            raise WeightsRefused(
+                "unknown_head", f"{name} cannot be trained: its logits need more than its hidden states"
+            )
+
+    def _scores(
+        self,
+        input_ids_BL: torch.Tensor,
+        attention_mask_BL: torch.Tensor,
+        mask_BT: torch.Tensor,
+        temperature_B: torch.Tensor | float,
+    ) -> TokenScores:
+        output = self._model.base_model(input_ids=input_ids_BL, attention_mask=attention_mask_BL, use_cache=False)
+        states_ND = output.last_hidden_state[:, :-1][mask_BT]
+        labels_N = input_ids_BL[:, 1:][mask_BT]
+        temperature_B = torch.as_tensor(temperature_B, dtype=torch.float32, device=states_ND.device)
+        temperature_N = temperature_B.expand(len(mask_BT))[:, None].expand_as(mask_BT)[mask_BT]
+        size = max(MIN_PIECE, MAX_LOGITS // self._model.config.get_text_config().vocab_size)
+        score = partial(self._piece, output)
+        if torch.is_grad_enabled():
+            score = partial(checkpoint, score, use_reentrant=False, preserve_rng_state=False)
+        pieces = zip(*(torch.split(each, size) for each in (states_ND, labels_N, temperature_N)), strict=True)
+        found = [score(*piece) for piece in pieces]
+        empty = states_ND.flatten()[:0].float()  # keeps an empty micro-batch differentiable
+        zeros_BT = torch.zeros(mask_BT.shape, device=states_ND.device)
+        log_probs_N, entropy_N = (
+            torch.cat([empty, *each]) for each in (zip(*found, strict=True) if found else ([], []))
+        )
+        return TokenScores(zeros_BT.masked_scatter(mask_BT, log_probs_N), zeros_BT.masked_scatter(mask_BT, entropy_N))
+
+    def _piece(
+        self, output: Any, states_ND: torch.Tensor, labels_N: torch.Tensor, temperature_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        log_probs_NV = (self._logits(output, states_ND) / temperature_N[:, None]).log_softmax(-1)
+        with torch.no_grad():
+            entropy_N = torch.special.entr(log_probs_NV.exp()).sum(-1)
+        return log_probs_NV.gather(1, labels_N[:, None])[:, 0], entropy_N
+
+    def _logits(self, output: Any, states_ND: torch.Tensor) -> torch.Tensor:
+        """float32 logits [N, V] by the model's own forward, over a backbone that returns these hidden states."""
+        made = type(output)(**{**output, "last_hidden_state": states_ND[None]})
+        with _forward_of(self._model.base_model, lambda *_args, **_kwargs: made):
+            ids = torch.zeros((1, 1), dtype=torch.long, device=states_ND.device)
+            logits: torch.Tensor = self._plain_forward(input_ids=ids, use_cache=False).logits
+        return logits[0].float()
+
+
+@contextmanager
+def _forward_of(module: Any, forward: Any) -> Iterator[None]:
+    """A block in which a module has another forward."""
+    before = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before

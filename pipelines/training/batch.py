@@ -1,7 +1,7 @@
 """Turn experiences into tensors, and refuse by name those that must never reach a gradient. Pure.
 
 Shapes: B rows of a micro-batch, L tokens of a right-padded row, T = L - 1 predicted tokens (position t predicts
-token t + 1). A row is one segment of one experience.
+token t + 1), M layers with experts, K experts chosen per token. A row is one segment of one experience.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from contracts.experts import experts_of, experts_problem
 from pipelines.training.state import NO_WEIGHT
+from policy.routing import ABSENT, NO_REPLAY, Routing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +46,10 @@ class TrainingLimits:
     """Tokens of a row, prompt included: the model's context."""
     vocabulary_size: int
     policy: str
+    routing: Routing = NO_REPLAY
+    """The model's experts."""
+    needs_experts: bool = False
+    """A sample without recorded experts is refused."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +69,24 @@ class Row:
     mask: np.ndarray
     log_probs: np.ndarray
     temperature: float
+    experts: np.ndarray | None
+    """The engine's choices [tokens - 1, M, K], or None."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Rows of one temperature. `sample_B` says which experience of the batch each row belongs to."""
+    """Padded rows. `sample_B` says which experience of the batch each row belongs to.
+
+    `experts_BLMK` has `ABSENT` where the engine recorded nothing; it is None if it recorded nothing for any row.
+    """
 
     input_ids_BL: torch.Tensor
     attention_mask_BL: torch.Tensor
     mask_BT: torch.Tensor
     behaviour_BT: torch.Tensor
     sample_B: torch.Tensor
-    temperature: float
+    temperature_B: torch.Tensor
+    experts_BLMK: torch.Tensor | None = None
 
 
 def newest_version(experience: Experience) -> int:
@@ -159,8 +171,9 @@ def _refuse_segment(segment: Segment, limits: TrainingLimits) -> Refusal | None:
         return Refusal("filtered", "impossible_temperature")
     if reason := "greedy" if temperature < MIN_TEMPERATURE else segment.sampling.off_support:
         return Refusal("off_support", reason)
-    reason = _why_untrainable(segment, limits)
-    return Refusal("filtered", reason) if reason else None
+    if reason := _why_untrainable(segment, limits):
+        return Refusal("filtered", reason)
+    return Refusal("off_support", "no_experts") if limits.needs_experts and not segment.experts else None
 
 
 def _why_untrainable(segment: Segment, limits: TrainingLimits) -> str:
@@ -175,8 +188,21 @@ def _why_untrainable(segment: Segment, limits: TrainingLimits) -> str:
         "beyond_context": len(token_ids) <= limits.max_length,
         "unknown_token": token_ids.min() >= 0 and token_ids.max() < limits.vocabulary_size,
         "impossible_log_prob": np.all((sampled >= MIN_LOG_PROB) & (sampled <= ROUNDING)),
+        "malformed_experts": _has_possible_experts(segment, limits.routing),
     }
     return next((reason for reason, passes in checks.items() if not passes), "")
+
+
+def _has_possible_experts(segment: Segment, routing: Routing) -> bool:
+    if experts_problem(segment.experts, segment.expert_shape, len(segment.token_ids) // 4):
+        return False
+    is_known = bool(routing.layers) or not routing.problem
+    return not is_known or segment.expert_shape is None or _choices(segment, routing) is not None
+
+
+def _choices(segment: Segment, routing: Routing) -> np.ndarray | None:
+    shape = segment.expert_shape
+    return None if shape is None else routing.choices(experts_of(segment.experts, shape))
 
 
 def _are_in_order(spans: Sequence[Span], num_sampled: int) -> bool:
@@ -203,24 +229,28 @@ def num_tokens(experiences: Sequence[Experience]) -> int:
 
 
 def micro_batches(
-    experiences: Sequence[Experience], *, max_tokens: int, device: torch.device | str = "cpu"
+    experiences: Sequence[Experience],
+    *,
+    max_tokens: int,
+    device: torch.device | str = "cpu",
+    routing: Routing = NO_REPLAY,
 ) -> list[MicroBatch]:
-    """Group rows by temperature, longest first, so that rows * length stays within `max_tokens` (one row at least)."""
-    rows = sorted(_rows(experiences), key=lambda row: (row.temperature, -len(row.token_ids), row.sample))
+    """Group rows, longest first, so that rows * length stays within `max_tokens` (one row at least).
+
+    `routing`: of the model that shall replay recorded experts.
+    """
+    rows = sorted(_rows(experiences, routing), key=lambda row: (-len(row.token_ids), row.sample))
     groups: list[list[Row]] = []
     for row in rows:
         last = groups[-1] if groups else []
-        fits = (
-            last and row.temperature == last[0].temperature and (len(last) + 1) * len(last[0].token_ids) <= max_tokens
-        )
-        if fits:
+        if last and (len(last) + 1) * len(last[0].token_ids) <= max_tokens:
             last.append(row)
         else:
             groups.append([row])
     return [_pad(group, device) for group in groups]
 
 
-def _rows(experiences: Sequence[Experience]) -> list[Row]:
+def _rows(experiences: Sequence[Experience], routing: Routing) -> list[Row]:
     return [
         Row(
             sample=sample,
@@ -228,6 +258,7 @@ def _rows(experiences: Sequence[Experience]) -> list[Row]:
             mask=np.frombuffer(segment.loss_mask, np.uint8) == 1,
             log_probs=np.frombuffer(segment.logprobs, "<f4"),
             temperature=segment.sampling.temperature,
+            experts=_choices(segment, routing) if routing.replayable else None,
         )
         for sample, experience in enumerate(experiences)
         for segment in experience.segments
@@ -250,5 +281,17 @@ def _pad(rows: list[Row], device: torch.device | str) -> MicroBatch:
         mask_BT=torch.from_numpy(mask[:, 1:].copy()).to(device),
         behaviour_BT=torch.from_numpy(behaviour[:, 1:].copy()).to(device),
         sample_B=torch.tensor([row.sample for row in rows], device=device),
-        temperature=rows[0].temperature,
+        temperature_B=torch.tensor([row.temperature for row in rows], dtype=torch.float32, device=device),
+        experts_BLMK=_pad_experts(rows, shape[1], device),
     )
+
+
+def _pad_experts(rows: list[Row], length: int, device: torch.device | str) -> torch.Tensor | None:
+    """The experts of all rows [B, L, M, K], or None. The last token of a row went through no model: it has none."""
+    recorded = [(index, row.experts) for index, row in enumerate(rows) if row.experts is not None]
+    if not recorded:
+        return None
+    found = np.full((len(rows), length, *recorded[0][1].shape[1:]), ABSENT, np.int16)
+    for index, experts in recorded:
+        found[index, : len(experts)] = experts
+    return torch.from_numpy(found).to(device)

@@ -8,7 +8,7 @@ import torch
 
 from pipelines.training.batch import MicroBatch, single_version
 from pipelines.training.loss import LossSums, clamped_log_ratio
-from policy.logprobs import TokenScorer
+from policy.logprobs import TokenScorer, TokenScores
 from policy.weights import copy_tensors
 
 if TYPE_CHECKING:
@@ -33,7 +33,12 @@ class FrozenPolicy:
             self._version = None
             copy_tensors(self._model, tensors)
             self._version = version
-        return self._scorer(batch.input_ids_BL, batch.attention_mask_BL, batch.mask_BT, batch.temperature).log_probs_BT
+        return score(self._scorer, batch).log_probs_BT
+
+
+def score(scorer: TokenScorer, batch: MicroBatch) -> TokenScores:
+    """The scores of a micro-batch, at its temperatures, through the experts that were recorded."""
+    return scorer(batch.input_ids_BL, batch.attention_mask_BL, batch.mask_BT, batch.temperature_B, batch.experts_BLMK)
 
 
 def mismatch(

@@ -38,11 +38,13 @@ from pipelines.training.batch import MicroBatch, micro_batches, num_tokens, prom
 from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.components import parts_of
 from pipelines.training.figures import Speed, correction_figures, reward_figures, sample_rows
-from pipelines.training.frozen import FrozenPolicy, mismatch
+from pipelines.training.frozen import FrozenPolicy, mismatch, score
 from pipelines.training.guard import Norms, remember, why_skip
 from pipelines.training.loss import LossSums, Objective, policy_loss
 from pipelines.training.memory import TokenBudget, is_out_of_memory, release_memory
+from pipelines.training.replay import routing_for
 from policy.logprobs import TokenScorer
+from policy.routing import NO_REPLAY
 from policy.weights import copy_tensors, tensors_of
 
 if TYPE_CHECKING:
@@ -92,6 +94,7 @@ class Learner:
         """`model` is the base policy in float32; training changes it in place."""
         self._settings = settings
         self._accelerator = Accelerator(cpu=device == "cpu")
+        self.routing = routing_for(model, settings)
         self.base = tensors_of(model)
         self._frozen = FrozenPolicy(copy.deepcopy(model).to(self._accelerator.device))
         self._model = model.requires_grad_(requires_grad=True).eval()
@@ -298,7 +301,9 @@ class Learner:
         self._optimizer.state.clear()
 
     def _micro_batches(self, experiences: Sequence[Experience]) -> list[MicroBatch]:
-        return micro_batches(experiences, max_tokens=self.budget.current, device=self._accelerator.device)
+        routing = NO_REPLAY if self._settings.replay_experts == "off" else self.routing
+        device = self._accelerator.device
+        return micro_batches(experiences, max_tokens=self.budget.current, device=device, routing=routing)
 
     def _scored(self, experiences: Sequence[Experience]) -> list[Scored]:
         return [Scored(_reward(item), item.baseline_key, prompt_of(item), item.weight) for item in experiences]
@@ -347,7 +352,7 @@ class Learner:
         """Accumulate gradients; returns the sums and the summed current log-prob of each sample."""
         total, current_N = LossSums(), torch.zeros_like(advantage_N)
         for batch in self._micro_batches(experiences):
-            scores = self._scorer(batch.input_ids_BL, batch.attention_mask_BL, batch.mask_BT, batch.temperature)
+            scores = score(self._scorer, batch)
             anchor_BT = None
             if leash and self._settings.kl_coefficient > 0:
                 anchor_BT = self._frozen.log_probs(0, self.base, batch)
@@ -359,7 +364,7 @@ class Learner:
                 batch.mask_BT,
                 num_tokens=count,
                 objective=self._objective,
-                temperature=batch.temperature,
+                temperature_B=batch.temperature_B,
             )
             self._accelerator.backward(loss)
             current_N.index_add_(0, batch.sample_B, scores.log_probs_BT.detach().sum(-1))

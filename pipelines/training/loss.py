@@ -116,7 +116,7 @@ def policy_loss(
     *,
     num_tokens: float,
     objective: Objective,
-    temperature: float = 1.0,
+    temperature_B: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, LossSums]:
     """One micro-batch's share of the batch loss (a scalar to differentiate) and its sums.
 
@@ -128,7 +128,7 @@ def policy_loss(
         mask_BT: True where a token was sampled.
         num_tokens: sampled tokens of the *whole batch*, counted before anything is masked; 1 if advantages are per token.
         objective: the constants.
-        temperature: the temperature of `scores`.
+        temperature_B: the temperatures of `scores`; None: 1.
     """
     current_BT = scores.log_probs_BT.detach().double()
     log_ratio_BT = clamped_log_ratio(current_BT, behaviour_BT, mask_BT)
@@ -150,7 +150,7 @@ def policy_loss(
     loss = value_BT.sum() + (pull_BT.to(moved_BT.dtype) * moved_BT).sum()
     ratio_BT = torch.where(mask_BT, torch.exp(log_ratio_BT), 0.0)
     unlikely_BT = -torch.expm1(torch.where(mask_BT, current_BT, 0.0)) + ROUNDING
-    length_BT = (pull_BT * unlikely_BT / temperature).abs()
+    length_BT = (pull_BT * unlikely_BT / (1.0 if temperature_B is None else temperature_B[:, None])).abs()
     sums = torch.stack([
         mask_BT.sum(), value_BT.sum(), ratio_BT.sum(), ratio_BT.square().sum(), ratio_BT.max(), log_ratio_BT.sum(),
         (ratio_BT > bound).sum(), torch.where(mask_BT, scores.entropy_BT.detach(), 0.0).sum(),

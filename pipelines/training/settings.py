@@ -70,6 +70,9 @@ class TrainingSettings(Section):
     """The guard skips a step whose gradient norm is this many median deviations above the median."""
     mismatch_samples: int = Field(default=8, ge=0)
     """Samples per batch that are scored again under the published bits that generated them, to measure the mismatch."""
+    replay_experts: Literal["recorded", "off", "required"] = "recorded"
+    """Of a mixture of experts: compute through the experts that the engine recorded, if it did; never; or always, so that a sample
+    without recorded experts is `off_support`."""
     peak_flops: float | None = Field(default=None, gt=0)
     """FLOP/s of the device at the precision used; without it, utilisation is not reported."""
     num_threads: int = Field(default=1, ge=1)

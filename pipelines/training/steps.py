@@ -81,6 +81,8 @@ class Steps:
             max_length=learner.max_length,
             vocabulary_size=learner.vocabulary_size,
             policy=lease.policy,
+            routing=learner.routing,
+            needs_experts=bool(learner.routing.layers) and training.replay_experts == "required",
         )
         self._tree = tree
         self._attempts = Attempts(home / ATTEMPT)

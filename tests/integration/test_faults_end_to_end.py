@@ -139,7 +139,7 @@ def log_prob(trainer: Trainer, items: list[Experience]) -> float:
     scorer, total = TokenScorer(trainer._learner._model), 0.0
     for batch in micro_batches(items, max_tokens=10_000):
         with torch.no_grad():
-            scores = scorer(batch.input_ids_BL, batch.attention_mask_BL, batch.mask_BT, batch.temperature)
+            scores = scorer(batch.input_ids_BL, batch.attention_mask_BL, batch.mask_BT, batch.temperature_B)
         total += float(scores.log_probs_BT[batch.mask_BT].sum())
     return total
 

@@ -23,8 +23,11 @@ from contracts.records import (
     decode_shape,
     encode,
     open_body,
+    pack_floats,
+    pack_ids,
+    seal_body,
 )
-from contracts.sampling import Span
+from contracts.sampling import ExpertShape, Span
 from tests.fakes import a_generation, a_signal
 from tests.hostile import BOMB, an_experience
 
@@ -120,3 +123,30 @@ def test_a_body_that_would_fill_the_memory_is_refused_before_it_does(sealed: byt
     assert len(BOMB) < MAX_BODY_BYTES / 1000
     with pytest.raises(InvalidRecord, match="damaged GenerationBody"):
         open_body(GenerationBody, sealed)
+
+
+def body_with(experts: bytes, shape: ExpertShape | None) -> bytes:
+    return seal_body(
+        GenerationBody(
+            messages=[], text="", prompt_ids=pack_ids([1, 2]), completion_ids=pack_ids([3]), logprobs=pack_floats([-1.0]),
+            experts=experts, expert_shape=shape,
+        )
+    )  # fmt: skip
+
+
+def test_recorded_experts_are_those_of_all_tokens_but_the_last() -> None:
+    assert open_body(GenerationBody, body_with(bytes(24), ExpertShape(2, 3, 2))).experts == bytes(24)
+
+
+@pytest.mark.parametrize(
+    ("experts", "shape"),
+    [
+        (bytes(24), None),
+        (bytes(22), ExpertShape(2, 3, 2)),
+        (bytes(36), ExpertShape(3, 3, 2)),
+        (b"", ExpertShape(2, 0, 2)),
+    ],
+)
+def test_experts_that_do_not_fit_the_tokens_are_refused(experts: bytes, shape: ExpertShape | None) -> None:
+    with pytest.raises(InvalidRecord, match="damaged GenerationBody: experts"):
+        open_body(GenerationBody, body_with(experts, shape))

@@ -1,10 +1,15 @@
 # ruff: noqa: N806 - tensors carry the letters of their dimensions
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from contracts.errors import WeightsRefused
+from policy import logprobs
 from policy.logprobs import TokenScorer
+from tests.models import KINDS, tiny_model
 from tests.tolerances import network_tolerance
 
 
@@ -50,6 +55,73 @@ def test_scores_equal_a_softmax_over_full_logits_in_value_and_gradient(temperatu
         largest = float(theirs.grad.abs().max())
         rounding = network_tolerance(tiny_config(), temperature, backward=True) * largest
         torch.testing.assert_close(mine.grad, theirs.grad, atol=rounding, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "gemma3 with a soft cap"])
+def test_every_architecture_is_scored_as_its_own_logits_say_at_a_temperature_per_row(kind: str) -> None:
+    model, twin = architecture(kind), architecture(kind)
+    input_ids_BL, attention_BL, mask_BT = rows()
+    temperature_B = torch.tensor([0.5, 1.0, 2.0])
+    logits = twin(input_ids=input_ids_BL, attention_mask=attention_BL, use_cache=False).logits[:, :-1]
+    everything = torch.log_softmax(logits.float() / temperature_B[:, None, None], -1)
+    expected = everything.gather(-1, input_ids_BL[:, 1:, None]).squeeze(-1) * mask_BT
+    entropy = -(everything.exp() * everything).sum(-1) * mask_BT
+
+    scores = TokenScorer(model)(input_ids_BL, attention_BL, mask_BT, temperature_B)
+
+    torch.testing.assert_close(scores.log_probs_BT, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(scores.entropy_BT, entropy, atol=1e-5, rtol=0)
+    torch.autograd.backward(expected.square().sum())
+    torch.autograd.backward(scores.log_probs_BT.square().sum())
+    for (name, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None), name
+        if theirs.grad is not None and mine.grad is not None:
+            torch.testing.assert_close(
+                mine.grad, theirs.grad, atol=1e-4 * float(theirs.grad.abs().max()) + 1e-9, rtol=0
+            )
+
+
+def architecture(kind: str) -> Any:
+    """A tiny model with logits large enough that a soft cap matters."""
+    model = tiny_model(kind.partition(" ")[0])
+    if kind not in KINDS:
+        model.config.final_logit_softcapping = 2.0
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(5)
+    return model
+
+
+@pytest.mark.parametrize("pieces", [1, 5])
+def test_scores_do_not_depend_on_the_size_of_a_piece(pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = TokenScorer(tiny())(*rows(), 0.7)
+    monkeypatch.setattr(logprobs, "MIN_PIECE", pieces)
+    monkeypatch.setattr(logprobs, "MAX_LOGITS", 1)
+    model = tiny()
+    scores = TokenScorer(model)(*rows(), 0.7)
+
+    torch.testing.assert_close(scores.log_probs_BT, whole.log_probs_BT)
+    torch.testing.assert_close(scores.entropy_BT, whole.entropy_BT)
+
+
+def test_a_batch_without_scored_tokens_is_a_differentiable_zero() -> None:
+    input_ids_BL, attention_BL, mask_BT = rows()
+    model = tiny()
+    scores = TokenScorer(model)(input_ids_BL, attention_BL, torch.zeros_like(mask_BT), 1.0)
+    torch.autograd.backward(scores.log_probs_BT.sum())
+
+    assert not scores.log_probs_BT.any()
+
+
+def test_a_head_that_needs_more_than_hidden_states_is_refused_by_name() -> None:
+    class Shifted(LlamaForCausalLM):  # type: ignore[misc]  # transformers has no types
+        def forward(self, input_ids: torch.Tensor, **options: Any) -> Any:
+            output = super().forward(input_ids, **options)
+            output.logits = output.logits + input_ids[..., None]  # a head that looks at the tokens
+            output.logits[..., 3] += 100 * input_ids
+            return output
+
+    with pytest.raises(WeightsRefused, match="Shifted cannot be trained"):
+        TokenScorer(Shifted(tiny_config()).eval())
 
 
 def test_temperatures_can_alternate() -> None:

@@ -152,7 +152,7 @@ def test_prompts_are_equal_by_their_tokens() -> None:
     assert prompt_of(experience(GOOD)) == pack_ids([5, 6, 7])
 
 
-def test_micro_batches_hold_every_token_once_grouped_by_temperature_and_within_the_budget() -> None:
+def test_micro_batches_hold_every_token_once_with_its_temperature_and_within_the_budget() -> None:
     random = np.random.default_rng(0)
     items = [random_experience(random, temperature=t) for t in (1.0, 0.5, 1.0, 1.0, 0.5, 1.0)]
 
@@ -162,7 +162,9 @@ def test_micro_batches_hold_every_token_once_grouped_by_temperature_and_within_t
     assert sum(int(batch.mask_BT.sum()) for batch in batches) == num_tokens(items)
     for batch in batches:
         assert batch.input_ids_BL.numel() <= 24
-        assert {items[i].segments[0].sampling.temperature for i in batch.sample_B.tolist()} == {batch.temperature}
+        assert [
+            items[i].segments[0].sampling.temperature for i in batch.sample_B.tolist()
+        ] == batch.temperature_B.tolist()
         for row, sample in enumerate(batch.sample_B.tolist()):
             source = items[sample].segments[0]
             tokens = np.frombuffer(source.token_ids, "<i4")

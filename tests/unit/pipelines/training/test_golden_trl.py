@@ -118,7 +118,7 @@ def test_loss_and_gradient_equal_trl(tmp_path: Path, beta: float, temperature: f
     total, clipped, ratio_max = 0.0, 0.0, 0.0
     scorer, anchor_scorer = TokenScorer(mine), TokenScorer(anchor)
     for micro in micro_batches(batch, max_tokens=40):
-        place = (micro.input_ids_BL, micro.attention_mask_BL, micro.mask_BT, micro.temperature)
+        place = (micro.input_ids_BL, micro.attention_mask_BL, micro.mask_BT, micro.temperature_B)
         loss, sums = policy_loss(
             scorer(*place),
             micro.behaviour_BT,

@@ -1,0 +1,30 @@
+"""The experts of a mixture, as the trainer uses them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from contracts.errors import InvalidSettings
+from policy.routing import routing_of
+
+if TYPE_CHECKING:
+    from pipelines.training.settings import TrainingSettings
+    from policy.routing import Routing
+
+log = structlog.get_logger()
+
+
+def routing_for(model: Any, settings: TrainingSettings) -> Routing:
+    """The model's experts, found by a trial.
+
+    Raises:
+        InvalidSettings: the settings require replay, and this model cannot.
+    """
+    routing = routing_of(model)
+    if routing.problem and settings.replay_experts == "required":
+        raise InvalidSettings(f'[training] replay_experts: "required" is not possible: {routing.problem}')
+    if routing.problem and settings.replay_experts == "recorded":
+        log.warning("recorded experts are not replayed", reason=routing.problem)
+    return routing
