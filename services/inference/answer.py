@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from tokenizers import Tokenizer
-
 from contracts.records import FinishReason
 from contracts.sampling import Span
 from services.inference.engine.wire import Piece, RecordedExperts, SampledToken, System
-from services.inference.parts import NOTHING, AnswerParser, CallPart, PlainParser, add_calls
+from services.inference.parts import NOTHING, AnswerParser, CallPart, add_calls
 
 
 class Delta(NamedTuple):
@@ -64,9 +62,7 @@ class Choice:
         calls: of tools, in OpenAI's form.
     """
 
-    def __init__(
-        self, index: int, tokenizer: Tokenizer, stops: Sequence[str], parser: AnswerParser | None = None
-    ) -> None:
+    def __init__(self, index: int, parser: AnswerParser, stops: Sequence[str]) -> None:
         self.index = index
         self.tokens: list[SampledToken] = []
         self.spans: list[Span] = []
@@ -74,7 +70,7 @@ class Choice:
         self.reasoning = ""
         self.calls: list[dict[str, Any]] = []
         self.finish_reason: FinishReason | None = None
-        self._parser = parser or PlainParser(tokenizer)
+        self._parser = parser
         self.experts: RecordedExperts | None = None
         self.system: System | None = None
         """What made the tokens; known with the first one."""

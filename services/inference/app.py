@@ -26,6 +26,7 @@ from services.inference.hot_load import HotLoad
 from services.inference.idempotency import IdempotentRequests
 from services.inference.recorder import Recorder
 from services.inference.routes import add_hot_load_routes, add_routes
+from services.inference.stored.routes import add_stored_routes
 from services.inference.template import load_template
 from services.limits import Limit
 
@@ -79,7 +80,9 @@ def create_app(
     service = make_service("Millrace inference", lifespan)
     service.state.keys = KeyRing(database)
     service.state.recorder, service.state.spool = recorder, log if isinstance(log, Spool) else None
-    add_routes(service, endpoint, repeats, Limit(links.limiter, "requests", settings.requests_per_minute))
+    limit = Limit(links.limiter, "requests", settings.requests_per_minute)
+    add_routes(service, endpoint, repeats, limit)
+    add_stored_routes(service, database, policy, limit)
     hot_load = HotLoad(
         policy=policy,
         database=database,

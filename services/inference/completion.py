@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Literal
 
-from tokenizers import Tokenizer
-
-from contracts.errors import MillraceError, VersionNotResident
+from contracts.errors import InvalidSchema, MillraceError, VersionNotResident
 from contracts.records import Generation
 from services.inference.answer import Choice, Delta
 from services.inference.engine.client import EngineClient
 from services.inference.engine.wire import EngineRequest, Piece, together
+from services.inference.parts import AnswerParser
 from services.inference.plan import RequestPlan
 from services.inference.recorder import Recorder, generation_of
 
@@ -30,9 +29,16 @@ from services.inference.recorder import Recorder, generation_of
 class Completion:
     """See the module. Starts at once. Belongs to one event loop."""
 
-    def __init__(self, plan: RequestPlan, tokenizer: Tokenizer, engine: EngineClient, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        plan: RequestPlan,
+        engine: EngineClient,
+        recorder: Recorder,
+        new_parser: Callable[[], AnswerParser],
+    ) -> None:
         self.plan = plan
-        self.choices = [Choice(index, tokenizer, plan.request.stops) for index in range(plan.request.num_choices)]
+        indices, stops = range(plan.request.num_choices), plan.request.stops
+        self.choices = [Choice(index, new_parser(), stops) for index in indices]
         self._engine = engine
         self._recorder = recorder
         self._recorded = False
@@ -117,6 +123,8 @@ class Completion:
             plan.sampling_of(choice.index),
             f"{plan.completion_id}:{choice.index}",
             background=plan.purpose != "user",
+            constraint=plan.grammar,
+            num_top=plan.request.top_logprobs or 0,
             arm=plan.arm.name,
             session=plan.request.labels.get("session_id"),
         )
@@ -138,6 +146,9 @@ class Completion:
             if plan.requirement.any_will_do:
                 raise
             raise plan.requirement.refusal(f"the engine says: {error.message}") from error
+        except InvalidSchema as error:
+            # The engine names its own field, which the caller did not send.
+            raise InvalidSchema(error.message, param=plan.grammar_param) from error
 
 
 def _is_untold(choice: Choice, piece: Piece) -> bool:

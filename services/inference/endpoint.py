@@ -36,9 +36,12 @@ from services.inference import replies
 from services.inference.arms import Assignments, choose_arm, draw_of, pinned_version
 from services.inference.completion import Completion
 from services.inference.engine.client import EngineClient
+from services.inference.parts import PlainParser
 from services.inference.plan import (
     RequestPlan,
     check_served,
+    check_token_ids,
+    decide_grammar,
     decide_purpose,
     decide_refusal,
     decide_sampling,
@@ -72,6 +75,7 @@ class Endpoint:
         version = requirement.exact if version is None else version
         purpose = decide_purpose(purpose_header, caller)
         check_served(request)
+        check_token_ids(request, self.template.tokenizer)
         task = find_task(self.tasks, request)
         prompt_ids = await self._encode(request)
         sampling = decide_sampling(request, task.sampling, purpose, len(prompt_ids), self.template.context)
@@ -97,6 +101,7 @@ class Endpoint:
             requirement=requirement,
             refusal=decide_refusal(requirement, held.version if held else None),
             attempt=attempt if purpose == "user" else None,
+            grammar=decide_grammar(request),
         )
 
     async def answer(self, plan: RequestPlan, client: Request) -> Response:
@@ -138,13 +143,16 @@ class Endpoint:
     async def _encode(self, request: ChatRequest) -> list[int]:
         # A thread costs more than encoding a short prompt. A long prompt would delay all other requests.
         if request.is_short:
-            return self.template.encode(request.messages)
-        return await asyncio.to_thread(self.template.encode, request.messages)
+            return self.template.encode(request.messages, request.tools, request.template_variables)
+        return await asyncio.to_thread(
+            self.template.encode, request.messages, request.tools, request.template_variables
+        )
 
     def _start(self, plan: RequestPlan) -> Completion:
         if plan.refusal is not None:
             raise plan.refusal
-        return Completion(plan, self.template.tokenizer, self.engine, self.recorder)
+        tokenizer = self.template.tokenizer
+        return Completion(plan, self.engine, self.recorder, lambda: PlainParser(tokenizer))
 
 
 def _headers(plan: RequestPlan) -> dict[str, str]:

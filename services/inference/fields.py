@@ -6,6 +6,7 @@ A field that changes the answer is served or refused by name, never ignored. An 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from difflib import get_close_matches
 from operator import attrgetter
 from typing import Annotated, Any
@@ -209,13 +210,16 @@ def unserved_of(message: ChatMessage) -> str | None:
     return "function_call" if _is_set(message.function_call) else None
 
 
-def explain(error: InvalidRequest) -> InvalidRequest:
-    """The same error; for an unknown field one that names it and the nearest known field."""
+def explain(error: InvalidRequest, structs: Sequence[tuple[re.Pattern[str], Any]] = _STRUCTS) -> InvalidRequest:
+    """The same error; for an unknown field one that names it and the nearest known field.
+
+    `structs`: by the place of an object in the body, which fields it has.
+    """
     match = _UNKNOWN_FIELD.search(error.message)
     if match is None:
         return error
     name, where = match[1][:_NUM_SHOWN], match[2] or ""
-    known = next((struct.__struct_encode_fields__ for place, struct in _STRUCTS if place.fullmatch(where)), ())
+    known = next((struct.__struct_encode_fields__ for place, struct in structs if place.fullmatch(where)), ())
     near = get_close_matches(name, known, n=1)
     served = [field for field in known if field not in NEUTRAL and field not in HARMLESS]
     hint = f"did you mean `{near[0]}`?" if near else f"there are {', '.join(served)}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgspec
+from tokenizers import Tokenizer
 
 from contracts.draws import is_asked
 from contracts.errors import ContextLengthExceeded, InvalidRequest, Unsupported, VersionNotServed
@@ -39,6 +40,8 @@ class RequestPlan(NamedTuple):
     """Why it cannot be answered now. A repeat under the same idempotency key still gets the answer that is kept."""
     attempt: Attempt | None = None
     """Which attempt of a user's request it is, if the client counts them."""
+    grammar: Mapping[str, Any] | None = None
+    """What limits the tokens of the answer, as vLLM's `structured_outputs`; None: nothing."""
 
     def sampling_of(self, choice: int) -> Sampling:
         """How one choice is sampled: like the request, with a seed for each choice."""
@@ -46,6 +49,11 @@ class RequestPlan(NamedTuple):
         if seed is None or choice == 0:
             return self.sampling
         return msgspec.structs.replace(self.sampling, seed=_seed_of(seed, choice))
+
+    @property
+    def grammar_param(self) -> str:
+        """The field of the request from which the grammar was made."""
+        return "tools" if self.sampling.constraint == "tool" else "response_format"
 
     @property
     def ask_probability(self) -> float:
@@ -61,17 +69,7 @@ class RequestPlan(NamedTuple):
 
 def check_served(request: ChatRequest) -> None:
     """Raises Unsupported for a field that is read, and that the way to the engine does not have yet."""
-    for name, value in (
-        ("tools", request.tools),
-        ("response_format", request.response_format),
-        ("logit_bias", request.logit_bias),
-        ("frequency_penalty", request.frequency_penalty),
-        ("presence_penalty", request.presence_penalty),
-        ("repetition_penalty", request.repetition_penalty not in (None, 1)),
-        ("top_logprobs", request.top_logprobs),
-        ("return_token_ids", request.return_token_ids),
-        ("chat_template_kwargs", request.template_variables),
-    ):
+    for name, value in (("tools", request.tools),):
         if value:
             raise Unsupported(f"`{name}` is not supported; leave it out", param=name)
 
@@ -120,8 +118,9 @@ def decide_sampling(
 ) -> Sampling:
     """The sampling parameters: the task's if it owns them and a user asks, else the caller's.
 
-    If the task owns the parameters, a user's seed is ignored: an app that always sends the same seed would always get the
-    same answer, and nothing would be explored. The response says which parameters were used.
+    If the task owns the parameters, a user's seed, biases and penalties are ignored like the temperature: an app that always
+    sends the same seed would always get the same answer, and biased samples could not be trained on. The response says which
+    parameters were used. A format is part of the product's contract, so it is enforced under either owner.
 
     Any caller may ask for a shorter answer than the task allows. An answer is cut to what the context leaves, unless a
     caller who owns the parameters asked for a length: then the request is refused.
@@ -134,9 +133,12 @@ def decide_sampling(
         raise ContextLengthExceeded(
             f"the prompt has {num_prompt} tokens; this policy's context is {context}, answer included", param="messages"
         )
+    constraint = "" if request.response_format is None else request.response_format.kind
     if rule.owner == "task" and purpose == "user":
         longest = rule.max_tokens if request.longest is None else min(rule.max_tokens, request.longest)
-        return Sampling(temperature=rule.temperature, top_p=rule.top_p, max_tokens=min(longest, room))
+        return Sampling(
+            temperature=rule.temperature, top_p=rule.top_p, max_tokens=min(longest, room), constraint=constraint
+        )
     if request.longest is not None and request.longest > room:
         raise ContextLengthExceeded(
             f"{num_prompt} prompt tokens and an answer of {request.longest} exceed this policy's context of {context}",
@@ -149,7 +151,30 @@ def decide_sampling(
         min_p=request.min_p or 0.0,
         max_tokens=request.longest or min(rule.max_tokens, room),
         seed=request.seed,
+        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        logit_bias=request.logit_bias,
+        constraint=constraint,
     )
+
+
+def decide_grammar(request: ChatRequest) -> dict[str, Any] | None:
+    """What limits the tokens of the answer; None: nothing."""
+    wanted = request.response_format
+    if wanted is None:
+        return None
+    return {"json_object": True} if wanted.schema is None else {"json": wanted.schema}
+
+
+def check_token_ids(request: ChatRequest, tokenizer: Tokenizer) -> None:
+    """Raises InvalidRequest if `logit_bias` has an id that is not a token of the policy."""
+    unknown = [token_id for token_id in request.logit_bias if tokenizer.id_to_token(token_id) is None]
+    if unknown:
+        raise InvalidRequest(
+            f"logit_bias: {unknown[0]} is not a token of this policy, which has {tokenizer.get_vocab_size():,}",
+            param="logit_bias",
+        )
 
 
 def may_log(request: ChatRequest, task: Task, purpose: Purpose) -> bool:

@@ -100,13 +100,19 @@ def generation_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Gene
     GENERATIONS_ENDED.labels(plan.arm.name, plan.purpose, choice.finish_reason or "cancelled").inc()
     PROMPT_TOKENS.inc(len(plan.prompt_ids))
     COMPLETION_TOKENS.inc(len(choice.tokens))
+    request = plan.request
     body = GenerationBody(
-        messages=plan.request.messages,
+        messages=request.messages,
         text=choice.text,
         prompt_ids=pack_ids(plan.prompt_ids),
         completion_ids=pack_ids([token.id for token in choice.tokens]),
         logprobs=pack_floats([token.logprob for token in choice.tokens]),
         metadata=plan.request.labels,
+        tools=request.tools,
+        tool_choice=request.tool_choice.as_openai() if request.tools else None,
+        response_format=None if request.response_format is None else request.response_format.as_openai(),
+        tool_calls=choice.calls,
+        reasoning=choice.reasoning,
     )
     return Generation(
         completion_id=plan.completion_id,

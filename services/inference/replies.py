@@ -1,7 +1,8 @@
 """The shapes of OpenAI's chat API. Pure.
 
 Our replies add three fields to OpenAI's: `policy_version`, `sampling` (the parameters that were used; in a stream, in the first chunk of a
-choice) and, if the task asks users for feedback, `ask_feedback`.
+choice) and, if the task asks users for feedback, `ask_feedback`. Reasoning stands beside the content under both names that clients read,
+`reasoning_content` and `reasoning`. With `return_token_ids` there are vLLM's `prompt_token_ids` and `token_ids`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer
 
 from services.inference.answer import Choice, Delta
 from services.inference.engine.wire import SampledToken
+from services.inference.parts import CallPart
 from services.inference.plan import RequestPlan
 
 DONE = b"data: [DONE]\n\n"
@@ -23,9 +25,10 @@ def completion_body(plan: RequestPlan, choices: Sequence[Choice], tokenizer: Tok
     shown = [
         {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": message_of(choice.text, choice.reasoning, choice.calls),
             "logprobs": _logprobs(plan, choice.tokens, tokenizer),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": _finish_reason(choice),
+            **_token_ids(plan, choice.tokens),
         }
         for choice in choices
     ]
@@ -34,22 +37,39 @@ def completion_body(plan: RequestPlan, choices: Sequence[Choice], tokenizer: Tok
         "sampling": plan.sampling,
         "choices": shown,
         "usage": usage(plan, choices),
+        **_prompt_ids(plan),
     }
+
+
+def message_of(text: str, reasoning: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The message of a whole answer."""
+    message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+    if calls:
+        message["tool_calls"] = calls
+    return message | _reasoning(reasoning)
 
 
 def opening_chunk(plan: RequestPlan, choice: Choice) -> dict[str, Any]:
     """The first chunk of a choice: its role and sampling parameters."""
-    return {**_chunk(plan, choice, {"role": "assistant", "content": ""}), "sampling": plan.sampling_of(choice.index)}
+    chunk = _chunk(plan, choice, {"role": "assistant", "content": ""})
+    return {**chunk, "sampling": plan.sampling_of(choice.index), **_prompt_ids(plan)}
 
 
 def delta_chunk(plan: RequestPlan, choice: Choice, delta: Delta, tokenizer: Tokenizer) -> dict[str, Any]:
-    """A chunk of new text."""
-    return _chunk(plan, choice, {"content": delta.text}, logprobs=_logprobs(plan, delta.tokens, tokenizer))
+    """A chunk of new content, reasoning or calls."""
+    shown = _reasoning(delta.reasoning)
+    if delta.calls:
+        shown["tool_calls"] = [_call_delta(part) for part in delta.calls]
+    if delta.text or not shown:
+        shown["content"] = delta.text
+    chunk = _chunk(plan, choice, shown, logprobs=_logprobs(plan, delta.tokens, tokenizer))
+    chunk["choices"][0] |= _token_ids(plan, delta.tokens)
+    return chunk
 
 
 def closing_chunk(plan: RequestPlan, choice: Choice) -> dict[str, Any]:
     """The chunk with the finish reason of a choice."""
-    return _chunk(plan, choice, {}, finish_reason=choice.finish_reason)
+    return _chunk(plan, choice, {}, finish_reason=_finish_reason(choice))
 
 
 def usage_chunk(plan: RequestPlan, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -79,6 +99,29 @@ def _chunk(
     return chunk
 
 
+def _reasoning(text: str) -> dict[str, Any]:
+    return {"reasoning_content": text, "reasoning": text} if text else {}
+
+
+def _call_delta(part: CallPart) -> dict[str, Any]:
+    if part.id is None:
+        return {"index": part.number, "function": {"arguments": part.arguments}}
+    function = {"name": part.name, "arguments": part.arguments}
+    return {"index": part.number, "id": part.id, "type": "function", "function": function}
+
+
+def _finish_reason(choice: Choice) -> str | None:
+    return "tool_calls" if choice.calls and choice.finish_reason == "stop" else choice.finish_reason
+
+
+def _prompt_ids(plan: RequestPlan) -> dict[str, Any]:
+    return {"prompt_token_ids": plan.prompt_ids} if plan.request.return_token_ids else {}
+
+
+def _token_ids(plan: RequestPlan, tokens: Sequence[SampledToken]) -> dict[str, Any]:
+    return {"token_ids": [token.id for token in tokens]} if plan.request.return_token_ids else {}
+
+
 def _version(choices: Sequence[Choice]) -> int | None:
     return max((choice.version for choice in choices if choice.version is not None), default=None)
 
@@ -104,11 +147,11 @@ def _logprobs(plan: RequestPlan, tokens: Sequence[SampledToken], tokenizer: Toke
 
 
 def _logprob(token: SampledToken, tokenizer: Tokenizer) -> dict[str, Any]:
-    text = tokenizer.decode([token.id], skip_special_tokens=False)
+    top = [_candidate(token_id, logprob, tokenizer) for token_id, logprob in token.top]
+    return {**_candidate(token.id, token.logprob, tokenizer), "top_logprobs": top}
+
+
+def _candidate(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
+    text = tokenizer.decode([token_id], skip_special_tokens=False)
     unfinished = "\ufffd" in text  # part of a character, so the bytes of the text are not its bytes
-    return {
-        "token": text,
-        "logprob": token.logprob,
-        "bytes": None if unfinished else list(text.encode()),
-        "top_logprobs": [],
-    }
+    return {"token": text, "logprob": logprob, "bytes": None if unfinished else list(text.encode())}

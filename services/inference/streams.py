@@ -117,5 +117,5 @@ def _chunks(completion: Completion, delta: Delta, opened: set[int], tokenizer: T
     if choice.index not in opened:
         opened.add(choice.index)
         yield replies.opening_chunk(plan, choice)
-    if delta.text or plan.request.logprobs:
+    if delta.text or delta.reasoning or delta.calls or plan.request.logprobs or plan.request.return_token_ids:
         yield replies.delta_chunk(plan, choice, delta, tokenizer)

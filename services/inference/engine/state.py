@@ -9,16 +9,18 @@ from contracts.errors import (
     EngineFailed,
     EngineRestarted,
     InvalidRequest,
+    InvalidSchema,
     MillraceError,
     Overloaded,
     Unavailable,
     UnknownModel,
+    Unsupported,
     VersionNotResident,
 )
 from services.inference.engine.events import UNREADABLE, EngineFault, shown
 from services.inference.engine.wire import System
 
-_CODES = (ContextLengthExceeded, UnknownModel, VersionNotResident, InvalidRequest)
+_CODES = (ContextLengthExceeded, UnknownModel, VersionNotResident, InvalidRequest, InvalidSchema, Unsupported)
 _REFUSALS = {kind.code: kind for kind in _CODES}
 _NOT_TAKEN = (Unavailable.code, EngineRestarted.code)
 _BAD_REQUEST, _KEYLESS, _TOO_LARGE, _UNPROCESSABLE, _TOO_MANY, _UNAVAILABLE = 400, (401, 403), 413, 422, 429, 503

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from contracts.sampling import Span
 from services.inference.answer import Choice, StopFinder
 from services.inference.engine.wire import Piece, SampledToken
-from services.inference.parts import AnswerPart, CallPart, Detokenizer
+from services.inference.parts import AnswerPart, CallPart, Detokenizer, PlainParser
 from tests.unit.services.inference.world import END, make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -66,7 +66,7 @@ def test_text_is_cut_before_the_first_stop_wherever_parts_end(parts: list[str], 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_tokens_end_with_the_one_that_completes_the_stop(size: int) -> None:
-    choice = Choice(0, TOKENIZER, ["END"])
+    choice = Choice(0, PlainParser(TOKENIZER), ["END"])
     tokens = tokens_of("so ENough END more")
     shown = ""
     for start in range(0, len(tokens), size):
@@ -82,7 +82,7 @@ def test_tokens_end_with_the_one_that_completes_the_stop(size: int) -> None:
 
 
 def test_what_was_held_back_is_shown_at_the_end() -> None:
-    choice = Choice(0, TOKENIZER, ["stop!"])
+    choice = Choice(0, PlainParser(TOKENIZER), ["stop!"])
 
     assert choice.add(Piece(tokens_of("do not sto"), [Span(0, 1)], None)).text == "do not "
     assert choice.add(Piece(tokens_of("p" + END), [], "stop")).text == "stop"
@@ -90,7 +90,7 @@ def test_what_was_held_back_is_shown_at_the_end() -> None:
 
 
 def test_an_answer_that_is_cut_keeps_what_was_shown() -> None:
-    choice = Choice(0, TOKENIZER, ["stop!"])
+    choice = Choice(0, PlainParser(TOKENIZER), ["stop!"])
     choice.add(Piece(tokens_of("go, sto"), [Span(0, 1)], None))
     choice.cut("cancelled")
     choice.cut("error")
@@ -119,7 +119,7 @@ def test_reasoning_and_calls_are_kept_apart_from_content() -> None:
         AnswerPart(calls=(CallPart(0, " 1}"), CallPart(1, id="call_2", name="g"))),
         AnswerPart(calls=(CallPart(1, "{}"),)),
     )
-    choice = Choice(0, TOKENIZER, ["stop"], parser)
+    choice = Choice(0, parser, ["stop"])
     first = choice.add(Piece(tokens_of("ab"), [Span(0, 1)], None))
     second = choice.add(Piece(tokens_of("cd"), [], "stop"))
 
@@ -135,7 +135,7 @@ def test_reasoning_and_calls_are_kept_apart_from_content() -> None:
 
 def test_a_stop_string_ends_an_answer_before_what_comes_after_it() -> None:
     parser = Scripted(AnswerPart("a sto"), AnswerPart("p b"), AnswerPart(calls=(CallPart(0, id="c", name="f"),)))
-    choice = Choice(0, TOKENIZER, ["stop"], parser)
+    choice = Choice(0, parser, ["stop"])
     choice.add(Piece(tokens_of("abc"), [Span(0, 1)], "stop"))
 
     assert (choice.text, choice.calls, len(choice.tokens), choice.finish_reason) == ("a ", [], 2, "stop")

@@ -152,7 +152,7 @@ def test_keys_and_purposes_are_checked(inference: Inference) -> None:
 
 def test_other_paths_methods_and_sizes_are_refused(inference: Inference) -> None:
     missing = httpx.get(f"{inference.url}/v1/embeddings")
-    wrong = httpx.get(f"{inference.url}/v1/chat/completions")
+    wrong = httpx.put(f"{inference.url}/v1/chat/completions")
     large = inference.post(json.dumps(GOOD | {"user": "x" * 9_000_000}))
 
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "invalid_request_error")

@@ -61,12 +61,14 @@ class FakeEngine:
         survives: it breaks off without dying.
         hold_after: answers wait for `go` after so many tokens.
         serving: what /state says.
+        refusal: the error with which every request is refused, with status 400.
         mute: requests are read and not answered, as by a socket that outlives its process.
     """
 
     def __init__(self, says: str, version: int = 3) -> None:
         tokenizer = make_tokenizer()
         [self.end] = tokenizer.encode(END).ids
+        self.refusal: dict[str, Any] | None = None
         self.answer: list[int] = [*tokenizer.encode(says).ids, self.end]
         self.version = version
         self.resident = {version}
@@ -103,6 +105,8 @@ class FakeEngine:
         if version and int(version) not in self.resident:
             return _error(404, "version_not_resident", f"{asked['model']} is not resident")
         self.requests.append(asked)
+        if self.refusal is not None:
+            return JSONResponse({"error": self.refusal}, status_code=400)
         while self.mute:  # noqa: ASYNC110 tests set it from their thread
             await asyncio.sleep(0.005)
         return StreamingResponse(self._stream(asked), media_type="text/event-stream")
@@ -124,7 +128,7 @@ class FakeEngine:
                 while self.hold_after == place and not self.go.is_set():  # noqa: ASYNC110 tests set it from their thread
                     await asyncio.sleep(0.005)
                 spans = [(0, self.version)] if place == 0 else []
-                yield event_of(token_id, spans, self._reason(place, rest))
+                yield event_of(token_id, spans, self._reason(place, rest), asked["sampling_params"]["logprobs"])
             yield "data: [DONE]\n\n"
         finally:
             self.num_closed += 1
@@ -135,9 +139,10 @@ class FakeEngine:
         return "stop" if rest[-1] == self.end else "length"
 
 
-def event_of(token_id: int, spans: Sequence[tuple[int, int]], reason: str | None) -> str:
+def event_of(token_id: int, spans: Sequence[tuple[int, int]], reason: str | None, num_top: int = 0) -> str:
     """One token as our engine sends it; `spans`: start and version of those that begin."""
-    logprobs = {"content": [{"token_id": token_id, "logprob": -0.5, "top_logprobs": []}]}
+    top = [{"token_id": token_id + place, "logprob": -0.5 - place} for place in range(num_top)]
+    logprobs = {"content": [{"token_id": token_id, "logprob": -0.5, "top_logprobs": top}]}
     choice: dict[str, Any] = {"index": 0, "token_ids": [token_id], "logprobs": logprobs, "finish_reason": reason}
     if spans:
         choice["weight_versions"] = [{"version": f"v{number}", "start": at, "end": at + 1} for at, number in spans]

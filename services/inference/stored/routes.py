@@ -1,0 +1,126 @@
+"""The routes of stored completions. They show what has arrived in the database: a completion appears a moment after its answer."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, Request, Response
+
+from contracts.errors import InvalidRequest, NotFound, Unsupported
+from contracts.record_checks import is_completion_id
+from runtime.database import Database
+from services.http import InferenceCaller, reply
+from services.inference.arms import pinned_version
+from services.inference.stored.pages import (
+    completion_body,
+    messages_body,
+    page_body,
+    read_limit,
+    read_order,
+    read_pairs,
+)
+from services.inference.stored.queries import StoredChoice, StoredPage, StoredSearch, find_choices, find_stored
+from services.limits import Limit
+
+_LIST = "/v1/chat/completions"
+_ONE = "/v1/chat/completions/{completion_id}"
+_SHOWN = 64
+_PARAMETERS = ("after", "limit", "model", "order")
+
+
+@dataclass
+class _PageParameters:
+    after: str | None = None
+    limit: str | None = None
+    model: str | None = None
+    order: str | None = None
+
+
+def add_stored_routes(service: FastAPI, database: Database, policy: str, requests: Limit) -> None:
+    """Add the routes that list and show completions of the caller's tenant. They count against its limit of requests."""
+
+    def choices_of(tenant: str, completion_id: str) -> list[StoredChoice]:
+        with database.snapshot() as connection:
+            # A text that is not an id is in no table, and the database may refuse it in a query.
+            found = find_choices(connection, tenant, completion_id) if is_completion_id(completion_id) else []
+        if not found:
+            raise NotFound(
+                f"there is no completion {completion_id[:_SHOWN]!r} here; it may not have arrived yet, its request may have "
+                "had store=false, or its day was deleted",
+                param="completion_id",
+            )
+        return found
+
+    def page_of(search: StoredSearch) -> StoredPage:
+        with database.snapshot() as connection:
+            return find_stored(connection, search)
+
+    @service.get(_LIST)
+    async def list_stored_completions(
+        request: Request, caller: InferenceCaller, page: Annotated[_PageParameters, Depends()]
+    ) -> Response:
+        headers = await requests.check(caller)
+        _check_parameters(request)
+        search = StoredSearch(
+            tenant=caller.tenant,
+            policy=policy,
+            version=None if page.model is None else pinned_version(page.model, policy),
+            metadata=read_pairs(request.query_params.multi_items()),
+            after=_after(page.after),
+            limit=read_limit(page.limit),
+            newest_first=read_order(page.order),
+        )
+        return reply(page_body(await asyncio.to_thread(page_of, search)), headers=headers)
+
+    @service.get(_ONE)
+    async def retrieve_stored_completion(completion_id: str, caller: InferenceCaller) -> Response:
+        headers = await requests.check(caller)
+        found = await asyncio.to_thread(choices_of, caller.tenant, completion_id)
+        return reply(completion_body(found), headers=headers)
+
+    @service.get(f"{_ONE}/messages")
+    async def list_stored_messages(
+        completion_id: str,
+        caller: InferenceCaller,
+        after: str | None = None,
+        limit: str | None = None,
+        order: str | None = None,
+    ) -> Response:
+        headers = await requests.check(caller)
+        num, newest_first = read_limit(limit), read_order(order)
+        choices = await asyncio.to_thread(choices_of, caller.tenant, completion_id)
+        return reply(messages_body(choices, after, num, newest_first=newest_first), headers=headers)
+
+    @service.post(_ONE)
+    async def update_stored_completion(completion_id: str, caller: InferenceCaller) -> Response:
+        await asyncio.to_thread(choices_of, caller.tenant, completion_id)
+        raise Unsupported(
+            "the metadata of a completion cannot be changed, because it is logged with the answer; send it with the request",
+            param="metadata",
+        )
+
+    @service.delete(_ONE)
+    async def delete_stored_completion(completion_id: str, caller: InferenceCaller) -> Response:
+        await asyncio.to_thread(choices_of, caller.tenant, completion_id)
+        raise Unsupported(
+            "a single completion cannot be deleted; completions are deleted with their day, see `retention` in "
+            "docs/operating.md, and requests with store=false are never kept",
+            param="completion_id",
+        )
+
+
+def _after(text: str | None) -> str | None:
+    if text is not None and not is_completion_id(text):
+        raise InvalidRequest(f"after is the id of a completion, not {text[:_SHOWN]!r}", param="after")
+    return text
+
+
+def _check_parameters(request: Request) -> None:
+    for name in request.query_params:
+        if name not in _PARAMETERS and not (name.startswith("metadata[") and name.endswith("]")):
+            raise Unsupported(
+                f"`{name[:_SHOWN]}` is not a parameter here; there are {', '.join(_PARAMETERS)}, metadata[KEY]",
+                param=name[:_SHOWN],
+            )
