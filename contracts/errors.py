@@ -6,6 +6,7 @@ MillraceError
 │   ├── NotFound (404)
 │   ├── ContextLengthExceeded    prompt and answer together are longer than the policy's context
 │   ├── InvalidSchema            a JSON schema that is not valid, too large, or that no answer can meet
+│   ├── GrammarStuck             the grammar of an answer became too complex for the engine to go on with
 │   ├── Unsupported              part of OpenAI's API but not of ours: refused instead of ignored
 │   ├── UnsupportedMediaType (415) a body that is not application/json
 │   ├── InvalidTarget            a signal is about exactly one thing
@@ -91,6 +92,10 @@ class ContextLengthExceeded(InvalidRequest):
 
 class InvalidSchema(InvalidRequest):
     code = "invalid_schema"
+
+
+class GrammarStuck(InvalidRequest):
+    code = "grammar_stuck"
 
 
 class Unsupported(InvalidRequest):

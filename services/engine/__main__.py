@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import uvicorn
+from transformers.utils import cached_file
 
 from contracts.assignments import LIVE, MOVED
 from contracts.errors import InvalidSettings, MillraceError, Unavailable
@@ -68,6 +69,7 @@ def main(home: Path) -> None:
         on_swap=swapped,
         on_gave_up=end,
         run=settings.run,
+        tokenizer=_tokenizer(settings.base),
     )
     follower = Follower(engine, lambda: read_wanted(database, policy), on_exit=end, arms=own.slots)
     config = uvicorn.Config(
@@ -113,6 +115,14 @@ def _load(settings: Settings, dtype: torch.dtype) -> Any:
         reason = " ".join(str(error).split())
         # transformers raises ValueError or KeyError for an unknown model, torch RuntimeError for a missing device.
         raise InvalidSettings(f"{settings.base} cannot be loaded on {settings.device}: {reason}") from error
+
+
+def _tokenizer(base: str) -> Path | None:
+    """The tokenizer.json of a folder or a Hugging Face id; None: there is none."""
+    try:
+        return Path(cached_file(base, "tokenizer.json"))
+    except OSError:
+        return None
 
 
 if __name__ == "__main__":

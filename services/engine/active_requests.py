@@ -10,8 +10,9 @@ from typing import Literal
 
 import msgspec
 
-from contracts.errors import EngineRestarted
+from contracts.errors import EngineRestarted, MillraceError
 from contracts.sampling import Span
+from services.engine.sequence import SequenceSampling
 
 
 class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +26,8 @@ class TokenChunk(msgspec.Struct, frozen=True, kw_only=True):
     """For each token, the ids and log-probs asked for: the sampled one first, then in order of rank; empty if none were asked for."""
     routed_experts: bytes = b""
     """The experts of every token of prompt and answer except the last, as an .npy file [T - 1, layers, k]; at the end, if recorded."""
-    error: str | None = None
+    error: MillraceError | None = None
+    """What ended the answer early."""
 
 
 class ActiveRequest:
@@ -46,7 +48,9 @@ class ActiveRequest:
         self.submitted_at = perf_counter()
         self.token_times: list[float] = []
         self.finished = False
-        self._stops = stops
+        self.sampling: SequenceSampling | None = None
+        """Given when the request enters the batch; before, its grammar may still be compiled."""
+        self.stops = stops
         self._streaming = streaming
         self._spans: list[Span] = []
         self._num_sent = 0
@@ -71,15 +75,21 @@ class ActiveRequest:
             token_ids=token_ids[self._num_sent :],
             logprobs=logprobs[self._num_sent :],
             spans=self._spans[self._num_spans_sent :],
-            finish_reason=("stop" if token_ids[-1] in self._stops else "length") if finished else None,
+            finish_reason=("stop" if token_ids[-1] in self.stops else "length") if finished else None,
+            top_logprobs=self.sampling.tops[self._num_sent :] if self.sampling is not None else [],
         )
         self._num_sent, self._num_spans_sent = len(token_ids), len(self._spans)
         return chunk
 
-    def fail(self, reason: str) -> TokenChunk:
+    def fail(self, error: MillraceError) -> TokenChunk:
         """End the answer with an error. Returns the chunk that reports it."""
         self.finished = True
-        return TokenChunk(token_ids=[], logprobs=[], spans=[], error=reason)
+        return TokenChunk(token_ids=[], logprobs=[], spans=[], error=error)
+
+    def restarted(self, reason: str) -> TokenChunk:
+        """The same, after the generation loop died."""
+        text = f"the engine restarted and lost this request ({reason}); send it again"
+        return self.fail(EngineRestarted(text, request_id=self.request_id))
 
     def put(self, chunk: TokenChunk) -> None:
         """Pass a chunk to the reader. Call it on the event loop."""
@@ -90,14 +100,12 @@ class ActiveRequest:
 
         Raises:
             EngineRestarted: the generation loop died during the request.
+            GrammarStuck: the grammar of the answer cannot go on.
         """
         while True:
             chunk = await self._queue.get()
             if chunk.error is not None:
-                raise EngineRestarted(
-                    f"the engine restarted and lost this request ({chunk.error}); send it again",
-                    request_id=self.request_id,
-                )
+                raise chunk.error
             yield chunk
             if chunk.finish_reason is not None:
                 return

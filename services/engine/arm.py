@@ -8,6 +8,7 @@ thread. So a token never has the wrong version.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,12 +19,22 @@ from typing import Any
 
 import structlog
 
-from contracts.errors import Unavailable
+from contracts.errors import GrammarStuck, Unavailable
 from policy.weights import Patches, apply_patches
 from services.engine.active_requests import ActiveRequest, TokenChunk, hand_over
 from services.engine.admission import Bounds, admit
+from services.engine.forwards import ForwardObserver, NoObserver
+from services.engine.grammars import Grammars
 from services.engine.manager import build_manager, end_ids, limits_of
-from services.engine.sampling import GenerateRequest, check_request, processor_arguments, stop_ids
+from services.engine.sampling import (
+    GenerateRequest,
+    StructuredOutputs,
+    check_request,
+    grammar_of,
+    options_of,
+    stop_ids,
+)
+from services.engine.sequence import Matcher, SequenceSampling
 from services.engine.settings import EngineSettings
 
 _MAX_QUICK_DEATHS = 5
@@ -39,7 +50,15 @@ class EngineArm:
     """See the module. `on_gave_up` is called when restarts do not help."""
 
     def __init__(
-        self, name: str, model: Any, version: int, settings: EngineSettings, on_gave_up: Callable[[], None]
+        self,
+        name: str,
+        model: Any,
+        version: int,
+        *,
+        settings: EngineSettings,
+        grammars: Grammars,
+        on_gave_up: Callable[[], None],
+        observer: ForwardObserver | None = None,
     ) -> None:
         self.name = name
         self.model = model
@@ -49,6 +68,8 @@ class EngineArm:
         self.limits = limits_of(model, settings)
         self._settings = settings
         self._on_gave_up = on_gave_up
+        self._grammars = grammars
+        self._observer = observer or NoObserver()
         self._end_ids = end_ids(model)
         self.recent_gaps: deque[float] = deque(maxlen=_NUM_RECENT_GAPS)
         """Seconds between two tokens, of the answers that ended last."""
@@ -89,17 +110,49 @@ class EngineArm:
         """Requests that were submitted and have not ended."""
         return len(self._active)
 
+    async def open(self, request: GenerateRequest) -> ActiveRequest:
+        """Start a request, with a grammar or without.
+
+        Raises:
+            InvalidSchema: the grammar cannot be used; see `Grammars.matcher`.
+            InvalidRequest, ContextLengthExceeded, Overloaded, Unavailable: see `submit`.
+        """
+        outputs = request.sampling_params.structured_outputs
+        if outputs is None:
+            return self.submit(request)
+        active = self._reserve(request)
+        try:
+            matcher = await asyncio.get_running_loop().run_in_executor(
+                self._grammars.workers,
+                self._matcher,
+                outputs,
+                request.token_ids[len(request.token_ids) - request.num_made :],
+            )
+            self._enter(active, request, matcher)
+        except BaseException:
+            self.cancel(active)
+            raise
+        return active
+
     def submit(self, request: GenerateRequest) -> ActiveRequest:
-        """Start a request. Call it on an event loop.
+        """Start a request without a grammar. Call it on an event loop.
 
         Raises:
             InvalidRequest, ContextLengthExceeded: see `check_request`.
             Overloaded: too many requests or tokens are open.
             Unavailable: the manager is restarting or stopping.
         """
+        active = self._reserve(request)
+        self._enter(active, request, None)
+        return active
+
+    def _matcher(self, outputs: StructuredOutputs, made_ids: list[int]) -> Any:
+        return self._grammars.matcher(grammar_of(outputs), made_ids)
+
+    def _reserve(self, request: GenerateRequest) -> ActiveRequest:
+        """Count a request among the open ones; a grammar that is being compiled counts too."""
         check_request(request, self.limits)
         params = request.sampling_params
-        stops = stop_ids(params, self._end_ids)
         num_tokens = len(request.token_ids) + params.max_tokens
         with self._lock:
             admit(
@@ -111,27 +164,35 @@ class EngineArm:
                 background=request.priority > 0,
             )
             self._num_submitted += 1
-            request_id = f"{self.name}-{self._num_submitted}"
             active = ActiveRequest(
-                request_id=request_id,
+                request_id=f"{self.name}-{self._num_submitted}",
                 num_prompt=len(request.token_ids),
                 num_reserved=num_tokens,
-                stops=stops,
+                stops=stop_ids(params, self._end_ids),
                 streaming=request.stream,
             )
-            self._active[request_id] = active
+            self._active[active.request_id] = active
+        return active
+
+    def _enter(self, active: ActiveRequest, request: GenerateRequest, matcher: Matcher | None) -> None:
+        params = request.sampling_params
+        active.sampling = SequenceSampling(
+            options_of(params), request.token_ids, num_made=request.num_made, matcher=matcher
+        )
+        with self._lock:
+            if active.request_id not in self._active:
+                return  # the manager died while the grammar was compiled, which the reader is told
             accepted = self._manager.add_request(
                 request.token_ids,
-                request_id=request_id,
+                request_id=active.request_id,
                 max_new_tokens=params.max_tokens,
                 streaming=True,  # the router sees every token; the active request decides what to send
-                eos_token_id=list(stops) or [-1],
-                **processor_arguments(params, self.limits.vocab_size),
+                eos_token_id=list(active.stops) or [-1],
+                sampling=active.sampling,
             )
             if accepted is None:
-                del self._active[request_id]
+                del self._active[active.request_id]
                 raise Unavailable("the engine is restarting; send the request again")
-        return active
 
     def cancel(self, active: ActiveRequest) -> None:
         """Cancel a request and free its cache; nothing happens if it has ended."""
@@ -185,13 +246,7 @@ class EngineArm:
             active = self._active.get(output.request_id)
             if active is None:
                 continue  # cancelled between two steps
-            chunk = (
-                active.fail(output.error)
-                if output.error is not None
-                else active.advance(
-                    output.generated_tokens, output.logprobs, finished=output.is_finished(), version=self.version
-                )
-            )
+            chunk = self._advance(active, output)
             if active.finished:
                 self._active.pop(active.request_id, None)
                 self._recent_ends.append(monotonic())
@@ -200,6 +255,15 @@ class EngineArm:
                 chunks.append((active, chunk))
         self._stepped.set()
         hand_over(chunks)
+
+    def _advance(self, active: ActiveRequest, output: Any) -> TokenChunk | None:
+        if output.error is not None:
+            return active.restarted(output.error)
+        if active.sampling is not None and active.sampling.error:
+            self._manager.cancel_request(active.request_id)
+            return active.fail(GrammarStuck(active.sampling.error))
+        finished = output.is_finished()
+        return active.advance(output.generated_tokens, output.logprobs, finished=finished, version=self.version)
 
     def _wait_for_tokens(self, in_flight: list[tuple[ActiveRequest, int]]) -> None:
         deadline = monotonic() + _STEP_TIMEOUT
@@ -212,7 +276,7 @@ class EngineArm:
                 return
 
     def _launch(self) -> None:
-        self._manager = build_manager(self.model, self._settings, self.receive)
+        self._manager = build_manager(self.model, self._settings, self.receive, self._observer)
         self._manager.start()
         self._thread: threading.Thread = self._manager._generation_thread  # noqa: SLF001 there is no public way to notice its end
         self._started_at = monotonic()
@@ -238,4 +302,4 @@ class EngineArm:
 
     def _fail_all(self, reason: str) -> None:
         active, self._active = list(self._active.values()), {}
-        hand_over([(active, active.fail(reason)) for active in active])
+        hand_over([(request, request.restarted(reason)) for request in active])

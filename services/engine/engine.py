@@ -23,16 +23,21 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
 import structlog
 import transformers
 
+from contracts.assignments import LIVE
 from contracts.errors import InvalidRequest, Unavailable, UnknownModel, VersionNotResident
 from policy.weights import apply_patches
 from runtime.metrics import ENGINE_IN_FLIGHT, ENGINE_VERSION, SWAP_PAUSE_SECONDS
 from services.engine.arm import EngineArm
+from services.engine.forwards import ForwardObserver
+from services.engine.grammars import Grammars
+from services.engine.manager import end_ids, limits_of
 from services.engine.settings import EngineSettings
 from services.engine.staging import Stager, VersionSource
 from services.engine.swap import SwapRecord, added_gap
@@ -54,6 +59,8 @@ class Engine:
         make_model: makes a model of the policy's architecture on its device; its weights are replaced.
         on_swap: called on the control thread after every change of weights under traffic.
         on_gave_up: called when the live arm dies again and again; a new process is the last resort.
+        tokenizer: the policy's tokenizer.json; None: requests with grammars are refused.
+        make_observer: called with the model of each arm; what it returns is told of every forward.
     """
 
     def __init__(
@@ -66,6 +73,8 @@ class Engine:
         on_swap: Callable[[SwapRecord], None],
         on_gave_up: Callable[[], None],
         run: str | None = None,
+        tokenizer: Path | None = None,
+        make_observer: Callable[[Any], ForwardObserver | None] = lambda _model: None,
     ) -> None:
         self.policy = policy
         self.instance = uuid.uuid4().hex
@@ -76,6 +85,9 @@ class Engine:
         self._make_model = make_model
         self._on_swap = on_swap
         self._on_gave_up = on_gave_up
+        self._tokenizer = tokenizer
+        self._make_observer = make_observer
+        self._grammars: Grammars | None = None
         self._held = ExitStack()
         self._paused = False
         self._control = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine-control")
@@ -167,6 +179,8 @@ class Engine:
         gc.freeze()  # every manager runs two full garbage collections when it stops, which takes seconds
         for arm in self.arms.values():
             arm.stop()
+        if self._grammars is not None:
+            self._grammars.close()
 
     def _update(self, name: str, version: int, root: str | None, run: str | None) -> SwapRecord | None:
         arm = self.arms.get(name)
@@ -207,7 +221,18 @@ class Engine:
         model = self._make_model()
         step = self._stager.stage(name, model, version, root, run)
         apply_patches(step.patches)
-        arm = EngineArm(name, model, version, self._settings, self._on_gave_up if name == "live" else _ignore)
+        if self._grammars is None:
+            num_ids, seconds = limits_of(model, self._settings).vocab_size, self._settings.grammar_seconds
+            self._grammars = Grammars(self._tokenizer, num_ids, end_ids(model), seconds)
+        arm = EngineArm(
+            name,
+            model,
+            version,
+            settings=self._settings,
+            grammars=self._grammars,
+            on_gave_up=self._on_gave_up if name == LIVE else _ignore,
+            observer=self._make_observer(model),
+        )
         self._stager.applied(name, model, step)
         if self._paused:
             self._held.enter_context(arm.pause())

@@ -6,13 +6,14 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
-from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessor
 from transformers.generation.continuous_batching.continuous_api import OutputRouter
 
-from services.engine.min_p import MinP
+from services.engine.forwards import ForwardObserver, ForwardPart
+from services.engine.sampler import sample
 from services.engine.sampling import ModelLimits
-from services.engine.seeded import SeededSampling
+from services.engine.sequence import SequenceSampling
 from services.engine.settings import EngineSettings
 
 logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
@@ -37,34 +38,16 @@ class Router(OutputRouter):  # type: ignore[misc] # transformers is untyped
         self._receive(outputs)
 
 
-class IdleFilter(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # transformers is untyped
-    """A filter that is skipped in steps in which all requests have it off: each filter sorts the whole vocabulary."""
+def build_manager(
+    model: Any,
+    settings: EngineSettings,
+    receive: Callable[[list[Any]], None],
+    observer: ForwardObserver,
+) -> Any:
+    """A manager over a model, not started yet; outputs go to `receive` on its generation thread.
 
-    def __init__(self, wrapped: Any, off: dict[str, float]) -> None:
-        self.supported_kwargs, self.ignored_kwargs = wrapped.supported_kwargs, wrapped.ignored_kwargs
-        self._wrapped = wrapped
-        self._off = {name: off[name] for name in wrapped.supported_kwargs}
-        self._is_idle = False
-
-    def fill_defaults(self, int32_tensor: Any) -> None:
-        """See the wrapped filter."""
-        self._wrapped.fill_defaults(int32_tensor)
-
-    def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> Any:
-        """The values of the next step's requests [B]. They are still on the host, so reading them waits for no device."""
-        given = [request.state.logit_processor_kwargs for request in requests_with_new_token]
-        self._is_idle = all(values.get(name) == off for values in given for name, off in self._off.items())
-        return self._wrapped.prepare_tensor_args(requests_with_new_token)
-
-    def __call__(self, scores: Any, tensor_arg: Any) -> Any:
-        """Logits [B, V], filtered."""
-        return scores if self._is_idle else self._wrapped(scores, tensor_arg)
-
-
-def build_manager(model: Any, settings: EngineSettings, receive: Callable[[list[Any]], None]) -> Any:
-    """A manager over a model, not started yet; outputs go to `receive` on its generation thread."""
-    # A processor exists only if the default configuration needs it, so the defaults use all of them.
-    defaults = GenerationConfig(do_sample=True, temperature=0.9, top_k=1, top_p=0.9, eos_token_id=-1)
+    The argument `sampling` of its requests is a `SequenceSampling`.
+    """
     config = ContinuousBatchingConfig(
         page_size=settings.page_size,
         num_blocks=settings.cache_tokens // settings.page_size,
@@ -75,29 +58,52 @@ def build_manager(model: Any, settings: EngineSettings, receive: Callable[[list[
         return_logprobs=True,
         per_request_processors=True,
         auto_switch_to_flash=False,  # it would download kernels
-        use_cuda_graph=False,  # a graph would repeat the filters of the step in which it was recorded
+        use_cuda_graph=False,  # a graph would repeat the sampling of the step in which it was recorded
     )
+    defaults = GenerationConfig(do_sample=True, eos_token_id=-1)
     manager = model.init_continuous_batching(generation_config=defaults, continuous_batching_config=config)
-    off = {"temperature": 1.0, "top_k": model.config.vocab_size, "top_p": 1.0, "min_p": 0.0}
-    filters = manager.logit_processor.logits_processor
-    filters[:] = [IdleFilter(wrapped, off) for wrapped in (*filters, MinP())]
-    manager.logit_processor.tensors_required += 1
-    manager.logit_processor.supported_keys["min_p"] = float
+    manager.logit_processor.clear()
+    manager.logit_processor.supported_keys["sampling"] = SequenceSampling
     manager.output_router = Router(receive)
-    manager.logit_processor.supported_keys["seed"] = int
-    _sample_with_seeds(manager)
+    _hook(manager, observer)
     return manager
 
 
-def _sample_with_seeds(manager: Any) -> None:
+def _hook(manager: Any, observer: ForwardObserver) -> None:
+    """Sample with our sampler, and tell the observer of each forward."""
     create = manager._create_batch_processor  # noqa: SLF001 the runner exists only after the generation thread has started
 
-    def create_with_seeds() -> Any:
+    def create_hooked() -> Any:
         processor = create()
-        processor.model_runner._sample = SeededSampling(processor.model_runner)  # noqa: SLF001 there is no public hook
+        runner, batch = processor.model_runner, processor.inputs_and_outputs
+        compute = runner.compute_batch
+
+        def compute_observed(*arguments: Any) -> None:
+            observer.before([_part(request) for request in batch.requests_in_batch])
+            compute(*arguments)
+            observer.after()
+
+        def sample_rows(scores: torch.Tensor, output_ids: torch.Tensor) -> None:
+            # Scores are [1, >= B, V]; the rows after the last new token are of requests whose prompt goes on.
+            states = [request.state for request in batch.requests_in_batch if request.has_new_token]
+            if states:
+                sequences = [state.logit_processor_kwargs["sampling"] for state in states]
+                token_ids, logprobs = sample(scores[0, : len(states)], sequences)
+                output_ids[0, : len(states)] = token_ids.to(output_ids.dtype)
+                output_ids[1, : len(states)] = logprobs.view(torch.int32)
+
+        runner.compute_batch = compute_observed
+        runner._sample = sample_rows  # noqa: SLF001 there is no public hook
         return processor
 
-    manager._create_batch_processor = create_with_seeds  # noqa: SLF001 as above
+    manager._create_batch_processor = create_hooked  # noqa: SLF001 as above
+
+
+def _part(request: Any) -> ForwardPart:
+    # The manager has advanced the offset already.
+    return ForwardPart(
+        request.state.request_id, request.state.position_offset - request.query_length, request.query_length
+    )
 
 
 def limits_of(model: Any, settings: EngineSettings) -> ModelLimits:

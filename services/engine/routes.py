@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from contracts.errors import EngineRestarted, InvalidRequest
+from contracts.errors import InvalidRequest, MillraceError
 from services.engine.active_requests import ActiveRequest, TokenChunk
 from services.engine.answers import GeneratedAnswer
 from services.engine.arm import EngineArm
@@ -69,7 +69,7 @@ def _add_generate(router: APIRouter, engine: Engine) -> None:
     async def generate(client: Request) -> Response:
         request = read_json(GenerateRequest, await client.body())
         arm = engine.resolve(request.model)
-        active = arm.submit(request)
+        active = await arm.open(request)
         answer = GeneratedAnswer(engine, request, active)
         if request.stream:
             events = _events(arm, answer, active)
@@ -124,7 +124,7 @@ async def _events(arm: EngineArm, answer: GeneratedAnswer, active: ActiveRequest
         async for chunk in active.chunks():
             yield event(answer.part(chunk))
         yield b"data: [DONE]\n\n"
-    except EngineRestarted as error:  # the status line has been sent, so the last event reports it
+    except MillraceError as error:  # the status line has been sent, so the last event reports it
         yield event({**error.as_openai(), "status": error.status})
     finally:
         arm.cancel(active)

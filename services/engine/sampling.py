@@ -12,19 +12,27 @@ import msgspec
 
 from contracts.engines import Ability
 from contracts.errors import ContextLengthExceeded, InvalidRequest
+from services.engine.grammars import json_grammar, lark_grammar
+from services.engine.sequence import SamplingOptions
 
 MIN_TEMPERATURE = 1e-3
 """Below this, logits divided by the temperature may overflow; 0 itself means greedy."""
-ABILITIES: frozenset[Ability] = frozenset(("spans", "logprobs", "seed"))
-"""What this engine can do; `check_request` refuses what needs another ability."""
+ABILITIES: frozenset[Ability] = frozenset(("spans", "logprobs", "top_logprobs", "constraints", "penalties", "seed"))
+"""What this engine can do. Without a tokenizer.json it refuses constraints."""
+MAX_LOGPROBS = 21
+"""The most log-probs per token that one request may ask for: the sampled token's and twenty others."""
+_MOST_BIAS, _MOST_PENALTY, _MOST_REPETITION = 100.0, 2.0, 100.0
+_MOST_DIGITS = 10
 _SEEDS = range(-(2**63), 2**63)
+_OUTPUTS = "structured_outputs"
+_JSON_OBJECT = '{"type":"object"}'
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The grammar of an answer: exactly one field is set."""
 
-    json: dict[str, Any] | None = None
-    """A JSON schema."""
+    json: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    """A JSON schema, or its text in a string. It is never decoded here, so that its depth harms nothing."""
     json_object: bool | None = None
     """True: any JSON object."""
     grammar: str | None = None
@@ -71,6 +79,9 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     sampling_params: SamplingParams = SamplingParams()
     stream: bool = False
     request_id: str | None = None
+    num_made: int = 0
+    """How many of the prompt's last tokens belong to the answer: it continues after a restart. They count for penalties, and the
+    grammar goes on after them. vLLM ignores this field."""
     priority: int = 0
     """Above 0: not a user's request; accepted only while half of the engine's bounds are free."""
 
@@ -92,7 +103,7 @@ def check_request(request: GenerateRequest, limits: ModelLimits) -> None:
     params = request.sampling_params
     _check_sampling(params)
     _check_tokens(request, limits)
-    _check_supported(params)
+    _check_options(params, limits)
     if params.stop is not None:
         raise InvalidRequest(
             "`stop` is not supported by this engine; leave it out and apply it to the answer", param="stop"
@@ -101,18 +112,23 @@ def check_request(request: GenerateRequest, limits: ModelLimits) -> None:
         raise InvalidRequest("the engine makes one choice per request; send `n` requests", param="n")
 
 
-def _check_supported(params: SamplingParams) -> None:
-    asked = {
-        "logprobs": (params.logprobs or 0) != 0,
-        "logit_bias": bool(params.logit_bias),
-        "repetition_penalty": params.repetition_penalty != 1.0,
-        "frequency_penalty": params.frequency_penalty != 0.0,
-        "presence_penalty": params.presence_penalty != 0.0,
-        "structured_outputs": params.structured_outputs is not None,
-    }
-    for name, is_asked in asked.items():
-        if is_asked:
-            raise InvalidRequest(f"this engine does not support `{name}`; leave it out", param=name)
+def _check_options(params: SamplingParams, limits: ModelLimits) -> None:
+    if params.logprobs is not None and not 0 <= params.logprobs <= MAX_LOGPROBS:
+        raise InvalidRequest(f"logprobs must lie in [0, {MAX_LOGPROBS}], not {params.logprobs}", param="logprobs")
+    if not 1 / _MOST_REPETITION <= params.repetition_penalty <= _MOST_REPETITION:
+        least = 1 / _MOST_REPETITION
+        text = f"repetition_penalty must lie in [{least:g}, {_MOST_REPETITION:g}], not {params.repetition_penalty}"
+        raise InvalidRequest(text, param="repetition_penalty")
+    for name, value in (("frequency_penalty", params.frequency_penalty), ("presence_penalty", params.presence_penalty)):
+        if not -_MOST_PENALTY <= value <= _MOST_PENALTY:
+            raise InvalidRequest(f"{name} must lie in [-{_MOST_PENALTY:g}, {_MOST_PENALTY:g}], not {value}", param=name)
+    for token_id, value in (params.logit_bias or {}).items():
+        is_number = token_id.isascii() and token_id.isdecimal() and len(token_id) <= _MOST_DIGITS
+        if not is_number or int(token_id) >= limits.vocab_size:
+            raise InvalidRequest(f"logit_bias has a token id outside [0, {limits.vocab_size})", param="logit_bias")
+        if not -_MOST_BIAS <= value <= _MOST_BIAS:
+            text = f"a logit_bias must lie in [-{_MOST_BIAS:g}, {_MOST_BIAS:g}], not {value}"
+            raise InvalidRequest(text, param="logit_bias")
 
 
 def _check_sampling(params: SamplingParams) -> None:
@@ -142,6 +158,8 @@ def _check_tokens(request: GenerateRequest, limits: ModelLimits) -> None:
     for name, ids in (("token_ids", request.token_ids), ("stop_token_ids", params.stop_token_ids or [])):
         if min(ids, default=0) < 0 or max(ids, default=0) >= limits.vocab_size:
             raise InvalidRequest(f"{name} has a token id outside [0, {limits.vocab_size})", param=name)
+    if not 0 <= request.num_made < num_prompt:
+        raise InvalidRequest(f"num_made must lie in [0, {num_prompt}), not {request.num_made}", param="num_made")
     wanted = num_prompt + params.max_tokens
     if wanted > limits.context:
         raise ContextLengthExceeded(
@@ -151,20 +169,43 @@ def _check_tokens(request: GenerateRequest, limits: ModelLimits) -> None:
         )
 
 
-def processor_arguments(params: SamplingParams, vocab_size: int) -> dict[str, float | int]:
-    """The arguments of the manager's per-request processors for checked parameters: all of them, and the seed if there is one.
+def options_of(params: SamplingParams) -> SamplingOptions:
+    """The options of checked parameters."""
+    return SamplingOptions(
+        temperature=params.temperature,
+        top_k=max(params.top_k, 0),
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=params.seed,
+        logit_bias={int(token_id): value for token_id, value in (params.logit_bias or {}).items()},
+        repetition_penalty=params.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        num_logprobs=params.logprobs or 0,
+    )
 
-    Greedy is `top_k=1` at temperature 1, so its log-probs are those of a distribution over one token: 0.0. If two tokens
-    share the largest logit exactly, one of them is drawn (log-prob -0.69); this can happen in bfloat16.
+
+def grammar_of(outputs: StructuredOutputs) -> str:
+    """The grammar of an answer.
+
+    Raises:
+        InvalidRequest: not exactly one of the fields is set.
+        InvalidSchema: the schema is not one.
     """
-    seed = {} if params.seed is None else {"seed": params.seed}
-    if params.temperature == 0:
-        return {"temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0, **seed}
-    top_k = min(params.top_k, vocab_size) if params.top_k > 0 else vocab_size
-    filters = {"top_k": top_k, "top_p": float(params.top_p), "min_p": float(params.min_p)}
-    return {"temperature": float(params.temperature), **filters, **seed}
+    given = [outputs.json is not msgspec.UNSET, outputs.json_object is not None, outputs.grammar is not None]
+    if sum(given) != 1 or outputs.json_object is False:
+        raise InvalidRequest(
+            "structured_outputs takes exactly one of json, json_object: true and grammar", param=_OUTPUTS
+        )
+    if outputs.grammar is not None:
+        return lark_grammar(outputs.grammar)
+    if outputs.json is msgspec.UNSET:
+        return json_grammar(_JSON_OBJECT)
+    written = bytes(outputs.json)
+    return json_grammar(msgspec.json.decode(written, type=str) if written.startswith(b'"') else written.decode())
 
 
 def stop_ids(params: SamplingParams, end_ids: frozenset[int]) -> frozenset[int]:
-    """The token ids that end the answer."""
-    return (frozenset() if params.ignore_eos else end_ids) | frozenset(params.stop_token_ids or ())
+    """The token ids that end the answer. A grammar allows the model's end only where the answer is complete, so it always ends it."""
+    is_endless = params.ignore_eos and params.structured_outputs is None
+    return (frozenset() if is_endless else end_ids) | frozenset(params.stop_token_ids or ())

@@ -1,7 +1,4 @@
-"""Seeded sampling: the same version, prompt, sampling parameters and seed give the same tokens in any batch.
-
-In: the processed scores of a step, and the seeds of its requests. Out: for rows with a seed, another token and its log-prob.
-Waits for: nothing.
+"""The noise of seeded sampling: the same version, prompt, sampling parameters and seed give the same tokens in any batch. Pure.
 
 A token is chosen by Gumbel-max: the largest sum of log-prob and noise is a sample of the softmax (Gumbel 1954; Maddison, Tarlow
 and Minka 2014). The noise of a token is a pure function of the seed, the position in the sequence and the token id. It is
@@ -11,9 +8,6 @@ token of the prompt, so an answer that continues after a restart gets the noise 
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -31,33 +25,6 @@ def gumbel_noise(seeds: list[int], places: list[int], vocab_size: int, device: t
     # The largest noise comes from u near 0, where floats are dense: -log(-log1p(-u)), with u never 0 or 1.
     uniform = (_shifted(bits, 1) | 1).float().mul_(2.0**-63).clamp_(max=_BELOW_ONE)
     return uniform.neg_().log1p_().neg_().log_().neg_()
-
-
-class SeededSampling:
-    """The sampling function of a model runner; see the module.
-
-    Args:
-        runner: transformers' model runner. Its batches must be synchronous: the requests it lists must be those of the step.
-    """
-
-    def __init__(self, runner: Any) -> None:
-        self._sample: Callable[[torch.Tensor, torch.Tensor], None] = runner._sample  # noqa: SLF001 there is no public hook
-        self._batch = runner.inputs_and_outputs
-
-    def __call__(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
-        """Sample scores [1, B, V] into output ids [2, >= B] int32: tokens, and the bits of their float32 log-probs."""
-        self._sample(scores, output_ids)
-        states = [request.state for request in self._batch.requests_in_batch if request.has_new_token]
-        rows = [row for row, state in enumerate(states) if "seed" in state.logit_processor_kwargs]
-        if not rows:
-            return
-        seeds = [states[row].logit_processor_kwargs["seed"] for row in rows]
-        places = [len(states[row].initial_tokens) + len(states[row].generated_tokens) for row in rows]
-        logprobs_bv = scores[0, rows].log_softmax(-1)
-        noise_bv = gumbel_noise(seeds, places, logprobs_bv.size(1), logprobs_bv.device)
-        chosen = (logprobs_bv + noise_bv).argmax(-1)
-        output_ids[0, rows] = chosen.to(output_ids.dtype)
-        output_ids[1, rows] = logprobs_bv.gather(1, chosen[:, None])[:, 0].view(torch.int32)
 
 
 def _key(seed: int, place: int) -> int:

@@ -32,3 +32,5 @@ class EngineSettings(Section):
     """The most requests of one arm that run or wait; further ones get 429 and `Retry-After`."""
     max_open_tokens: int | None = Field(default=None, ge=1)
     """The same limit in tokens of prompts and longest possible answers; the default is four times `cache_tokens`."""
+    grammar_seconds: float = Field(default=5.0, gt=0)
+    """The longest time that the schema or grammar of a request may take to compile; a longer one is refused."""

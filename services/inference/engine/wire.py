@@ -117,6 +117,8 @@ def request_body(request: EngineRequest, made: Sequence[int] = ()) -> bytes:
         "stream": True,
         "sampling_params": params,
     }
+    if made:
+        body["num_made"] = len(made)  # our engine's: penalties and grammar go on where they were
     if request.background:
         body["priority"] = 1
     return msgspec.json.encode(body)

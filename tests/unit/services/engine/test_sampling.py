@@ -11,9 +11,10 @@ from services.engine.sampling import (
     ModelLimits,
     SamplingParams,
     check_request,
-    processor_arguments,
+    options_of,
     stop_ids,
 )
+from services.engine.sequence import SamplingOptions
 from services.http import read_json
 
 LIMITS = ModelLimits(vocab_size=64, context=32)
@@ -21,7 +22,7 @@ LIMITS = ModelLimits(vocab_size=64, context=32)
 
 def body(**fields: Any) -> bytes:
     head = {"model": "demo", "token_ids": [1, 2]} | {
-        name: fields.pop(name) for name in ("token_ids",) if name in fields
+        name: fields.pop(name) for name in ("token_ids", "num_made") if name in fields
     }
     return json.dumps({**head, "sampling_params": fields}).encode()
 
@@ -55,12 +56,20 @@ def params_of(**fields: Any) -> SamplingParams:
         ({"token_ids": "hello"}, "token_ids"),
         ({"token_ids": [1, True]}, "token_ids[1]"),
         ({"temperature": "hot"}, "sampling_params.temperature"),
-        ({"logprobs": 3}, "logprobs"),
-        ({"logit_bias": {"3": 1.0}}, "logit_bias"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty"),
-        ({"frequency_penalty": 0.1}, "frequency_penalty"),
-        ({"presence_penalty": 0.1}, "presence_penalty"),
-        ({"structured_outputs": {"json_object": True}}, "structured_outputs"),
+        ({"logprobs": 22}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logit_bias": {"64": 1.0}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1.0}}, "logit_bias"),
+        ({"logit_bias": {"\u0663": 1.0}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1.0}}, "logit_bias"),
+        ({"logit_bias": {"3": 100.5}}, "logit_bias"),
+        ({"logit_bias": {"3": "x"}}, "sampling_params.logit_bias[...]"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-30}, "repetition_penalty"),
+        ({"frequency_penalty": 2.1}, "frequency_penalty"),
+        ({"presence_penalty": -2.1}, "presence_penalty"),
+        ({"num_made": 2}, "num_made"),
+        ({"num_made": -1}, "num_made"),
         ({"structured_outputs": {"regex": "a"}}, "sampling_params.structured_outputs"),
         ({"bad_words": ["x"]}, "sampling_params"),
     ],
@@ -93,13 +102,11 @@ def test_numbers_that_json_cannot_carry_are_refused_too(value: float) -> None:
             check_request(GenerateRequest(model="demo", token_ids=[1], sampling_params=params), LIMITS)
 
 
-def test_every_processor_is_always_given() -> None:
-    arguments = processor_arguments(params_of(temperature=0, top_p=0.5), 64)
-    assert arguments == {"temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0}
-    arguments = processor_arguments(params_of(temperature=2, top_k=-1, top_p=1), 64)
-    assert arguments == {"temperature": 2.0, "top_k": 64, "top_p": 1.0, "min_p": 0.0}
-    assert [type(value) for value in arguments.values()] == [float, int, float, float], "the manager checks types"
-    assert processor_arguments(params_of(top_k=9000), 64)["top_k"] == 64
+def test_options_are_those_of_the_request() -> None:
+    options = options_of(params_of(temperature=2, top_k=-1, logit_bias={"7": 2}, logprobs=4, presence_penalty=1))
+    assert options == SamplingOptions(temperature=2, logit_bias={7: 2.0}, num_logprobs=4, presence_penalty=1)
+    assert options_of(params_of()) == SamplingOptions()
+    assert not options_of(params_of(temperature=0, top_k=4, top_p=0.5)).is_truncated, "greedy needs no filter"
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63)])
@@ -107,11 +114,13 @@ def test_every_processor_is_always_given() -> None:
 def test_a_seed_is_given_only_if_there_is_one(seed: int, temperature: float) -> None:
     request = read_json(GenerateRequest, body(seed=seed, temperature=temperature))
     check_request(request, LIMITS)
-    assert processor_arguments(request.sampling_params, 64)["seed"] == seed
-    assert "seed" not in processor_arguments(params_of(temperature=temperature), 64)
+    assert options_of(request.sampling_params).seed == seed
+    assert options_of(params_of(temperature=temperature)).seed is None
 
 
 def test_stop_tokens_come_beside_the_models_own() -> None:
     assert stop_ids(params_of(stop_token_ids=[9]), frozenset({2})) == {2, 9}
     assert stop_ids(params_of(stop_token_ids=[9], ignore_eos=True), frozenset({2})) == {9}
     assert stop_ids(params_of(ignore_eos=True), frozenset({2})) == frozenset()
+    constrained = params_of(ignore_eos=True, structured_outputs={"json_object": True})
+    assert stop_ids(constrained, frozenset({2})) == {2}, "a complete answer ends"

@@ -57,21 +57,24 @@ def make_store(num_versions: int = 3) -> MemoryStore:
     return store
 
 
-def make_engine(
+def make_engine(  # noqa: PLR0917 tests say what differs
     store: VersionSource,
     on_swap: Callable[[SwapRecord], None] = lambda _record: None,
     on_gave_up: Callable[[], None] = lambda: None,
     make_model: Callable[[], Any] = tiny_model,
     run: str | None = None,
+    settings: EngineSettings | None = None,
+    **named: Any,
 ) -> Engine:
     return Engine(
         policy=POLICY,
-        settings=EngineSettings(max_batch_tokens=256, cache_tokens=8192),
+        settings=settings or EngineSettings(max_batch_tokens=256, cache_tokens=8192),
         store=store,
         make_model=make_model,
         on_swap=on_swap,
         on_gave_up=on_gave_up,
         run=run,
+        **named,
     )
 
 
@@ -98,13 +101,14 @@ def ask(prompt: list[int], **fields: Any) -> GenerateRequest:
 
 async def complete(engine: Engine, request: GenerateRequest) -> TokenChunk:
     """The whole answer, through the engine without HTTP."""
-    active = engine.resolve(request.model).submit(request)
+    active = await engine.resolve(request.model).open(request)
     parts = [chunk async for chunk in active.chunks()]
     return TokenChunk(
         token_ids=[token for part in parts for token in part.token_ids],
         logprobs=[logprob for part in parts for logprob in part.logprobs],
         spans=[span for part in parts for span in part.spans],
         finish_reason=parts[-1].finish_reason,
+        top_logprobs=[top for part in parts for top in part.top_logprobs],
     )
 
 

@@ -46,7 +46,7 @@ def test_every_sampling_option_is_sent_as_vllm_reads_it() -> None:
     body = json.loads(request_body(request, [9]))
 
     assert body == {
-        "request_id": "one:0", "model": "demo@v3", "token_ids": [1, 2, 9], "stream": True, "priority": 1,
+        "request_id": "one:0", "model": "demo@v3", "token_ids": [1, 2, 9], "stream": True, "priority": 1, "num_made": 1,
         "sampling_params": {
             "temperature": 0.0, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "max_tokens": 7, "seed": 7, "repetition_penalty": 1.1,
             "frequency_penalty": 0.2, "presence_penalty": 0.3, "logit_bias": {"4": -100.0}, "structured_outputs": schema,

@@ -1,0 +1,38 @@
+"""Tells an observer which tokens of which requests each forward of the model computes, in either runner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+
+class ForwardPart(NamedTuple):
+    """The tokens at positions [start, start + length) of one request: prompt and answer, counted from the prompt's first token.
+
+    The parts of a forward are consecutive tokens of its flattened input, in order. A position may be computed again, after the
+    cache of a request was given up: the later result counts.
+    """
+
+    request_id: str
+    start: int
+    length: int
+
+
+class ForwardObserver(Protocol):
+    """Called on the generation thread, around each forward. It must not wait, and an error in it ends the generation thread."""
+
+    def before(self, parts: Sequence[ForwardPart]) -> None:
+        """The next forward computes these tokens."""
+
+    def after(self) -> None:
+        """The forward ended; what hooks on modules recorded belongs to the parts."""
+
+
+class NoObserver:
+    """Observes nothing."""
+
+    def before(self, parts: Sequence[ForwardPart]) -> None:
+        """Nothing."""
+
+    def after(self) -> None:
+        """Nothing."""
