@@ -3,6 +3,8 @@ BIN := .venv/bin
 SEED ?= 1
 CASES ?= 5000
 PROFILE ?= embedded
+# millrace; or vllm: two vLLM servers for CPUs, in .vllm (`make vllm`) or in the environment of MILLRACE_VLLM_PYTHON.
+ENGINE ?= millrace
 # Workers of pytest. Some tests wait, so three workers keep two cores busy.
 WORKERS ?= 3
 SERVICES := $(or $(MILLRACE_SERVICES),runs/services)
@@ -15,7 +17,7 @@ AS_default := ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INST
 # Tests start many processes. Without bytecode files each would compile all its imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup attacks fuzz demo demo-seeds smoke bench test test-slow test-torch test-services services services-stop check browser clean clients
+.PHONY: help setup vllm test-vllm attacks fuzz demo demo-seeds smoke bench test test-slow test-torch test-services services services-stop check browser clean clients
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -28,25 +30,31 @@ $(BIN)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,reasoning]'
 	touch $@
 
-demo: setup  ## Show a model learning from its users (SEED=1, PROFILE=embedded or services)
-	$(ENVIRONMENT) $(BIN)/millrace demo --seed $(SEED) --profile $(PROFILE)
+vllm:  ## Make .vllm: vLLM for CPUs in an environment of its own, about 6 GB, once
+	deploy/vllm
 
-smoke: setup  ## Run the demo for half a minute: every process, nothing lost (PROFILE as above)
-	$(ENVIRONMENT) $(BIN)/millrace demo --smoke --seed $(SEED) --profile $(PROFILE)
+demo: setup $(filter vllm,$(ENGINE))  ## Show a model learning from its users (SEED=1, PROFILE=embedded or services, ENGINE=millrace or vllm)
+	$(ENVIRONMENT) $(BIN)/millrace demo --seed $(SEED) --profile $(PROFILE) --engine $(ENGINE)
+
+smoke: setup $(filter vllm,$(ENGINE))  ## Run the demo for half a minute: every process, nothing lost (PROFILE and ENGINE as above)
+	$(ENVIRONMENT) $(BIN)/millrace demo --smoke --seed $(SEED) --profile $(PROFILE) --engine $(ENGINE)
 
 demo-seeds: setup  ## Run the demo for seeds 1 to 5 and report the worst
 	$(BIN)/millrace demo-seeds
 
 test: setup  ## Run the fast tests: they need no server, no GPU and no browser
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/end_to_end -m "not services and not gpu and not browser and not clients and not slow"
-	@echo "not run here: tests marked services, gpu, browser, clients, slow"
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --ignore tests/end_to_end -m "not services and not gpu and not browser and not clients and not slow and not vllm"
+	@echo "not run here: tests marked services, gpu, browser, clients, slow, vllm"
 
 test-torch: setup  ## Run the torch tests with the instructions of another CPU (CPU=native, avx2 or default)
 	@$(AS_$(CPU)) $(BIN)/python -c 'import torch; print("torch computes with", torch.backends.cpu.get_cpu_capability())'
 	$(AS_$(CPU)) $(BIN)/pytest -n $(WORKERS) --dist worksteal -m "torch and not services and not gpu and not browser and not slow"
 
 test-slow: setup  ## Run the slow tests that need no server: kills under load, sandboxes, the wheel
-	$(BIN)/pytest -m "slow and not services and not gpu and not browser"
+	$(BIN)/pytest -m "slow and not services and not gpu and not browser and not vllm"
+
+test-vllm: setup  ## Run the tests that need vLLM; skipped by name where `make vllm` was not run
+	$(BIN)/pytest -n0 -m vllm -rs
 
 fuzz: setup  ## Send 5,000 requests generated from the OpenAPI document (CASES=5000): no 5xx allowed
 	MILLRACE_CASES=$(CASES) $(BIN)/pytest -n0 tests/integration/test_http_cases.py
@@ -82,4 +90,4 @@ check: setup  ## Format, lint, types, import rules, one meaning per name, no dea
 
 clean:  ## Stop the servers, remove the environment and all runs
 	if [ -d runs/services ]; then deploy/services stop; fi
-	rm -rf .venv .clients runs
+	rm -rf .venv .clients .vllm runs

@@ -23,8 +23,9 @@ from rich.table import Table
 from commands import queries
 from commands.audit import Audit, audit, read_clients
 from commands.demo_summary import GOALS, SMOKE_GOALS, DemoRun, missed_goals, print_summary, summarise
+from commands.engines import choose_engine
 from commands.home import Home, claimed, prepare_home
-from commands.options import DeviceOption, LearningRateOption
+from commands.options import DeviceOption, EngineOption, LearningRateOption, VllmPythonOption
 from commands.servers import servers_of
 from commands.supervisor import Supervisor
 from commands.up import greet, listen, new_settings, running, training_settings
@@ -62,6 +63,8 @@ def demo(
     profile: Annotated[
         str, typer.Option(help="embedded; or services: Kafka, PostgreSQL, Redis and S3, from `make services`.")
     ] = "embedded",
+    engine: EngineOption = "millrace",
+    vllm_python: VllmPythonOption = None,
 ) -> int:
     """Watch a model learn from its users: a reservations assistant, from about half right to over 90%.
 
@@ -70,8 +73,8 @@ def demo(
     started, goals = time.monotonic(), SMOKE_GOALS if smoke else GOALS
     folder = (home or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
     with claimed(folder):
-        servers = servers_of(profile)
-        sockets = listen(0, split=servers.is_shared)
+        servers, chosen = servers_of(profile), choose_engine(engine, vllm_python, 2)
+        sockets = listen(0, split=servers.is_shared, engine=chosen.has_own)
         settings = new_settings(
             folder,
             sockets,
@@ -83,12 +86,14 @@ def demo(
         )
         sentinels = write_sentinels(folder / "sentinels.jsonl")
         training = training_settings(learning_rate)
-        ready = prepare_home(settings, {"training": training, "release": ReleaseSettings(sentinels=sentinels)})
-        with running(ready, sockets, servers.replicas) as supervisor:
+        release = ReleaseSettings(sentinels=sentinels)
+        ready = prepare_home(settings, {"training": training, "release": release, **chosen.sections})
+        with running(ready, sockets, servers.replicas, chosen) as supervisor:
             greet(ready)
             run = _loop(ready, supervisor, seed, SMOKE_SECONDS if smoke else seconds)
             elapsed = time.monotonic() - started
-            summary = {"seed": seed, "seconds": round(elapsed, 1), **summarise(ready.settings, run)}
+            facts = {"seed": seed, "seconds": round(elapsed, 1), "engine": chosen.kind}
+            summary = {**facts, **summarise(ready.settings, run)}
             (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
             print_summary(console, summary, run.audit, goals)
             console.print(f"written to {folder / 'summary.json'}")

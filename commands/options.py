@@ -29,3 +29,10 @@ WeightsOption = Annotated[
     str | None, typer.Option("--weights", help="Weight store, s3://bucket/prefix. Default: a folder in the home.")
 ]
 LearningRateOption = Annotated[float | None, typer.Option("--learning-rate", help="Learning rate of the trainer.")]
+EngineOption = Annotated[str, typer.Option("--engine", help="millrace, or vllm: servers in vLLM's own environment.")]
+VllmPythonOption = Annotated[
+    Path | None, typer.Option("--vllm-python", help="Interpreter of vLLM's environment. Default: that of `make vllm`.")
+]
+VllmReplicasOption = Annotated[
+    int, typer.Option("--vllm-replicas", min=1, help="vLLM servers: the first serves live, the second candidate.")
+]

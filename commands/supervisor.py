@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -27,8 +27,13 @@ from runtime.operations import OPERATIONS_FD
 SERVERS = ("engine", "web", "inference", "feedback", "dashboard")
 WORKERS = ("episodes", "rewards", "training", "release")
 # Clients end before their servers: if the engine ended first, `web` would wait for it with every open request.
-_ENDS = ("training", "release", "rewards", "episodes", "dashboard", "feedback", "web", "inference", "engine")
-_CLIENTS_OF = {"web": ("release",), "inference": ("release",), "engine": ("web", "inference")}
+_ENDS = ("training", "release", "rewards", "episodes", "dashboard", "feedback", "web", "inference", "engine", "vllm")
+_CLIENTS_OF = {
+    "web": ("release",),
+    "inference": ("release",),
+    "engine": ("web", "inference"),
+    "vllm": ("web", "inference"),
+}
 WRONG_SETTINGS = 2
 _MILLRACE = Path(__file__).parent.parent / "millrace.py"
 _FIRST_PAUSE, _LONGEST_PAUSE, _HEALTHY_AFTER = 0.2, 10.0, 30.0
@@ -59,6 +64,7 @@ class Supervisor:
         sockets: by name, of the servers that run here. Every worker runs.
         report: called with each line for the operator.
         replicas: by name, how many of a process, if not one.
+        more: processes to start beside servers and workers.
     """
 
     def __init__(
@@ -67,18 +73,20 @@ class Supervisor:
         sockets: Mapping[str, socket.socket],
         report: Callable[[str], None],
         replicas: Mapping[str, int] | None = None,
+        more: Sequence[str] = (),
     ) -> None:
         self._home = home
         self._sockets = sockets
         self._replicas = replicas or {}
         self._report = report
+        self._more = more
         self._operations: dict[str, socket.socket] = {}
         self.children: dict[str, Child] = {}
         (home / "logs").mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
         """Start every process and its replicas: `episodes`, `episodes-2`."""
-        names = [name for name in SERVERS if name in self._sockets] + list(WORKERS)
+        names = [name for name in SERVERS if name in self._sockets] + [*self._more, *WORKERS]
         children = [
             name if number == 1 else f"{name}-{number}"
             for name in names

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from commands import options
+from commands.engines import OWN, EngineChoice, choose_engine
 from commands.home import Home, claimed, prepare_home
 from commands.home_gates import check_gate, print_gates
 from commands.servers import EMBEDDED, Servers
@@ -26,7 +27,6 @@ from contracts.errors import InvalidSettings, Unavailable
 from pipelines.training.settings import TrainingSettings
 from runtime.settings import Settings, make_section
 
-_START_SECONDS = 120.0
 _BACKLOG = 1024
 console = Console(highlight=False, soft_wrap=True)
 
@@ -45,19 +45,25 @@ def up(
     database: options.DatabaseOption = None,
     redis: options.RedisOption = None,
     weights: options.WeightsOption = None,
+    engine: options.EngineOption = "millrace",
+    vllm_python: options.VllmPythonOption = None,
+    vllm_replicas: options.VllmReplicasOption = 2,
 ) -> None:
     """Start Millrace with your own policy and tasks. Ctrl-C ends it; the home folder keeps everything."""
     servers = Servers(kafka, database, redis, weights)
     with until_interrupted(), claimed(home):
+        chosen = choose_engine(engine, vllm_python, vllm_replicas)
         folder = resolve_policy(policy)
-        sockets = listen(port, split=servers.is_shared)
+        sockets = listen(port, split=servers.is_shared, engine=chosen.has_own)
         settings = new_settings(
             home, sockets, name=name or name_of(policy), base=folder, tasks=tasks, device=device, servers=servers
         )
         training = training_settings(learning_rate)
         release = check_gate(tasks, home, sentinels)
-        ready = prepare_home(settings, {"training": training, "release": release})
-        with running(ready, sockets, servers.replicas) as supervisor:
+        ready = prepare_home(settings, {"training": training, "release": release, **chosen.sections})
+        for limit in chosen.limits():
+            console.print(f"[yellow]{limit}")
+        with running(ready, sockets, servers.replicas, chosen) as supervisor:
             greet(ready)
             supervisor.watch(threading.Event())
 
@@ -97,13 +103,14 @@ def resolve_policy(policy: str) -> Path:
         ) from error
 
 
-def listen(port: int, *, split: bool = False) -> dict[str, socket.socket]:
+def listen(port: int, *, split: bool = False, engine: bool = True) -> dict[str, socket.socket]:
     """Open the listening sockets of the servers. Port 0 means any free port.
 
     Args:
         port: of the HTTP endpoint.
         split: give inference `port`, feedback `port` + 2 and dashboard `port` + 3. Otherwise one process, `web`, serves
             all three on `port`.
+        engine: our engine is started, and needs a port.
 
     Raises:
         InvalidSettings: the port is taken or not a port.
@@ -114,7 +121,7 @@ def listen(port: int, *, split: bool = False) -> dict[str, socket.socket]:
         ports = {"inference": port, **beside} if split else {"web": port}
         return {
             name: socket.create_server(("127.0.0.1", number), backlog=_BACKLOG)
-            for name, number in {**ports, "engine": 0}.items()
+            for name, number in {**ports, **({"engine": 0} if engine else {})}.items()
         }
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -129,7 +136,7 @@ def new_settings(home: Path, sockets: Mapping[str, socket.socket], **chosen: Any
         web_port=ports.get("web") or ports["inference"],
         feedback_port=ports.get("feedback"),
         dashboard_port=ports.get("dashboard"),
-        engine_port=ports["engine"],
+        **({"engine_port": ports["engine"]} if "engine" in ports else {}),
         **chosen,
     )
 
@@ -177,13 +184,18 @@ def training_settings(learning_rate: float | None) -> TrainingSettings:
 
 @contextmanager
 def running(
-    home: Home, sockets: Mapping[str, socket.socket], replicas: Mapping[str, int] | None = None
+    home: Home,
+    sockets: Mapping[str, socket.socket],
+    replicas: Mapping[str, int] | None = None,
+    engine: EngineChoice = OWN,
 ) -> Iterator[Supervisor]:
     """Start the processes of a home, wait until they are ready, and stop them at the end of the block."""
-    supervisor = Supervisor(home.settings.home, sockets, lambda line: console.print(f"[yellow]{line}"), replicas)
+    supervisor = Supervisor(
+        home.settings.home, sockets, lambda line: console.print(f"[yellow]{line}"), replicas, engine.workers
+    )
     supervisor.start()
     try:
-        _wait_ready(home.settings, supervisor)
+        _wait_ready(home.settings, supervisor, engine.start_seconds)
         yield supervisor
     finally:
         supervisor.stop()
@@ -211,9 +223,9 @@ def print_keys_of(home: Home) -> None:
     console.print(f"  operator key  in {home.settings.home / 'operator.key'}")
 
 
-def _wait_ready(settings: Settings, supervisor: Supervisor) -> None:
+def _wait_ready(settings: Settings, supervisor: Supervisor, seconds: float) -> None:
     """Wait until every server answers apps. Dead processes are started again meanwhile."""
-    deadline, reason = time.monotonic() + _START_SECONDS, ""
+    deadline, reason = time.monotonic() + seconds, ""
     while time.monotonic() < deadline:
         done = threading.Event()
         threading.Timer(0.3, done.set).start()
@@ -221,7 +233,7 @@ def _wait_ready(settings: Settings, supervisor: Supervisor) -> None:
         reason = _unready(settings)
         if not reason:
             return
-    raise Unavailable(f"not ready after {_START_SECONDS:.0f} s: {reason}; see {settings.home / 'logs'}")
+    raise Unavailable(f"not ready after {seconds:.0f} s: {reason}; see {settings.home / 'logs'}")
 
 
 def _unready(settings: Settings) -> str:

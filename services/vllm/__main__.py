@@ -105,7 +105,7 @@ def _follower(host: _Host, number: int) -> SlotFollower:
         if own.urls
         else ServerProcess(
             folder,
-            lambda port: serve_command(own, base, port=port, is_cpu=is_cpu),
+            lambda port: serve_command(own, settings.policy, base, port=port, is_cpu=is_cpu),
             lambda lease: serve_environment(os.environ, plug_in, lease, key, own),
         )
     )

@@ -17,11 +17,12 @@ _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _MOST_LOGPROBS = 20
 
 
-def serve_command(settings: VllmSettings, base: Path, *, port: int, is_cpu: bool) -> list[str]:
-    """Arguments of a server for a base policy at a port of loopback."""
+def serve_command(settings: VllmSettings, name: str, base: Path, *, port: int, is_cpu: bool) -> list[str]:
+    """Arguments of a server for the policy `name`, which begins as `base`, at a port of loopback."""
     length = ["--max-model-len", str(settings.max_model_len)] if settings.max_model_len else []
     return [
         str(settings.python), "-m", "policy.vllm_server", "serve", str(base),
+        "--served-model-name", name,
         "--host", "127.0.0.1", "--port", str(port),
         "--dtype", settings.dtype or ("float32" if is_cpu else "bfloat16"),
         *length,
