@@ -12,6 +12,8 @@ from transformers.utils import logging as transformers_logging
 
 from contracts.errors import NotFound, WeightsRefused
 
+_PAGED = {"full_attention", "sliding_attention"}
+
 
 def load_model(path_or_hub_id: str, *, device: str, dtype: torch.dtype) -> Any:
     """The model of a checkpoint, in eval mode, no parameter requiring a gradient.
@@ -34,7 +36,28 @@ def load_model(path_or_hub_id: str, *, device: str, dtype: torch.dtype) -> Any:
         raise WeightsRefused("unreadable_checkpoint", f"{path_or_hub_id} is damaged: {error}") from error
     except OSError as error:
         raise NotFound(f"cannot load {path_or_hub_id}: {error}") from error
+    for parameter in model.parameters():
+        parameter.data = parameter.data.contiguous()  # weights are changed by their place in the flat parameter
     return model.to(device).eval().requires_grad_(requires_grad=False)
+
+
+def context_of(config: Any) -> int | None:
+    """The most tokens of prompt and answer together; None if the configuration names no limit."""
+    for name in ("max_position_embeddings", "n_positions"):
+        if isinstance(found := getattr(config, name, None), int):
+            return found
+    return None
+
+
+def is_paged(model: Any) -> bool:
+    """True if transformers' continuous batching can keep this model's cache in pages: all of its layers are attention.
+
+    Layers with a recurrent state (state spaces, convolutions, linear attention) are stepped with a cache of their own.
+    """
+    config = model.config.get_text_config()
+    if getattr(model, "_is_stateful", False):
+        return False
+    return set(getattr(config, "layer_types", None) or ()) <= _PAGED
 
 
 def _is_path(path_or_hub_id: str) -> bool:

@@ -1,7 +1,8 @@
-"""Memory-maps the tensors of a safetensors file: bytes are read when they are used."""
+"""Memory-maps the tensors of safetensors files: bytes are read when they are used."""
 
 from __future__ import annotations
 
+import math
 import mmap
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,15 @@ import msgspec
 import numpy as np
 
 from contracts.errors import NotFound, WeightsRefused
-from weights.tensors import Tensor, Tensors
+from weights.tensors import (
+    ELEMENT_BYTES,
+    INDEX_FILE,
+    SINGLE_FILE,
+    Tensor,
+    Tensors,
+    join_shards,
+    shards_of,
+)
 
 _LENGTH_BYTES = 8
 
@@ -44,6 +53,41 @@ def map_safetensors(path: Path, *, writable: bool = False, private: bool = False
     views = _views(path, content[_LENGTH_BYTES:start].tobytes())
     data = content[start:]
     return {name: Tensor(view.dtype, view.shape, _part(path, name, view, data)) for name, view in views.items()}
+
+
+def map_checkpoint(folder: Path) -> Tensors:
+    """The tensors of a checkpoint's folder, in one file or in shards, without reading their bytes.
+
+    Raises:
+        NotFound: there are no weights in the folder.
+        WeightsRefused: `truncated`, `not_safetensors`, `duplicate_tensor` or `unknown_dtype`.
+    """
+    if (folder / SINGLE_FILE).is_file():
+        return _checked(folder / SINGLE_FILE)
+    if not (folder / INDEX_FILE).is_file():
+        raise NotFound(f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}", path=str(folder))
+    shards, names = shards_of(folder / INDEX_FILE)
+    return join_shards(folder / INDEX_FILE, names, ((shard, _checked(shard)) for shard in shards))
+
+
+def _checked(path: Path) -> Tensors:
+    """The tensors of a file in which they lie side by side, each as long as its shape says."""
+    tensors, size = map_safetensors(path), path.stat().st_size
+    for name, tensor in tensors.items():
+        width = ELEMENT_BYTES.get(tensor.dtype)
+        if width is None:
+            raise WeightsRefused("unknown_dtype", f"{path}: {name} has the dtype {tensor.dtype!r}, which is unknown")
+        if tensor.data.size != width * math.prod(tensor.shape):
+            raise WeightsRefused(
+                "not_safetensors", f"{path}: {name} has {tensor.data.size} bytes for the shape {tensor.shape}"
+            )
+    with path.open("rb") as file:
+        header = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if sum(tensor.data.size for tensor in tensors.values()) != size - header - _LENGTH_BYTES:
+        raise WeightsRefused(
+            "not_safetensors", f"{path}: a tensor is named twice, or bytes belong to none: fetch it again"
+        )
+    return tensors
 
 
 def _views(path: Path, header: bytes) -> dict[str, _View]:

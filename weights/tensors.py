@@ -80,7 +80,7 @@ def read_safetensors(path: Path) -> Tensors:
 
     Raises:
         NotFound: there is no such file, or no weights in the folder.
-        WeightsRefused: `truncated` (bytes or shards are missing) or `not_safetensors`.
+        WeightsRefused: `truncated` (bytes or shards are missing), `duplicate_tensor` or `not_safetensors`.
     """
     if not path.is_dir():
         return _read_file(path)
@@ -109,19 +109,44 @@ def write_safetensors(path: Path, tensors: Tensors) -> None:
     write_durably(path, [len(text).to_bytes(8, "little"), text, *(tensor.data.data for _, tensor in ordered)])
 
 
-def _read_shards(index: Path) -> Tensors:
+def shards_of(index: Path) -> tuple[list[Path], set[str]]:
+    """The shards that an index names, and the tensors that they hold together.
+
+    Raises:
+        WeightsRefused: `not_safetensors`, or `truncated`: a shard is missing.
+    """
     try:
         shard_of = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise WeightsRefused("not_safetensors", f"{index} is not an index of shards: {error}") from error
-    tensors: Tensors = {}
-    for shard in sorted(set(shard_of.values())):
+    shards = sorted(set(shard_of.values()))
+    for shard in shards:
         if Path(shard).name != shard or not (index.parent / shard).is_file():
             raise WeightsRefused("truncated", f"{index} names {shard!r}, which is not beside it: fetch it again")
-        tensors |= _read_file(index.parent / shard)
-    if missing := sorted(shard_of.keys() - tensors.keys()):
+    return [index.parent / shard for shard in shards], set(shard_of)
+
+
+def join_shards(index: Path, names: set[str], parts: Iterable[tuple[Path, Tensors]]) -> Tensors:
+    """The tensors of all shards.
+
+    Raises:
+        WeightsRefused: `truncated`: the shards lack a tensor of the index; `duplicate_tensor`: two shards have the same one.
+    """
+    tensors: Tensors = {}
+    for shard, part in parts:
+        if twice := sorted(part.keys() & tensors.keys()):
+            raise WeightsRefused(
+                "duplicate_tensor", f"{shard} holds {twice[0]!r}, as another shard does: fetch it again"
+            )
+        tensors |= part
+    if missing := sorted(names - tensors.keys()):
         raise WeightsRefused("truncated", f"the shards of {index} lack {len(missing)} tensors, first {missing[0]!r}")
     return tensors
+
+
+def _read_shards(index: Path) -> Tensors:
+    shards, names = shards_of(index)
+    return join_shards(index, names, ((shard, _read_file(shard)) for shard in shards))
 
 
 # Errors of safetensors for bytes that are missing rather than wrong.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import copy
 import math
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,7 @@ from pipelines.training.guard import Norms, remember, why_skip
 from pipelines.training.loss import LossSums, Objective, policy_loss
 from pipelines.training.memory import TokenBudget, is_out_of_memory, release_memory
 from pipelines.training.replay import routing_for
+from policy.load import context_of
 from policy.logprobs import TokenScorer
 from policy.routing import NO_REPLAY
 from policy.weights import copy_tensors, tensors_of
@@ -119,8 +121,8 @@ class Learner:
 
     @property
     def max_length(self) -> int:
-        """The model's context in tokens."""
-        return int(self._model.config.max_position_embeddings)
+        """The model's context in tokens; without a limit if its configuration names none."""
+        return context_of(self._model.config) or sys.maxsize
 
     @property
     def vocabulary_size(self) -> int:

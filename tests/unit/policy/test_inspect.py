@@ -1,0 +1,269 @@
+"""What is refused before a process starts, by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from contracts.checkpoints import CheckpointReport
+from policy.inspect import inspect_checkpoint
+from tests.models import KINDS, build_model
+from weights.tensors import INDEX_FILE, Tensor, Tensors, read_safetensors, write_safetensors
+
+FILE = "model.safetensors"
+EXPERT = "model.layers.0.mlp.experts.{}.gate_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Checkpoints by kind, built once; not to be changed."""
+    folder = tmp_path_factory.mktemp("models")
+
+    def of_kind(name: str) -> Path:
+        kind, _, sharded = name.partition("/")
+        made = folder / name.replace("/", "-")
+        return made if made.exists() else build_model(kind, made, sharded=bool(sharded))
+
+    return of_kind
+
+
+@pytest.mark.parametrize("sharded", ["", "/sharded"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_good_checkpoint_is_described(built: Callable[[str], Path], kind: str, sharded: str) -> None:
+    folder = built(kind + sharded)
+    tensors = read_safetensors(folder)
+
+    report = inspect_checkpoint(folder)
+
+    assert report.problems == []
+    assert report.published_as == {}
+    assert report.num_tensors == len(tensors)
+    assert report.num_weights == sum(int(np.prod(tensor.shape)) for tensor in tensors.values())
+    assert report.dtypes == {"BF16": len(tensors)}
+    assert (report.context, report.vocabulary) == (512, 704)
+    assert report.is_paged is (kind not in {"lfm2", "mamba2"})
+    assert report.num_experts_layers == (2 if kind == "qwen3_moe" else 0)
+    layers_with_attention = {"lfm2": 1, "mamba2": 0}.get(kind, 2)
+    assert report.cache_elements_per_token == layers_with_attention * 2 * 2 * 16
+
+
+def changed(folder: Path, change: Callable[[Tensors], None]) -> None:
+    tensors = read_safetensors(folder)
+    change(tensors)
+    write_safetensors(folder / FILE, tensors)
+
+
+def config_with(**fields: object) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+
+    return write
+
+
+def without(name: str) -> Callable[[Path], None]:
+    def remove(folder: Path) -> None:
+        changed(folder, lambda tensors: tensors.pop(name) and None)
+
+    return remove
+
+
+def with_tensor(name: str, like: str) -> Callable[[Path], None]:
+    def add(folder: Path) -> None:
+        changed(folder, lambda tensors: tensors.update({name: tensors[like]}))
+
+    return add
+
+
+def with_dtype(name: str, dtype: str, width: int) -> Callable[[Path], None]:
+    def change(tensors: Tensors) -> None:
+        shape = tensors[name].shape
+        tensors[name] = Tensor(dtype, shape, np.zeros(int(np.prod(shape)) * width, np.uint8))
+
+    return lambda folder: changed(folder, change)
+
+
+def experts_from_one(folder: Path) -> None:
+    """The indices of the experts begin at 1."""
+
+    def change(tensors: Tensors) -> None:
+        for name in [name for name in tensors if ".experts." in name]:
+            head, _, rest = name.partition(".experts.")
+            number, _, tail = rest.partition(".")
+            tensors[f"{head}.experts.moved.{int(number) + 1}.{tail}"] = tensors.pop(name)
+        for name in [name for name in tensors if ".moved." in name]:
+            tensors[name.replace(".moved.", ".")] = tensors.pop(name)
+
+    changed(folder, change)
+
+
+def one_more_expert(folder: Path) -> None:
+    def change(tensors: Tensors) -> None:
+        for name in [name for name in tensors if ".layers.0.mlp.experts.3." in name]:
+            tensors[name.replace(".experts.3.", ".experts.4.")] = tensors[name]
+
+    changed(folder, change)
+
+
+def config_that_is_no_json(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def missing_shard(folder: Path) -> None:
+    max(folder.glob("model-*.safetensors")).unlink()
+
+
+def same_tensor_in_two_shards(folder: Path) -> None:
+    first, second = sorted(folder.glob("model-*.safetensors"))[:2]
+    one, two = read_safetensors(first), read_safetensors(second)
+    name = next(iter(one))
+    write_safetensors(second, {**two, name: one[name]})
+
+
+def shard_without_a_tensor(folder: Path) -> None:
+    shard = min(folder.glob("model-*.safetensors"))
+    tensors = read_safetensors(shard)
+    tensors.pop(next(iter(tensors)))
+    write_safetensors(shard, tensors)
+
+
+def broken_index(folder: Path) -> None:
+    (folder / INDEX_FILE).write_bytes(b"\xff\xfe{")
+
+
+def cut(folder: Path) -> None:
+    file = folder / FILE
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def cut_in_the_header(folder: Path) -> None:
+    file = folder / FILE
+    file.write_bytes(file.read_bytes()[:50])
+
+
+def header_of_junk(folder: Path) -> None:
+    file = folder / FILE
+    content = bytearray(file.read_bytes())
+    content[8:40] = bytes(32)
+    file.write_bytes(content)
+
+
+def name_twice(folder: Path) -> None:
+    file = folder / FILE
+    content = file.read_bytes()
+    file.write_bytes(
+        content.replace(b'"model.layers.1.input_layernorm.weight"', b'"model.layers.0.input_layernorm.weight"')
+    )
+
+
+def unknown_dtype(folder: Path) -> None:
+    file = folder / FILE
+    file.write_bytes(file.read_bytes().replace(b'"BF16"', b'"BF17"', 1))
+
+
+def other_tokenizer(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["vocab"]["of another model"] = 704
+    file.write_text(json.dumps(content))
+
+
+def no_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+
+
+Bad = tuple[str, Callable[[Path], None], str, str]
+BAD: list[Bad] = [
+    ("llama", lambda folder: (folder / "config.json").unlink(), "not_found", "config.json"),
+    ("llama", config_that_is_no_json, "unreadable_config", "config.json"),
+    ("llama", config_with(model_type="never_heard_of"), "unknown_architecture", "never_heard_of"),
+    ("llama", config_with(hidden_size="wide"), "unknown_architecture", "hidden_size"),
+    ("llama", config_with(model_type="bert", architectures=["BertModel"]), "not_a_text_model", "BertModel"),
+    ("llama", config_with(architectures=["LlamaForSequenceClassification"]), "not_a_text_model", "Classification"),
+    ("llama", config_with(model_type="gemma3", architectures=["Gemma3ForConditionalGeneration"]), "not_a_text_model", "Gemma3"),
+    ("llama", config_with(auto_map={"AutoModel": "own.Own"}), "custom_code", "auto_map"),
+    ("llama", config_with(quantization_config={"quant_method": "fp8"}), "quantised", "quantised"),
+    ("llama", lambda folder: (folder / FILE).unlink(), "not_found", "safetensors"),
+    ("llama", without("model.layers.1.mlp.up_proj.weight"), "missing_tensor", "model.layers.1.mlp.up_proj.weight"),
+    ("llama", with_tensor("model.layers.9.extra", "model.norm.weight"), "unknown_tensor", "model.layers.9.extra"),
+    ("llama", config_with(intermediate_size=256), "wrong_shape", "mlp"),
+    ("llama", config_with(num_hidden_layers=1), "unknown_tensor", "model.layers.1"),
+    ("llama", with_dtype("model.norm.weight", "F8_E4M3", 1), "wrong_dtype", "model.norm.weight is F8_E4M3"),
+    ("llama", with_dtype("model.norm.weight", "I64", 8), "wrong_dtype", "model.norm.weight is I64"),
+    ("llama", unknown_dtype, "unknown_dtype", "BF17"),
+    ("llama", cut, "truncated", FILE),
+    ("llama", cut_in_the_header, "truncated", FILE),
+    ("llama", header_of_junk, "not_safetensors", FILE),
+    ("llama", name_twice, "not_safetensors", "named twice"),
+    ("llama", other_tokenizer, "wrong_tokenizer", "704"),
+    ("llama", no_tokenizer, "no_tokenizer", "tokenizer.json"),
+    ("mamba2", config_with(max_position_embeddings=None), "unknown_context", "max_position_embeddings"),
+    ("qwen3_moe/sharded", missing_shard, "truncated", "not beside it"),
+    ("qwen3_moe/sharded", same_tensor_in_two_shards, "duplicate_tensor", "another shard"),
+    ("qwen3_moe/sharded", shard_without_a_tensor, "truncated", "lack 1 tensors"),
+    ("qwen3_moe/sharded", broken_index, "not_safetensors", "index"),
+    ("qwen3_moe", without(EXPERT.format(3)), "missing_tensor", EXPERT.format(3)),
+    ("qwen3_moe", experts_from_one, "missing_tensor", "experts.0."),
+    ("qwen3_moe", one_more_expert, "unknown_tensor", "experts.4."),
+    ("qwen3_moe", config_with(num_local_experts=8), "missing_tensor", "experts.4."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda bad: f"{bad[0]}-{bad[2]}-{bad[3]}")
+def test_a_bad_checkpoint_is_refused_by_name(built: Callable[[str], Path], tmp_path: Path, bad: Bad) -> None:
+    kind, damage, code, named = bad
+    folder = shutil.copytree(built(kind), tmp_path / "model")
+    damage(folder)
+    problems = inspect_checkpoint(folder).problems
+    assert [problem.code for problem in problems] == [code]
+    assert named in problems[0].message
+
+
+def test_a_tie_that_is_on_disk_twice_is_published_once(built: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(built("qwen3"), tmp_path / "model")
+    with_tensor("lm_head.weight", "model.embed_tokens.weight")(folder)
+    report = inspect_checkpoint(folder)
+    assert report.problems == []
+    assert report.published_as == {"lm_head.weight": ""}
+
+
+def test_a_tie_that_is_on_disk_under_its_copys_name_gets_the_name_of_its_source(
+    built: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(built("qwen3"), tmp_path / "model")
+    with_tensor("lm_head.weight", "model.embed_tokens.weight")(folder)
+    without("model.embed_tokens.weight")(folder)
+    report = inspect_checkpoint(folder)
+    assert report.problems == []
+    assert report.published_as == {"lm_head.weight": "model.embed_tokens.weight"}
+
+
+def test_heads_that_differ_are_no_tie(built: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(built("qwen3"), tmp_path / "model")
+
+    def differ(tensors: Tensors) -> None:
+        tied = tensors["model.embed_tokens.weight"]
+        tensors["lm_head.weight"] = tied._replace(data=np.roll(tied.data, 2))
+
+    changed(folder, differ)
+    report = inspect_checkpoint(folder)
+    assert report.problems == []
+    assert report.published_as == {}
+    assert report.num_tensors == len(read_safetensors(folder))
+
+
+@pytest.mark.slow
+def test_the_process_prints_the_report_as_json(built: Callable[[str], Path]) -> None:
+    command = [sys.executable, "-m", "policy.inspect", str(built("qwen3_moe"))]
+    ran = subprocess.run(command, capture_output=True, check=True)  # noqa: S603 our own module
+    report = msgspec.json.decode(ran.stdout, type=CheckpointReport)
+    assert report.architecture == "Qwen3MoeForCausalLM"
+    assert report.problems == []
