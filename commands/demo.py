@@ -26,6 +26,7 @@ from commands.demo_summary import GOALS, SMOKE_GOALS, DemoRun, missed_goals, pri
 from commands.engines import choose_engine
 from commands.home import Home, claimed, prepare_home
 from commands.options import DeviceOption, EngineOption, LearningRateOption, VllmPythonOption
+from commands.policy_check import check_policy
 from commands.servers import servers_of
 from commands.supervisor import Supervisor
 from commands.up import greet, listen, new_settings, running, training_settings
@@ -87,7 +88,7 @@ def demo(
         sentinels = write_sentinels(folder / "sentinels.jsonl")
         training = training_settings(learning_rate)
         release = ReleaseSettings(sentinels=sentinels)
-        ready = prepare_home(settings, {"training": training, "release": release, **chosen.sections})
+        ready = prepare_home(settings, {"training": training, "release": release, **chosen.sections}, check_policy)
         with running(ready, sockets, servers.replicas, chosen) as supervisor:
             greet(ready)
             run = _loop(ready, supervisor, seed, SMOKE_SECONDS if smoke else seconds)

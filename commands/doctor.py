@@ -9,12 +9,16 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated
 
 import httpx
+import typer
 
+from commands.findings import Finding
 from commands.home_gates import gates_of_home
-from commands.options import DEFAULT_HOME, HomeOption
+from commands.options import DEFAULT_HOME, DeviceOption, HomeOption
+from commands.policy_check import findings_of
+from commands.up import resolve_policy
 from contracts.assignments import LIVE
 from contracts.errors import ClockOff, InvalidSettings, MillraceError
 from contracts.event_log import EventLog
@@ -49,15 +53,6 @@ _ENGINE_SECONDS = 2.0
 _GIB = 2**30
 _EVERY_RECORD, _MAX_NAMED = 2**62, 10
 _SANDBOX_REMEDY = "get Linux 6.12 or newer, or `apt install bubblewrap` where user namespaces are allowed"
-
-
-class Finding(NamedTuple):
-    """The result of one check. `needed`: Millrace cannot run without it."""
-
-    name: str
-    good: bool
-    needed: bool
-    says: str
 
 
 def examine(home: Path) -> Iterator[Finding]:
@@ -113,9 +108,16 @@ def sandbox_of(makers: Mapping[str, Maker]) -> Finding:
     return Finding("sandbox", True, False, f"{', '.join(working)}" + (f"; not {refused}" if refused else ""))
 
 
-def doctor(home: HomeOption = DEFAULT_HOME) -> int:
-    """Check this machine and a home, and say how to fix what is missing. Exit status 1 if something needed is missing."""
-    findings = list(examine(home))
+def doctor(
+    home: HomeOption = DEFAULT_HOME,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="Folder or hub id of a base policy: say what of it is supported and what it needs."),
+    ] = None,
+    device: DeviceOption = "cpu",
+) -> int:
+    """Check this machine and a home, or a policy, and say how to fix what is missing. Exit status 1 if something needed is missing."""
+    findings = list(examine(home) if policy is None else findings_of(resolve_policy(policy), device))
     for finding in findings:
         mark = "ok     " if finding.good else "MISSING" if finding.needed else "note   "
         print(f"{mark}  {finding.name:<12} {finding.says}")

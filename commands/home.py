@@ -9,7 +9,7 @@ import fcntl
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +21,8 @@ from commands.keys import make_first_keys
 from commands.queries import has_keys
 from contracts import assignments
 from contracts.assignments import LIVE
-from contracts.errors import Forbidden, InvalidSettings, NotFound, Unauthorized
+from contracts.checkpoints import CheckpointReport
+from contracts.errors import Forbidden, InvalidSettings, NotFound, Unauthorized, WeightsRefused
 from contracts.event_log import EventLog
 from contracts.keys import check_key, create_key
 from rewards.preflight import check_tasks
@@ -92,8 +93,15 @@ def _remove_unused(made: list[Path], lock: Path) -> None:
                     place.rmdir()
 
 
-def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
-    """See the module docstring. `sections`: the settings of the processes.
+def prepare_home(
+    settings: Settings, sections: dict[str, Section], inspect: Callable[[Path], CheckpointReport] | None = None
+) -> Home:
+    """See the module docstring.
+
+    Args:
+        settings: of the home.
+        sections: the settings of the processes.
+        inspect: looks at the base policy, see `policy_check.check_policy`. None: its names and tensors are trusted.
 
     Raises:
         InvalidTask, InvalidSettings: before anything is written.
@@ -106,7 +114,7 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
     is_started = (settings.home / "millrace.toml").exists()
     if is_started:
         settings = _continued(settings, load_settings(settings.home))
-    policy, base = settings.policy, _load_base(settings)
+    policy, base = settings.policy, _load_base(settings, inspect)
     if not is_started:  # if keys are missing later, only a person may replace them
         make_first_keys(settings.home)
     store = open_weight_store(settings, publishes=True)
@@ -161,13 +169,16 @@ def prepare_home(settings: Settings, sections: dict[str, Section]) -> Home:
     return Home(settings, operator_file.read_text().strip(), app_key)
 
 
-def _load_base(settings: Settings) -> Tensors:
+def _load_base(settings: Settings, inspect: Callable[[Path], CheckpointReport] | None) -> Tensors:
     """The base policy in its published form. Raises InvalidSettings."""
     base = Path(settings.base)
     if not base.is_dir():
         raise InvalidSettings(f"policy folder {base} does not exist")
     load_template(settings.base)
-    return to_bf16(read_safetensors(base))
+    published_as = {} if inspect is None else inspect(base).published_as
+    tensors = {published_as.get(name, name): tensor for name, tensor in read_safetensors(base).items()}
+    tensors.pop("", None)
+    return to_bf16(tensors)
 
 
 def _check_log(database: Database, settings: Settings) -> None:
@@ -259,13 +270,21 @@ def _continued(settings: Settings, held: Settings) -> Settings:
 
 
 def to_bf16(tensors: Tensors) -> Tensors:
-    """The published form of a policy: every float tensor as bf16, rounded to nearest even."""
-    return {name: _bf16(tensor) for name, tensor in tensors.items()}
+    """The published form of a policy: every tensor as bf16, rounded to nearest even.
+
+    A float32 tensor of a checkpoint is rounded too: the policy is its published bits, and is served and trained from them.
+
+    Raises:
+        WeightsRefused: `wrong_dtype`: a tensor is not of BF16, F16 or F32.
+    """
+    return {name: _bf16(name, tensor) for name, tensor in tensors.items()}
 
 
-def _bf16(tensor: Tensor) -> Tensor:
-    if tensor.dtype not in {"F32", "F16"}:
+def _bf16(name: str, tensor: Tensor) -> Tensor:
+    if tensor.dtype == "BF16":
         return tensor
+    if tensor.dtype not in {"F32", "F16"}:
+        raise WeightsRefused("wrong_dtype", f"{name} is {tensor.dtype}; only BF16, F16 and F32 can be published")
     source = np.float32 if tensor.dtype == "F32" else np.float16
     bits = tensor.data.view(source).astype(np.float32).view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")

@@ -13,6 +13,7 @@ import typer
 from commands import options
 from commands.home import claimed, prepare_home
 from commands.home_gates import check_gate, print_gates
+from commands.policy_check import check_policy
 from commands.servers import Servers
 from commands.up import console, make_settings, name_of, print_keys_of, resolve_policy
 from contracts.errors import InvalidSettings
@@ -55,7 +56,7 @@ def init(
             **places,
         )
         release = check_gate(tasks, home, sentinels)
-        ready = prepare_home(settings, {"training": TrainingSettings(), "release": release})
+        ready = prepare_home(settings, {"training": TrainingSettings(), "release": release}, check_policy)
     console.print(f"{ready.settings.home} is ready: policy {settings.policy}, run {ready.settings.run}")
     print_keys_of(ready)
     print_gates(console, ready.settings)

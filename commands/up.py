@@ -21,6 +21,7 @@ from commands import options
 from commands.engines import OWN, EngineChoice, choose_engine
 from commands.home import Home, claimed, prepare_home
 from commands.home_gates import check_gate, print_gates
+from commands.policy_check import check_policy
 from commands.servers import EMBEDDED, Servers
 from commands.supervisor import Supervisor
 from contracts.errors import InvalidSettings, Unavailable
@@ -60,7 +61,7 @@ def up(
         )
         training = training_settings(learning_rate)
         release = check_gate(tasks, home, sentinels)
-        ready = prepare_home(settings, {"training": training, "release": release, **chosen.sections})
+        ready = prepare_home(settings, {"training": training, "release": release, **chosen.sections}, check_policy)
         for limit in chosen.limits():
             console.print(f"[yellow]{limit}")
         with running(ready, sockets, servers.replicas, chosen) as supervisor:

@@ -7,7 +7,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from typer.testing import CliRunner
 
-from commands.doctor import Finding, examine
+from commands.doctor import examine
+from commands.findings import Finding
 from commands.keys import make_first_keys
 from contracts.errors import InvalidSettings, WeightsRefused
 from millrace import app

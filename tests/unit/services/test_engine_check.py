@@ -9,7 +9,8 @@ import pytest
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from commands.doctor import Finding, engine_of
+from commands.doctor import engine_of
+from commands.findings import Finding
 from contracts.errors import Unavailable
 from runtime.engine_key import FILE_NAME, engine_key
 from services.engine.guard import Guard

@@ -1,0 +1,150 @@
+"""What a base policy is and needs, found before a process starts.
+
+In: a checkpoint's folder. Out: its report, or the reason why it is refused. The architecture is known to transformers alone, so a
+process of its own looks at it: commands stay free of torch.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from commands.findings import Finding
+from contracts.checkpoints import CheckpointReport
+from contracts.errors import InvalidSettings, MillraceError
+from services.inference.template import load_template
+
+_TIMEOUT_SECONDS = 600
+_CACHE_TOKENS, _BATCH_TOKENS, _ARMS = 16_384, 1024, 2
+"""The defaults of the section [engine], and the arms that may serve at the same time: live and a candidate."""
+_PROCESS_BYTES = 700 * 2**20
+"""A process with torch and transformers and without a model."""
+_GIB = 2**30
+
+
+class MemoryNeed(NamedTuple):
+    """Bytes of host and device memory together."""
+
+    engine: int
+    """Both arms, while a version is loaded whole."""
+    trainer: int
+    """Between steps."""
+    trainer_peak: int
+    """While a checkpoint is saved."""
+
+
+def inspect_policy(folder: Path) -> CheckpointReport:
+    """The report on a checkpoint.
+
+    Raises:
+        InvalidSettings: the process that looks at it failed.
+    """
+    command = [sys.executable, "-m", "policy.inspect", str(folder)]
+    try:
+        ran = subprocess.run(command, capture_output=True, check=False, timeout=_TIMEOUT_SECONDS)  # noqa: S603 our own module
+        return msgspec.json.decode(ran.stdout, type=CheckpointReport)
+    except (subprocess.TimeoutExpired, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        lines = [] if isinstance(error, subprocess.TimeoutExpired) else ran.stderr.decode(errors="replace").split("\n")
+        reason = next((line for line in reversed(lines) if line.strip()), str(error))
+        raise InvalidSettings(f"{folder} cannot be inspected: {reason}") from error
+
+
+def check_policy(folder: Path) -> CheckpointReport:
+    """The report on a checkpoint that can be served and trained.
+
+    Raises:
+        InvalidSettings: it cannot, and why, by the code of the problem.
+    """
+    report = inspect_policy(folder)
+    if report.problems:
+        problem = report.problems[0]
+        raise InvalidSettings(f"{folder} cannot be served: {problem.code}: {problem.message}")
+    return report
+
+
+def memory_need(report: CheckpointReport, device: str) -> MemoryNeed:
+    """What engine and trainer need for this policy with their default settings.
+
+    Bytes per weight, measured on a Llama of 67 million weights on CPU (tests/unit/commands/test_policy_check.py measures again):
+    the engine holds each arm in float32 on CPU and in bfloat16 on a GPU, one byte of history, and 6 more while a version is
+    loaded whole; the trainer holds master, gradient, two moments, a frozen copy and the bits of three versions, and copies
+    master and moments twice while it saves.
+    """
+    width = 4 if device == "cpu" else 2
+    cache = _CACHE_TOKENS * report.cache_elements_per_token * width + (
+        4 * _BATCH_TOKENS * _CACHE_TOKENS if device == "cpu" and report.is_paged else 0
+    )
+    engine = _ARMS * (report.num_weights * width + cache) + 7 * report.num_weights
+    trainer, peak = 32 * report.num_weights, 54 * report.num_weights
+    return MemoryNeed(_PROCESS_BYTES + engine, _PROCESS_BYTES + trainer, _PROCESS_BYTES + peak)
+
+
+def findings_of(folder: Path, device: str) -> Iterator[Finding]:
+    """What of a checkpoint is supported, and what it needs."""
+    try:
+        report = inspect_policy(folder)
+    except InvalidSettings as error:
+        yield Finding("checkpoint", False, True, error.message)
+        return
+    for problem in report.problems:
+        yield Finding("checkpoint", False, True, f"{problem.code}: {problem.message}")
+    if report.num_tensors:
+        yield from _described(report, device)
+    yield _template(folder)
+
+
+def _described(report: CheckpointReport, device: str) -> Iterator[Finding]:
+    dtypes = ", ".join(f"{count} in {dtype}" for dtype, count in sorted(report.dtypes.items()))
+    yield Finding(
+        "checkpoint",
+        True,
+        True,
+        f"{report.architecture}: {report.num_weights:,} weights in {report.num_tensors} tensors ({dtypes}), published in BF16",
+    )
+    is_fused = report.num_parameters != report.num_tensors
+    how = f", slices of {report.num_parameters} parameters in memory" if is_fused else ""
+    yield Finding("names", True, True, f"published under the checkpoint's own names{how}")
+    for name, other in report.published_as.items():
+        yield Finding(
+            "names", True, False, f"{name} is {f'published as {other}' if other else 'not published: unused or a tie'}"
+        )
+    yield Finding(
+        "sizes", True, True, f"context {report.context} tokens, vocabulary {report.vocabulary}, "
+        f"{report.cache_elements_per_token} cached numbers per token"
+    )  # fmt: skip
+    how = (
+        "requests share a paged cache"
+        if report.is_paged
+        else "it has a recurrent state, so requests are stepped without pages"
+    )
+    yield Finding("engine", True, True, how)
+    if report.num_experts_layers:
+        yield Finding("experts", True, False, f"chosen in {report.num_experts_layers} layers")
+    need = memory_need(report, device)
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    yield Finding(
+        "memory",
+        device != "cpu" or need.engine + need.trainer_peak <= there,
+        False,
+        f"engine {_size(need.engine)}; trainer {_size(need.trainer)}, {_size(need.trainer_peak)} while it saves; "
+        f"this machine has {_size(there)}" + ("" if device == "cpu" else " besides the device"),
+    )
+
+
+def _template(folder: Path) -> Finding:
+    try:
+        template = load_template(str(folder))
+    except MillraceError as error:
+        return Finding("template", False, True, error.message)
+    tools = "renders tools" if template.takes_tools else "renders no tools"
+    return Finding("template", True, True, f"of {len(template.source)} characters; {tools}")
+
+
+def _size(count: float) -> str:
+    return f"{count / _GIB:.1f} GiB"

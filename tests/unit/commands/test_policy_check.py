@@ -1,0 +1,109 @@
+"""`millrace doctor --policy`, and what `up` and `init` refuse before they make anything."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from commands.home import prepare_home, to_bf16
+from commands.policy_check import MemoryNeed, check_policy, findings_of, memory_need
+from contracts.checkpoints import CheckpointReport
+from contracts.errors import InvalidSettings, WeightsRefused
+from runtime.settings import Settings
+from tests.command_line import run_here
+from tests.models import BASE, build_model
+from weights.stores.opening import open_weight_store
+from weights.tensors import Tensor, read_safetensors
+
+ROOT = Path(__file__).parent.parent.parent.parent
+TASK = ROOT / "examples" / "reservations" / "task.toml"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path / "home", run="r", policy="reservations", base=str(BASE), tasks=(TASK,))
+
+
+def test_what_is_unused_or_tied_is_not_published_and_a_copys_name_becomes_its_sources(settings: Settings) -> None:
+    names = list(read_safetensors(BASE))
+    report = CheckpointReport(published_as={names[0]: "", names[1]: "renamed"})
+    prepare_home(settings, {}, lambda _: report)
+    assert open_weight_store(settings).load("reservations", 0).keys() == {"renamed", *names[2:]}
+
+
+def test_a_policy_that_is_refused_leaves_nothing_behind(settings: Settings) -> None:
+    def refuse(folder: Path) -> CheckpointReport:
+        raise InvalidSettings(f"{folder} cannot be served: quantised")
+
+    with pytest.raises(InvalidSettings, match="quantised"):
+        prepare_home(settings, {}, refuse)
+    assert not settings.home.exists()
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "I64", "F64", "BOOL"])
+def test_only_floats_that_can_be_rounded_are_published(dtype: str) -> None:
+    tensors = read_safetensors(BASE)
+    name, tensor = next(iter(tensors.items()))
+    with pytest.raises(WeightsRefused, match=name) as caught:
+        to_bf16({**tensors, name: Tensor(dtype, tensor.shape, tensor.data)})
+    assert caught.value.code == "wrong_dtype"
+
+
+def test_memory_grows_with_weights_and_cache() -> None:
+    small, large = CheckpointReport(num_weights=10**9), CheckpointReport(num_weights=8 * 10**9)
+    assert memory_need(large, "cpu").trainer_peak - memory_need(small, "cpu").trainer_peak == 54 * 7 * 10**9
+    assert memory_need(large, "cuda").engine < memory_need(large, "cpu").engine
+    cached = CheckpointReport(num_weights=10**9, cache_elements_per_token=1000)
+    assert memory_need(cached, "cuda").engine - memory_need(small, "cuda").engine == 2 * 16_384 * 1000 * 2
+
+
+@pytest.mark.slow
+def test_doctor_describes_a_policy(tmp_path: Path) -> None:
+    found = {item.name: item for item in findings_of(build_model("qwen3_moe", tmp_path, sharded=True), "cpu")}
+    assert all(item.good for item in found.values())
+    assert "Qwen3MoeForCausalLM: 164,736 weights in 45 tensors (45 in BF16)" in found["checkpoint"].says
+    assert "slices of 25 parameters" in found["names"].says
+    assert "2 layers" in found["experts"].says
+    assert "trainer" in found["memory"].says
+
+
+@pytest.mark.slow
+def test_doctor_up_and_init_refuse_a_policy_by_name(tmp_path: Path) -> None:
+    folder = build_model("qwen3_moe", tmp_path / "model", sharded=True)
+    max(folder.glob("model-*.safetensors")).unlink()
+    told = run_here("doctor", "--policy", str(folder))
+    assert told.returncode == 1
+    assert "MISSING  checkpoint   truncated:" in told.stdout
+    for command in ("up", "init"):
+        line = [sys.executable, str(ROOT / "millrace.py"), command, "--policy", str(folder), "--task", str(TASK)]
+        line += ["--home", str(tmp_path / "home")]
+        ran = subprocess.run(line, capture_output=True, text=True, check=False)  # noqa: S603 our own script
+        assert ran.returncode != 0
+        assert "cannot be served: truncated" in ran.stderr + ran.stdout
+        assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.slow
+def test_a_configuration_that_transformers_cannot_use_is_refused(tmp_path: Path) -> None:
+    folder = shutil.copytree(BASE, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": 0}))
+    with pytest.raises(InvalidSettings, match="cannot be served: unknown_architecture"):
+        check_policy(folder)
+
+
+@pytest.mark.slow
+def test_the_trainer_needs_the_memory_that_doctor_names() -> None:
+    """Measured on a Llama of 17 million weights, in a process of its own."""
+    command = [sys.executable, "-m", "tests.unit.commands.trainer_memory"]
+    ran = subprocess.run(command, capture_output=True, check=True, cwd=ROOT)  # noqa: S603 our own module
+    measured = json.loads(ran.stdout)
+    bare = MemoryNeed(*memory_need(CheckpointReport(), "cpu"))
+    named = memory_need(CheckpointReport(num_weights=measured["num_weights"]), "cpu")
+    assert 0.6 < measured["resident"] / (named.trainer - bare.trainer) <= 1.0
+    assert 0.6 < measured["peak"] / (named.trainer_peak - bare.trainer_peak) <= 1.0

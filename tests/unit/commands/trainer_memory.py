@@ -1,0 +1,69 @@
+"""Prints the memory of a trainer over a model of 17 million weights, in bytes beyond the bare process."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from pipelines.training.checkpoint import CheckpointStore
+from pipelines.training.learner import Learner
+from pipelines.training.settings import TrainingSettings
+from pipelines.training.state import TrainerState
+from tests.unit.pipelines.training.builders import random_experience
+
+_PROCESS = psutil.Process()
+
+
+def _bytes() -> int:
+    return int(_PROCESS.memory_info().rss)
+
+
+@contextmanager
+def _peak() -> Iterator[list[int]]:
+    """The most bytes inside of the block, looked at all the time."""
+    most, ended = [_bytes()], threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.001):
+            most[0] = max(most[0], _bytes())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield most
+    finally:
+        ended.set()
+        thread.join()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    bare = _bytes()
+    config = LlamaConfig(
+        vocab_size=704, hidden_size=512, intermediate_size=2048, num_hidden_layers=4, num_attention_heads=8,
+        num_key_value_heads=8, max_position_embeddings=512, tie_word_embeddings=True,
+    )  # fmt: skip
+    learner = Learner(LlamaForCausalLM(config).eval(), TrainingSettings())
+    random = np.random.default_rng(0)
+    batch = [random_experience(random, reward=float(number % 2)) for number in range(8)]
+    for _ in range(2):
+        learner.step(batch, [1.0] * len(batch), {0: learner.base})
+    versions = [learner.tensors() for _ in range(2)]  # as the publisher holds them
+    resident = _bytes() - bare
+    with tempfile.TemporaryDirectory() as folder, _peak() as most:
+        CheckpointStore(Path(folder), 2).save(learner.capture(TrainerState(), 1))
+    num_weights = sum(tensor.data.size // 2 for tensor in versions[0].values())
+    print(json.dumps({"num_weights": num_weights, "resident": resident, "peak": most[0] - bare}))  # noqa: T201 its purpose
+
+
+if __name__ == "__main__":
+    main()
