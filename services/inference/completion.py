@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Literal
 
@@ -27,18 +27,26 @@ from services.inference.recorder import Recorder, generation_of
 
 
 class Completion:
-    """See the module. Starts at once. Belongs to one event loop."""
+    """See the module. Starts at once. Belongs to one event loop.
+
+    Attributes:
+        plan: of the first prompt; all plans of a request have its caller, task and options in common.
+        plans: one for each prompt; a chat has one.
+        choices: of all prompts, in order.
+        plan_of: the plan of each of the choices.
+    """
 
     def __init__(
         self,
-        plan: RequestPlan,
+        plans: Sequence[RequestPlan],
         engine: EngineClient,
         recorder: Recorder,
         new_parser: Callable[[], AnswerParser],
     ) -> None:
-        self.plan = plan
-        indices, stops = range(plan.request.num_choices), plan.request.stops
-        self.choices = [Choice(index, new_parser(), stops) for index in indices]
+        self.plan, self.plans = plans[0], plans
+        self.plan_of = [plan for plan in plans for _ in range(plan.request.num_choices)]
+        stops, indices = self.plan.request.stops, range(self.plan.request.num_choices)
+        self.choices = [Choice(index, new_parser(), stops) for _ in plans for index in indices]
         self._engine = engine
         self._recorder = recorder
         self._recorded = False
@@ -96,27 +104,28 @@ class Completion:
             return []
         # A choice without a token has nothing to learn from or to judge.
         now = time.time()
-        return [generation_of(self.plan, choice, now) for choice in self.choices if choice.tokens]
+        pairs = zip(self.plan_of, self.choices, strict=True)
+        return [generation_of(plan, choice, now) for plan, choice in pairs if choice.tokens]
 
     async def _generate(self) -> None:
         try:
             if len(self.choices) == 1:
-                await self._generate_choice(self.choices[0])
+                await self._generate_choice(0)
             else:
                 await self._generate_together()
         finally:
             self._deltas.put_nowait(None)
 
     async def _generate_together(self) -> None:
-        parts = [asyncio.create_task(self._generate_choice(choice)) for choice in self.choices]
+        parts = [asyncio.create_task(self._generate_choice(position)) for position in range(len(self.choices))]
         try:
             await asyncio.gather(*parts)
         finally:
             for part in parts:
                 part.cancel()  # if one choice fails, the whole answer fails
 
-    async def _generate_choice(self, choice: Choice) -> None:
-        plan = self.plan
+    async def _generate_choice(self, position: int) -> None:
+        plan, choice = self.plan_of[position], self.choices[position]
         request = EngineRequest(
             plan.arm.model,
             plan.prompt_ids,
@@ -139,7 +148,8 @@ class Completion:
                             continue
                         _check_versions(plan, choice, piece)
                         held = None
-                    self._deltas.put_nowait(choice.add(piece))
+                    delta = choice.add(piece)
+                    self._deltas.put_nowait(delta if position == delta.choice else delta._replace(choice=position))
                     if choice.finish_reason is not None:
                         return
         except VersionNotResident as error:

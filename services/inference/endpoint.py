@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -32,7 +32,6 @@ from contracts.keys import Caller
 from contracts.records import Attempt
 from contracts.tasks import Task
 from services.http import CLIENT_LEFT, reply
-from services.inference import replies
 from services.inference.arms import Assignments, choose_arm, draw_of, pinned_version
 from services.inference.completion import Completion
 from services.inference.engine.client import EngineClient
@@ -48,7 +47,10 @@ from services.inference.plan import (
     find_task,
     may_log,
 )
+from services.inference.prompt_replies import PromptReplies
+from services.inference.prompts import Prompt, encode_prompt, with_text
 from services.inference.recorder import Recorder
+from services.inference.replies import ChatReplies, Replies
 from services.inference.requests import ChatRequest
 from services.inference.streams import ClientPresence, CompletionStream, completion_events
 from services.inference.template import ChatTemplate
@@ -69,7 +71,24 @@ class Endpoint:
     async def plan(
         self, request: ChatRequest, caller: Caller, purpose_header: str | None, attempt: Attempt | None = None
     ) -> RequestPlan:
-        """Decide everything about a request. Raises what each of the decisions raises."""
+        """Decide everything about a chat. Raises what each of the decisions raises."""
+        return await self._plan(request, caller, purpose_header, attempt, lambda: self._encode(request))
+
+    async def plan_prompt(
+        self, prompt: Prompt, caller: Caller, purpose_header: str | None, attempt: Attempt | None = None
+    ) -> RequestPlan:
+        """Like `plan`, for a prompt that is no chat."""
+        plan = await self._plan(prompt.request, caller, purpose_header, attempt, lambda: self._encode_prompt(prompt))
+        return plan._replace(request=with_text(prompt, self.template.tokenizer), is_chat=False)
+
+    async def _plan(
+        self,
+        request: ChatRequest,
+        caller: Caller,
+        purpose_header: str | None,
+        attempt: Attempt | None,
+        encode: Callable[[], Awaitable[list[int]]],
+    ) -> RequestPlan:
         version = pinned_version(request.model, self.policy)
         requirement = version_requirement(request.labels, version)
         version = requirement.exact if version is None else version
@@ -77,7 +96,7 @@ class Endpoint:
         check_served(request)
         check_token_ids(request, self.template.tokenizer)
         task = find_task(self.tasks, request)
-        prompt_ids = await self._encode(request)
+        prompt_ids = await encode()
         sampling = decide_sampling(request, task.sampling, purpose, len(prompt_ids), self.template.context)
         session_id = request.labels.get("session_id")
         arms = await self.assignments.held()
@@ -104,9 +123,9 @@ class Endpoint:
             grammar=decide_grammar(request),
         )
 
-    async def answer(self, plan: RequestPlan, client: Request) -> Response:
-        """The whole answer, once it is durable."""
-        completion, presence = self._start(plan), ClientPresence(client)
+    async def answer(self, plans: Sequence[RequestPlan], client: Request) -> Response:
+        """The whole answer to one or more prompts, once it is durable."""
+        completion, presence = self._start(plans), ClientPresence(client)
         logged: bool | None = None
         try:
             with presence:
@@ -116,19 +135,19 @@ class Endpoint:
             completion.abandon()
         if logged is None:
             return Response(status_code=CLIENT_LEFT)
-        body = replies.completion_body(plan, completion.choices, self.template.tokenizer)
-        return reply(body, headers=_headers(plan) | ({} if logged else {"x-millrace-logged": "false"}))
+        body = self._replies(completion).body()
+        return reply(body, headers=_headers(plans) | ({} if logged else {"x-millrace-logged": "false"}))
 
-    async def stream(self, plan: RequestPlan, client: Request) -> Response:
+    async def stream(self, plans: Sequence[RequestPlan], client: Request) -> Response:
         """The answer as it is made. The response begins with the first token."""
-        completion, presence = self._start(plan), ClientPresence(client)
+        completion, presence = self._start(plans), ClientPresence(client)
         deltas = completion.deltas()
         response: Response | None = None
         try:
             with presence:
                 first = await anext(deltas)
-                events = completion_events(completion, first, deltas, self.template.tokenizer)
-                response = CompletionStream(completion, events, _headers(plan), presence)
+                events = completion_events(completion, first, deltas, self._replies(completion))
+                response = CompletionStream(completion, events, _headers(plans), presence)
             return response or Response(status_code=CLIENT_LEFT)
         finally:
             if response is None:
@@ -148,12 +167,23 @@ class Endpoint:
             self.template.encode, request.messages, request.tools, request.template_variables
         )
 
-    def _start(self, plan: RequestPlan) -> Completion:
-        if plan.refusal is not None:
-            raise plan.refusal
+    async def _encode_prompt(self, prompt: Prompt) -> list[int]:
+        template = self.template
+        return await asyncio.to_thread(
+            encode_prompt, prompt, template.tokenizer, template.context, template.most_characters
+        )
+
+    def _start(self, plans: Sequence[RequestPlan]) -> Completion:
+        for plan in plans:
+            if plan.refusal is not None:
+                raise plan.refusal
         tokenizer = self.template.tokenizer
-        return Completion(plan, self.engine, self.recorder, lambda: PlainParser(tokenizer))
+        return Completion(plans, self.engine, self.recorder, lambda: PlainParser(tokenizer))
+
+    def _replies(self, completion: Completion) -> Replies:
+        kind = ChatReplies if completion.plan.is_chat else PromptReplies
+        return kind(completion, self.template.tokenizer)
 
 
-def _headers(plan: RequestPlan) -> dict[str, str]:
-    return {"x-request-id": plan.completion_id}
+def _headers(plans: Sequence[RequestPlan]) -> dict[str, str]:
+    return {"x-request-id": plans[0].completion_id}

@@ -7,38 +7,107 @@ choice) and, if the task asks users for feedback, `ask_feedback`. Reasoning stan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
 from services.inference.answer import Choice, Delta
+from services.inference.completion import Completion
 from services.inference.engine.wire import SampledToken
 from services.inference.parts import CallPart
 from services.inference.plan import RequestPlan
 
 DONE = b"data: [DONE]\n\n"
+_UNFINISHED = "\ufffd"
 
 
-def completion_body(plan: RequestPlan, choices: Sequence[Choice], tokenizer: Tokenizer) -> dict[str, Any]:
-    """A whole answer."""
-    shown = [
-        {
-            "index": choice.index,
-            "message": message_of(choice.text, choice.reasoning, choice.calls),
-            "logprobs": _logprobs(plan, choice.tokens, tokenizer),
-            "finish_reason": _finish_reason(choice),
-            **_token_ids(plan, choice.tokens),
+class Replies(Protocol):
+    """The response of one completion, whole or in chunks."""
+
+    def body(self) -> dict[str, Any]:
+        """The whole answer."""
+        ...
+
+    def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        """The chunks for what one step added; none if the caller sees nothing of it."""
+        ...
+
+    def closing(self) -> list[dict[str, Any]]:
+        """The last chunks: finish reasons and, if the caller asked for it, the usage."""
+        ...
+
+
+class ChatReplies:
+    """The response to a chat."""
+
+    def __init__(self, completion: Completion, tokenizer: Tokenizer) -> None:
+        self._plan = completion.plan
+        self._choices = completion.choices
+        self._tokenizer = tokenizer
+        self._opened = set[int]()
+
+    def body(self) -> dict[str, Any]:
+        """See `Replies`."""
+        plan = self._plan
+        shown = [
+            {
+                "index": choice.index,
+                "message": message_of(choice.text, choice.reasoning, choice.calls),
+                "logprobs": self._logprobs(choice.tokens),
+                "finish_reason": _finish_reason(choice),
+                **token_ids(plan, choice.tokens),
+            }
+            for choice in self._choices
+        ]
+        return {
+            **head([plan], "chat.completion", self._choices),
+            "sampling": plan.sampling,
+            "choices": shown,
+            "usage": usage([plan], self._choices),
+            **prompt_ids(plan),
         }
-        for choice in choices
-    ]
-    return {
-        **_head(plan, "chat.completion", _version(choices)),
-        "sampling": plan.sampling,
-        "choices": shown,
-        "usage": usage(plan, choices),
-        **_prompt_ids(plan),
-    }
+
+    def chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        """See `Replies`. The first chunk of a choice has its role and its sampling parameters."""
+        plan, choice = self._plan, self._choices[delta.choice]
+        if choice.index not in self._opened:
+            self._opened.add(choice.index)
+            chunk = self._chunk(choice, {"role": "assistant", "content": ""})
+            yield {**chunk, "sampling": plan.sampling_of(choice.index), **prompt_ids(plan)}
+        request = plan.request
+        if delta.text or delta.reasoning or delta.calls or request.logprobs or request.return_token_ids:
+            chunk = self._chunk(choice, _delta(delta), logprobs=self._logprobs(delta.tokens))
+            chunk["choices"][0] |= token_ids(plan, delta.tokens)
+            yield chunk
+
+    def closing(self) -> list[dict[str, Any]]:
+        """See `Replies`."""
+        chunks = [self._chunk(choice, {}, finish_reason=_finish_reason(choice)) for choice in self._choices]
+        if self._plan.request.includes_usage:
+            chunks.append(usage_chunk([self._plan], "chat.completion.chunk", self._choices))
+        return chunks
+
+    def _chunk(
+        self,
+        choice: Choice,
+        delta: dict[str, Any],
+        *,
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+    ) -> dict[str, Any]:
+        chunk = head([self._plan], "chat.completion.chunk", [choice])
+        chunk["choices"] = [
+            {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        ]
+        if self._plan.request.includes_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _logprobs(self, tokens: Sequence[SampledToken]) -> dict[str, Any] | None:
+        if not self._plan.request.logprobs:
+            return None
+        return {"content": [_logprob(token, self._tokenizer) for token in tokens], "refusal": None}
 
 
 def message_of(text: str, reasoning: str, calls: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -49,54 +118,55 @@ def message_of(text: str, reasoning: str, calls: Sequence[dict[str, Any]]) -> di
     return message | _reasoning(reasoning)
 
 
-def opening_chunk(plan: RequestPlan, choice: Choice) -> dict[str, Any]:
-    """The first chunk of a choice: its role and sampling parameters."""
-    chunk = _chunk(plan, choice, {"role": "assistant", "content": ""})
-    return {**chunk, "sampling": plan.sampling_of(choice.index), **_prompt_ids(plan)}
+def head(plans: Sequence[RequestPlan], kind: str, choices: Sequence[Choice]) -> dict[str, Any]:
+    """What every reply of a request begins with."""
+    plan, version = plans[0], max((c.version for c in choices if c.version is not None), default=None)
+    shown = {
+        "id": plan.completion_id,
+        "object": kind,
+        "created": int(plan.created_at),
+        "model": plan.request.model,
+        "system_fingerprint": f"{plan.policy}@v{version}",
+        "policy_version": version,
+    }
+    if (is_asked := plan.ask_feedback) is not None:
+        shown["ask_feedback"] = is_asked
+    return shown
 
 
-def delta_chunk(plan: RequestPlan, choice: Choice, delta: Delta, tokenizer: Tokenizer) -> dict[str, Any]:
-    """A chunk of new content, reasoning or calls."""
+def usage(plans: Sequence[RequestPlan], choices: Sequence[Choice]) -> dict[str, int]:
+    """The numbers of tokens of prompts and answers."""
+    num_prompt, num_made = sum(len(plan.prompt_ids) for plan in plans), sum(len(choice.tokens) for choice in choices)
+    return {"prompt_tokens": num_prompt, "completion_tokens": num_made, "total_tokens": num_prompt + num_made}
+
+
+def usage_chunk(plans: Sequence[RequestPlan], kind: str, choices: Sequence[Choice]) -> dict[str, Any]:
+    """The last chunk, if the caller asked for usage."""
+    return {**head(plans, kind, choices), "choices": [], "usage": usage(plans, choices)}
+
+
+def prompt_ids(plan: RequestPlan) -> dict[str, Any]:
+    """The token ids of the prompt, if the caller asked for them."""
+    return {"prompt_token_ids": plan.prompt_ids} if plan.request.return_token_ids else {}
+
+
+def token_ids(plan: RequestPlan, tokens: Sequence[SampledToken]) -> dict[str, Any]:
+    """The token ids of an answer or a part of it, if the caller asked for them."""
+    return {"token_ids": [token.id for token in tokens]} if plan.request.return_token_ids else {}
+
+
+def token_text(token_id: int, tokenizer: Tokenizer) -> str:
+    """The text of one token alone; a part of a character has U+FFFD."""
+    return str(tokenizer.decode([token_id], skip_special_tokens=False))
+
+
+def _delta(delta: Delta) -> dict[str, Any]:
     shown = _reasoning(delta.reasoning)
     if delta.calls:
         shown["tool_calls"] = [_call_delta(part) for part in delta.calls]
     if delta.text or not shown:
         shown["content"] = delta.text
-    chunk = _chunk(plan, choice, shown, logprobs=_logprobs(plan, delta.tokens, tokenizer))
-    chunk["choices"][0] |= _token_ids(plan, delta.tokens)
-    return chunk
-
-
-def closing_chunk(plan: RequestPlan, choice: Choice) -> dict[str, Any]:
-    """The chunk with the finish reason of a choice."""
-    return _chunk(plan, choice, {}, finish_reason=_finish_reason(choice))
-
-
-def usage_chunk(plan: RequestPlan, choices: Sequence[Choice]) -> dict[str, Any]:
-    """The last chunk, if the caller asked for usage."""
-    return {**_head(plan, "chat.completion.chunk", _version(choices)), "choices": [], "usage": usage(plan, choices)}
-
-
-def usage(plan: RequestPlan, choices: Sequence[Choice]) -> dict[str, int]:
-    """The numbers of tokens of prompt and answer."""
-    num_prompt, num_made = len(plan.prompt_ids), sum(len(choice.tokens) for choice in choices)
-    return {"prompt_tokens": num_prompt, "completion_tokens": num_made, "total_tokens": num_prompt + num_made}
-
-
-def _chunk(
-    plan: RequestPlan,
-    choice: Choice,
-    delta: dict[str, Any],
-    *,
-    logprobs: dict[str, Any] | None = None,
-    finish_reason: str | None = None,
-) -> dict[str, Any]:
-    shown = {"index": choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-    chunk = _head(plan, "chat.completion.chunk", choice.version)
-    chunk["choices"] = [shown]
-    if plan.request.includes_usage:
-        chunk["usage"] = None
-    return chunk
+    return shown
 
 
 def _reasoning(text: str) -> dict[str, Any]:
@@ -114,44 +184,12 @@ def _finish_reason(choice: Choice) -> str | None:
     return "tool_calls" if choice.calls and choice.finish_reason == "stop" else choice.finish_reason
 
 
-def _prompt_ids(plan: RequestPlan) -> dict[str, Any]:
-    return {"prompt_token_ids": plan.prompt_ids} if plan.request.return_token_ids else {}
-
-
-def _token_ids(plan: RequestPlan, tokens: Sequence[SampledToken]) -> dict[str, Any]:
-    return {"token_ids": [token.id for token in tokens]} if plan.request.return_token_ids else {}
-
-
-def _version(choices: Sequence[Choice]) -> int | None:
-    return max((choice.version for choice in choices if choice.version is not None), default=None)
-
-
-def _head(plan: RequestPlan, kind: str, version: int | None) -> dict[str, Any]:
-    head = {
-        "id": plan.completion_id,
-        "object": kind,
-        "created": int(plan.created_at),
-        "model": plan.request.model,
-        "system_fingerprint": f"{plan.policy}@v{version}",
-        "policy_version": version,
-    }
-    if (is_asked := plan.ask_feedback) is not None:
-        head["ask_feedback"] = is_asked
-    return head
-
-
-def _logprobs(plan: RequestPlan, tokens: Sequence[SampledToken], tokenizer: Tokenizer) -> dict[str, Any] | None:
-    if not plan.request.logprobs:
-        return None
-    return {"content": [_logprob(token, tokenizer) for token in tokens], "refusal": None}
-
-
 def _logprob(token: SampledToken, tokenizer: Tokenizer) -> dict[str, Any]:
     top = [_candidate(token_id, logprob, tokenizer) for token_id, logprob in token.top]
     return {**_candidate(token.id, token.logprob, tokenizer), "top_logprobs": top}
 
 
 def _candidate(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
-    text = tokenizer.decode([token_id], skip_special_tokens=False)
-    unfinished = "\ufffd" in text  # part of a character, so the bytes of the text are not its bytes
+    text = token_text(token_id, tokenizer)
+    unfinished = _UNFINISHED in text  # part of a character, so the bytes of the text are not its bytes
     return {"token": text, "logprob": logprob, "bytes": None if unfinished else list(text.encode())}

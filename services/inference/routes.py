@@ -15,6 +15,7 @@ from services.inference.field_notes import CHAT_EXAMPLE, chat_notes
 from services.inference.fields import Body
 from services.inference.hot_load import HOT_LOAD_NOTES, HotLoad, HotLoadRequest
 from services.inference.idempotency import IdempotentRequests
+from services.inference.prompts import PromptBody, parse_prompts
 from services.inference.requests import parse_chat_request
 from services.limits import Limit
 from services.openapi import takes
@@ -42,12 +43,30 @@ def add_routes(service: FastAPI, endpoint: Endpoint, repeats: IdempotentRequests
         # An answer that may not be logged is not kept for repeats either.
         key = client.headers.get("idempotency-key") if plan.logged else None
         answer = endpoint.stream if request.stream else endpoint.answer
-        response = await repeats.once(key, caller.tenant, body, lambda: answer(plan, client))
+        response = await repeats.once(key, caller.tenant, body, lambda: answer([plan], client))
+        response.headers.update(headers)
+        return response
+
+    @with_caller
+    @takes(PromptBody)
+    async def create_completion(client: Request, caller: InferenceCaller) -> Response:
+        """Continue one or more prompts, as OpenAI's completions from before chats.
+
+        A prompt is given to the model as it is: no chat template is put around it. Answers are logged like those of chats.
+        """
+        headers, body = await limit.check(caller), await client.body()
+        prompts, attempt = parse_prompts(body), attempt_of(client.headers, body)
+        purpose = client.headers.get("x-millrace-purpose")
+        plans = [await endpoint.plan_prompt(prompt, caller, purpose, attempt) for prompt in prompts]
+        key = client.headers.get("idempotency-key") if plans[0].logged else None
+        answer = endpoint.stream if plans[0].request.stream else endpoint.answer
+        response = await repeats.once(key, caller.tenant, body, lambda: answer(plans, client))
         response.headers.update(headers)
         return response
 
     # Starlette's own route: FastAPI's dependencies and validation take as long as the rest, and this route needs neither.
     service.add_route("/v1/chat/completions", create_chat_completion, methods=["POST"])
+    service.add_route("/v1/completions", create_completion, methods=["POST"])
 
     @service.get("/v1/models")
     async def list_models(_caller: InferenceCaller) -> Response:

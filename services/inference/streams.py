@@ -7,18 +7,17 @@ next token, then the log.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 from fastapi import Request, Response
 from starlette.types import Receive, Scope, Send
-from tokenizers import Tokenizer
 
 from contracts.errors import MillraceError
 from services.http import event, wait_for_disconnect
-from services.inference import replies
 from services.inference.answer import Delta
 from services.inference.completion import Completion
+from services.inference.replies import DONE, Replies
 
 
 class Events(NamedTuple):
@@ -88,34 +87,21 @@ class CompletionStream(Response):
 
 
 async def completion_events(
-    completion: Completion, first: list[Delta], deltas: AsyncIterator[list[Delta]], tokenizer: Tokenizer
+    completion: Completion, first: list[Delta], deltas: AsyncIterator[list[Delta]], replies: Replies
 ) -> AsyncIterator[Events]:
     """The events of one answer. A failure after the first token is an event too, because the status line has been sent."""
-    opened = set[int]()
     new: list[Delta] | None = first
     try:
         while new is not None:
-            chunks = [chunk for delta in new for chunk in _chunks(completion, delta, opened, tokenizer)]
+            chunks = [chunk for delta in new for chunk in replies.chunks(delta)]
             if chunks:
                 yield Events(b"".join(map(event, chunks)))
             new = await anext(deltas, None)
     except MillraceError as error:
         yield Events(event(error.as_openai()), last=True)
         return
-    plan = completion.plan
     logged = await completion.record()
-    closing = [replies.closing_chunk(plan, choice) for choice in completion.choices]
-    if plan.request.includes_usage:
-        closing.append(replies.usage_chunk(plan, completion.choices))
+    closing = replies.closing()
     if not logged:
         closing[-1]["millrace"] = {"logged": False}
-    yield Events(b"".join(map(event, closing)) + replies.DONE, last=True)
-
-
-def _chunks(completion: Completion, delta: Delta, opened: set[int], tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
-    plan, choice = completion.plan, completion.choices[delta.choice]
-    if choice.index not in opened:
-        opened.add(choice.index)
-        yield replies.opening_chunk(plan, choice)
-    if delta.text or delta.reasoning or delta.calls or plan.request.logprobs or plan.request.return_token_ids:
-        yield replies.delta_chunk(plan, choice, delta, tokenizer)
+    yield Events(b"".join(map(event, closing)) + DONE, last=True)
