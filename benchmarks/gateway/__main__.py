@@ -1,8 +1,9 @@
-"""How fast inference is over an engine that costs nothing, with every generation made durable.
+"""How fast the process `web` is over an engine that costs nothing, with every generation made durable.
 
-Closed loop: requests a second at 1, 8 and 32 connections. Open loop: what the gateway adds at 200 requests a second. The
-direct arm asks the mock engine itself; the arms take turns. With MILLRACE_KAFKA set, an arm logs to Kafka. On a machine that
-others use, `chrt -r 5 python -m benchmarks.gateway` keeps them out of the figures; the report says that it was so.
+Closed loop: requests a second and ms of a core per request at 1, 8 and 32 connections. Open loop: what the gateway adds at 400 requests
+a second. The direct arm asks the mock engine itself. A bare uvicorn and, if `deploy/clients` has built it, LiteLLM's proxy
+stand beside it; all arms take turns. With MILLRACE_KAFKA set, an arm logs to Kafka. On a machine that others use,
+`chrt -r 5 python -m benchmarks.gateway` keeps them out of the figures; the report says that it was so.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
-import uvicorn
 import uvloop
 
+from benchmarks.gateway.peers import LITELLM, Peer, running_echo, running_litellm
 from benchmarks.gateway.world import (
     OK,
     Reply,
@@ -34,13 +35,13 @@ from benchmarks.gateway.world import (
 from benchmarks.report import percentile, print_table, summarise, write_report
 from contracts.records import Generation, decode
 from contracts.topics import GENERATIONS
-from runtime.logs import set_up_logs
 from runtime.settings import load_settings
-from services.inference.app import create_app
 
 CONNECTIONS = (1, 8, 32)
-RATE = 200.0
-_CHAT, _ENGINE = "/v1/chat/completions", "/v1/completions"
+RATE = 400.0
+MOST_ADDED = {"p50": 3.0, "p99": 15.0}
+"""The target at `RATE`, in ms beyond the engine's own time, in every round."""
+_CHAT, _ENGINE = "/v1/chat/completions", "/inference/v1/generate"
 
 
 class Arm(NamedTuple):
@@ -54,21 +55,15 @@ class Arm(NamedTuple):
     process: psutil.Process | None
 
 
-def serve(home: Path) -> None:
-    """The gateway alone, as the process `inference` runs it."""
-    set_up_logs("inference")
-    settings = load_settings(home)
-    app = create_app(settings)
-    uvicorn.run(app, port=settings.web_port, loop="uvloop", http="httptools", access_log=False, log_level="warning")
-
-
-def arms_of(worlds: dict[str, World]) -> list[Arm]:
-    """Direct, and each gateway, streaming and not."""
+def arms_of(worlds: dict[str, World], peers: Sequence[Peer]) -> list[Arm]:
+    """Direct, each gateway and each peer, streaming and not."""
     first = next(iter(worlds.values()))
     arms = [Arm("direct", first.engine, "", _ENGINE, engine_body(), None)]
-    for name, world in worlds.items():
-        for kind, stream in (("plain", False), ("stream", True)):
-            arms.append(Arm(f"{name} {kind}", world.gateway, world.key, _CHAT, chat_body(stream), world.process))
+    for kind, stream in (("plain", False), ("stream", True)):
+        body = chat_body(stream)
+        for name, world in worlds.items():
+            arms.append(Arm(f"{name} {kind}", world.gateway, world.key, _CHAT, body, world.process))
+        arms += [Arm(f"{peer.name} {kind}", peer.url, "", _CHAT, body, peer.process) for peer in peers]
     return arms
 
 
@@ -86,7 +81,10 @@ async def measure(arms: Sequence[Arm], rounds: int, seconds: float) -> dict[str,
                 figures[arm.name].setdefault(f"p99 ms at {connections}", []).append(_milliseconds(replies, 0.99))
                 figures[arm.name].setdefault(f"CPU ms at {connections}", []).append(1000 * burnt / len(replies))
         for arm in arms:
-            replies = await _open(arm, seconds * 2)
+            burnt = _cpu_seconds(arm)
+            replies = await _open(arm, seconds)
+            burnt = _cpu_seconds(arm) - burnt
+            figures[arm.name].setdefault(f"CPU ms at {RATE:g}/s", []).append(1000 * burnt / len(replies))
             for name, share in (("p50", 0.5), ("p99", 0.99)):
                 figures[arm.name].setdefault(f"{name} ms at {RATE:g}/s", []).append(_milliseconds(replies, share))
     return figures
@@ -95,8 +93,8 @@ async def measure(arms: Sequence[Arm], rounds: int, seconds: float) -> dict[str,
 def _cpu_seconds(arm: Arm) -> float:
     if arm.process is None:
         return 0.0
-    times = arm.process.cpu_times()
-    return float(times.user + times.system)
+    spent = [process.cpu_times() for process in (arm.process, *arm.process.children(recursive=True))]
+    return float(sum(times.user + times.system for times in spent))
 
 
 async def _closed(arm: Arm, connections: int, seconds: float) -> list[Reply]:
@@ -147,7 +145,11 @@ def run(rounds: int, seconds: float) -> dict[str, Any]:
             place: stack.enter_context(running(Path(folder) / place, servers, name))
             for place, servers in places.items()
         }
-        arms = arms_of(worlds)
+        peers = [stack.enter_context(running_echo())]
+        if LITELLM.exists():
+            engine = next(iter(worlds.values())).engine
+            peers.append(stack.enter_context(running_litellm(engine, Path(folder))))
+        arms = arms_of(worlds, peers)
         uvloop.run(measure(arms, 1, 0.5))  # warm
         figures = uvloop.run(measure(arms, rounds, seconds))
         num_logged = {place: count_logged(world.home) for place, world in worlds.items()}
@@ -155,8 +157,21 @@ def run(rounds: int, seconds: float) -> dict[str, Any]:
         "seconds": seconds,
         "real_time_priority": os.sched_getscheduler(0) in {os.SCHED_RR, os.SCHED_FIFO},
         "arms": {arm: {name: summarise(samples) for name, samples in of.items()} for arm, of in figures.items()},
+        "rounds_within_target": {arm.name: _within(figures, arm.name) for arm in arms if arm.process is not None},
         "generations_on_the_log": num_logged,
     }
+
+
+def _within(figures: dict[str, dict[str, list[float]]], arm: str) -> str:
+    """How many rounds of the open loop added no more than `MOST_ADDED` to the direct arm's figure of the same round."""
+    rounds = [
+        all(
+            figures[arm][f"{name} ms at {RATE:g}/s"][turn] - figures["direct"][f"{name} ms at {RATE:g}/s"][turn] <= most
+            for name, most in MOST_ADDED.items()
+        )
+        for turn in range(len(figures["direct"][f"p50 ms at {RATE:g}/s"]))
+    ]
+    return f"{sum(rounds)} of {len(rounds)}"
 
 
 def main() -> None:
@@ -164,14 +179,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one short round")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each closed loop")
-    parser.add_argument("--rounds", type=int, default=3)
-    commands = parser.add_subparsers(dest="command")
-    server = commands.add_parser("serve", help="only the gateway of a home, until SIGTERM")
-    server.add_argument("home", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    if options.command == "serve":
-        serve(options.home)
-        return
     report = run(1, 1.5) if options.quick else run(options.rounds, options.seconds)
     print_report(report)
     if not options.quick:
@@ -186,11 +195,15 @@ def print_report(report: dict[str, Any]) -> None:
     for arm, figures in arms.items():
         if arm != "direct":
             added = [
-                figures[name]["median"] - arms["direct"][name]["median"] if name.endswith("/s") else ""
+                figures[name]["median"] - arms["direct"][name]["median"]
+                if name.startswith("p") and "/s" in name
+                else ""
                 for name in names
             ]
             rows.append([f"{arm}: added", *added])
     print_table("gateway", ["arm", *names], rows)
+    most = " and ".join(f"{name} {value:g} ms" for name, value in MOST_ADDED.items())
+    print(f"rounds that add at most {most} at {RATE:g}/s:", report["rounds_within_target"])
     print("on the log:", report["generations_on_the_log"])
 
 

@@ -1,4 +1,4 @@
-"""What the gateway's benchmarks run on: the real inference process, a mock engine, requests over loopback.
+"""What the gateway's benchmarks run on: the real process `web`, a mock engine, requests over loopback.
 
 Three processes: the mock engine, the gateway and the caller, which is the benchmark itself.
 """
@@ -20,10 +20,8 @@ from typing import NamedTuple
 import psutil
 
 from benchmarks.paths import EXAMPLE, ROOT
-from contracts.keys import create_key
-from runtime.database import Database
-from runtime.days import migrate
-from runtime.settings import Settings, write_settings
+from commands.home import prepare_home
+from runtime.settings import Settings
 from services.inference.engine.http import Broken, Exchange, HttpClient
 
 _START_SECONDS = 30.0
@@ -78,8 +76,9 @@ def chat_body(stream: bool) -> bytes:
 
 def engine_body() -> bytes:
     """What the gateway asks the engine for, about: the direct arm of a comparison."""
-    content = {"model": "gateway", "prompt": list(range(80)), "max_tokens": 32, "temperature": 1.0, "stream": True}
-    return json.dumps(content | {"logprobs": 0, "return_token_ids": True}).encode()
+    sampling = {"max_tokens": 32, "temperature": 1.0, "logprobs": 0}
+    content = {"model": "gateway", "token_ids": list(range(80)), "sampling_params": sampling, "stream": True}
+    return json.dumps(content).encode()
 
 
 async def ask(client: HttpClient, path: str, body: bytes, due: float | None = None) -> Reply:
@@ -149,24 +148,11 @@ def running(home: Path, kafka: str | None, run: str) -> Iterator[World]:
             engine_port=engine_port,
             kafka=kafka,
         )
-        write_settings(settings, {})
-        key = _prepare(settings)
-        gateway = stack.enter_context(_process(["-m", "benchmarks.gateway", "serve", str(home)]))
+        key = prepare_home(settings, {}).app_key or ""
+        gateway = stack.enter_context(_process([str(ROOT / "millrace.py"), "web", "--home", str(home)]))
         world = World(home, settings.web_url, settings.engine_url, key, psutil.Process(gateway.pid))
         asyncio.run(_wait_for(world))
         yield world
-
-
-def _prepare(settings: Settings) -> str:
-    database = Database(f"sqlite:///{settings.home / 'millrace.db'}")
-    migrate(database)
-    with database.transaction() as connection:
-        key = create_key(connection, "app")
-    database.close()
-    log = settings.event_log()
-    log.create_topics()
-    log.close()
-    return key
 
 
 async def _wait_for(world: World) -> None:
