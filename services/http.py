@@ -82,8 +82,10 @@ def make_service(title: str, lifespan: Callable[[FastAPI], AbstractAsyncContextM
 
     @service.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Response:
-        refusal = InvalidRequest(f"{request.method} {request.url.path}: {error.detail}")
-        return reply(refusal.as_openai(), error.status_code)
+        where = f"{request.method} {request.url.path}"
+        if error.status_code == NotFound.status:
+            return reply_error(NotFound(f"there is no {where}; /openapi.json lists every route"))
+        return reply(InvalidRequest(f"{where}: {error.detail}").as_openai(), error.status_code)
 
     @service.exception_handler(ClientDisconnect)
     async def left(_request: Request, _error: ClientDisconnect) -> Response:

@@ -38,7 +38,8 @@ from contracts.topics import GENERATIONS
 from runtime.settings import load_settings
 
 CONNECTIONS = (1, 8, 32)
-RATE = 400.0
+RATE, LITELLM_RATE = 400.0, 25.0
+"""Requests a second of the open loop. LiteLLM cannot keep up with ours: its queue would grow without end."""
 MOST_ADDED = {"p50": 3.0, "p99": 15.0}
 """The target at `RATE`, in ms beyond the engine's own time, in every round."""
 _CHAT, _ENGINE = "/v1/chat/completions", "/inference/v1/generate"
@@ -53,6 +54,7 @@ class Arm(NamedTuple):
     path: str
     body: bytes
     process: psutil.Process | None
+    rate: float = RATE
 
 
 def arms_of(worlds: dict[str, World], peers: Sequence[Peer]) -> list[Arm]:
@@ -63,7 +65,9 @@ def arms_of(worlds: dict[str, World], peers: Sequence[Peer]) -> list[Arm]:
         body = chat_body(stream)
         for name, world in worlds.items():
             arms.append(Arm(f"{name} {kind}", world.gateway, world.key, _CHAT, body, world.process))
-        arms += [Arm(f"{peer.name} {kind}", peer.url, "", _CHAT, body, peer.process) for peer in peers]
+        for peer in peers:
+            rate = LITELLM_RATE if peer.name == "litellm" else RATE
+            arms.append(Arm(f"{peer.name} {kind}", peer.url, "", _CHAT, body, peer.process, rate))
     return arms
 
 
@@ -84,9 +88,9 @@ async def measure(arms: Sequence[Arm], rounds: int, seconds: float) -> dict[str,
             burnt = _cpu_seconds(arm)
             replies = await _open(arm, seconds)
             burnt = _cpu_seconds(arm) - burnt
-            figures[arm.name].setdefault(f"CPU ms at {RATE:g}/s", []).append(1000 * burnt / len(replies))
+            figures[arm.name].setdefault("open: CPU ms", []).append(1000 * burnt / len(replies))
             for name, share in (("p50", 0.5), ("p99", 0.99)):
-                figures[arm.name].setdefault(f"{name} ms at {RATE:g}/s", []).append(_milliseconds(replies, share))
+                figures[arm.name].setdefault(f"open: {name} ms", []).append(_milliseconds(replies, share))
     return figures
 
 
@@ -106,7 +110,7 @@ async def _closed(arm: Arm, connections: int, seconds: float) -> list[Reply]:
 
 async def _open(arm: Arm, seconds: float) -> list[Reply]:
     client = client_of(arm.url, arm.key)
-    replies = await open_loop(client, arm.path, lambda _number: arm.body, RATE, seconds)
+    replies = await open_loop(client, arm.path, lambda _number: arm.body, arm.rate, seconds)
     client.close()
     return _checked(replies)
 
@@ -155,6 +159,7 @@ def run(rounds: int, seconds: float) -> dict[str, Any]:
         num_logged = {place: count_logged(world.home) for place, world in worlds.items()}
     return {
         "seconds": seconds,
+        "requests_per_second": {arm.name: arm.rate for arm in arms},
         "real_time_priority": os.sched_getscheduler(0) in {os.SCHED_RR, os.SCHED_FIFO},
         "arms": {arm: {name: summarise(samples) for name, samples in of.items()} for arm, of in figures.items()},
         "rounds_within_target": {arm.name: _within(figures, arm.name) for arm in arms if arm.process is not None},
@@ -166,10 +171,10 @@ def _within(figures: dict[str, dict[str, list[float]]], arm: str) -> str:
     """How many rounds of the open loop added no more than `MOST_ADDED` to the direct arm's figure of the same round."""
     rounds = [
         all(
-            figures[arm][f"{name} ms at {RATE:g}/s"][turn] - figures["direct"][f"{name} ms at {RATE:g}/s"][turn] <= most
+            figures[arm][f"open: {name} ms"][turn] - figures["direct"][f"open: {name} ms"][turn] <= most
             for name, most in MOST_ADDED.items()
         )
-        for turn in range(len(figures["direct"][f"p50 ms at {RATE:g}/s"]))
+        for turn in range(len(figures["direct"]["open: p50 ms"]))
     ]
     return f"{sum(rounds)} of {len(rounds)}"
 
@@ -188,22 +193,32 @@ def main() -> None:
 
 
 def print_report(report: dict[str, Any]) -> None:
-    """Medians, and what the gateway adds to the engine."""
+    """Medians, and what each arm adds to the engine."""
     arms: dict[str, dict[str, Any]] = report["arms"]
-    names = list(arms["direct"])
-    rows = [[arm, *(figures[name]["median"] for name in names)] for arm, figures in arms.items()]
+    rows = [
+        [
+            arm,
+            *(f"{figures[f'requests/s at {num}']['median']:,.0f}" for num in CONNECTIONS),
+            *(f"{figures[f'CPU ms at {num}']['median']:.2f}" for num in CONNECTIONS),
+        ]
+        for arm, figures in arms.items()
+    ]
+    places = [str(num) for num in CONNECTIONS]
+    print_table(
+        "closed loop", ["connections", *(f"{n}: req/s" for n in places), *(f"{n}: CPU ms" for n in places)], rows
+    )
+    rows = []
     for arm, figures in arms.items():
-        if arm != "direct":
-            added = [
-                figures[name]["median"] - arms["direct"][name]["median"]
-                if name.startswith("p") and "/s" in name
-                else ""
-                for name in names
-            ]
-            rows.append([f"{arm}: added", *added])
-    print_table("gateway", ["arm", *names], rows)
+        times = [figures[f"open: {name} ms"]["median"] for name in MOST_ADDED]
+        added = [
+            time - arms["direct"][f"open: {name} ms"]["median"] for name, time in zip(MOST_ADDED, times, strict=True)
+        ]
+        row = [arm, f"{report['requests_per_second'][arm]:g}", *(f"{time:.2f}" for time in [*times, *added])]
+        rows.append([*row, f"{figures['open: CPU ms']['median']:.2f}", report["rounds_within_target"].get(arm, "")])
+    columns = ["open loop", "req/s", "p50 ms", "p99 ms", "added p50", "added p99", "CPU ms", "within"]
+    print_table("open loop", columns, rows)
     most = " and ".join(f"{name} {value:g} ms" for name, value in MOST_ADDED.items())
-    print(f"rounds that add at most {most} at {RATE:g}/s:", report["rounds_within_target"])
+    print(f"within: rounds that add at most {most} to the engine's own time")
     print("on the log:", report["generations_on_the_log"])
 
 

@@ -27,6 +27,7 @@ from benchmarks.paths import ROOT
 
 LITELLM = Path(os.environ.get("MILLRACE_CLIENTS", ROOT / ".clients")) / "litellm" / "bin" / "litellm"
 _START_SECONDS = 240.0
+_OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 _ANSWER = json.dumps({"choices": [{"message": {"role": "assistant", "content": "x" * 640}}]}).encode()
 _EVENT = b"data: " + json.dumps({"choices": [{"delta": {"content": "x" * 160}}]}).encode() + b"\n\n"
 
@@ -70,7 +71,8 @@ def running_litellm(engine: str, folder: Path) -> Iterator[Peer]:
     """LiteLLM's proxy in front of an engine that speaks OpenAI's chat API. `engine`: its URL without `/v1`."""
     port, config = _free_port(), folder / "litellm.yaml"
     parameters = {"model": "openai/gateway", "api_base": f"{engine}/v1", "api_key": "none"}
-    content = {"model_list": [{"model_name": "gateway", "litellm_params": parameters}]}
+    own = {"dangerously_permit_weak_or_unset_master_key": True}  # ours pays for keys, so this favours LiteLLM
+    content = {"model_list": [{"model_name": "gateway", "litellm_params": parameters}], "general_settings": own}
     config.write_text(json.dumps(content))  # JSON is YAML
     command = [str(LITELLM), "--config", str(config), "--port", str(port), "--host", "127.0.0.1"]
     with _served("litellm", port, command, "/health/liveliness") as peer:
@@ -79,8 +81,9 @@ def running_litellm(engine: str, folder: Path) -> Iterator[Peer]:
 
 @contextmanager
 def _served(name: str, port: int, command: list[str], path: str) -> Iterator[Peer]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT) if command[0] == sys.executable else "", **_OFFLINE}
     process = subprocess.Popen(  # noqa: S603 our own module, or the environment of deploy/clients
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
     )
     try:
         url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + _START_SECONDS

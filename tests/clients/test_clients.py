@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -30,7 +31,7 @@ POLICY, NODE, PROGRAMS = ENVIRONMENTS / "policy", ENVIRONMENTS / "node", HERE / 
 PAGE = ROOT / "docs" / "clients.md"
 _SECONDS = 600
 _PROXY_SECONDS = 120.0
-_PROXY_KEY = "sk-of-the-proxy"
+_PROXY_KEY = f"sk-{uuid.uuid4().hex}"
 
 
 class Client(NamedTuple):
@@ -157,7 +158,8 @@ def proxy(url: str, key: str, folder: Path) -> Iterator[str]:
     with (folder / "litellm.log").open("w") as output:
         process = subprocess.Popen(  # noqa: S603 of the environment that deploy/clients built
             [str(program), "--config", str(config), "--port", str(port), "--host", "127.0.0.1"],
-            stdout=output, stderr=subprocess.STDOUT, env={"PATH": os.environ["PATH"], "HOME": str(folder)},
+            stdout=output, stderr=subprocess.STDOUT,
+            env={"PATH": os.environ["PATH"], "HOME": str(folder), "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
         )  # fmt: skip
         try:
             deadline = time.monotonic() + _PROXY_SECONDS

@@ -127,9 +127,18 @@ test("models: list and retrieve", async () => {
 });
 test("stored completions: list and retrieve", async () => {
   const kept = await ask("Say hello.", { store: true, metadata: { page: "clients" } });
-  same((await client.chat.completions.retrieve(kept.id)).choices[0].message.content, "Hello, nice to see you.");
-  const found = await client.chat.completions.list({ limit: 20 });
-  truth(found.data.some((one) => one.id === kept.id), "it is listed");
+  let found = null;
+  for (let turn = 0; !found; turn++) {
+    try {
+      found = await client.chat.completions.retrieve(kept.id);
+    } catch (error) {
+      if (!(error instanceof OpenAI.NotFoundError) || turn === 100) throw error; // it takes a moment to arrive
+      await new Promise((resolve) => setTimeout(resolve, 200));
+    }
+  }
+  same(found.choices[0].message.content, "Hello, nice to see you.");
+  const listed = await client.chat.completions.list({ limit: 20 });
+  truth(listed.data.some((one) => one.id === kept.id), "it is listed");
 });
 test("metadata, store, user", async () => {
   await ask("Say hello.", { metadata: { session_id: "s-2" }, store: true, user: "anna", safety_identifier: "a" });

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -260,10 +262,20 @@ def models() -> None:
     same(client.models.retrieve(MODEL).id, MODEL)
 
 
+def soon(find: Callable[[], Any]) -> Any:
+    """What is found once the record has arrived in the database, which takes a moment."""
+    for _ in range(100):
+        try:
+            return find()
+        except openai.NotFoundError:
+            time.sleep(0.2)
+    return find()
+
+
 @case("stored completions: list and retrieve")
 def stored() -> None:
     kept = ask("Say hello.", store=True, metadata={"page": "clients"})
-    same(chat.retrieve(kept.id).choices[0].message.content, "Hello, nice to see you.")
+    same(soon(lambda: chat.retrieve(kept.id)).choices[0].message.content, "Hello, nice to see you.")
     true(kept.id in [one.id for one in chat.list(limit=20)], "it is listed")
     same([message.content for message in chat.messages.list(kept.id)], ["Say hello."])
 
