@@ -61,6 +61,10 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
     async def list_stored_completions(
         request: Request, caller: InferenceCaller, page: Annotated[_PageParameters, Depends()]
     ) -> Response:
+        """List the tenant's stored completions, newest last.
+
+        `metadata[KEY]=VALUE` keeps those with this pair. A completion appears a moment after its answer.
+        """
         headers = await requests.check(caller)
         _check_parameters(request)
         search = StoredSearch(
@@ -76,6 +80,7 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
 
     @service.get(_ONE)
     async def retrieve_stored_completion(completion_id: str, caller: InferenceCaller) -> Response:
+        """One stored completion, with every choice."""
         headers = await requests.check(caller)
         found = await asyncio.to_thread(choices_of, caller.tenant, completion_id)
         return reply(completion_body(found), headers=headers)
@@ -88,6 +93,7 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
         limit: str | None = None,
         order: str | None = None,
     ) -> Response:
+        """The messages of the request of a stored completion."""
         headers = await requests.check(caller)
         num, newest_first = read_limit(limit), read_order(order)
         choices = await asyncio.to_thread(choices_of, caller.tenant, completion_id)
@@ -95,6 +101,7 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
 
     @service.post(_ONE)
     async def update_stored_completion(completion_id: str, caller: InferenceCaller) -> Response:
+        """Refused: the metadata of a completion cannot be changed."""
         await asyncio.to_thread(choices_of, caller.tenant, completion_id)
         raise Unsupported(
             "the metadata of a completion cannot be changed, because it is logged with the answer; send it with the request",
@@ -103,6 +110,7 @@ def add_stored_routes(service: FastAPI, database: Database, policy: str, request
 
     @service.delete(_ONE)
     async def delete_stored_completion(completion_id: str, caller: InferenceCaller) -> Response:
+        """Refused: completions are deleted with their day."""
         await asyncio.to_thread(choices_of, caller.tenant, completion_id)
         raise Unsupported(
             "a single completion cannot be deleted; completions are deleted with their day, see `retention` in "

@@ -66,7 +66,7 @@ def test_every_example_is_served(document: Any, url: str, database: Database) ->
     for path, item in document["paths"].items():
         for method, operation in item.items():
             content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
-            if path.startswith("/v1/") and method == "post":
+            if path.startswith("/v1/") and method == "post" and "{" not in path:
                 assert "example" in content, path
                 body = content["example"] | ({"model": "demo"} if "model" in content["example"] else {})
                 answer = httpx.post(f"{url}{path}", json=body, headers=headers, timeout=20)
