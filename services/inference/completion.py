@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Literal
 
-from contracts.errors import InvalidSchema, MillraceError, VersionNotResident
+from contracts.errors import GrammarStuck, InvalidSchema, MillraceError, VersionNotResident
 from contracts.records import Generation
 from services.inference.answer import Choice, Delta
 from services.inference.engine.client import EngineClient
@@ -156,9 +156,9 @@ class Completion:
             if plan.requirement.any_will_do:
                 raise
             raise plan.requirement.refusal(f"the engine says: {error.message}") from error
-        except InvalidSchema as error:
+        except (InvalidSchema, GrammarStuck) as error:
             # The engine names its own field, which the caller did not send.
-            raise InvalidSchema(error.message, param=plan.grammar_param) from error
+            raise type(error)(error.message, param=plan.grammar_param) from error
 
 
 def _is_untold(choice: Choice, piece: Piece) -> bool:

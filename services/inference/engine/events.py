@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from contracts.errors import EngineFailed, EngineRestarted
+from contracts.errors import EngineFailed, EngineRestarted, GrammarStuck, MillraceError
 from contracts.sampling import ExpertShape, Span
 from services.inference.engine.wire import Piece, RecordedExperts, SampledToken, System
 
@@ -72,6 +72,7 @@ class _Event(msgspec.Struct):
 
 
 _EVENT = msgspec.json.Decoder(_Event)
+_FAULTS: dict[str, type[MillraceError]] = {kind.code: kind for kind in (EngineRestarted, GrammarStuck)}
 _VERSION = re.compile(r"v?(0|[1-9][0-9]{0,17})")
 
 
@@ -123,6 +124,7 @@ def read_event(data: bytes, offset: int, num_top: int = 0) -> Piece:
 
     Raises:
         EngineRestarted: the engine reports that it lost the request, or that it ended it without an answer.
+        GrammarStuck: the engine reports that the grammar of the answer cannot go on.
         EngineFailed: the engine reports a failure, or the event cannot be used.
     """
     try:
@@ -130,7 +132,7 @@ def read_event(data: bytes, offset: int, num_top: int = 0) -> Piece:
     except UNREADABLE as error:
         raise EngineFailed(f"the engine sent an event that cannot be used: {error}: {shown(data)}") from error
     if event.error is not None:
-        kind = EngineRestarted if event.error.code == EngineRestarted.code else EngineFailed
+        kind = _FAULTS.get(str(event.error.code), EngineFailed)
         raise kind(f"the engine failed: {event.error.message[:_SHOWN_CHARACTERS]}")
     if len(event.choices) != 1:
         if event.choices:

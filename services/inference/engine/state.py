@@ -8,6 +8,7 @@ from contracts.errors import (
     ContextLengthExceeded,
     EngineFailed,
     EngineRestarted,
+    GrammarStuck,
     InvalidRequest,
     InvalidSchema,
     MillraceError,
@@ -20,7 +21,9 @@ from contracts.errors import (
 from services.inference.engine.events import UNREADABLE, EngineFault, shown
 from services.inference.engine.wire import System
 
-_CODES = (ContextLengthExceeded, UnknownModel, VersionNotResident, InvalidRequest, InvalidSchema, Unsupported)
+_CODES = (
+    ContextLengthExceeded, UnknownModel, VersionNotResident, InvalidRequest, InvalidSchema, GrammarStuck, Unsupported,
+)  # fmt: skip
 _REFUSALS = {kind.code: kind for kind in _CODES}
 _NOT_TAKEN = (Unavailable.code, EngineRestarted.code)
 _BAD_REQUEST, _KEYLESS, _TOO_LARGE, _UNPROCESSABLE, _TOO_MANY, _UNAVAILABLE = 400, (401, 403), 413, 422, 429, 503

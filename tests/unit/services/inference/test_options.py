@@ -9,6 +9,7 @@ import pytest
 
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import make_tokenizer
+from tests.unit.services.serving import wait_until
 
 PRIVATE: dict[str, Any] = {"metadata": {"task": "private"}, "store": True, "temperature": 1}
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -96,6 +97,18 @@ def test_a_schema_that_the_engine_refuses_is_named(inference: Inference, stream:
 
     assert (refused.value.code, refused.value.param) == ("invalid_schema", "response_format")
     assert inference.logged() == []
+
+
+def test_a_grammar_that_cannot_go_on_ends_the_answer_by_name(inference: Inference) -> None:
+    engine = inference.engine
+    engine.dies_by_event = engine.survives = True
+    engine.death_code = "grammar_stuck"
+    for stream in (False, True):
+        engine.die_after = 3
+        with pytest.raises(openai.APIError) as ended:
+            list(inference.ask(response_format=FORMAT, stream=stream))
+        assert (ended.value.code, ended.value.param) == ("grammar_stuck", "response_format")
+    wait_until(lambda: [record.finish_reason for record in inference.logged()] == ["error", "error"])
 
 
 def test_what_an_engine_cannot_do_is_named(inference: Inference) -> None:

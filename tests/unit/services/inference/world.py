@@ -78,6 +78,7 @@ class FakeEngine:
         self.stays_dead = False
         self.survives = False
         self.dies_by_event = False
+        self.death_code = "engine_restarted"
         self.hold_after: int | None = None
         self.go = threading.Event()
         self.requests: list[dict[str, Any]] = []
@@ -123,7 +124,8 @@ class FakeEngine:
                     self.num_starts += not self.survives
                     if not self.dies_by_event:
                         raise ConnectionResetError
-                    yield 'data: {"error": {"message": "manager died", "code": "engine_restarted"}, "status": 503}\n\n'
+                    error = {"message": "manager died", "code": self.death_code}
+                    yield f"data: {json.dumps({'error': error})}\n\n"
                     return
                 while self.hold_after == place and not self.go.is_set():  # noqa: ASYNC110 tests set it from their thread
                     await asyncio.sleep(0.005)
