@@ -61,7 +61,7 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     reasoning: str = ""
     """What the model wrote as reasoning; not part of `text`."""
     experts: bytes = b""
-    """Chosen experts, uint16 [tokens, layers, chosen] little-endian; empty if the engine records none."""
+    """Chosen experts [tokens, layers, chosen], packed by `pack_experts`; empty if none were recorded."""
     expert_shape: ExpertShape | None = None
 
 

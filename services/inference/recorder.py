@@ -18,13 +18,15 @@ import structlog
 
 from contracts.errors import RecordTooLarge, Unavailable
 from contracts.event_log import EventLog, Message
+from contracts.experts import MAX_PACKED_BYTES, pack_experts
 from contracts.records import Generation, GenerationBody, pack_floats, pack_ids, seal_body
-from contracts.sampling import Sampling
+from contracts.sampling import ExpertShape, Sampling
 from contracts.topics import GENERATIONS
 from runtime.log.outbox import message
 from runtime.metrics import GENERATIONS as GENERATIONS_ENDED
 from runtime.metrics import NOT_LOGGED, TOKENS
 from services.inference.answer import Choice
+from services.inference.engine.wire import RecordedExperts
 from services.inference.plan import RequestPlan
 
 PROMPT_TOKENS, COMPLETION_TOKENS = TOKENS.labels("prompt"), TOKENS.labels("completion")
@@ -101,6 +103,7 @@ def generation_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Gene
     PROMPT_TOKENS.inc(len(plan.prompt_ids))
     COMPLETION_TOKENS.inc(len(choice.tokens))
     request = plan.request
+    experts, expert_shape = experts_of_answer(choice.experts, len(plan.prompt_ids) + len(choice.tokens))
     body = GenerationBody(
         messages=request.messages,
         text=choice.text,
@@ -113,6 +116,8 @@ def generation_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Gene
         response_format=None if request.response_format is None else request.response_format.as_openai(),
         tool_calls=choice.calls,
         reasoning=choice.reasoning,
+        experts=experts,
+        expert_shape=expert_shape,
     )
     return Generation(
         completion_id=plan.completion_id,
@@ -144,3 +149,17 @@ def generation_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Gene
 def _sampling_of(plan: RequestPlan, choice: Choice) -> Sampling:
     is_raw = choice.system is not None and choice.system.raw_logprobs
     return msgspec.structs.replace(plan.sampling, raw_logprobs=True) if is_raw else plan.sampling
+
+
+def experts_of_answer(recorded: RecordedExperts | None, num_tokens: int) -> tuple[bytes, ExpertShape | None]:
+    """The packed experts of a prompt and its answer of so many tokens; none unless all were recorded, and few enough to be logged.
+
+    Tokens after a stop string are not part of the answer, so the record may be longer.
+    """
+    if recorded is None or not 1 < num_tokens <= recorded.shape.num_tokens + 1:
+        return b"", None
+    num_bytes = len(recorded.ids) // recorded.shape.num_tokens * (num_tokens - 1)
+    packed = pack_experts(recorded.ids[:num_bytes])
+    if not num_bytes or len(packed) > MAX_PACKED_BYTES:
+        return b"", None
+    return packed, msgspec.structs.replace(recorded.shape, num_tokens=num_tokens - 1)

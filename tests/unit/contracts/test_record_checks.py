@@ -10,6 +10,7 @@ import pytest
 import zstandard
 
 from contracts.errors import InvalidRecord, NewerSchema
+from contracts.experts import pack_experts
 from contracts.records import (
     MAX_BODY_BYTES,
     SCHEMA,
@@ -129,13 +130,13 @@ def body_with(experts: bytes, shape: ExpertShape | None) -> bytes:
     return seal_body(
         GenerationBody(
             messages=[], text="", prompt_ids=pack_ids([1, 2]), completion_ids=pack_ids([3]), logprobs=pack_floats([-1.0]),
-            experts=experts, expert_shape=shape,
+            experts=pack_experts(experts) if experts else b"", expert_shape=shape,
         )
     )  # fmt: skip
 
 
 def test_recorded_experts_are_those_of_all_tokens_but_the_last() -> None:
-    assert open_body(GenerationBody, body_with(bytes(24), ExpertShape(2, 3, 2))).experts == bytes(24)
+    assert open_body(GenerationBody, body_with(bytes(24), ExpertShape(2, 3, 2))).experts == pack_experts(bytes(24))
 
 
 @pytest.mark.parametrize(

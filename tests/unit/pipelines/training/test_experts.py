@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from contracts.experts import pack_experts
 from contracts.records import Experience, Segment
 from contracts.sampling import ExpertShape
 from pipelines.training.batch import Refusal, TrainingLimits, micro_batches, refuse
@@ -21,7 +22,7 @@ CHOICES = np.stack([np.arange(8).reshape(4, 2), np.arange(8).reshape(4, 2) + 290
 
 def routed(choices: np.ndarray, shape: tuple[int, int, int] | None = None) -> Segment:
     claimed = ExpertShape(*(shape or choices.shape))
-    return msgspec.structs.replace(PLAIN, experts=choices.tobytes(), expert_shape=claimed)
+    return msgspec.structs.replace(PLAIN, experts=pack_experts(choices.tobytes()), expert_shape=claimed)
 
 
 def refused(item: Experience, routing: Routing = ROUTING, *, needs: bool = False) -> Refusal | None:
@@ -60,7 +61,9 @@ def changed(place: tuple[int, int, int], value: int) -> np.ndarray:
         routed(changed((0, 0, 0), 1)),
         msgspec.structs.replace(PLAIN, experts=b"12"),
         msgspec.structs.replace(PLAIN, experts=b"", expert_shape=ExpertShape(4, 2, 2)),
-        msgspec.structs.replace(routed(CHOICES), experts=CHOICES.tobytes()[:-1]),
+        msgspec.structs.replace(routed(CHOICES), experts=pack_experts(CHOICES.tobytes())[:-1]),
+        msgspec.structs.replace(routed(CHOICES), experts=CHOICES.tobytes()),
+        msgspec.structs.replace(routed(CHOICES), experts=pack_experts(bytes(65 * 2**20))),
     ],
 )
 def test_experts_that_the_model_cannot_have_chosen_are_refused_by_name(bad: Segment) -> None:
