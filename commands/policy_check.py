@@ -124,8 +124,10 @@ def _described(report: CheckpointReport, device: str) -> Iterator[Finding]:
         else "it has a recurrent state, so requests are stepped without pages"
     )
     yield Finding("engine", True, True, how)
-    if report.num_experts_layers:
-        yield Finding("experts", True, False, f"chosen in {report.num_experts_layers} layers")
+    if report.is_mixture:
+        layers = report.num_expert_layers
+        says = f"the engine records their choice in {layers} layers" if layers else "their choice is not recorded"
+        yield Finding("experts", layers > 0, False, says)
     need = memory_need(report, device)
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     yield Finding(

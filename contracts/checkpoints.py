@@ -33,8 +33,10 @@ class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of the embedding."""
     is_paged: bool = True
     """True: the engine batches its requests over a paged cache. False: it has a recurrent state and is stepped."""
-    num_experts_layers: int = 0
-    """Layers that choose among experts."""
+    num_expert_layers: int = 0
+    """Layers whose choice of experts the engine records and the trainer replays."""
+    is_mixture: bool = False
+    """True if the configuration speaks of several experts. Without layers above, their choices are not recorded."""
     cache_elements_per_token: int = 0
     """Keys and values of all layers with attention."""
     problems: list[CheckpointProblem] = msgspec.field(default_factory=list)

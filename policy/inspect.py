@@ -25,6 +25,7 @@ from contracts.checkpoints import CheckpointProblem, CheckpointReport
 from contracts.errors import MillraceError, NotFound, WeightsRefused
 from policy.conversion import Conversion, conversion_of, state_of
 from policy.load import context_of, is_paged
+from policy.routing import expert_layers, is_mixture
 from weights.mapped import map_checkpoint
 from weights.tensors import Tensors
 
@@ -60,7 +61,8 @@ def inspect_checkpoint(folder: Path) -> CheckpointReport:
         context=context_of(config),
         vocabulary=vocabulary,
         is_paged=is_paged(model),
-        num_experts_layers=sum(type(module).__name__.endswith("Experts") for module in model.modules()),
+        num_expert_layers=len(expert_layers(model)),
+        is_mixture=is_mixture(model),
         cache_elements_per_token=_cache_elements(model),
         problems=[CheckpointProblem(code, says) for code, says in _other_problems(folder, config, vocabulary)],
     )

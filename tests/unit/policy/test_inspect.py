@@ -50,7 +50,7 @@ def test_a_good_checkpoint_is_described(built: Callable[[str], Path], kind: str,
     assert report.dtypes == {"BF16": len(tensors)}
     assert (report.context, report.vocabulary) == (512, 704)
     assert report.is_paged is (kind not in {"lfm2", "mamba2"})
-    assert report.num_experts_layers == (2 if kind == "qwen3_moe" else 0)
+    assert (report.is_mixture, report.num_expert_layers) == ((True, 2) if kind == "qwen3_moe" else (False, 0))
     layers_with_attention = {"lfm2": 1, "mamba2": 0}.get(kind, 2)
     assert report.cache_elements_per_token == layers_with_attention * 2 * 2 * 16
 
