@@ -18,6 +18,7 @@ from contracts.engines import EngineReplica
 from contracts.errors import Unavailable
 from runtime.settings import Settings
 from services.engine.engine import Engine
+from services.engine.sampling import ABILITIES
 from services.engine.settings import EngineSettings
 
 _RENEW_SECONDS, _LOOK_SECONDS = 1.0, 0.1
@@ -88,7 +89,7 @@ def describe(engine: Engine, slots: Sequence[str], *, name: str, url: str, regio
         region=region,
         status=status,
         slots={slot: held.get(slot) for slot in slots},
-        abilities=engine.abilities,
+        abilities=ABILITIES,
         instance=engine.instance,
         engine=facts["engine"],
         dtype=facts["dtype"] or "",

@@ -23,6 +23,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 from fastapi import Request, Response
@@ -32,15 +33,14 @@ from contracts.keys import Caller
 from contracts.records import Attempt
 from contracts.tasks import Task
 from services.http import CLIENT_LEFT, reply
+from services.inference.answering import decide_answering
 from services.inference.arms import Assignments, choose_arm, draw_of, pinned_version
 from services.inference.completion import Completion
 from services.inference.engine.client import EngineClient
 from services.inference.parts import PlainParser
 from services.inference.plan import (
     RequestPlan,
-    check_served,
     check_token_ids,
-    decide_grammar,
     decide_purpose,
     decide_refusal,
     decide_sampling,
@@ -79,7 +79,7 @@ class Endpoint:
     ) -> RequestPlan:
         """Like `plan`, for a prompt that is no chat."""
         plan = await self._plan(prompt.request, caller, purpose_header, attempt, lambda: self._encode_prompt(prompt))
-        return plan._replace(request=with_text(prompt, self.template.tokenizer), is_chat=False)
+        return plan._replace(request=with_text(prompt, self.template.tokenizer), is_chat=False, new_parser=None)
 
     async def _plan(
         self,
@@ -93,11 +93,14 @@ class Endpoint:
         requirement = version_requirement(request.labels, version)
         version = requirement.exact if version is None else version
         purpose = decide_purpose(purpose_header, caller)
-        check_served(request)
         check_token_ids(request, self.template.tokenizer)
         task = find_task(self.tasks, request)
         prompt_ids = await encode()
-        sampling = decide_sampling(request, task.sampling, purpose, len(prompt_ids), self.template.context)
+        template = self.template
+        answering = decide_answering(request, template.family, template.tokenizer, prompt_ids)
+        sampling = decide_sampling(
+            request, task.sampling, purpose, len(prompt_ids), template.context, constraint=answering.constraint
+        )
         session_id = request.labels.get("session_id")
         arms = await self.assignments.held()
         arm = choose_arm(arms, self.policy, version, draw_of(session_id), requirement.minimum)
@@ -120,7 +123,8 @@ class Endpoint:
             requirement=requirement,
             refusal=decide_refusal(requirement, held.version if held else None),
             attempt=attempt if purpose == "user" else None,
-            grammar=decide_grammar(request),
+            grammar=answering.grammar,
+            new_parser=answering.new_parser,
         )
 
     async def answer(self, plans: Sequence[RequestPlan], client: Request) -> Response:
@@ -162,9 +166,9 @@ class Endpoint:
     async def _encode(self, request: ChatRequest) -> list[int]:
         # A thread costs more than encoding a short prompt. A long prompt would delay all other requests.
         if request.is_short:
-            return self.template.encode(request.messages, request.tools, request.template_variables)
+            return self.template.encode(request.messages, request.offered_tools, request.template_variables)
         return await asyncio.to_thread(
-            self.template.encode, request.messages, request.tools, request.template_variables
+            self.template.encode, request.messages, request.offered_tools, request.template_variables
         )
 
     async def _encode_prompt(self, prompt: Prompt) -> list[int]:
@@ -177,8 +181,8 @@ class Endpoint:
         for plan in plans:
             if plan.refusal is not None:
                 raise plan.refusal
-        tokenizer = self.template.tokenizer
-        return Completion(plans, self.engine, self.recorder, lambda: PlainParser(tokenizer))
+        new_parser = plans[0].new_parser or partial(PlainParser, self.template.tokenizer)
+        return Completion(plans, self.engine, self.recorder, new_parser)
 
     def _replies(self, completion: Completion) -> Replies:
         kind = ChatReplies if completion.plan.is_chat else PromptReplies

@@ -67,6 +67,13 @@ class Detokenizer:
         self._num_shown = len(self._ids)
         return text
 
+    def settle(self) -> str:
+        """Like `flush`, but more tokens may follow: an incomplete character stays one."""
+        text = self._pending()
+        self._ids = self._ids[self._num_shown :]
+        self._num_shown = len(self._ids)
+        return text
+
     def flush(self) -> str:
         """The rest of the text, with incomplete characters as U+FFFD."""
         return self._pending()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple, get_args
 
@@ -10,12 +10,13 @@ import msgspec
 from tokenizers import Tokenizer
 
 from contracts.draws import is_asked
-from contracts.errors import ContextLengthExceeded, InvalidRequest, Unsupported, VersionNotServed
+from contracts.errors import ContextLengthExceeded, InvalidRequest, VersionNotServed
 from contracts.keys import Caller
 from contracts.records import Attempt, Purpose
-from contracts.sampling import Sampling
+from contracts.sampling import Constraint, Sampling
 from contracts.tasks import SamplingRule, Task
 from services.inference.arms import ChosenArm
+from services.inference.parts import AnswerParser
 from services.inference.requests import ChatRequest
 from services.inference.versions import VersionRequirement
 
@@ -44,6 +45,8 @@ class RequestPlan(NamedTuple):
     """False: the caller wrote the whole prompt, and the answer is all text."""
     grammar: Mapping[str, Any] | None = None
     """What limits the tokens of the answer, as vLLM's `structured_outputs`; None: nothing."""
+    new_parser: Callable[[], AnswerParser] | None = None
+    """Makes the parser of a choice; None: every answer is all content."""
 
     def sampling_of(self, choice: int) -> Sampling:
         """How one choice is sampled: like the request, with a seed for each choice."""
@@ -67,13 +70,6 @@ class RequestPlan(NamedTuple):
     def ask_feedback(self) -> bool | None:
         """Whether the app should ask its user; None if the task has no rule for asking."""
         return None if self.task.asking is None else is_asked(self.completion_id, self.ask_probability)
-
-
-def check_served(request: ChatRequest) -> None:
-    """Raises Unsupported for a field that is read, and that the way to the engine does not have yet."""
-    for name, value in (("tools", request.tools),):
-        if value:
-            raise Unsupported(f"`{name}` is not supported; leave it out", param=name)
 
 
 def find_task(tasks: Mapping[str, Task], request: ChatRequest) -> Task:
@@ -116,7 +112,13 @@ def decide_purpose(header: str | None, caller: Caller) -> Purpose:
 
 
 def decide_sampling(
-    request: ChatRequest, rule: SamplingRule, purpose: Purpose, num_prompt: int, context: int
+    request: ChatRequest,
+    rule: SamplingRule,
+    purpose: Purpose,
+    num_prompt: int,
+    context: int,
+    *,
+    constraint: Constraint = "",
 ) -> Sampling:
     """The sampling parameters: the task's if it owns them and a user asks, else the caller's.
 
@@ -135,7 +137,6 @@ def decide_sampling(
         raise ContextLengthExceeded(
             f"the prompt has {num_prompt} tokens; this policy's context is {context}, answer included", param="messages"
         )
-    constraint = "" if request.response_format is None else request.response_format.kind
     if rule.owner == "task" and purpose == "user":
         longest = rule.max_tokens if request.longest is None else min(rule.max_tokens, request.longest)
         return Sampling(
@@ -159,14 +160,6 @@ def decide_sampling(
         logit_bias=request.logit_bias,
         constraint=constraint,
     )
-
-
-def decide_grammar(request: ChatRequest) -> dict[str, Any] | None:
-    """What limits the tokens of the answer; None: nothing."""
-    wanted = request.response_format
-    if wanted is None:
-        return None
-    return {"json_object": True} if wanted.schema is None else {"json": wanted.schema}
 
 
 def check_token_ids(request: ChatRequest, tokenizer: Tokenizer) -> None:

@@ -111,7 +111,7 @@ def generation_of(plan: RequestPlan, choice: Choice, finished_at: float) -> Gene
         completion_ids=pack_ids([token.id for token in choice.tokens]),
         logprobs=pack_floats([token.logprob for token in choice.tokens]),
         metadata=plan.request.labels,
-        tools=request.tools,
+        tools=request.offered_tools,
         tool_choice=request.tool_choice.as_openai() if request.tools else None,
         response_format=None if request.response_format is None else request.response_format.as_openai(),
         tool_calls=choice.calls,

@@ -72,6 +72,11 @@ class ChatRequest(ServedFields, frozen=True, kw_only=True):
     """Of `chat_template_kwargs`: variables that the chat template gets."""
 
     @property
+    def offered_tools(self) -> list[dict[str, Any]]:
+        """The tools that the model gets to see: none if it must not call any."""
+        return [] if self.tool_choice.mode == "none" else self.tools
+
+    @property
     def num_choices(self) -> int:
         """The number of answers."""
         return self.n or 1

@@ -21,10 +21,11 @@ from tokenizers import Tokenizer
 from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSettings, Unsupported
 from services.inference.control_strings import ControlStrings, MarkedMessages
 from services.inference.plain_tokenizer import PlainTokenizer
-from services.inference.template_calls import CallForm, call_form, complete_tools, takes_tools, with_objects
+from services.inference.template_calls import HistoryForm, call_form, complete_tools, takes_tools, with_objects
 from services.inference.template_options import check_options
 from services.inference.template_sandbox import make_sandbox
 from services.inference.template_texts import TemplateTexts, template_texts
+from services.inference.tools.registry import family_of
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _BRACKETED = re.compile(r"[^\w\s].*\w.*[^\w\s]")
@@ -40,6 +41,7 @@ class ChatTemplate:
         tokenizer: the policy's tokenizer.
         source: the template itself.
         takes_tools: whether it renders tools.
+        family: in which form the policy writes calls and reasoning.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,7 +64,8 @@ class ChatTemplate:
         self._template.globals = dict(self._template.globals)
         self._knows_developers = "developer" in self.source
         self.takes_tools = takes_tools(self._rendered)
-        self._call_form: CallForm | None = call_form(self._rendered, tools=self.takes_tools)
+        self.family = family_of(self.source, self.tokenizer)
+        self._call_form: HistoryForm | None = call_form(self._rendered, tools=self.takes_tools)
         self._rewrites = literals.rewrites
         content = json.loads(self.tokenizer.to_str())
         tokens = content["added_tokens"]

@@ -30,7 +30,7 @@ _CONTENTS: tuple[dict[str, Any], ...] = ({"content": ""}, {"content": None}, {})
 _REFUSED = (jinja2.TemplateError, TypeError)
 
 
-class CallForm(NamedTuple):
+class HistoryForm(NamedTuple):
     """How calls in the history are given to a template.
 
     Attributes:
@@ -65,10 +65,10 @@ def takes_tools(render: Render) -> bool:
         return False
 
 
-def call_form(render: Render, *, tools: bool) -> CallForm | None:
+def call_form(render: Render, *, tools: bool) -> HistoryForm | None:
     """The form in which a template renders calls; None if it renders them in no form."""
     for as_text, empty in product((False, True), _CONTENTS):
-        form = CallForm(as_text, empty)
+        form = HistoryForm(as_text, empty)
         function = {"name": _NAME, "arguments": {_KEY: _VALUE}}
         call = {"id": _ID, "type": "function", "function": function}
         messages: list[dict[str, Any]] = [

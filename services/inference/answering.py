@@ -1,0 +1,75 @@
+"""How the answers of one request are read, and what limits their tokens. Pure.
+
+Tools are read where the policy's family is known; else a call stays text. A call is forced (by a grammar) if `tool_choice` requires
+one or a tool is `strict`. A response format holds for the content: reasoning comes before it, and a call may stand in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tokenizers import Tokenizer
+
+from contracts.sampling import Constraint
+from services.inference.requests import ChatRequest
+from services.inference.tools.forcing import answer_grammar
+from services.inference.tools.grammar import ANY_OBJECT
+from services.inference.tools.parser import ParserMaker, opens_reasoning, schemas_of
+from services.inference.tools.registry import Family
+
+
+class Answering(NamedTuple):
+    """See the module.
+
+    Attributes:
+        new_parser: makes the parser of a choice.
+        grammar: as vLLM's `structured_outputs`; None: nothing limits the tokens.
+        constraint: what the grammar is for, as it is logged.
+    """
+
+    new_parser: ParserMaker
+    grammar: Mapping[str, Any] | None
+    constraint: Constraint
+
+
+def decide_answering(
+    request: ChatRequest, family: Family, tokenizer: Tokenizer, prompt_ids: Sequence[int]
+) -> Answering:
+    """Decide for a request.
+
+    Raises:
+        Unsupported: a call is required, and calls of this policy cannot be told from text.
+    """
+    choice, tools = request.tool_choice, request.offered_tools
+    callable_ = [tool for tool in tools if choice.names is None or tool["function"]["name"] in choice.names]
+    is_required = choice.mode == "required"
+    parallel = request.parallel_tool_calls is not False
+    grammar: Mapping[str, Any] | None = None
+    constraint: Constraint = ""
+    is_forced = False
+    wanted = request.response_format
+    is_strict = any(tool["function"].get("strict") for tool in callable_)
+    schemas = schemas_of(callable_) if is_required or family.reads_calls else {}
+    content = None if wanted is None or is_required else wanted.schema or ANY_OBJECT
+    if is_required or (schemas and (is_strict or content is not None)):
+        in_reasoning = opens_reasoning(family, tokenizer, prompt_ids)
+        text = answer_grammar(
+            family,
+            schemas,
+            is_required=is_required,
+            parallel=parallel,
+            in_reasoning=in_reasoning,
+            content=content,
+        )
+        grammar, is_forced = {"grammar": text}, True
+        constraint = "tool" if wanted is None or is_required else wanted.kind
+    elif wanted is not None and content is not None:
+        constraint = wanted.kind
+        if family.reads_reasoning:
+            in_reasoning = opens_reasoning(family, tokenizer, prompt_ids)
+            grammar = {"grammar": answer_grammar(family, {}, in_reasoning=in_reasoning, content=content)}
+        else:
+            grammar = {"json_object": True} if wanted.schema is None else {"json": wanted.schema}
+    parsers = ParserMaker(family, tokenizer, prompt_ids, callable_, parallel=parallel, is_forced=is_forced)
+    return Answering(parsers, grammar, constraint)

@@ -1,0 +1,52 @@
+"""Where readers put the calls that they find, and what they know about the tools. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from services.inference.tools.marks import Marks
+from services.inference.tools.source import CallText, NotACall, Reading
+
+
+class Said(NamedTuple):
+    """The beginning of a call if `name` is set, else more of its arguments."""
+
+    arguments: str
+    name: str | None = None
+
+
+class Sink:
+    """Takes the calls that a reader finds.
+
+    Attributes:
+        said: what was found, in order; whoever shows it empties it.
+        schemas: JSON schema of the parameters, by the name of the tool.
+        is_forced: a grammar forces the calls, so a call that has begun is a call.
+    """
+
+    def __init__(self, marks: Marks, schemas: Mapping[str, Mapping[str, Any]], *, is_forced: bool = False) -> None:
+        self.said: list[Said] = []
+        self.schemas = schemas
+        self.is_forced = is_forced
+        self.marks = marks
+
+    def start(self, name: str) -> None:
+        """A call begins. Raises NotACall if no such tool is offered."""
+        if name not in self.schemas:
+            raise NotACall
+        self.said.append(Said("", name))
+
+    def arguments(self, text: str) -> None:
+        """The next characters of the JSON of its arguments."""
+        if text:
+            self.said.append(Said(self.marks.visible(text)))
+
+    def whole(self, name: str, arguments: str) -> None:
+        """A call at once."""
+        self.start(name)
+        self.arguments(arguments)
+
+
+Reader = Callable[[CallText, Sink], Reading[None]]
+"""Reads what follows the opening marker. Raises NotACall if that is not a call."""

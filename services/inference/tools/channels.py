@@ -1,0 +1,190 @@
+"""Reads answers that are several messages, each with a header: whom it is for, or in which channel. Pure.
+
+    <|channel|>analysis<|message|>...<|end|>                                              gpt-oss: reasoning
+    <|start|>assistant<|channel|>final<|message|>...<|return|>                            content
+    <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
+    <|start|>assistant to=self<|message|>...<|eom|>                                       Muse: reasoning
+    <|start|>assistant to=NAME<|message|><atem:function_calls>...<|eot|>
+
+The prompt ends with the beginning of a header.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from services.inference.tools.calls import Reader, Sink
+from services.inference.tools.output import Output
+from services.inference.tools.reader import certain
+from services.inference.tools.source import CallText, NotACall, Reading, Result, object_of
+
+_RECIPIENT = re.compile(r"\bto=(\S+)")
+_CHANNEL = re.compile(r"\s*(\w+)")
+
+
+class Wording:
+    """The markers of such a family, as a parser searches for them.
+
+    Args:
+        message: ends a header.
+        ends: end a message.
+        starts: begin a header.
+        channel: before the name of a channel; empty if recipients alone tell messages apart.
+        other: markers in headers that mean nothing here.
+    """
+
+    def __init__(
+        self, message: str, ends: Sequence[str], starts: Sequence[str], channel: str, other: Sequence[str]
+    ) -> None:
+        self.message, self.channel, self.ends = message, channel, (*ends, *starts)
+        self.borders = re.compile("|".join(map(re.escape, (*ends, *starts))))
+        self.marks = (message, channel, *ends, *starts, *other)
+        self.unmarked = re.compile("|".join(map(re.escape, filter(None, (*starts, *other)))) or r"(?!)")
+
+
+class ChannelReader:
+    """See the module.
+
+    Args:
+        output: takes what is read.
+        sink: takes calls.
+        wording: the markers.
+        reader: reads the body of a call behind `opener`; None if the body is JSON.
+        opener: see `reader`.
+        calls: whether tools are offered.
+    """
+
+    def __init__(
+        self, output: Output, sink: Sink, wording: Wording, reader: Reader | None, opener: str, *, calls: bool
+    ) -> None:
+        self._output, self._sink, self._wording = output, sink, wording
+        self._reader, self._opener, self._calls = reader, opener, calls
+        self._held = ""
+        self._in_header = True
+        self._kind: Literal["content", "reasoning", "call"] = "content"
+        self._name = ""
+        self._header = ""
+        self._is_shown = False
+
+    def feed(self, text: str) -> None:
+        """More text."""
+        self._held += text
+        self._go(ended=False)
+
+    def end(self) -> None:
+        """There is no more text."""
+        self._go(ended=True)
+        self._held = ""
+
+    def _go(self, *, ended: bool) -> None:
+        while self._held:
+            if self._in_header:
+                if not self._read_header(ended=ended):
+                    return
+            elif not self._read_body(ended=ended):
+                return
+
+    def _read_header(self, *, ended: bool) -> bool:
+        header, found, rest = self._held.partition(self._wording.message)
+        if not found:
+            if ended and header.strip() and not self._wording.borders.fullmatch(header.strip()):
+                self._output.say(self._wording.unmarked.sub("", header))
+            return False
+        self._held, self._header, self._in_header = rest, header, False
+        self._kind = self._kind_of(self._wording.unmarked.sub(" ", header))
+        self._output.trim()
+        self._is_shown = False
+        return True
+
+    def _kind_of(self, header: str) -> Literal["content", "reasoning", "call"]:
+        recipient = _RECIPIENT.search(header)
+        name = recipient[1].partition(self._wording.channel or "\0")[0] if recipient else ""
+        if name == "self":
+            return "reasoning"
+        if name and name not in ("user", "all"):
+            self._name = name.removeprefix("functions.")
+            return "call"
+        place = header.find(self._wording.channel) if self._wording.channel else -1
+        channel = _CHANNEL.match(header, place + len(self._wording.channel)) if place >= 0 else None
+        return "reasoning" if channel and channel[1] == "analysis" else "content"
+
+    def _read_body(self, *, ended: bool) -> bool:
+        match = self._wording.borders.search(self._held)
+        body = self._held if match is None else self._held[: match.start()]
+        is_whole = match is not None or ended
+        if self._kind == "call":
+            if not is_whole:
+                self._show_forced(body)
+                return False
+            self._take_call(body, is_cut=match is None)
+            rest = ""
+        else:
+            shown = len(body) if is_whole and self._kind == "content" else certain(body, self._wording.ends)
+            if is_whole and self._kind == "reasoning":
+                shown = len(body.rstrip())
+            (self._output.think if self._kind == "reasoning" else self._output.say)(body[:shown])
+            rest = "" if is_whole else body[shown:]
+        if match is None:
+            self._held = rest
+            return False
+        self._held, self._in_header = self._held[match.end() :], True
+        return True
+
+    def _show_forced(self, body: str) -> None:
+        """A forced call grows as it is written."""
+        if not self._sink.is_forced or self._reader is not None or not self._calls or not body.strip():
+            return
+        if not self._is_shown:
+            try:
+                self._sink.start(self._name)
+            except NotACall:
+                return
+            self._is_shown = True
+        kept = body[: certain(body, self._wording.ends)]
+        self._sink.arguments(kept.lstrip())
+        self._output.call(self._sink.said)
+        self._sink.said.clear()
+        self._held = self._held[len(kept) :]
+
+    def _take_call(self, body: str, *, is_cut: bool) -> None:
+        if self._is_shown:
+            self._show_forced(body)
+            return
+        self._sink.said.clear()
+        try:
+            self._read_call(body, is_cut=is_cut)
+        except NotACall:
+            self._sink.said.clear()
+            header = self._wording.unmarked.sub("", self._header).strip()
+            self._output.say(f"{header} {body}" if header else body)
+            return
+        self._output.call(self._sink.said)
+        self._sink.said.clear()
+        self._output.trim()
+
+    def _read_call(self, body: str, *, is_cut: bool) -> None:
+        """Raises NotACall."""
+        if not self._calls or (is_cut and self._reader is None and not body.rstrip().endswith("}")):
+            raise NotACall
+        source = CallText(body)
+        source.ended = True
+        if self._reader is not None:
+            _run(source.literal(self._opener))
+            _run(self._reader(source, self._sink))
+        else:
+            self._sink.start(self._name)
+            _run(source.space())
+            object_of(self._sink.marks.visible(_run(source.json(self._sink.arguments))))
+        if source.text[source.place :].strip():
+            raise NotACall
+
+
+def _run(reading: Reading[Result]) -> Result:
+    """Read from a text that is complete."""
+    try:
+        while True:
+            next(reading)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return] # StopIteration is untyped

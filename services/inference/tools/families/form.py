@@ -1,0 +1,64 @@
+"""The form in which a family writes calls: how they are found, read, and forced by a grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from services.inference.tools.calls import Reader, Sink
+from services.inference.tools.marks import Marks
+from services.inference.tools.source import CallText, Reading
+
+Schema = Mapping[str, Any]
+
+
+class Forced(NamedTuple):
+    """The calls of a grammar, as rules of llguidance's Lark: marker, before, call, between, call, ..., after.
+
+    Attributes:
+        call: by the name of the tool, what writes one call.
+        marker: the first marker; empty for bare calls.
+        before: what follows the marker.
+        between: what stands between two calls.
+        after: what stands after the last one.
+        rules: further rules that these use.
+    """
+
+    call: dict[str, str]
+    marker: str = ""
+    before: str = ""
+    between: str = ""
+    after: str = ""
+    rules: str = ""
+
+
+class CallForm:
+    """One form. `openers` begin a call; the reader reads on from there.
+
+    Attributes:
+        openers: markers.
+        markers: all markers, the openers among them.
+        dropped: markers around calls that mean nothing by themselves.
+        is_bare: calls have no marker of their own, and begin only where the answer begins.
+    """
+
+    openers: tuple[str, ...] = ()
+    markers: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    is_bare: bool = False
+
+    def reader(self, marks: Marks) -> Reader:
+        """A reader of one call, or of all calls behind one opener."""
+
+        def read(source: CallText, sink: Sink) -> Reading[None]:
+            yield from self.read(source, sink, marks)
+
+        return read
+
+    def read(self, source: CallText, sink: Sink, marks: Marks) -> Reading[None]:
+        """Read what follows an opener. Raises NotACall if it is no call."""
+        raise NotImplementedError
+
+    def forced(self, schemas: Mapping[str, Schema], marks: Marks) -> Forced:
+        """The rules that force a call."""
+        raise NotImplementedError

@@ -1,0 +1,161 @@
+"""Calls as JSON objects between two markers, alone or in a list.
+
+<tool_call>{"name": ..., "arguments": {...}}</tool_call>      Hermes, Qwen 2.5, Qwen 3
+<TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>      Nemotron
+{"name": ..., "parameters": {...}}                            Llama 3: bare, where the answer begins
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import msgspec
+
+from services.inference.tools.calls import Sink
+from services.inference.tools.families.form import CallForm, Forced, Schema
+from services.inference.tools.grammar import json_rule, quoted, sequence
+from services.inference.tools.marks import Marks
+from services.inference.tools.source import CallText, NotACall, Reading, object_of
+
+
+class _Written(msgspec.Struct):
+    """A call as models write it; the names of the fields differ among them."""
+
+    name: str | None = None
+    tool_name: str | None = None
+    arguments: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    parameters: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def take_call(written: str | bytes, sink: Sink) -> None:
+    """Take one JSON object. Raises NotACall if it is no call of an offered tool."""
+    try:
+        call = msgspec.json.decode(written, type=_Written)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise NotACall from error
+    name = call.name or call.tool_name
+    arguments = call.parameters if call.arguments is msgspec.UNSET else call.arguments
+    if name is None:
+        raise NotACall
+    sink.whole(name, "{}" if arguments is msgspec.UNSET else _object(bytes(arguments).decode()))
+
+
+def take_calls(written: str, sink: Sink) -> None:
+    """Take an object, or a list of them. Raises NotACall."""
+    written = sink.marks.visible(written)
+    if not written.startswith("["):
+        take_call(written, sink)
+        return
+    try:
+        calls = msgspec.json.decode(written, type=list[msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise NotACall from error
+    if not calls:
+        raise NotACall
+    for call in calls:
+        take_call(bytes(call), sink)
+
+
+def _object(written: str) -> str:
+    """Arguments as a JSON object; models sometimes write it into a string, or null."""
+    if written.startswith('"'):
+        written = str(json.loads(written)).strip()
+    if written in ("null", ""):
+        return "{}"
+    object_of(written)
+    return written
+
+
+class JsonCalls(CallForm):
+    """See the module.
+
+    Args:
+        opener: the marker before; empty for a bare object.
+        closer: the marker after; empty if the end of the JSON ends the call.
+        is_list: the model writes one list of all calls.
+        arguments: the name of the field with the arguments.
+        name: the name of the field with the tool's name.
+    """
+
+    def __init__(
+        self,
+        opener: str,
+        closer: str = "",
+        *,
+        is_list: bool = False,
+        name: str = "name",
+        arguments: str = "arguments",
+        line: str = "",
+    ) -> None:
+        self.openers = (opener,) if opener else ("{",)
+        self.markers = tuple(text for text in (opener, closer) if text)
+        self.is_bare = not opener
+        self._opener, self._closer, self._is_list, self._line = opener, closer, is_list, line
+        self._name, self._arguments = name, arguments
+
+    def read(self, source: CallText, sink: Sink, marks: Marks) -> Reading[None]:
+        """See `CallForm`."""
+        if sink.is_forced and not self._is_list:
+            yield from self._read_forced(source, sink, marks)
+            return
+        if self.is_bare:
+            source.place -= 1  # the opener is a part of the object
+        yield from source.space()
+        written = yield from source.json()
+        take_calls(written, sink)
+        yield from source.space()
+        if self._closer:
+            yield from source.literal(marks[self._closer])
+        elif self.is_bare:
+            yield from self._read_further(source, sink)
+
+    def _read_further(self, source: CallText, sink: Sink) -> Reading[None]:
+        """Further bare objects after `;`. Nothing else may follow: a bare call is the whole answer."""
+        while (yield from source.has(";")):
+            yield from source.literal(";")
+            yield from source.space()
+            take_calls((yield from source.json()), sink)
+            yield from source.space()
+        if source.place < len(source.text):
+            raise NotACall
+
+    def _read_forced(self, source: CallText, sink: Sink, marks: Marks) -> Reading[None]:
+        """A call that a grammar forced: exactly as `forced` writes it."""
+        if self.is_bare:
+            source.place -= 1
+        while True:
+            yield from source.literal(f"{self._line}{{{quoted(self._name)}: {quoted('')[:1]}")
+            name = yield from source.until('"')
+            sink.start(name)
+            yield from source.literal(f", {quoted(self._arguments)}: ")
+            object_of(sink.marks.visible((yield from source.json(sink.arguments))))
+            yield from source.literal(f"}}{self._line}")
+            if not self.is_bare:
+                break
+            yield from source.space()
+            if not (yield from source.has("; ")):
+                return
+            yield from source.literal("; ")
+        if self._closer:
+            yield from source.literal(marks[self._closer])
+
+    def forced(self, schemas: Mapping[str, Schema], marks: Marks) -> Forced:
+        """See `CallForm`."""
+        closer = marks.lark(self._closer) if self._closer else ""
+        calls = {
+            name: sequence(
+                quoted(f"{{{quoted(self._name)}: {quoted(name)}, {quoted(self._arguments)}: "),
+                json_rule(schema),
+                quoted("}"),
+            )
+            for name, schema in schemas.items()
+        }
+        if self._is_list:
+            end = sequence(quoted("]"), closer)
+            return Forced(calls, self._opener, before=quoted("["), between=quoted(", "), after=end)
+        if self.is_bare:
+            return Forced(calls, between=quoted("; "))
+        line = quoted(self._line) if self._line else ""
+        again = sequence(line, closer, line, marks.lark(self._opener), line)
+        return Forced(calls, self._opener, before=line, between=again, after=sequence(line, closer))

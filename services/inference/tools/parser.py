@@ -1,0 +1,157 @@
+"""Parses the answers of one policy: the parser of a choice, and the grammar that forces calls.
+
+In: token ids, one after another. Out: content, reasoning and calls (services/inference/parts.py).
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer
+
+from services.inference.parts import AnswerParser, AnswerPart, Detokenizer, PlainParser
+from services.inference.tools.calls import Sink
+from services.inference.tools.channels import ChannelReader, Wording
+from services.inference.tools.grammar import ANY_OBJECT
+from services.inference.tools.marks import Marks
+from services.inference.tools.output import Output
+from services.inference.tools.reader import TextReader, Trigger
+from services.inference.tools.registry import BARE_MARKERS, Family
+
+_LETTERS = string.ascii_letters + string.digits
+_SHORT_ID = 9
+_TAIL_TOKENS = 16
+
+
+def new_call_id() -> str:
+    """An id that no other call has."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def new_short_id() -> str:
+    """An id of nine letters and digits, which some templates require."""
+    return "".join(secrets.choice(_LETTERS) for _ in range(_SHORT_ID))
+
+
+def schemas_of(tools: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None) -> dict[str, Mapping[str, Any]]:
+    """The JSON schema of each tool's parameters; of `names` only, if given."""
+    functions = [tool["function"] for tool in tools]
+    return {
+        function["name"]: function.get("parameters") or ANY_OBJECT
+        for function in functions
+        if names is None or function["name"] in names
+    }
+
+
+class ParserMaker:
+    """Makes a parser for each choice of a request.
+
+    Args:
+        family: of the policy.
+        tokenizer: its tokenizer.
+        prompt_ids: of the request; they tell whether the prompt has opened reasoning.
+        tools: that may be called, in OpenAI's form; empty if none may.
+        parallel: whether an answer may have more than one call; if not, further calls are dropped.
+        is_forced: a grammar forces the calls.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        parallel: bool = True,
+        is_forced: bool = False,
+    ) -> None:
+        self._family, self._tokenizer = family, tokenizer
+        self._schemas = schemas_of(tools) if family.reads_calls else {}
+        self._most = None if parallel else 1
+        self._is_forced = is_forced
+        self._in_reasoning = opens_reasoning(family, tokenizer, prompt_ids)
+
+    def __call__(self) -> AnswerParser:
+        """A parser."""
+        family = self._family
+        if not self._schemas and not family.reads_reasoning:
+            return PlainParser(self._tokenizer)
+        marks = family.marks
+        output = Output(marks, new_short_id if family.short_ids else new_call_id, self._most)
+        sink = Sink(marks, self._schemas, is_forced=self._is_forced)
+        reader: _TextReader
+        if family.channels is not None:
+            channels = family.channels
+            wording = Wording(
+                marks[channels.message],
+                [marks[text] for text in channels.ends],
+                [marks[text] for text in channels.starts],
+                marks[channels.channel] if channels.channel else "",
+                [marks[text] for text in channels.other],
+            )
+            body = family.form.reader(marks) if family.form is not None else None
+            opener = marks[family.form.openers[0]] if family.form is not None else ""
+            reader = ChannelReader(output, sink, wording, body, opener, calls=bool(self._schemas))
+            return MarkedParser(self._tokenizer, marks, output, reader)
+        reasoning_end = marks[family.reasoning.closer] if family.reasoning is not None else ""
+        reader = TextReader(output, sink, self._triggers(marks), reasoning_end, in_reasoning=self._in_reasoning)
+        return MarkedParser(self._tokenizer, marks, output, reader)
+
+    def _triggers(self, marks: Marks) -> list[Trigger]:
+        family, found = self._family, list[Trigger]()
+        if family.reasoning is not None:
+            is_token = marks.is_token(family.reasoning.opener_marker)
+            found.append(Trigger(marks.all(family.reasoning.opener), reasons=True, only_first=not is_token))
+        form = family.form
+        if form is None or not self._schemas:
+            return found
+        dropped = (*form.dropped, *(text for text in BARE_MARKERS if form.is_bare and marks.is_token(text)))
+        found += [Trigger(marks[text], form.reader(marks), only_first=form.is_bare) for text in form.openers]
+        return found + [Trigger(marks[text]) for text in dropped]
+
+
+class _TextReader(Protocol):
+    def feed(self, text: str) -> None: ...
+    def end(self) -> None: ...
+
+
+class MarkedParser:
+    """An `AnswerParser` that gives text and markers to a reader."""
+
+    def __init__(self, tokenizer: Tokenizer, marks: Marks, output: Output, reader: _TextReader) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._characters, self._output, self._reader = marks.characters, output, reader
+
+    def push(self, token_id: int) -> AnswerPart:
+        """See `AnswerParser`."""
+        marker = self._characters.get(token_id)
+        text = self._detokenizer.push(token_id) if marker is None else self._detokenizer.settle() + marker
+        if text:
+            self.feed(text)
+        return self.take()
+
+    def feed(self, text: str) -> None:
+        """Add text in which markers are single characters."""
+        self._reader.feed(text)
+
+    def take(self) -> AnswerPart:
+        """What became final since the last time."""
+        return self._output.take()
+
+    def flush(self) -> AnswerPart:
+        """See `AnswerParser`."""
+        if rest := self._detokenizer.flush():
+            self._reader.feed(rest)
+        self._reader.end()
+        return self._output.take()
+
+
+def opens_reasoning(family: Family, tokenizer: Tokenizer, prompt_ids: Sequence[int]) -> bool:
+    """Whether a prompt ends inside of reasoning: the template opens it there."""
+    if family.reasoning is None:
+        return False
+    tail = str(tokenizer.decode(list(prompt_ids[-_TAIL_TOKENS:]), skip_special_tokens=False))
+    return tail.rstrip().endswith(family.reasoning.opener.rstrip())

@@ -1,0 +1,160 @@
+"""Reads a call from text that arrives in pieces: a generator that stops where it needs more. Pure.
+
+What is read depends on the text only, never on where the pieces end.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+from services.inference.tools.marks import MARK
+
+Result = TypeVar("Result")
+Reading = Generator[None, None, Result]
+"""Yields when it needs more text."""
+_OUTSIDE = re.compile(rf'["{{}}\[\]]|{MARK}')
+_STEPS = {"{": 1, "[": 1, "}": -1, "]": -1}
+_INSIDE = re.compile(r'["\\]')
+
+
+class NotACall(Exception):
+    """The text is no call."""
+
+
+class CallText:
+    """Text from where a call may begin.
+
+    Attributes:
+        text: what has arrived.
+        place: how much of it was read.
+        ended: no more will arrive.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.place = 0
+        self.ended = False
+
+    def literal(self, expected: str) -> Reading[None]:
+        """Read this text. Raises NotACall at the first character that differs."""
+        while True:
+            found = self.text[self.place : self.place + len(expected)]
+            if found == expected:
+                self.place += len(expected)
+                return
+            if not expected.startswith(found):
+                raise NotACall
+            yield from self.wait()
+
+    def has(self, *options: str) -> Reading[str]:
+        """Which of these texts comes next; empty if none does. It is not read. No option begins with another one."""
+        while True:
+            found = next((option for option in options if self.text.startswith(option, self.place)), None)
+            if found is not None:
+                return found
+            rest = self.text[self.place :]
+            if self.ended or not any(option.startswith(rest) for option in options):
+                return ""
+            yield
+
+    def space(self) -> Reading[None]:
+        """Read white space."""
+        while True:
+            while self.place < len(self.text) and self.text[self.place].isspace():
+                self.place += 1
+            if self.place < len(self.text) or self.ended:
+                return
+            yield
+
+    def until(self, stop: str) -> Reading[str]:
+        """Read up to and including `stop`. Returns the text before it."""
+        start = searched = self.place
+        while (found := self.text.find(stop, searched)) < 0:
+            searched = max(start, len(self.text) - len(stop) + 1)
+            yield from self.wait()
+        self.place = found + len(stop)
+        return self.text[start:found]
+
+    def matching(self, pattern: re.Pattern[str]) -> Reading[str]:
+        """Read the characters that match a pattern of one character, up to the first one that does not."""
+        start = self.place
+        while True:
+            while self.place < len(self.text) and pattern.match(self.text, self.place):
+                self.place += 1
+            if self.place < len(self.text):
+                return self.text[start : self.place]
+            yield from self.wait()
+
+    def json(self, said: Callable[[str], None] | None = None) -> Reading[str]:
+        """Read a JSON object or array. `said` gets its pieces as they arrive. Returns it as it was written."""
+        start = sent = self.place
+        while len(self.text) == start:
+            yield from self.wait()
+        if self.text[start] not in "{[":
+            raise NotACall
+        scan = _JsonScan(start)
+        while not (is_whole := scan.go(self.text)) or said is not None:
+            if said is not None and scan.place > sent:
+                said(self.text[sent : scan.place])
+                sent = scan.place
+            if is_whole:
+                break
+            yield from self.wait()
+        self.place = scan.place
+        return self.text[start : self.place]
+
+    def wait(self) -> Reading[None]:
+        """Stop until there is more. Raises NotACall if there will be none."""
+        if self.ended:
+            raise NotACall
+        yield
+
+
+class _JsonScan:
+    """Finds the end of a JSON object or array, without checking it."""
+
+    def __init__(self, start: int) -> None:
+        self.place = start
+        self._depth, self._is_quoted = 0, False
+
+    def go(self, text: str) -> bool:
+        """Go on as far as the text goes. True at the end. Raises NotACall at a marker between the parts."""
+        while True:
+            match = (_INSIDE if self._is_quoted else _OUTSIDE).search(text, self.place)
+            if match is None:
+                self.place = len(text)
+                return False
+            character = match[0]
+            if character == "\\":
+                if match.end() == len(text):  # the escaped character has not arrived
+                    self.place = match.start()
+                    return False
+                self.place = match.end() + 1
+                continue
+            self.place = match.end()
+            if character == '"':
+                self._is_quoted = not self._is_quoted
+            elif character in _STEPS:
+                self._depth += _STEPS[character]
+                if self._depth == 0:
+                    return True
+            else:
+                raise NotACall
+
+
+def object_of(text: str) -> dict[str, Any]:
+    """The JSON object. Raises NotACall."""
+    try:
+        value = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise NotACall from error
+    if not isinstance(value, dict):
+        raise NotACall
+    return value
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
