@@ -112,6 +112,12 @@ PUBLISHED_VERSION = Gauge("millrace_published_version", "The newest version cut.
 # Engine.
 ENGINE_VERSION = Gauge("millrace_engine_version", "The version that an arm serves.", ["arm"])
 ENGINE_IN_FLIGHT = Gauge("millrace_engine_requests_in_flight", "Requests in an arm's batch.", ["arm"])
+ENGINE_OUT_OF_ROTATION = Gauge(
+    "millrace_engine_out_of_rotation", "1 while inference sends an engine replica no requests.", ["engine", "reason"]
+)
+ENGINE_REQUESTS_MOVED = Counter(
+    "millrace_engine_requests_moved_total", "Requests that an engine replica did not answer, by why.", ["reason"]
+)
 SWAP_PAUSE_SECONDS = Histogram("millrace_swap_pause_seconds", "Generation paused for new weights.", buckets=_FAST)
 
 # Release.

@@ -21,7 +21,10 @@ from services.http import KeyRing, make_service
 from services.inference.arms import Assignments
 from services.inference.endpoint import Endpoint
 from services.inference.engine.client import PATIENCE_SECONDS, EngineClient
+from services.inference.engine.connection import EngineConnection
 from services.inference.engine.http import READ_SECONDS
+from services.inference.engine.pool import EnginePool
+from services.inference.engine.rows import ReplicaRows, reader_of
 from services.inference.hot_load import HotLoad
 from services.inference.idempotency import IdempotentRequests
 from services.inference.recorder import Recorder
@@ -51,7 +54,16 @@ def create_app(
     policy, database, log = settings.policy, settings.database(), event_log or _durable_log(settings)
     links = links or settings.replica_links()
     assignments, repeats = Assignments(database, policy), IdempotentRequests(links.idempotency)
-    engine = EngineClient(settings.engine_url, engine_key(settings.home), patience_seconds, silence_seconds)
+    key = engine_key(settings.home)
+    engine = EnginePool(
+        policy=policy,
+        region=settings.region,
+        rows=ReplicaRows(reader_of(database, policy)),
+        single=EngineClient(settings.engine_url, key, patience_seconds, silence_seconds),
+        connect=lambda url: EngineConnection(url, key, silence_seconds),
+        assigned=assignments.held,
+        patience_seconds=patience_seconds,
+    )
     recorder = Recorder(log)
     endpoint = Endpoint(
         policy=policy,
@@ -78,7 +90,7 @@ def create_app(
         database.close()
 
     service = make_service("Millrace inference", lifespan)
-    service.state.keys = KeyRing(database)
+    service.state.keys, service.state.engines = KeyRing(database), engine
     service.state.recorder, service.state.spool = recorder, log if isinstance(log, Spool) else None
     limit = Limit(links.limiter, "requests", settings.requests_per_minute)
     add_routes(service, endpoint, repeats, limit)

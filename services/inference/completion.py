@@ -19,7 +19,7 @@ from typing import Literal
 from contracts.errors import GrammarStuck, InvalidSchema, MillraceError, VersionNotResident
 from contracts.records import Generation
 from services.inference.answer import Choice, Delta
-from services.inference.engine.client import EngineClient
+from services.inference.engine.pool import EnginePool
 from services.inference.engine.wire import EngineRequest, Piece, together
 from services.inference.parts import AnswerParser
 from services.inference.plan import RequestPlan
@@ -39,7 +39,7 @@ class Completion:
     def __init__(
         self,
         plans: Sequence[RequestPlan],
-        engine: EngineClient,
+        engine: EnginePool,
         recorder: Recorder,
         new_parser: Callable[[], AnswerParser],
     ) -> None:
@@ -136,6 +136,7 @@ class Completion:
             num_top=plan.request.top_logprobs or 0,
             arm=plan.arm.name,
             session=plan.request.labels.get("session_id"),
+            any_version=plan.request.model == plan.policy and plan.requirement.exact is None,
         )
         held: Piece | None = None
         try:

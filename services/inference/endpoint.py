@@ -36,7 +36,7 @@ from services.http import CLIENT_LEFT, reply
 from services.inference.answering import decide_answering
 from services.inference.arms import Assignments, choose_arm, draw_of, pinned_version
 from services.inference.completion import Completion
-from services.inference.engine.client import EngineClient
+from services.inference.engine.pool import EnginePool
 from services.inference.parts import PlainParser
 from services.inference.plan import (
     RequestPlan,
@@ -65,7 +65,7 @@ class Endpoint:
     tasks: Mapping[str, Task]
     template: ChatTemplate
     assignments: Assignments
-    engine: EngineClient
+    engine: EnginePool
     recorder: Recorder
 
     async def plan(

@@ -28,7 +28,7 @@ from contracts.keys import Caller
 from runtime.database import Database
 from runtime.replicas import Bell
 from services.inference.arms import Assignments
-from services.inference.engine.client import EngineClient
+from services.inference.engine.pool import EnginePool
 from services.inference.engine.state import Health
 from services.inference.versions import NUMBER
 
@@ -62,7 +62,7 @@ HOT_LOAD_NOTES = {
 
 @dataclass(frozen=True, kw_only=True)
 class HotLoad:
-    """Moves the arm `live`, and says how far the engine has followed."""
+    """Moves the arm `live`, and says how far the engines have followed."""
 
     policy: str
     database: Database
@@ -70,7 +70,7 @@ class HotLoad:
     """The durable versions of the policy; called on a thread."""
     bell: Bell
     assignments: Assignments
-    engine: EngineClient
+    engine: EnginePool
 
     def point(self, signal: HotLoadRequest, caller: Caller) -> dict[str, Any]:
         """Point `live` at the requested version; nothing happens if it is live already.
@@ -112,13 +112,14 @@ class HotLoad:
         return {"accepted": True, "identity": signal.identity, "already_current": live.version == version}
 
     async def state(self) -> dict[str, Any]:
-        """The version that `live` is pointed at, and the state of this process's engine."""
+        """The version that `live` is pointed at, and the state of each engine replica."""
         live = (await self.assignments.held()).get(LIVE)
         try:
-            replica = describe(await self.engine.health(), live.version if live else None)
+            healths = await self.engine.healths()
+            replicas = [describe(health, live.version if live else None) for health in healths]
         except Unavailable as error:
-            replica = _replica(None, "pending", error.message, ready=False)
-        return {"identity": identity_of(live.version if live else None), "replicas": [replica]}
+            replicas = [_replica(None, "pending", error.message, ready=False)]
+        return {"identity": identity_of(live.version if live else None), "replicas": replicas}
 
 
 def version_of(identity: str, param: str) -> int:

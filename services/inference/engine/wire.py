@@ -82,10 +82,12 @@ class EngineRequest(NamedTuple):
     """The arm that was chosen; another one may answer if it holds the same version."""
     session: str | None = None
     """Requests of one session go to one replica while it serves."""
+    any_version: bool = True
+    """Whether another version of the arm may make or continue the answer; False if the caller named one."""
 
 
-def request_body(request: EngineRequest, made: Sequence[int] = ()) -> bytes:
-    """The JSON body of a request whose answer has the tokens `made` already.
+def request_body(request: EngineRequest, made: Sequence[int] = (), model: str | None = "") -> bytes:
+    """The JSON body of a request whose answer has the tokens `made` already; `model` None: the engine has only one.
 
     Every parameter with a default in a model's generation configuration is given, because vLLM takes them from there. vLLM counts the
     sampled token among `logprobs`, so one more is asked for than is wanted.
@@ -112,11 +114,12 @@ def request_body(request: EngineRequest, made: Sequence[int] = ()) -> bytes:
         params["structured_outputs"] = request.constraint
     body: dict[str, Any] = {
         "request_id": request.request_id,
-        "model": request.model,
         "token_ids": [*request.prompt_ids, *made],
         "stream": True,
         "sampling_params": params,
     }
+    if model is not None:
+        body["model"] = model or request.model
     if made:
         body["num_made"] = len(made)  # our engine's: penalties and grammar go on where they were
     if request.background:

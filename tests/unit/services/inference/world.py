@@ -84,9 +84,9 @@ class FakeEngine:
         self.requests: list[dict[str, Any]] = []
         self.num_closed = 0
         self.num_starts = 1
-        self._prompt_sizes: dict[str, int] = {}
         self.app = FastAPI()
         self.app.get("/state")(self.health)
+        self.app.get("/health")(self.health)
         self.app.get("/v1/models")(self.models)
         self.app.post("/inference/v1/generate")(self.generate)
 
@@ -113,8 +113,7 @@ class FakeEngine:
         return StreamingResponse(self._stream(asked), media_type="text/event-stream")
 
     async def _stream(self, asked: dict[str, Any]) -> AsyncIterator[str]:
-        num_prompt = self._prompt_sizes.setdefault(asked["request_id"], len(asked["token_ids"]))
-        offset = len(asked["token_ids"]) - num_prompt
+        offset = asked.get("num_made", 0)
         rest = self.answer[offset:][: asked["sampling_params"]["max_tokens"]]
         try:
             for place, token_id in enumerate(rest):

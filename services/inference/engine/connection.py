@@ -1,0 +1,168 @@
+"""One engine over HTTP: requests for answers, and what it says of itself.
+
+In: an answer so far. Out: the pieces that this engine adds to it. Waits for: the engine, for a limited time to accept a request and
+then without a token. Never sends anything twice: whoever asked decides that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+
+from contracts.errors import EngineFailed, EngineSilent, MillraceError, Unavailable
+from runtime.engine_key import authorization
+from services.inference.engine.events import Lines, data_of, read_event
+from services.inference.engine.http import Broken, Closed, Exchange, HttpClient, NoConnection, Silent
+from services.inference.engine.progress import Progress
+from services.inference.engine.state import Health, read_health, read_models, read_refusal
+from services.inference.engine.wire import PATH, Piece
+
+_MODELS_SECONDS = 10.0
+_STATE_SECONDS = 2.0
+_REFUSAL_SECONDS, _REFUSAL_BYTES = 5.0, 2**16
+_OK, _UNAVAILABLE = 200, 503
+ASK_LATER = "the request was not sent again; try again later"
+
+
+class LostRequest(Unavailable):
+    """The connection was closed during a request. The engine's next state tells whether it may still work on it."""
+
+
+class EngineConnection:
+    """See the module.
+
+    Args:
+        url: of the engine.
+        key: the engine's secret.
+        silence_seconds: the longest time without a token.
+    """
+
+    def __init__(self, url: str, key: str, silence_seconds: float) -> None:
+        self._silence = silence_seconds
+        self._http = HttpClient(url, authorization(key), read_seconds=silence_seconds)
+        self._open: set[Exchange] = set()
+
+    def close(self) -> None:
+        """Close every idle connection."""
+        self._http.close()
+
+    def break_all(self) -> None:
+        """Give up every answer that this engine is making: it is not expected to go on."""
+        for exchange in [*self._open]:
+            exchange.abort()
+
+    async def attempt(self, progress: Progress, body: bytes, accept_seconds: float) -> AsyncGenerator[Piece]:
+        """One request to the engine, for an answer that may have tokens already.
+
+        Raises:
+            UnknownModel, VersionNotResident, ContextLengthExceeded, InvalidRequest, Overloaded: the engine refused.
+            EngineRestarted, LostRequest, Unavailable: it lost the request, or did not take it.
+            EngineFailed, EngineSilent: its answer cannot be used, or it sends nothing.
+        """
+        offset, num_top = len(progress.made), progress.request.num_top
+        exchange = await self._begin(body, accept_seconds)
+        self._open.add(exchange)
+        ended = False
+        try:
+            if exchange.status != _OK:
+                raise read_refusal(exchange.status, exchange.retry_after, await _refusal(exchange))
+            silent_since, held = 0.0, Lines()
+            while arrived := await exchange.read():
+                has_spoken = False
+                for line in held.split(arrived):
+                    data = line[6:] if line.startswith(b"data: {") else data_of(line) if line else None
+                    if data is None:
+                        continue
+                    piece = read_event(data, offset, num_top)
+                    ended = piece.finish_reason is not None
+                    if piece.tokens or ended:
+                        has_spoken = True
+                        yield piece
+                silent_since = 0.0 if has_spoken else self._check_silence(silent_since)
+            raise EngineFailed("the engine ended a stream before its answer")
+        except Broken as error:
+            raise _failure(error) from error
+        finally:
+            self._open.discard(exchange)
+            exchange.end(only_formalities=ended)
+
+    async def models(self) -> list[str]:
+        """The model ids that the engine serves.
+
+        Raises:
+            Unavailable: the engine does not answer.
+            EngineFailed: its answer cannot be used.
+        """
+        status, content = await self.fetch("/v1/models", _MODELS_SECONDS)
+        if status != _OK:
+            raise read_refusal(status, b"", content)
+        return read_models(content)
+
+    async def state(self) -> tuple[bool, Health]:
+        """Whether our engine says that it is well, and what else it says.
+
+        Raises:
+            Unavailable: the engine does not answer.
+            EngineFailed: it refuses our key.
+        """
+        status, content = await self.fetch("/state", _STATE_SECONDS)
+        if status not in (_OK, _UNAVAILABLE):
+            raise read_refusal(status, b"", content)
+        return status == _OK, read_health(content)
+
+    async def is_healthy(self) -> bool:
+        """True if an engine of any kind says that it is."""
+        try:
+            status, _ = await self.fetch("/health", _STATE_SECONDS)
+        except Unavailable:
+            return False
+        return status == _OK
+
+    async def fetch(self, path: str, seconds: float) -> tuple[int, bytes]:
+        """Status and body of a GET. Raises Unavailable."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._http.fetch("GET", path)
+        except (Broken, TimeoutError) as error:
+            raise _unreachable(error) from error
+
+    def _check_silence(self, silent_since: float) -> float:
+        """Since when the engine has sent only bytes without a token; `silent_since` 0: from now on."""
+        now = time.monotonic()
+        if silent_since and now - silent_since > self._silence:
+            raise EngineSilent(f"the engine sent no token for {self._silence:g} s; {ASK_LATER}")
+        return silent_since or now
+
+    async def _begin(self, body: bytes, seconds: float) -> Exchange:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._http.begin("POST", PATH, body)
+        except TimeoutError as error:
+            raise EngineSilent(f"the engine did not accept the request within {seconds:g} s; {ASK_LATER}") from error
+        except Broken as error:
+            raise _failure(error) from error
+
+
+async def _refusal(exchange: Exchange) -> bytes:
+    """The body of a response other than 200; empty if it does not arrive soon."""
+    try:
+        async with asyncio.timeout(_REFUSAL_SECONDS):
+            return await exchange.read_all(_REFUSAL_BYTES)
+    except (Broken, TimeoutError):
+        return b""
+
+
+def _failure(error: Broken) -> MillraceError:
+    """The error for a request without a complete answer."""
+    if isinstance(error, NoConnection):
+        return _unreachable(error)
+    if isinstance(error, Closed):
+        return LostRequest(str(error))
+    if isinstance(error, Silent):
+        return EngineSilent(f"the engine was {error}; {ASK_LATER}")
+    return EngineFailed(f"the engine does not speak HTTP as expected: {error}")
+
+
+def _unreachable(error: Broken | TimeoutError) -> Unavailable:
+    return Unavailable(f"the engine cannot be reached ({type(error).__name__}: {error})")

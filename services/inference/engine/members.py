@@ -1,0 +1,153 @@
+"""One replica as inference sees it: its row, its connections, its requests in flight, and whether it is in rotation.
+
+A replica that fails leaves the rotation for half a second, then a second, and so on up to half a minute; after each time its
+`/health` is asked, and it comes back when it answers. An answer that it completes sets the delay back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import structlog
+
+from contracts.engines import EngineReplica
+from runtime.metrics import ENGINE_OUT_OF_ROTATION
+from services.inference.engine.connection import EngineConnection
+from services.inference.engine.wire import System
+
+Reason = Literal["unreachable", "not_serving", "lost", "silent", "unusable_answer", "wrong_version"]
+"""Why a replica left the rotation: no connection; 503; it closed a connection; it accepted or sent nothing; an answer that breaks the
+protocol, such as `choices: []`; tokens of a version that neither its row nor an assignment names."""
+_FIRST_SECONDS, _LONGEST_SECONDS = 0.5, 30.0
+_RECENT_VERSIONS = 8
+_log = structlog.get_logger(__name__)
+
+
+class Member:
+    """See the module. Belongs to one event loop.
+
+    Args:
+        row: what it announced.
+        connection: to its URL.
+        sleep: `asyncio.sleep`.
+    """
+
+    def __init__(
+        self,
+        row: EngineReplica,
+        connection: EngineConnection,
+        sleep: Callable[[float], asyncio.Future[None]] | None = None,
+    ) -> None:
+        self.row = row
+        self.connection = connection
+        self.num_in_flight = 0
+        self.is_stale = False
+        self.reason: Reason | None = None
+        self.unwell_since: float | None = None
+        """When the row began to say that it does not serve, or to be stale; on the clock of the pool."""
+        self._sleep = sleep or asyncio.sleep
+        self._delay = 0.0
+        self._recovering: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()
+        self._versions: deque[int] = deque(maxlen=_RECENT_VERSIONS)
+        self._shown: str | None = None
+        self.update(row)
+
+    @property
+    def name(self) -> str:
+        """Of the replica."""
+        return self.row.name
+
+    @property
+    def system(self) -> System:
+        """What makes the tokens, as the row says."""
+        return System(self.row.engine, self.row.dtype or None, "logprobs" not in self.row.abilities)
+
+    @property
+    def serves(self) -> bool:
+        """True if it is in rotation and its row says that it serves."""
+        return self.reason is None and not self.is_stale and self.row.status == "serving"
+
+    def update(self, row: EngineReplica, *, is_stale: bool = False) -> None:
+        """Take what it announced last."""
+        if row.instance != self.row.instance and self.reason is not None:
+            self.hurry()  # it was started again
+        self.row, self.is_stale = row, is_stale
+        for version in row.slots.values():
+            if version is not None and version not in self._versions:
+                self._versions.append(version)
+        self._show(self._trouble())
+
+    def has_named(self, version: int) -> bool:
+        """True if its row named this version lately."""
+        return version in self._versions
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """A block in which it works on a request."""
+        self.num_in_flight += 1
+        try:
+            yield
+        finally:
+            self.num_in_flight -= 1
+
+    def succeeded(self) -> None:
+        """It completed an answer."""
+        self._delay = 0.0
+
+    def failed(self, reason: Reason, message: str) -> None:
+        """Leave the rotation until it is healthy again."""
+        if self.reason is not None:
+            return
+        self.reason = reason
+        self._delay = min(_LONGEST_SECONDS, max(_FIRST_SECONDS, 2 * self._delay))
+        _log.warning("engine out of rotation", engine=self.name, reason=reason, seconds=self._delay, error=message)
+        self._show(self._trouble())
+        self._hurry.clear()
+        self._recovering = asyncio.create_task(self._recover())
+
+    def hurry(self) -> None:
+        """Ask for its health now: requests wait, or it was started again."""
+        self._hurry.set()
+
+    def close(self) -> None:
+        """Forget it."""
+        if self._recovering is not None:
+            self._recovering.cancel()
+        self.connection.break_all()
+        self.connection.close()
+        self._show(None)
+
+    async def _recover(self) -> None:
+        while True:
+            waiting = asyncio.ensure_future(self._sleep(self._delay))
+            hurried = asyncio.ensure_future(self._hurry.wait())
+            try:
+                await asyncio.wait({waiting, hurried}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
+                hurried.cancel()
+            self._hurry.clear()
+            if await self.connection.is_healthy():
+                break
+            self._delay = min(_LONGEST_SECONDS, 2 * self._delay)
+        _log.info("engine back in rotation", engine=self.name)
+        self.reason = None
+        self._show(self._trouble())
+
+    def _trouble(self) -> str | None:
+        if self.reason is not None or self.is_stale:
+            return self.reason or "stale"
+        return None if self.row.status == "serving" else self.row.status
+
+    def _show(self, shown: str | None) -> None:
+        if shown != self._shown:
+            if self._shown is not None:
+                ENGINE_OUT_OF_ROTATION.labels(self.name, self._shown).set(0)
+            if shown is not None:
+                ENGINE_OUT_OF_ROTATION.labels(self.name, shown).set(1)
+            self._shown = shown

@@ -1,0 +1,384 @@
+"""All engines of a policy as one: a request goes to a replica that serves, and to another one if that replica is lost.
+
+    rows ─▶ members ─▶ choose() ─▶ EngineConnection.attempt() ─▶ pieces
+              ▲                            │ refused, lost, silent, unusable, wrong version
+              └── out of rotation ◀────────┴─▶ the next choice; the tokens so far stand in its prompt
+
+In: requests. Out: pieces of answers, each with the versions that made them. Waits for: a replica. A request without a token moves at
+once; one with tokens is continued by a replica with the same version, or else with any version of its arm. A replica that ended an
+answer early, or accepted it and sent nothing, never gets the same request again. Without any row, one engine at a fixed address is
+asked, see `client`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import NamedTuple
+
+import structlog
+
+from contracts.assignments import Assignment
+from contracts.errors import (
+    EngineFailed,
+    EngineRestarted,
+    EngineSilent,
+    InvalidRequest,
+    MillraceError,
+    Overloaded,
+    Unavailable,
+    UnknownModel,
+    VersionNotResident,
+)
+from contracts.sampling import Span
+from runtime.metrics import ENGINE_REQUESTS_MOVED
+from services.inference.engine.choosing import choose, needed, slot_of, version_named
+from services.inference.engine.client import MOST_LOSSES, PATIENCE_SECONDS, EngineClient
+from services.inference.engine.connection import ASK_LATER, EngineConnection, LostRequest
+from services.inference.engine.members import Member, Reason
+from services.inference.engine.progress import Progress
+from services.inference.engine.rows import ReplicaRows
+from services.inference.engine.state import Health
+from services.inference.engine.wire import EngineRequest, Piece, request_body
+
+_ACCEPT_SECONDS = 5.0
+"""How long a replica may take to accept a request while another one could."""
+_MOVE_SECONDS = 10.0
+"""A replica that has said for so long that it does not serve, or nothing at all, loses its requests to others."""
+_POLL_SECONDS = 0.2
+_RENEWED_SECONDS = 1.5  # by the replica's clock: it renewed its row twice
+_ANNOUNCED_SECONDS = 1.2
+"""After this time a replica has announced a version that it began to serve."""
+_log = structlog.get_logger(__name__)
+
+
+class _WrongVersion(Exception):
+    """A replica named a version for its tokens that nobody assigned and that its row does not name."""
+
+
+_KEEPS_IT = (LostRequest, EngineSilent, EngineFailed)
+"""After these the replica may still work on the request, or would fail again."""
+_OTHERS_MAY = (*_KEEPS_IT, Unavailable, Overloaded, VersionNotResident, UnknownModel)
+"""After these another replica may be asked. `EngineRestarted` is an `Unavailable`."""
+
+
+class _Closed(NamedTuple):
+    """A replica that may still work on a request: its instance, and when it had renewed its row."""
+
+    instance: str
+    seen_at: float
+
+
+class _Turn:
+    """What happened to one request so far."""
+
+    def __init__(self) -> None:
+        self.avoided: set[str] = set()
+        """Replicas that refused it; asked again once no other is left."""
+        self.closed: dict[str, _Closed] = {}
+        """Replicas that never get it again unless they are started again."""
+        self.suspects: list[tuple[Member, str]] = []
+        self.num_lost = 0
+        self.deadline: float | None = None
+        self.error: MillraceError | None = None
+
+    def has_closed(self, member: Member) -> bool:
+        """True if this start of a replica never gets the request again."""
+        closed = self.closed.get(member.name)
+        return closed is not None and closed.instance == member.row.instance
+
+    def is_hopeless(self, member: Member) -> bool:
+        """True if, besides, it is alive: it renewed its row since, or it answered. Otherwise it may be started again."""
+        if not self.has_closed(member):
+            return False
+        return not isinstance(self.error, LostRequest) or (
+            not member.is_stale and member.row.seen_at > self.closed[member.name].seen_at + _RENEWED_SECONDS
+        )
+
+
+class EnginePool:
+    """See the module. Belongs to one event loop.
+
+    Args:
+        policy: the `model` of requests.
+        region: of this process.
+        rows: where replicas announce themselves.
+        single: the engine at a fixed address, asked while there are no rows.
+        connect: opens connections to a URL.
+        assigned: arm → its assignment.
+        patience_seconds: how long a request waits for a replica.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: str,
+        region: str,
+        rows: ReplicaRows,
+        single: EngineClient,
+        connect: Callable[[str], EngineConnection],
+        assigned: Callable[[], Awaitable[Mapping[str, Assignment]]],
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        self._policy = policy
+        self._region = region
+        self._rows = rows
+        self._single = single
+        self._connect = connect
+        self._assigned = assigned
+        self._patience = patience_seconds
+        self._members: dict[str, Member] = {}
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._rows.close()
+        for member in self._members.values():
+            member.close()
+        self._single.close()
+
+    async def generate(self, request: EngineRequest) -> AsyncGenerator[Piece]:
+        """One answer, up to the piece with a finish reason. Closing the iterator cancels it.
+
+        Raises:
+            UnknownModel, VersionNotResident, ContextLengthExceeded: every replica refused.
+            InvalidRequest: a replica refused, or no replica has an ability that the request needs.
+            Overloaded: every replica has too much to do.
+            EngineFailed, EngineSilent: no usable answer came, and the request must not be sent again.
+            Unavailable: no replica came back in time.
+        """
+        if not await self._look():
+            async with aclosing(self._single.generate(request)) as answer:
+                async for piece in answer:
+                    yield piece
+            return
+        progress, turn = Progress(request), _Turn()
+        while not progress.is_full:
+            member = await self._next(progress, turn)
+            try:
+                async with aclosing(self._ask(member, progress, turn)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+                        if piece.finish_reason is not None:
+                            return
+            except (MillraceError, _WrongVersion) as error:
+                self._note(member, turn, error, request)
+        yield progress.cut()
+
+    async def models(self) -> list[str]:
+        """The policy, and its versions that can be asked for now. Raises like `EngineClient.models`."""
+        if not await self._look():
+            return await self._single.models()
+        rows = [member.row for member in self._members.values() if member.serves]
+        held = {version for row in rows for version in row.slots.values() if version is not None}
+        return [self._policy, *(f"{self._policy}@v{version}" for version in sorted(held))]
+
+    async def healths(self) -> list[Health]:
+        """The state of every replica that announces itself. Raises Unavailable without any."""
+        if not await self._look():
+            return [await self._single.health()]
+        return [await _health_of(member) for member in self._members.values() if not member.is_stale]
+
+    async def serves(self, arm: str) -> bool:
+        """True if a replica has a slot with a version for this arm; also if that is unknown because there are no rows."""
+        return not await self._look() or any(
+            member.serves and member.row.serves(arm) for member in self._members.values()
+        )
+
+    async def _ask(self, member: Member, progress: Progress, turn: _Turn) -> AsyncGenerator[Piece]:
+        slot = slot_of(member.row, progress.request)
+        progress.begin(member.system)
+        is_alone = len(self._in_rotation()) < 2  # noqa: PLR2004 there must be another one
+        seconds = self._patience if is_alone else min(_ACCEPT_SECONDS, self._patience)
+        body = request_body(progress.request, progress.made, slot.model if slot else None)
+        with member.working():
+            async with aclosing(member.connection.attempt(progress, body, seconds)) as pieces:
+                async for piece in pieces:
+                    if piece.spans and not await self._is_honest(member, piece.spans):
+                        raise _WrongVersion(f"tokens of v{piece.spans[-1].version}")
+                    turn.deadline = None
+                    told = progress.add(piece)
+                    if (
+                        piece.finish_reason is not None
+                    ):  # before the caller has the last piece, after which it asks for no more
+                        member.succeeded()
+                        for suspect, message in turn.suspects:
+                            suspect.failed("unusable_answer", message)
+                    yield told
+
+    async def _next(self, progress: Progress, turn: _Turn) -> Member:
+        """The replica to ask now; waits until there is one.
+
+        Raises:
+            MillraceError: the last refusal, if waiting cannot help.
+            Unavailable: there was none in time.
+        """
+        request = progress.request
+        last_version = progress.spans[-1].version if progress.spans else None
+        while True:
+            fresh = [
+                member
+                for member in self._in_rotation()
+                if member.name not in turn.avoided and not turn.has_closed(member)
+            ]
+            found = choose(fresh, request, self._region, last_version, is_continued=bool(progress.made))
+            if found is not None:
+                return found
+            self._refuse(request, turn)
+            if turn.deadline is None:
+                turn.deadline = time.monotonic() + self._patience
+            if time.monotonic() > turn.deadline:
+                reason = turn.error.message if turn.error else self._why_none()
+                raise Unavailable(
+                    f"no engine came back within {self._patience:g} s: {reason}; see the logs of the engines, then try again"
+                )
+            turn.avoided.clear()
+            for member in self._members.values():
+                member.hurry()
+            await asyncio.sleep(_POLL_SECONDS)
+            await self._look()
+
+    def _refuse(self, request: EngineRequest, turn: _Turn) -> None:
+        """Raise if waiting cannot help."""
+        error = turn.error
+        if isinstance(error, Overloaded | UnknownModel) or (
+            isinstance(error, VersionNotResident) and not request.any_version
+        ):
+            raise error  # else its row will name the version that it holds now
+        if error is not None and turn.closed and all(turn.is_hopeless(member) for member in self._members.values()):
+            raise (
+                error
+                if isinstance(error, EngineFailed | EngineSilent)
+                else EngineFailed(f"the engine ended an answer early and still serves ({error.message}); {ASK_LATER}")
+            )
+        holding = [member for member in self._members.values() if slot_of(member.row, request) is not None]
+        named = version_named(request)
+        if named is not None and not holding and not any(member.is_stale for member in self._members.values()):
+            raise VersionNotResident(f"{request.model} is not resident; resident: {self._resident()}", param="model")
+        for ability, param in needed(request).items():
+            if holding and not any(ability in member.row.abilities for member in holding):
+                raise InvalidRequest(f"no engine here supports {param} ({ability}); leave it out", param=param)
+
+    def _note(self, member: Member, turn: _Turn, error: MillraceError | _WrongVersion, request: EngineRequest) -> None:
+        """Decide what a failure says about the replica and the request. Raises it if no other replica may be asked."""
+        if not isinstance(error, (*_OTHERS_MAY, _WrongVersion)):
+            raise error
+        message = error.message if isinstance(error, MillraceError) else str(error)
+        if isinstance(error, _KEEPS_IT):
+            turn.closed[member.name] = _Closed(member.row.instance, member.row.seen_at)
+        if isinstance(error, (*_KEEPS_IT, EngineRestarted)):
+            turn.num_lost += 1
+        if isinstance(error, EngineFailed):
+            # It may be the request's fault: it counts against the replica only if another one can answer it.
+            turn.suspects.append((member, message))
+        reason = _reason_of(error)
+        if reason is not None:
+            member.failed(reason, message)
+        turn.avoided.add(member.name)
+        turn.error = (
+            error if isinstance(error, MillraceError) else EngineFailed(f"the engine {member.name} sent {message}")
+        )
+        ENGINE_REQUESTS_MOVED.labels(reason or turn.error.code).inc()
+        _log.warning(
+            "request moves to another engine", request_id=request.request_id, engine=member.name, reason=message
+        )
+        if turn.num_lost >= MOST_LOSSES:
+            raise EngineFailed(f"engines lost this request {turn.num_lost} times: {message}") from error
+
+    async def _is_honest(self, member: Member, spans: list[Span]) -> bool:
+        """Whether its row or an assignment names the versions of its tokens. A table that cannot be read accuses nobody."""
+        for seconds in (0.0, 0.0, _ANNOUNCED_SECONDS):
+            assigned = {arm.version for arm in (await self._assigned()).values()}
+            if all(member.has_named(span.version) or span.version in assigned for span in spans):
+                return True
+            await asyncio.sleep(seconds)
+            if not await self._rows.refresh():
+                return True
+            await self._look()
+        return all(member.has_named(span.version) for span in spans)
+
+    def _in_rotation(self) -> list[Member]:
+        """Replicas that may be asked: those that serve, else those that are only paused and keep their requests."""
+        serving = [member for member in self._members.values() if member.serves]
+        return serving or [
+            member
+            for member in self._members.values()
+            if member.reason is None and not member.is_stale and member.row.status == "paused"
+        ]
+
+    async def _look(self) -> bool:
+        """Take the rows as they are now. False if there are none."""
+        rows = await self._rows.held()
+        now = time.monotonic()
+        for row in rows:
+            member = self._members.get(row.name)
+            if member is not None and member.row.url != row.url:
+                self._members.pop(row.name).close()
+                member = None
+            if member is None:
+                if not row.url:
+                    continue
+                member = self._members[row.name] = Member(row, self._connect(row.url))
+            member.update(row, is_stale=self._rows.is_stale(row.name))
+            self._watch(member, now)
+        names = {row.name for row in rows}
+        for name in self._members.keys() - names:
+            self._members.pop(name).close()
+        return bool(self._members) and not all(member.is_stale for member in self._members.values())
+
+    def _watch(self, member: Member, now: float) -> None:
+        """Move the requests of a replica that has not served for long, if another one can take them."""
+        if not member.is_stale and member.row.status == "serving":
+            member.unwell_since = None
+        elif member.unwell_since is None:
+            member.unwell_since = now
+        elif (
+            (member.is_stale or now - member.unwell_since > _MOVE_SECONDS)
+            and member.num_in_flight
+            and any(other.serves for other in self._members.values())
+        ):
+            member.connection.break_all()
+
+    def _resident(self) -> list[tuple[str, int]]:
+        held = {
+            (arm, version)
+            for member in self._members.values()
+            for arm, version in member.row.slots.items()
+            if version is not None
+        }
+        return sorted(held)
+
+    def _why_none(self) -> str:
+        said = [
+            f"{member.name}: {member.reason or ('stale' if member.is_stale else member.row.status)}"
+            for member in self._members.values()
+        ]
+        return ", ".join(said) or "no engine has announced itself"
+
+
+def _reason_of(error: MillraceError | _WrongVersion) -> Reason | None:
+    """Why a replica leaves the rotation; None if it stays."""
+    match error:
+        case _WrongVersion():
+            return "wrong_version"
+        case EngineSilent():
+            return "silent"
+        case LostRequest():
+            return "lost"
+        case EngineRestarted() | Overloaded():
+            return None
+        case Unavailable():
+            return "not_serving" if "answered" in error.message else "unreachable"
+        case _:
+            return None
+
+
+async def _health_of(member: Member) -> Health:
+    row = member.row
+    if row.kind == "millrace":
+        try:
+            return (await member.connection.state())[1]
+        except (Unavailable, EngineFailed):
+            pass
+    return Health(row.status, dict(row.slots), {}, row.instance, row.engine, row.dtype or None)

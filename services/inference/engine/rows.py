@@ -1,0 +1,99 @@
+"""The engines of a policy as they announced themselves: read again every half second, and the last known ones while that fails.
+
+In: the table `engine_replica`. Out: rows, and how long ago each was renewed. Waits for: the database, on a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from contracts.engines import FRESH_SECONDS, EngineReplica, read_replicas
+from contracts.errors import Unavailable
+from runtime.database import Database
+
+_READ_SECONDS = 0.5
+_log = structlog.get_logger(__name__)
+
+
+class ReplicaRows:
+    """See the module. Belongs to one event loop.
+
+    Whether a row is renewed is judged by our own clock, because a replica's clock may be wrong: a row is stale if `seen_at` has not
+    changed for ten seconds in which the table could be read.
+
+    Args:
+        read: all rows; called on a thread. Raises Unavailable.
+        clock: `time.monotonic`.
+    """
+
+    def __init__(
+        self, read: Callable[[], Sequence[EngineReplica]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._read = read
+        self._clock = clock
+        self._held: dict[str, EngineReplica] = {}
+        self._renewed_at: dict[str, float] = {}
+        self._read_at = float("-inf")
+        self._begun_at = float("-inf")
+        self._reading: asyncio.Task[bool] | None = None
+
+    async def held(self) -> list[EngineReplica]:
+        """All rows by name. Waits for a read only if there was none yet."""
+        if self._clock() - self._begun_at > _READ_SECONDS and (self._reading is None or self._reading.done()):
+            self._begun_at = self._clock()
+            self._reading = asyncio.create_task(self._refresh())
+        if self._read_at == float("-inf") and self._reading is not None:
+            await asyncio.shield(self._reading)
+        return list(self._held.values())
+
+    async def refresh(self) -> bool:
+        """Read now. False if that fails."""
+        if self._reading is not None and not self._reading.done():
+            await asyncio.shield(self._reading)  # it may have begun before what the caller wants to see
+        self._begun_at = self._clock()
+        self._reading = asyncio.create_task(self._refresh())
+        return await asyncio.shield(self._reading)
+
+    def is_stale(self, name: str) -> bool:
+        """True if the replica has not renewed its row, although the table was read."""
+        renewed = self._renewed_at.get(name)
+        return renewed is None or self._read_at - renewed > FRESH_SECONDS
+
+    async def close(self) -> None:
+        """Wait for the read in progress."""
+        if self._reading is not None:
+            await asyncio.shield(self._reading)
+
+    async def _refresh(self) -> bool:
+        try:
+            rows = await asyncio.to_thread(self._read)
+        except Unavailable as error:
+            _log.warning("engine rows not read", reason=error.message)
+            # A table that cannot be read says nothing about who is alive.
+            return False
+        now, first = self._clock(), self._read_at == float("-inf")
+        away = 0.0 if first else max(0.0, now - self._read_at - FRESH_SECONDS / 2)
+        for row in rows:
+            before = self._held.get(row.name)
+            if before is None:
+                self._renewed_at[row.name] = now if row.is_fresh(time.time()) else now - 2 * FRESH_SECONDS
+            elif before.seen_at != row.seen_at:
+                self._renewed_at[row.name] = now
+            else:
+                self._renewed_at[row.name] += away  # the table could not be read for so long
+        self._held, self._read_at = {row.name: row for row in rows}, now
+        return True
+
+
+def reader_of(database: Database, policy: str) -> Callable[[], Sequence[EngineReplica]]:
+    """Reads the rows of one policy."""
+
+    def read() -> Sequence[EngineReplica]:
+        with database.snapshot() as connection:
+            return read_replicas(connection, policy)
+
+    return read

@@ -1,0 +1,288 @@
+"""Several replicas behind one endpoint: who answers, and what happens when a replica fails in each of the ways it can."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from fastapi import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from contracts.assignments import CANDIDATE, LIVE, move
+from contracts.engines import EngineReplica, announce, read_replicas, withdraw
+from contracts.records import unpack_ids
+from contracts.sampling import Span
+from runtime.database import Database
+from services.inference.app import create_app
+from tests.unit.services.inference.conftest import Inference
+from tests.unit.services.inference.world import FakeEngine, Stage, StubbornLog, event_of, make_base
+from tests.unit.services.serving import make_home, make_key, serve, wait_until
+
+TEXT = "Tisch für 4: {ok}"
+NAMES = ("a", "b")
+
+
+class Odd(FakeEngine):
+    """Answers in one of the ways that break the protocol, if told to.
+
+    Attributes:
+        oddity: `no_choices`, `refuses`, `lies`, `overloaded`, or none.
+    """
+
+    oddity = ""
+
+    async def generate(self, request: Request) -> Response:
+        """See `FakeEngine`."""
+        if not self.oddity:
+            return await super().generate(request)
+        self.requests.append(await request.json())
+        if self.oddity == "refuses":
+            return JSONResponse({"error": {"message": "loading", "code": "unavailable"}}, status_code=503)
+        if self.oddity == "overloaded":
+            return JSONResponse({"error": {"message": "full", "code": "engine_overloaded"}}, status_code=429)
+        said = 'data: {"choices": []}\n\n' if self.oddity == "no_choices" else event_of(70, [(0, 99)], None)
+        return StreamingResponse(iter([said]), media_type="text/event-stream")
+
+
+class Replicas(Inference):
+    """An endpoint with two replicas, `a` and `b`, in region `local`."""
+
+    def __init__(self, engines: dict[str, Odd], database: Database, urls: dict[str, str], *arguments: Any) -> None:
+        super().__init__(engines["a"], *arguments)
+        self.engines = engines
+        self.urls = urls
+        self.database = database
+
+    def tell(self, name: str, **changes: Any) -> None:
+        """Write the row of a replica."""
+        row = EngineReplica(
+            name, "demo", self.urls[name], "millrace", "local", "serving", {"live": 3, "candidate": None},
+            frozenset({"spans", "logprobs", "seed"}), f"start of {name}", "fake/1", "float32", 0.0,
+        )  # fmt: skip
+        with self.database.transaction() as connection:
+            announce(connection, row._replace(**changes))
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until the endpoint has read the rows of now."""
+        with self.database.snapshot() as connection:
+            wanted = {row.name: row for row in read_replicas(connection, "demo")}
+        pool = self.pool
+        wait_until(lambda: self.is_known(pool, wanted))
+
+    def is_known(self, pool: Any, wanted: dict[str, EngineReplica]) -> bool:
+        self.client.models.list()  # reads rows that are old
+        return {name: member.row for name, member in pool._members.items()} == wanted
+
+    pool: Any
+
+    def asked(self) -> dict[str, int]:
+        """How many requests each replica got."""
+        return {name: len(engine.requests) for name, engine in self.engines.items()}
+
+    def out(self) -> dict[str, str]:
+        """Replicas out of rotation, and why."""
+        members = self.pool._members
+        return {name: member.reason for name, member in members.items() if member.reason is not None}
+
+
+@pytest.fixture(scope="module")
+def stages() -> Iterator[dict[str, Stage]]:
+    with ExitStack() as stack:
+        stages = {name: Stage() for name in NAMES}
+        for stage in stages.values():
+            stage.url = stack.enter_context(serve(stage))
+        yield stages
+
+
+@pytest.fixture
+def replicas(tmp_path: Path, database: Database, stages: dict[str, Stage]) -> Iterator[Replicas]:
+    make_base(tmp_path / "base")
+    engines = {name: Odd(TEXT) for name in NAMES}
+    for name, stage in stages.items():
+        stage.engine = engines[name]
+    log = StubbornLog(tmp_path / "log")
+    keys = make_key(database), make_key(database, "operator")
+    urls = {name: stage.url for name, stage in stages.items()}
+    app = create_app(make_home(tmp_path), event_log=log, patience_seconds=3.0)
+    with database.transaction() as connection:
+        move(connection, policy="demo", arm=LIVE, version=3, expected_epoch=0, writer="test", reason="test", share=1.0)
+    with serve(app) as url:
+        world = Replicas(engines, database, urls, log, url, *keys)
+        world.pool = app.state.engines
+        for name in NAMES:
+            with database.transaction() as connection:
+                announce(
+                    connection,
+                    EngineReplica(
+                        name, "demo", urls[name], "millrace", "local", "serving", {"live": 3, "candidate": None},
+                        frozenset({"spans", "logprobs", "seed"}), f"start of {name}", "fake/1", "float32", 0.0,
+                    ),
+                )  # fmt: skip
+        world.settle()
+        yield world
+        for engine in engines.values():
+            engine.go.set()
+        world.client.close()
+
+
+def text_of(answer: Any, *, stream: bool) -> str:
+    if stream:
+        return "".join(chunk.choices[0].delta.content or "" for chunk in answer)
+    return str(answer.choices[0].message.content)
+
+
+def test_both_replicas_are_asked_and_a_session_stays(replicas: Replicas) -> None:
+    for number in range(12):
+        replicas.ask(metadata={"session_id": f"one-{number}"})
+    assert min(replicas.asked().values()) > 0, "2 * 2**-12 is the chance that all sessions go one way"
+    before = replicas.asked()
+    for _ in range(6):
+        replicas.ask(metadata={"session_id": "the same"})
+    assert sorted(after - before[name] for name, after in replicas.asked().items()) == [0, 6]
+    assert {record.engine for record in replicas.logged()} == {"fake/1"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("oddity", "reason"), [("refuses", "not_serving"), ("no_choices", "unusable_answer"), ("lies", "wrong_version")]
+)
+def test_a_request_without_a_token_moves(replicas: Replicas, oddity: str, reason: str, stream: bool) -> None:
+    replicas.engines["a"].oddity = oddity
+    while not replicas.engines["a"].requests:
+        assert text_of(replicas.ask(stream=stream), stream=stream) == TEXT
+    assert replicas.out() == {"a": reason}
+    [record] = replicas.logged()[-1:]
+    assert record.spans == (Span(0, 3),)
+    count = len(replicas.engines["a"].requests)
+    for _ in range(3):
+        replicas.ask()
+    assert len(replicas.engines["a"].requests) == count, "it is out of rotation"
+    replicas.engines["a"].oddity = ""
+    wait_until(lambda: replicas.out() == {})
+
+
+def test_a_replica_that_is_full_stays_in_rotation(replicas: Replicas) -> None:
+    replicas.engines["a"].oddity = "overloaded"
+    while not replicas.engines["a"].requests:
+        assert text_of(replicas.ask(), stream=False) == TEXT
+    assert replicas.out() == {}
+    replicas.engines["b"].oddity = "overloaded"
+    with pytest.raises(openai.RateLimitError) as caught:
+        replicas.ask()
+    assert caught.value.code == "engine_overloaded"
+
+
+def test_a_request_that_no_replica_can_answer_takes_none_out(replicas: Replicas) -> None:
+    for engine in replicas.engines.values():
+        engine.oddity = "no_choices"
+    with pytest.raises(openai.InternalServerError) as caught:
+        replicas.ask()
+    assert caught.value.code == "engine_failed"
+    assert replicas.asked() == {"a": 1, "b": 1}
+    assert replicas.out() == {}
+
+
+def test_an_answer_goes_on_at_another_replica(replicas: Replicas) -> None:
+    replicas.engines["a"].survives = True
+    replicas.tell("b", status="paused")
+    replicas.engines["a"].hold_after = 4
+    answer = replicas.client.chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": "hi"}], stream=True
+    )
+    chunks = [next(answer)]
+    replicas.tell("b", status="serving")
+    replicas.engines["a"].die_after = 5
+    replicas.engines["a"].go.set()
+    chunks += list(answer)
+
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == TEXT
+    [first], [second] = replicas.engines["a"].requests, replicas.engines["b"].requests
+    assert second["token_ids"] == first["token_ids"] + replicas.engines["a"].answer[:5]
+    assert second["num_made"] == 5
+    [record] = replicas.logged()
+    assert record.spans == (Span(0, 3),), "the same version goes on"
+    assert unpack_ids(record.open().completion_ids) == replicas.engines["a"].answer
+    assert replicas.out() == {"a": "lost"}
+
+
+def test_a_dead_address_costs_nothing(replicas: Replicas) -> None:
+    replicas.urls["a"] = "http://127.0.0.1:1"
+    replicas.tell("a")
+    for _ in range(8):
+        assert text_of(replicas.ask(), stream=False) == TEXT
+    assert replicas.out() == {"a": "unreachable"}
+
+
+def test_another_region_answers_only_while_the_own_one_does_not(replicas: Replicas) -> None:
+    replicas.tell("a", region="far")
+    for _ in range(6):
+        replicas.ask()
+    assert replicas.asked() == {"a": 0, "b": 6}
+    replicas.tell("b", status="failed")
+    replicas.ask()
+    assert replicas.asked() == {"a": 1, "b": 6}
+
+
+def test_a_version_goes_to_a_replica_that_holds_it(replicas: Replicas) -> None:
+    with replicas.database.transaction() as connection:
+        move(connection, policy="demo", arm=CANDIDATE, version=5, expected_epoch=0, writer="t", reason="t", share=0.0)
+    replicas.engines["b"].resident = {3, 5}
+    replicas.tell("b", slots={"live": 3, "candidate": 5})
+    for _ in range(4):
+        replicas.ask(model="demo@v5")
+    assert replicas.asked() == {"a": 0, "b": 4}
+    with pytest.raises(openai.NotFoundError) as caught:
+        replicas.ask(model="demo@v4")
+    assert caught.value.code == "version_not_resident"
+    assert [model.id for model in replicas.client.models.list().data] == ["demo", "demo@v3", "demo@v5"]
+
+
+def test_an_ability_that_no_replica_has_is_named(replicas: Replicas) -> None:
+    for name in NAMES:
+        replicas.tell(name, abilities=frozenset({"spans"}))
+    with pytest.raises(openai.BadRequestError, match=r"no engine here supports seed") as caught:
+        replicas.ask(seed=7, metadata={"task": "private"})
+    assert caught.value.param == "seed"
+    assert replicas.asked() == {"a": 0, "b": 0}
+
+
+def test_raw_logprobs_are_recorded_as_such(replicas: Replicas) -> None:
+    for name in NAMES:
+        replicas.tell(name, abilities=frozenset({"spans"}))
+    replicas.ask()
+    assert replicas.logged()[0].sampling.raw_logprobs
+
+
+def test_a_new_replica_is_asked_and_one_that_withdraws_is_not(replicas: Replicas) -> None:
+    with replicas.database.transaction() as connection:
+        withdraw(connection, "demo", "a")
+    replicas.settle()
+    for _ in range(4):
+        replicas.ask()
+    assert replicas.asked() == {"a": 0, "b": 4}
+    replicas.tell("a")
+    wait_until(lambda: (replicas.ask(), replicas.asked()["a"])[1] > 0)
+
+
+def test_nothing_is_a_503_while_a_replica_comes_back(replicas: Replicas) -> None:
+    for engine in replicas.engines.values():
+        engine.oddity = "refuses"
+    started = time.monotonic()
+    replicas.engines["a"].serving = replicas.engines["b"].serving = False
+
+    def heal() -> None:
+        wait_until(lambda: len(replicas.out()) == 2)
+        replicas.engines["b"].oddity, replicas.engines["b"].serving = "", True
+
+    healing = threading.Thread(target=heal)
+    healing.start()
+    assert text_of(replicas.ask(), stream=False) == TEXT
+    healing.join()
+    assert time.monotonic() - started < 3
