@@ -20,7 +20,7 @@ from services.inference.engine.wire import EngineRequest
 _PINNED = re.compile(r".*@v([0-9]+)")
 
 
-class Slot(NamedTuple):
+class ServingSlot(NamedTuple):
     """The slot of a replica that can answer a request."""
 
     version: int
@@ -46,19 +46,19 @@ def needed(request: EngineRequest) -> dict[Ability, str]:
     return found
 
 
-def slot_of(row: EngineReplica, request: EngineRequest) -> Slot | None:
+def slot_of(row: EngineReplica, request: EngineRequest) -> ServingSlot | None:
     """The slot that answers a request on this replica; None if it has none."""
     named = version_named(request)
     if named is not None:
         if named in row.slots.values():
-            return Slot(named, request.model if row.kind == "millrace" else None)
+            return ServingSlot(named, request.model if row.kind == "millrace" else None)
         if not request.any_version:
             return None
     held = row.slots.get(request.arm)
     if held is None:
         return None
     model = request.model if named is None else f"{row.policy}@v{held}"
-    return Slot(held, model if row.kind == "millrace" else None)
+    return ServingSlot(held, model if row.kind == "millrace" else None)
 
 
 def version_named(request: EngineRequest) -> int | None:
