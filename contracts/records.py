@@ -64,6 +64,19 @@ class GenerationBody(msgspec.Struct, frozen=True, kw_only=True):
     """Chosen experts [tokens, layers, chosen], packed by `pack_experts`; empty if none were recorded."""
     expert_shape: ExpertShape | None = None
 
+    @property
+    def text_with_calls(self) -> str:
+        """What graders read: the text, then each call as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+
+        Calls of every model family look the same there, so graders need not know how a family writes them.
+        """
+        functions = [call["function"] for call in self.tool_calls]
+        calls = [
+            f'<tool_call>{{"name": {msgspec.json.encode(function["name"]).decode()}, "arguments": {function["arguments"]}}}</tool_call>'
+            for function in functions
+        ]
+        return "\n".join([*([self.text] if self.text or not calls else []), *calls])
+
 
 class Attempt(msgspec.Struct, frozen=True):
     """One attempt of a request, from a client that counts its retries and sends no `Idempotency-Key`.

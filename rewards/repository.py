@@ -38,5 +38,5 @@ def siblings_of(connection: Connection, completion_ids: Collection[str]) -> dict
         rows = select(generation.c.record).where(among(connection, generation.c.completion_id, completion_ids))
         for wire in connection.execute(rows).scalars():
             record = decode_shape(Generation, wire)
-            found.setdefault(record.completion_id, {})[record.choice] = record.open().text
+            found.setdefault(record.completion_id, {})[record.choice] = record.open().text_with_calls
     return found

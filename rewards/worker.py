@@ -147,7 +147,7 @@ def _watched(scored: ScoredEpisode) -> WatchedSample:
         cluster=scored.cluster,
         purpose=item.turn.purpose,
         revision=item.episode.revision,
-        text=item.body.text,
+        text=item.body.text_with_calls,
         num_tokens=len(item.body.completion_ids) // BYTES_PER_TOKEN_ID,
         finish_reason=item.turn.finish_reason,
         scores=scored.components.scores,
