@@ -55,4 +55,4 @@ def answer_of(item: UnpackedEpisode, task: Task, siblings: tuple[str, ...] = ())
     if follow_ups:
         newest = max(follow_ups, key=lambda signal: (signal.at, signal.id))
         metadata = metadata | {"follow_up": str(newest.value)}
-    return Answer(item.body.text_with_calls, metadata, item.body.messages, turn.finish_reason, turn.key, siblings)
+    return Answer(item.body.text, metadata, item.body.messages, turn.finish_reason, turn.key, siblings)

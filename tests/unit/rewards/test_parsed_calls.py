@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from contracts.records import Episode, GenerationBody, seal_body
-from rewards.episode import UnpackedEpisode, answer_of
+from contracts.records import GenerationBody
 from rewards.verifiers import tool_call
 from rewards.verifiers.check import Answer
-from tests.fakes import BOOKING_TASK, a_generation
 
 WEATHER = {
     "name": "weather",
@@ -57,13 +55,3 @@ def test_names_and_several_calls_are_read() -> None:
     assert check(Answer(body_of("", '{"city": "Ulm"}', '{"city": "Bonn"}').text_with_calls)).value == 1.0
     assert "same call occurs 2 times" in check(Answer(body_of("", *['{"city": "Ulm"}'] * 2).text_with_calls)).reason
     assert "no tool of this task" in check(Answer(body_of("", "{}", name='x"y').text_with_calls)).reason
-
-
-def test_graders_of_an_episode_read_them() -> None:
-    turn = a_generation(body=seal_body(body_of("Let me look.", '{"city": "Ulm"}')))
-    episode = Episode(key=turn.key, revision=1, reason="window", turns=(turn,), signals=(), closed_at=200.0)
-    item = UnpackedEpisode(episode, turn, turn.open())
-
-    assert answer_of(item, BOOKING_TASK).text == (
-        'Let me look.\n<tool_call>{"name": "weather", "arguments": {"city": "Ulm"}}</tool_call>'
-    )
