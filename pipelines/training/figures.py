@@ -57,9 +57,12 @@ class Speed:
     """Tokens per second and utilisation, over forward and backward alone and over all time since the last step."""
 
     def __init__(self, config: Any, peak_flops: float | None) -> None:
-        """`config` is the model's; without `peak_flops` utilisation is unknown."""
+        """`config` is the model's. Utilisation is unknown without `peak_flops`, and for models whose layers are not all attention."""
         self._config = config
-        self._peak = peak_flops
+        # trl's formula counts attention and dense layers; state spaces and convolutions have other costs.
+        has_attention = hasattr(config, "num_attention_heads")
+        is_attention = {"full_attention", "sliding_attention"}.issuperset(getattr(config, "layer_types", None) or ())
+        self._peak = peak_flops if has_attention and is_attention else None
         self._last_ended: float | None = None
 
     def figures(self, experiences: Sequence[Experience], started: float) -> dict[str, float | None]:
@@ -69,7 +72,7 @@ class Speed:
         wall = ended - (self._last_ended or started)
         self._last_ended = ended
         lengths = [len(segment.token_ids) // 4 for item in experiences for segment in item.segments]
-        flops = sum(length * compute_flops_per_token(self._config, length) for length in lengths)
+        flops = sum(length * compute_flops_per_token(self._config, length) for length in lengths) if self._peak else 0
         return {
             "step_seconds": busy,
             "tokens_per_second_forward_backward": sum(lengths) / busy,

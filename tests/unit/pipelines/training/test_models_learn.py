@@ -1,0 +1,73 @@
+"""A learner over each architecture: it learns, publishes the checkpoint's names, and comes back to the same bits."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines.training.figures import Speed
+from pipelines.training.learner import Learner
+from pipelines.training.settings import TrainingSettings
+from pipelines.training.state import TrainerState
+from policy.weights import copy_tensors, tensors_of
+from tests.models import KINDS, tiny_model
+from tests.unit.pipelines.training.builders import random_experience
+from weights.tensors import root_of
+
+SETTINGS = TrainingSettings(learning_rate=1e-2)
+
+
+def published(kind: str) -> Any:
+    """A model that holds published bits."""
+    torch.set_num_threads(1)
+    model = tiny_model(kind)
+    copy_tensors(model, tensors_of(model))
+    return model
+
+
+def learn(learner: Learner, seed: int) -> str:
+    """One step; the reason why it was skipped, if it was."""
+    random = np.random.default_rng(seed)
+    items = [random_experience(random, reward=float(number % 2)) for number in range(6)]
+    return learner.step(items, [1.0] * len(items), {0: learner.base}).skipped
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_version_of_a_trained_model_is_named_as_its_checkpoint_and_differs(kind: str) -> None:
+    learner = Learner(published(kind), SETTINGS)
+    assert learn(learner, 0) == ""
+    trained = learner.tensors()
+    assert {name: tensor.shape for name, tensor in trained.items()} == {
+        name: tensor.shape for name, tensor in learner.base.items()
+    }
+    moved = {name for name, tensor in trained.items() if not np.array_equal(tensor.data, learner.base[name].data)}
+    assert len(moved) > len(trained) // 2
+
+
+@pytest.mark.parametrize(("kind", "is_known"), [("llama", True), ("gemma3", True), ("lfm2", False), ("mamba2", False)])
+def test_utilisation_is_told_only_where_the_formula_holds(kind: str, is_known: bool) -> None:
+    config = tiny_model(kind).config
+    figures = Speed(config, 1e12).figures([random_experience(np.random.default_rng(0))], time.monotonic() - 1.0)
+    assert (figures["mfu_forward_backward"] is not None) is is_known
+    assert figures["tokens_per_second_forward_backward"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trainer_that_restarts_goes_on_exactly_and_one_that_is_rolled_back_has_the_old_bits(kind: str) -> None:
+    learner = Learner(published(kind), SETTINGS)
+    learn(learner, 0)
+    kept, bits = learner.capture(TrainerState(), 1), learner.tensors()
+    learn(learner, 1)
+
+    other = Learner(published(kind), SETTINGS)
+    other.restore(kept)
+    assert root_of(other.tensors()) == root_of(bits)
+    learn(other, 1)
+    assert root_of(other.tensors()) == root_of(learner.tensors())
+
+    learner.restart(bits)
+    assert root_of(learner.tensors()) == root_of(bits)
