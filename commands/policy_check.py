@@ -19,6 +19,7 @@ from commands.findings import Finding
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings, MillraceError
 from services.inference.template import load_template
+from services.inference.tools.registry import family_of
 
 _TIMEOUT_SECONDS = 600
 _CACHE_TOKENS, _BATCH_TOKENS, _ARMS = 16_384, 1024, 2
@@ -145,7 +146,9 @@ def _template(folder: Path) -> Finding:
     except MillraceError as error:
         return Finding("template", False, True, error.message)
     tools = "renders tools" if template.takes_tools else "renders no tools"
-    return Finding("template", True, True, f"of {len(template.source)} characters; {tools}")
+    family = family_of(template.source, template.tokenizer)
+    reasoning = "reasoning is told apart" if family.reasoning or family.channels else "no reasoning marks"
+    return Finding("template", True, True, f"family {family.name}: {tools}, {reasoning}")
 
 
 def _size(count: float) -> str:
