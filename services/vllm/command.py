@@ -32,6 +32,7 @@ def serve_command(settings: VllmSettings, name: str, base: Path, *, port: int, i
         "--generation-config", "vllm",
         "--scheduling-policy", "priority",
         "--enable-scale-out",
+        "--disable-uvicorn-access-log",
         "--worker-extension-cls", "policy.vllm_engine.WorkerExtension",
         "--weight-transfer-config", json.dumps({"backend": "millrace"}),
         *(["--enforce-eager"] if is_cpu else []),

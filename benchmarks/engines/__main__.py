@@ -1,0 +1,111 @@
+"""Our engine and vLLM side by side: tokens/s at 1, 8 and 32 in flight, the pause of a swap, mismatch against the trainer's forward.
+
+`python -m benchmarks.engines [--vllm-python PATH] [--rounds N]`. One engine runs at a time, on all cores; rounds alternate between them.
+k1 is the mean of log p_engine - log p_trainer over sampled tokens, k3 the mean of r - 1 - log r with r = p_trainer / p_engine
+(Schulman, "Approximating KL divergence", 2020); both are 0 for equal distributions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from benchmarks.engines.load import Sampled, prompts, run_load
+from benchmarks.engines.world import POLICY, OneEngine
+from benchmarks.paths import BASE
+from benchmarks.report import print_table, summarise, write_report
+from commands.engines import choose_engine
+from contracts.errors import InvalidSettings
+from policy.load import load_model
+
+_IN_FLIGHT = (1, 8, 32)
+_MAX_TOKENS = 64
+_REQUESTS = {1: 12, 8: 64, 32: 128}
+_NUM_SWAPS = 10
+console = Console(soft_wrap=True)
+
+
+def main(
+    vllm_python: Annotated[Path | None, typer.Option(help="Interpreter of vLLM's environment.")] = None,
+    rounds: Annotated[int, typer.Option(help="How often each engine is started.")] = 2,
+) -> None:
+    """Measure, print a table, and write benchmarks/results."""
+    chosen = choose_engine("vllm", vllm_python, 1).vllm
+    if chosen is None or chosen.python is None:
+        raise InvalidSettings("--vllm-python is missing")
+    found: dict[str, list[dict[str, Any]]] = {"millrace": [], "vllm": []}
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(rounds):
+            for python in (None, chosen.python):
+                engine = OneEngine(Path(folder) / f"{number}-{'vllm' if python else 'millrace'}", python, _NUM_SWAPS)
+                found[engine.kind].append(measure(engine))
+                console.print(f"round {number + 1}, {engine.kind}: {found[engine.kind][-1]}")
+    figures = {kind: _together(rows) for kind, rows in found.items()}
+    print_table(
+        "Our engine beside vLLM, medians",
+        ["", *found],
+        [[name, *(figures[kind][name]["median"] for kind in found)] for name in figures["vllm"]],
+    )
+    console.print(f"written to {write_report('engines', {'figures': figures})}")
+
+
+def measure(engine: OneEngine) -> dict[str, Any]:
+    """One start of one engine."""
+    with engine.running() as start_seconds:
+        asked = prompts(max(_REQUESTS.values()))
+        found: dict[str, Any] = {"start_seconds": start_seconds}
+        answers: list[Sampled] = []
+        for in_flight in _IN_FLIGHT:
+            load = asyncio.run(
+                run_load(
+                    engine.url, engine.headers, asked[: _REQUESTS[in_flight]], in_flight=in_flight, max_tokens=_MAX_TOKENS,
+                    policy=POLICY,
+                )
+            )  # fmt: skip
+            found[f"tokens_per_second_{in_flight}"] = load.tokens_per_second
+            found[f"failed_{in_flight}"] = load.num_failed
+            answers.extend(load.answers)
+        found |= mismatch(answers)
+        for version in range(1, _NUM_SWAPS + 1):
+            engine.bring(version)
+        pauses = engine.pauses()
+        found["stage_ms"] = 1000 * statistics.median(stage for stage, _ in pauses)
+        found["pause_ms"] = 1000 * statistics.median(pause for _, pause in pauses)
+    return found
+
+
+def mismatch(answers: list[Sampled]) -> dict[str, float]:
+    """k1 and k3 of what the engine said against float32 log-probs of transformers' forward, and the largest difference."""
+    model = load_model(str(BASE), device="cpu", dtype=torch.float32)
+    differences: list[float] = []
+    for answer in answers:
+        ids = torch.tensor([[*answer.prompt, *answer.tokens]])
+        with torch.no_grad():
+            logprobs = torch.log_softmax(model(ids).logits[0].float(), -1)
+        at = len(answer.prompt) - 1
+        differences += [
+            told - float(logprobs[at + place, token])
+            for place, (token, told) in enumerate(zip(answer.tokens, answer.logprobs, strict=True))
+        ]
+    told = torch.tensor(differences, dtype=torch.float64)
+    return {
+        "tokens_compared": float(len(differences)),
+        "k1": float(told.mean()),
+        "k3": float((torch.exp(-told) - 1 + told).mean()),
+        "largest_difference": float(told.abs().max()),
+    }
+
+
+def _together(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: summarise([float(row[name]) for row in rows]) for name in rows[0]}
+
+
+if __name__ == "__main__":
+    typer.run(main)
