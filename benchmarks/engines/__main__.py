@@ -82,7 +82,7 @@ def measure(engine: OneEngine) -> dict[str, Any]:
 
 
 def mismatch(answers: list[Sampled]) -> dict[str, float]:
-    """k1 and k3 of what the engine said against float32 log-probs of transformers' forward, and the largest difference."""
+    """k1, k3 and the largest difference of the engine's log-probs against transformers' forward in float32."""
     model = load_model(str(BASE), device="cpu", dtype=torch.float32)
     differences: list[float] = []
     for answer in answers:

@@ -125,7 +125,9 @@ def _follower(host: _Host, number: int) -> SlotFollower:
     )
 
     def connect(url: str) -> VllmServer:
-        return VllmServer(httpx.Client(base_url=url, headers=authorization(key), timeout=_CALL_SECONDS))
+        # vLLM resets a connection on which it answered 500, so none is used again.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        return VllmServer(httpx.Client(base_url=url, headers=authorization(key), timeout=_CALL_SECONDS, limits=limits))
 
     return SlotFollower(
         row,

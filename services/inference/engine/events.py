@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 import numpy as np
 
-from contracts.errors import EngineFailed, EngineRestarted, GrammarStuck, MillraceError
+from contracts.errors import EngineFailed, EngineRestarted, GrammarStuck, InvalidRequest, MillraceError
 from contracts.sampling import ExpertShape, Span
 from services.inference.engine.wire import Piece, RecordedExperts, SampledToken, System
 
@@ -73,6 +73,7 @@ class _Event(msgspec.Struct):
 
 _EVENT = msgspec.json.Decoder(_Event)
 _FAULTS: dict[str, type[MillraceError]] = {kind.code: kind for kind in (EngineRestarted, GrammarStuck)}
+_FAULTS["400"] = InvalidRequest  # vLLM begins the stream before it reads a grammar
 _VERSION = re.compile(r"v?(0|[1-9][0-9]{0,17})")
 
 

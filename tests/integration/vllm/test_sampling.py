@@ -10,6 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from contracts.errors import InvalidRequest
 from contracts.sampling import Sampling
 from policy.load import load_model
 from services.inference.engine.events import read_event
@@ -125,12 +126,11 @@ def test_a_grammar_holds_and_its_log_probs_are_those_of_the_masked_distribution(
 
 
 def test_a_grammar_that_cannot_be_read_is_refused_by_name(world: VllmWorld) -> None:
+    """vLLM answers 200 and refuses in the stream; our reader makes it the refusal of a request."""
     world.bring(0)
-    with world.client() as client:
-        params = {"max_tokens": 5, "structured_outputs": {"grammar": "start: (((("}}
-        body = {"request_id": "t", "token_ids": PROMPT, "stream": True, "sampling_params": params}
-        answer = client.post("/inference/v1/generate", json=body)
-    assert answer.status_code == 400, answer.text
+    (event,) = list(world.events(PROMPT, max_tokens=5, structured_outputs={"grammar": "start: (((("}))
+    with pytest.raises(InvalidRequest, match="Grammar error"):
+        read_event(json.dumps(event).encode(), 0)
 
 
 def test_what_inference_sends_is_what_the_server_takes(world: VllmWorld) -> None:

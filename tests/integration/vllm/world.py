@@ -87,7 +87,9 @@ class VllmWorld:
 
     # the process under test
     def start(self) -> None:
-        """Start the process `vllm` of the home."""
+        """Start the process `vllm` of the home, if it does not run."""
+        if self.process is not None and self.process.poll() is None:
+            return
         with (self.settings.home / "vllm.log").open("ab") as output:
             self.process = subprocess.Popen(  # noqa: S603 our own interpreter and script
                 [sys.executable, str(ROOT / "millrace.py"), "vllm", "--home", str(self.settings.home)],
@@ -129,6 +131,7 @@ class VllmWorld:
 
     def bring(self, version: int) -> EngineReplica:
         """Assign a version, and wait until the replica says that it serves it."""
+        self.start()  # a test before may have failed after it killed it
         self.assign(version)
         return self.wait_for(lambda row: row.status == "serving" and row.slots == {LIVE: version})
 
@@ -148,7 +151,8 @@ class VllmWorld:
         row = self.row()
         assert row is not None
         headers = authorization(engine_key(self.settings.home))
-        return httpx.Client(base_url=row.url, headers=headers, timeout=120.0)
+        limits = httpx.Limits(max_keepalive_connections=0)  # as the process under test
+        return httpx.Client(base_url=row.url, headers=headers, timeout=120.0, limits=limits)
 
     def events(self, prompt: Sequence[int], **sampling: Any) -> Iterator[dict[str, Any]]:
         """The events of one streamed answer."""

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from contracts.errors import EngineFailed
+from contracts.errors import EngineFailed, InvalidRequest
 from contracts.sampling import ExpertShape, Sampling, Span
 from services.inference.engine.events import Lines, read_event
 from services.inference.engine.progress import Progress
@@ -183,3 +183,12 @@ def test_a_piece_without_a_token_keeps_what_it_says() -> None:
     usage = b'{"choices": [], "system": {"engine": "x", "dtype": null}}'
 
     assert read_event(usage, 0) == Piece([], [], None, system=System("x", None))
+
+
+def test_a_grammar_that_vllm_refuses_in_its_stream_is_the_requests_fault() -> None:
+    told = {"error": {"message": "Grammar error: 1(12)", "type": "BadRequestError", "param": None, "code": 400}}
+    with pytest.raises(InvalidRequest, match="Grammar error"):
+        read_event(json.dumps(told).encode(), 0)
+    told["error"]["code"] = 500
+    with pytest.raises(EngineFailed):
+        read_event(json.dumps(told).encode(), 0)
