@@ -16,8 +16,6 @@ from tests.unit.test_architecture import PACKAGES, ROOT
 _LOADED_BY_OTHERS = {
     # vLLM loads its worker extension by the dotted name on its command line.
     "policy.vllm_engine": ("docs/engines.md", "--worker-extension-cls policy.vllm_engine.WorkerExtension"),
-    # vLLM's own interpreter starts the launcher.
-    "policy.vllm_server": ("docs/engines.md", "python -m policy.vllm_server serve"),
 }
 """Module to the page that shows how it is loaded, and the words there."""
 
