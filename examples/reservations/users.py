@@ -126,7 +126,7 @@ class Crowd:
         text, completion_id, version = "", "", -1
         stream = await self._client.chat.completions.create(stream=True, **self._body(person, request))
         async for chunk in stream:
-            completion_id, version = chunk.id, int(chunk.policy_version)
+            completion_id, version = chunk.id, _version_in(chunk, version)
             text += (chunk.choices[0].delta.content or "") if chunk.choices else ""
             if leaves and text:
                 await stream.close()
@@ -144,8 +144,8 @@ class Crowd:
     async def _drain(self, stream: openai.AsyncStream[Any], seen: SeenAnswer, request: Request, at: float) -> None:
         """Read a stream to its end: only the end promises that the answer is in the log."""
         try:
-            async for _ in stream:
-                pass
+            async for chunk in stream:
+                seen = seen._replace(version=_version_in(chunk, seen.version))
         except (openai.OpenAIError, httpx.HTTPError) as error:
             self._note(kind="failed", what=f"{type(error).__name__} at the end of a stream: {error}")
             return
@@ -213,6 +213,11 @@ class Crowd:
 
     def _note(self, **item: object) -> None:
         self._out.write(json.dumps({"at": time.time(), **item}) + "\n")
+
+
+def _version_in(chunk: Any, before: int) -> int:
+    """The version that a chunk names. Some engines name it only at the end of an answer."""
+    return before if chunk.policy_version is None else int(chunk.policy_version)
 
 
 def main() -> None:
