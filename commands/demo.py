@@ -75,7 +75,7 @@ def demo(
     folder = (home or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
     with claimed(folder):
         servers, chosen = servers_of(profile), choose_engine(engine, vllm_python, 2)
-        sockets = listen(0, split=servers.is_shared, engine=chosen.has_own)
+        sockets = listen(0, split=servers.is_shared, num_engines=chosen.num_own)
         settings = new_settings(
             folder,
             sockets,

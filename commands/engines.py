@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,11 +23,8 @@ class EngineChoice(NamedTuple):
 
     kind: EngineKind
     vllm: VllmSettings | None = None
-
-    @property
-    def has_own(self) -> bool:
-        """True if our engine's process is started."""
-        return self.vllm is None
+    num_own: int = 1
+    """How many of our engine's processes are started."""
 
     @property
     def workers(self) -> tuple[str, ...]:
@@ -45,7 +43,7 @@ class EngineChoice(NamedTuple):
 
     def limits(self) -> list[str]:
         """What this choice cannot do, for the operator."""
-        if self.vllm is None or CANDIDATE in self.vllm.slots:
+        if self.num_own or self.vllm is None or CANDIDATE in self.vllm.slots:
             return []
         return [
             "vLLM has no slot for the arm candidate: new versions cannot be gated, so none is served (--vllm-replicas 2 has one)"
@@ -55,26 +53,39 @@ class EngineChoice(NamedTuple):
 OWN = EngineChoice("millrace")
 
 
-def choose_engine(kind: str, python: Path | None, replicas: int) -> EngineChoice:
+def choose_engine(
+    kind: str, python: Path | None, replicas: int, num_own: int | None = None, urls: Sequence[str] = ()
+) -> EngineChoice:
     """The choice that the options of the command line make.
 
     Args:
         kind: millrace or vllm.
         python: the interpreter of vLLM's environment; None: that of MILLRACE_VLLM_PYTHON, or the one that `make vllm` made.
         replicas: vLLM servers: the first serves live, the second candidate, further ones live.
+        num_own: of our engine; None: one, or none beside vLLM.
+        urls: vLLM servers that run already, instead of `replicas` new ones.
 
     Raises:
         InvalidSettings: another kind, or no such interpreter.
     """
-    if kind == "millrace":
-        return OWN
-    if kind != "vllm":
+    if kind == "millrace" and not urls:
+        if num_own == 0:
+            raise InvalidSettings("--engines 0 leaves no engine; add --engine vllm")
+        return OWN._replace(num_own=num_own or 1)
+    if kind not in {"vllm", "millrace"}:
         raise InvalidSettings(f"--engine is millrace or vllm, not {kind!r}")
+    if urls:
+        given = make_section("[vllm]", VllmSettings, urls=tuple(urls), slots=_slots(len(urls)))
+        return EngineChoice("vllm", given, (1 if kind == "millrace" else 0) if num_own is None else num_own)
     found = python or Path(os.environ.get(VLLM_PYTHON) or _MADE_HERE)
     if not os.access(found, os.X_OK):
         raise InvalidSettings(
             f"{found} is not there. `make vllm` makes .vllm with vLLM for CPUs; --vllm-python names another environment's interpreter"
         )
-    slots = (LIVE, CANDIDATE, *[LIVE] * (replicas - 2))[: max(1, replicas)]
     # Not resolved: the link in the environment tells Python which environment it is.
-    return EngineChoice("vllm", make_section("[vllm]", VllmSettings, python=found.absolute(), slots=slots))
+    section = make_section("[vllm]", VllmSettings, python=found.absolute(), slots=_slots(replicas))
+    return EngineChoice("vllm", section, num_own or 0)
+
+
+def _slots(num_servers: int) -> tuple[str, ...]:
+    return (LIVE, CANDIDATE, *[LIVE] * (num_servers - 2))[: max(1, num_servers)]

@@ -33,6 +33,14 @@ EngineOption = Annotated[str, typer.Option("--engine", help="millrace, or vllm: 
 VllmPythonOption = Annotated[
     Path | None, typer.Option("--vllm-python", help="Interpreter of vLLM's environment. Default: that of `make vllm`.")
 ]
+EnginesOption = Annotated[
+    int | None,
+    typer.Option("--engines", min=0, max=64, help="Replicas of our own engine. Default: 1, and 0 with vllm."),
+]
+EngineUrlsOption = Annotated[
+    list[str] | None,
+    typer.Option("--engine-url", help="A vLLM server that runs already, http://host:port; may be given several times."),
+]
 VllmReplicasOption = Annotated[
     int, typer.Option("--vllm-replicas", min=1, help="vLLM servers: the first serves live, the second candidate.")
 ]

@@ -2,7 +2,7 @@
 
 In: a home folder. Out: one child per process, with its output in <home>/logs/<name>.log. A child that dies is started again,
 with growing pauses. The supervisor owns the sockets of the servers, so connections wait while a server restarts; replicas of
-a server share a socket. <home>/targets.json lists the address of each child's /metrics, in the form that Prometheus reads.
+a server share a socket, except engines, of which each has its own. <home>/targets.json lists the address of each child's /metrics, in the form that Prometheus reads.
 Waits for: children to end. Exit status 2 of a child means wrong settings: everything ends, because a restart cannot help.
 """
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from contracts.errors import InvalidSettings
-from runtime.listening import LISTEN_FD
+from runtime.listening import LISTEN_FD, REPLICA
 from runtime.operations import OPERATIONS_FD
 
 SERVERS = ("engine", "web", "inference", "feedback", "dashboard")
@@ -87,11 +87,7 @@ class Supervisor:
     def start(self) -> None:
         """Start every process and its replicas: `episodes`, `episodes-2`."""
         names = [name for name in SERVERS if name in self._sockets] + [*self._more, *WORKERS]
-        children = [
-            name if number == 1 else f"{name}-{number}"
-            for name in names
-            for number in range(1, self._replicas.get(name, 1) + 1)
-        ]
+        children = [child for name in names for child in replica_names(name, self._replicas.get(name, 1))]
         self._operations = {child: socket.create_server((_LOOPBACK, 0)) for child in children}
         self._write_targets()
         for child in children:
@@ -154,7 +150,7 @@ class Supervisor:
     def _spawn(self, name: str) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
         output = self.log_path(name).open("ab")
         inherited = {OPERATIONS_FD: self._operations[name]}
-        if listening := self._sockets.get(_process_of(name)):
+        if listening := self._sockets.get(name) or self._sockets.get(_process_of(name)):
             inherited[LISTEN_FD] = listening
         # The child ends when its standard input closes, so that nothing outlives a supervisor that was killed.
         process = subprocess.Popen(  # noqa: S603 our own interpreter and script
@@ -162,7 +158,9 @@ class Supervisor:
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=os.environ | {variable: str(handed.fileno()) for variable, handed in inherited.items()},
+            env=os.environ
+            | {variable: str(handed.fileno()) for variable, handed in inherited.items()}
+            | {REPLICA: name.partition("-")[2] or "1"},
             process_group=0,  # Ctrl-C reaches only the supervisor, which ends the children in order
             pass_fds=[handed.fileno() for handed in inherited.values()],
         )
@@ -181,6 +179,11 @@ class Supervisor:
     def _last_line(self, name: str) -> str:
         lines = self.log_path(name).read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it printed nothing"
+
+
+def replica_names(process: str, count: int) -> list[str]:
+    """The children of a process: `engine`, `engine-2`."""
+    return [process if number == 1 else f"{process}-{number}" for number in range(1, count + 1)]
 
 
 def _process_of(child: str) -> str:

@@ -23,7 +23,7 @@ from commands.home import Home, claimed, prepare_home
 from commands.home_gates import check_gate, print_gates
 from commands.policy_check import check_policy
 from commands.servers import EMBEDDED, Servers
-from commands.supervisor import Supervisor
+from commands.supervisor import Supervisor, replica_names
 from contracts.errors import InvalidSettings, Unavailable
 from pipelines.training.settings import TrainingSettings
 from runtime.settings import Settings, make_section
@@ -49,13 +49,15 @@ def up(
     engine: options.EngineOption = "millrace",
     vllm_python: options.VllmPythonOption = None,
     vllm_replicas: options.VllmReplicasOption = 2,
+    engines: options.EnginesOption = None,
+    engine_url: options.EngineUrlsOption = None,
 ) -> None:
     """Start Millrace with your own policy and tasks. Ctrl-C ends it; the home folder keeps everything."""
     servers = Servers(kafka, database, redis, weights)
     with until_interrupted(), claimed(home):
-        chosen = choose_engine(engine, vllm_python, vllm_replicas)
+        chosen = choose_engine(engine, vllm_python, vllm_replicas, engines, engine_url or ())
         folder = resolve_policy(policy)
-        sockets = listen(port, split=servers.is_shared, engine=chosen.has_own)
+        sockets = listen(port, split=servers.is_shared, num_engines=chosen.num_own)
         settings = new_settings(
             home, sockets, name=name or name_of(policy), base=folder, tasks=tasks, device=device, servers=servers
         )
@@ -64,7 +66,7 @@ def up(
         ready = prepare_home(settings, {"training": training, "release": release, **chosen.sections}, check_policy)
         for limit in chosen.limits():
             console.print(f"[yellow]{limit}")
-        with running(ready, sockets, servers.replicas, chosen) as supervisor:
+        with running(ready, sockets, servers.replicas | {"engine": chosen.num_own}, chosen) as supervisor:
             greet(ready)
             supervisor.watch(threading.Event())
 
@@ -104,14 +106,14 @@ def resolve_policy(policy: str) -> Path:
         ) from error
 
 
-def listen(port: int, *, split: bool = False, engine: bool = True) -> dict[str, socket.socket]:
+def listen(port: int, *, split: bool = False, num_engines: int = 1) -> dict[str, socket.socket]:
     """Open the listening sockets of the servers. Port 0 means any free port.
 
     Args:
         port: of the HTTP endpoint.
         split: give inference `port`, feedback `port` + 2 and dashboard `port` + 3. Otherwise one process, `web`, serves
             all three on `port`.
-        engine: our engine is started, and needs a port.
+        num_engines: how many of our engines are started; each has a port of its own.
 
     Raises:
         InvalidSettings: the port is taken or not a port.
@@ -122,7 +124,7 @@ def listen(port: int, *, split: bool = False, engine: bool = True) -> dict[str, 
         ports = {"inference": port, **beside} if split else {"web": port}
         return {
             name: socket.create_server(("127.0.0.1", number), backlog=_BACKLOG)
-            for name, number in {**ports, **({"engine": 0} if engine else {})}.items()
+            for name, number in {**ports, **dict.fromkeys(replica_names("engine", num_engines), 0)}.items()
         }
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)

@@ -32,7 +32,7 @@ class EngineReplica(NamedTuple):
     kind: EngineKind
     region: str
     status: str
-    """`serving`, or why it takes no requests: `starting`, `restarting`, `paused`, `failed`."""
+    """`serving`, or why it takes no requests: `starting`, `restarting`, `paused`, `ending`, `failed`."""
     slots: Mapping[str, int | None]
     """Arm to the version that its slot holds; None while it loads."""
     abilities: frozenset[str]

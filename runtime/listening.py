@@ -12,6 +12,8 @@ import socket
 LISTEN_FD = "MILLRACE_LISTEN_FD"
 BIND = "MILLRACE_BIND"
 """Address to listen at, if it differs from the one that clients connect to: `0.0.0.0` in a container."""
+REPLICA = "MILLRACE_REPLICA"
+"""The number of a process among its replicas in one home, from 1; the supervisor sets it."""
 _BACKLOG = 1024
 
 
@@ -25,3 +27,8 @@ def listening_socket(host: str, port: int) -> socket.socket:
     """The inherited socket if there is one, otherwise a new one at host and port."""
     inherited = inherited_socket(LISTEN_FD)
     return inherited or socket.create_server((os.environ.get(BIND, host), port), backlog=_BACKLOG)
+
+
+def replica_number() -> int:
+    """The number of this process among its replicas in one home; 1 without a supervisor."""
+    return int(os.environ.get(REPLICA, "1"))

@@ -27,7 +27,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from contracts.errors import Unavailable
 from runtime.clocks import ClockWatch
-from runtime.engine_key import authorization, engine_key
 from runtime.listening import listening_socket
 from runtime.logs import set_up_logs
 from runtime.metrics import REQUEST_SECONDS, REQUESTS, REQUESTS_IN_FLIGHT
@@ -190,33 +189,6 @@ def storage_check(settings: Settings) -> Check:
             database.close()
 
     return check
-
-
-def engine_check(settings: Settings) -> Check:
-    """Unready while the engine does not serve, or refuses this process's key."""
-    headers = authorization(engine_key(settings.home))
-
-    def check() -> None:
-        try:
-            answer = httpx.get(f"{settings.engine_url}/state", headers=headers, timeout=_ENGINE_SECONDS)
-        except httpx.TransportError as error:
-            raise Unavailable(
-                f"no engine answers at {settings.engine_url} ({type(error).__name__}); see whether it runs"
-            ) from error
-        if not answer.is_success:
-            raise Unavailable(f"the engine at {settings.engine_url} says {answer.status_code}: {_status_of(answer)}")
-
-    return check
-
-
-def _status_of(answer: httpx.Response) -> str:
-    """`paused`, `starting` or the like, and nothing else of the response: `/ready` is open to everybody."""
-    try:
-        return str(answer.json()["status"])
-    except (ValueError, KeyError, TypeError):
-        return (
-            "it refuses this process's key" if answer.status_code == httpx.codes.UNAUTHORIZED else "no readable status"
-        )
 
 
 def clock_check(settings: Settings) -> Check:

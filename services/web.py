@@ -8,9 +8,10 @@ from fastapi import FastAPI
 
 from runtime.settings import Settings
 from services.dashboard.app import create_app as create_dashboard
+from services.engine_ready import engine_check
 from services.feedback.app import create_app as create_feedback
 from services.inference.app import create_app as create_inference
-from services.serving import clock_check, engine_check, run_services, storage_check
+from services.serving import clock_check, run_services, storage_check
 
 CHECKS = {"storage": storage_check, "engine": engine_check, "clock": clock_check}
 

@@ -14,7 +14,7 @@ from contracts.assignments import LIVE, MOVED
 from contracts.errors import InvalidSettings, MillraceError, Unavailable
 from policy.load import load_model
 from runtime.engine_key import engine_key
-from runtime.listening import listening_socket
+from runtime.listening import listening_socket, replica_number
 from runtime.logs import set_up_logs
 from runtime.operations import LONGEST_WORK_SECONDS, Operations
 from runtime.settings import Settings, load_section, load_settings
@@ -47,8 +47,9 @@ def main(home: Path) -> None:
     torch.set_num_threads(own.threads)
     dtype = torch.float32 if settings.device == "cpu" else torch.bfloat16
     database = settings.database()
+    folder = "replica" if replica_number() == 1 else f"replica-{replica_number()}"
     store = open_weight_store(settings, measures=WeightStoreMetrics())
-    copy = LocalCopy(settings.home / "replica", store, policy, settings.run) if settings.weights_url else None
+    copy = LocalCopy(settings.home / folder, store, policy, settings.run) if settings.weights_url else None
     server: uvicorn.Server | None = None
 
     def swapped(record: SwapRecord) -> None:
@@ -87,7 +88,8 @@ def main(home: Path) -> None:
     listening = listening_socket(settings.engine_host, settings.engine_port)
     name, url = address_of(settings, own, listening)
     announcer = EngineAnnouncer(
-        lambda: describe(engine, own.slots, name=name, url=url, region=settings.region), EngineRows(database, policy)
+        lambda: describe(engine, own.slots, name=name, url=url, region=settings.region, is_ending=server.should_exit),
+        EngineRows(database, policy),
     )
     announcer.start()
     server.run([listening])

@@ -15,7 +15,8 @@ from typing import Protocol
 import structlog
 
 from contracts.engines import EngineReplica
-from contracts.errors import Unavailable
+from contracts.errors import InvalidSettings, Unavailable
+from runtime.listening import replica_number
 from runtime.settings import Settings
 from services.engine.engine import Engine
 from services.engine.sampling import ABILITIES
@@ -77,8 +78,10 @@ class EngineAnnouncer:
             self.step(monotonic())
 
 
-def describe(engine: Engine, slots: Sequence[str], *, name: str, url: str, region: str) -> EngineReplica:
-    """The row of an engine as it is now. `seen_at` is left to the writer."""
+def describe(
+    engine: Engine, slots: Sequence[str], *, name: str, url: str, region: str, is_ending: bool = False
+) -> EngineReplica:
+    """The row of an engine as it is now; `is_ending`: it finishes its requests and takes no more. The writer sets `seen_at`."""
     status, facts = engine.health()
     held = engine.versions()
     return EngineReplica(
@@ -87,7 +90,7 @@ def describe(engine: Engine, slots: Sequence[str], *, name: str, url: str, regio
         url=url,
         kind="millrace",
         region=region,
-        status=status,
+        status="ending" if is_ending else status,
         slots={slot: held.get(slot) for slot in slots},
         abilities=ABILITIES,
         instance=engine.instance,
@@ -98,7 +101,11 @@ def describe(engine: Engine, slots: Sequence[str], *, name: str, url: str, regio
 
 
 def address_of(settings: Settings, own: EngineSettings, listening: socket.socket) -> tuple[str, str]:
-    """Name and URL of a replica that listens on a socket."""
+    """Name and URL of a replica that listens on a socket. Raises InvalidSettings if several have one URL."""
     port = listening.getsockname()[1]
     host = socket.gethostname() if settings.engine_host in _ANYWHERE else settings.engine_host
-    return own.name or f"{socket.gethostname()}-{port}", own.url or f"http://{host}:{port}"
+    number = replica_number()
+    if number > 1 and own.url is not None:
+        raise InvalidSettings("[engine] url is the address of one replica; with --engines, leave it out")
+    name = own.name if number == 1 else own.name and f"{own.name}-{number}"
+    return name or f"{socket.gethostname()}-{port}", own.url or f"http://{host}:{port}"

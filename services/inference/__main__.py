@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from services.engine_ready import engine_check
 from services.inference.app import create_app
-from services.serving import clock_check, engine_check, run_services
+from services.serving import clock_check, run_services
 
 
 def main(home: Path) -> None:

@@ -48,19 +48,26 @@ def pinned_version(model: str, policy: str) -> int | None:
 
 
 def choose_arm(
-    assignments: Mapping[str, Assignment], policy: str, version: int | None, draw: float, minimum: int | None = None
+    assignments: Mapping[str, Assignment],
+    policy: str,
+    version: int | None,
+    draw: float,
+    minimum: int | None = None,
+    *,
+    has_candidate: bool = True,
 ) -> ChosenArm:
     """The arm of a request: the one that holds its version, else drawn by share; `draw` lies in [0, 1).
 
-    A request with a minimum version is not drawn: it goes to live, unless only the candidate is known to be new enough.
+    A request with a minimum version is not drawn: it goes to live, unless only the candidate is known to be new enough. Nothing is
+    drawn for a candidate that no engine has a slot for (`has_candidate` False).
     """
     if version is not None:
         holders = [name for name, arm in assignments.items() if arm.version == version and name in (LIVE, CANDIDATE)]
         return ChosenArm(LIVE if LIVE in holders else holders[0] if holders else PINNED, 1.0, f"{policy}@v{version}")
-    candidate = assignments.get(CANDIDATE)
+    candidate = assignments.get(CANDIDATE) if has_candidate else None
     if minimum is not None:
         held = {name: arm.version for name, arm in assignments.items() if arm.version is not None}
-        if held.get(LIVE, minimum) < minimum <= held.get(CANDIDATE, -1):
+        if has_candidate and held.get(LIVE, minimum) < minimum <= held.get(CANDIDATE, -1):
             return ChosenArm(CANDIDATE, 1.0, f"{policy}@v{held[CANDIDATE]}")
         return ChosenArm(LIVE, 1.0, policy)
     share = candidate.share if candidate and candidate.version is not None else 0.0

@@ -28,6 +28,7 @@ from functools import partial
 import structlog
 from fastapi import Request, Response
 
+from contracts.assignments import CANDIDATE
 from contracts.ids import new_completion_id
 from contracts.keys import Caller
 from contracts.records import Attempt
@@ -103,7 +104,10 @@ class Endpoint:
         )
         session_id = request.labels.get("session_id")
         arms = await self.assignments.held()
-        arm = choose_arm(arms, self.policy, version, draw_of(session_id), requirement.minimum)
+        has_candidate = CANDIDATE not in arms or await self.engine.serves(CANDIDATE)
+        arm = choose_arm(
+            arms, self.policy, version, draw_of(session_id), requirement.minimum, has_candidate=has_candidate
+        )
         logged = may_log(request, task, purpose)
         completion_id = new_completion_id(session_id, stored=logged)
         held = arms.get(arm.name)

@@ -255,7 +255,11 @@ class EnginePool:
         holding = [member for member in self._members.values() if slot_of(member.row, request) is not None]
         named = version_named(request)
         if named is not None and not holding and not any(member.is_stale for member in self._members.values()):
-            raise VersionNotResident(f"{request.model} is not resident; resident: {self._resident()}", param="model")
+            has_slot = any("candidate" in member.row.slots for member in self._members.values())
+            why = "" if has_slot else "; no engine has a slot for a candidate: add it to [engine] slots"
+            raise VersionNotResident(
+                f"{request.model} is not resident; resident: {self._resident()}{why}", param="model"
+            )
         for ability, param in needed(request).items():
             if holding and not any(ability in member.row.abilities for member in holding):
                 raise InvalidRequest(f"no engine here supports {param} ({ability}); leave it out", param=param)

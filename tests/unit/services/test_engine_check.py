@@ -11,10 +11,12 @@ from starlette.types import Receive, Scope, Send
 
 from commands.doctor import engine_of
 from commands.findings import Finding
+from contracts.engines import EngineReplica, announce
 from contracts.errors import Unavailable
+from runtime.database import Database
 from runtime.engine_key import FILE_NAME, engine_key
 from services.engine.guard import Guard
-from services.serving import engine_check
+from services.engine_ready import engine_check
 from tests.unit.services.serving import make_home, serve
 
 
@@ -69,3 +71,20 @@ def test_doctor_says_whether_the_engine_takes_the_key(tmp_path: Path, engine: tu
     (tmp_path / FILE_NAME).unlink()
     assert (found().good, found().needed) == (True, False)
     assert "no engine runs at http://127.0.0.1:1" in found().says
+
+
+def test_one_engine_that_serves_is_enough(tmp_path: Path, engine: tuple[Engine, str], database: Database) -> None:
+    dead = EngineReplica(
+        "dead", "demo", "http://127.0.0.1:1", "vllm", "local", "serving", {"live": 3}, frozenset(), "", "vllm", "float32", 0.0
+    )  # fmt: skip
+    with database.transaction() as connection:
+        announce(connection, dead)
+    check = engine_check(make_home(tmp_path, engine[1]))
+    with pytest.raises(Unavailable, match=r"no engine answers at http://127\.0\.0\.1:1"):
+        check()
+    with database.transaction() as connection:
+        announce(connection, dead._replace(name="well", url=engine[1], kind="millrace"))
+    check()
+    engine[0].status = "paused"
+    with pytest.raises(Unavailable, match="says 503: paused"):
+        check()

@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 
 from runtime.database import Database
 from runtime.operations import Operations
-from services.serving import Measured, engine_check, make_web, storage_check
+from services.engine_ready import engine_check
+from services.serving import Measured, make_web, storage_check
 from tests.unit.services.serving import make_home, serve
 
 

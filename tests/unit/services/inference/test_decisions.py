@@ -128,3 +128,10 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ContextLengthExceeded, match="an answer of 6") as error:
         decide_sampling(request(max_tokens=6), CALLER_RULE, "user", 95, 100)
     assert error.value.param == "max_tokens"
+
+
+def test_nothing_is_drawn_for_a_candidate_that_no_engine_has_a_slot_for() -> None:
+    arms = {"live": LIVE, "candidate": candidate(8, 0.5)}
+    assert choose_arm(arms, "demo", None, 0.0, has_candidate=False) == ChosenArm("live", 1.0, "demo")
+    assert choose_arm(arms, "demo", None, 0.0, 8, has_candidate=False) == ChosenArm("live", 1.0, "demo")
+    assert choose_arm(arms, "demo", 8, 0.0, has_candidate=False).name == "candidate", "the refusal names the slot"

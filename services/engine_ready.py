@@ -1,0 +1,85 @@
+"""Whether an engine serves: a check of the processes that need one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import httpx
+
+from contracts.assignments import LIVE
+from contracts.engines import EngineReplica, read_replicas
+from contracts.errors import Unavailable
+from runtime.database import Database
+from runtime.engine_key import authorization, engine_key
+from runtime.operations import Check
+from runtime.settings import Settings
+
+_ENGINE_SECONDS = 5.0
+_PATHS = {"millrace": "/state"}
+
+
+def engine_check(settings: Settings) -> Check:
+    """Unready while no engine serves the arm live, or all of them refuse this process's key.
+
+    Engines are those that announce themselves; without any, the one at `engine_url`.
+    """
+    headers = authorization(engine_key(settings.home))
+    announced = _announced(settings.database(), settings.policy)
+
+    def check() -> None:
+        rows = announced()
+        if not rows:
+            _ask(settings.engine_url, "/state", headers)
+            return
+        problems = []
+        for row in rows:
+            if row.status != "serving" or not row.serves(LIVE):
+                problems.append(f"the engine {row.name} is {row.status}")
+                continue
+            try:
+                _ask(row.url, _PATHS.get(row.kind, "/health"), headers)
+            except Unavailable as error:
+                problems.append(error.message)
+            else:
+                return
+        raise Unavailable("; ".join(problems))
+
+    return check
+
+
+def _announced(database: Database, policy: str) -> Callable[[], Sequence[EngineReplica]]:
+    held: list[EngineReplica] = []
+
+    def read() -> Sequence[EngineReplica]:
+        """The replicas that renew their rows; the last known ones while the database is away."""
+        nonlocal held
+        try:
+            with database.snapshot() as connection:
+                rows = read_replicas(connection, policy)
+        except Unavailable:
+            return held
+        held = [row for row in rows if row.is_fresh(time.time()) and row.url]
+        return held
+
+    return read
+
+
+def _ask(url: str, path: str, headers: Mapping[str, str]) -> None:
+    """Raises Unavailable unless the engine says that it serves."""
+    try:
+        answer = httpx.get(f"{url}{path}", headers=headers, timeout=_ENGINE_SECONDS)
+    except httpx.TransportError as error:
+        raise Unavailable(f"no engine answers at {url} ({type(error).__name__}); see whether it runs") from error
+    if not answer.is_success:
+        raise Unavailable(f"the engine at {url} says {answer.status_code}: {_status_of(answer)}")
+
+
+def _status_of(answer: httpx.Response) -> str:
+    """`paused`, `starting` or the like, and nothing else of the response: `/ready` is open to everybody."""
+    try:
+        return str(answer.json()["status"])
+    except (ValueError, KeyError, TypeError):
+        return (
+            "it refuses this process's key" if answer.status_code == httpx.codes.UNAUTHORIZED else "no readable status"
+        )
