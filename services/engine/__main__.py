@@ -73,8 +73,21 @@ def main(home: Path) -> None:
         tokenizer=_tokenizer(settings.base),
     )
     follower = Follower(engine, lambda: read_wanted(database, policy), on_exit=end, arms=own.slots)
+    listening = listening_socket(settings.engine_host, settings.engine_port)
+    name, url = address_of(settings, own, listening)
+    announcer = EngineAnnouncer(
+        lambda: describe(
+            engine,
+            own.slots,
+            name=name,
+            url=url,
+            region=settings.region,
+            is_ending=server is not None and server.should_exit,
+        ),
+        EngineRows(database, policy),
+    )
     config = uvicorn.Config(
-        make_app(engine, follower, engine_key(settings.home)),
+        make_app(engine, follower, engine_key(settings.home), announcer),
         http=GuardedProtocol,
         ws="none",
         log_level="warning",
@@ -85,15 +98,7 @@ def main(home: Path) -> None:
     operations = Operations({"engine": lambda: check_ready(engine)}, longest_step_seconds=LONGEST_WORK_SECONDS)
     bell = settings.replica_links().bell
     bell.listen(MOVED, follower.wake)
-    listening = listening_socket(settings.engine_host, settings.engine_port)
-    name, url = address_of(settings, own, listening)
-    announcer = EngineAnnouncer(
-        lambda: describe(engine, own.slots, name=name, url=url, region=settings.region, is_ending=server.should_exit),
-        EngineRows(database, policy),
-    )
-    announcer.start()
     server.run([listening])
-    announcer.stop()
     bell.close()
     operations.close()
     if copy is not None:

@@ -1,4 +1,4 @@
-"""The engine's web application: it starts the follower, and stops follower and engine at its end."""
+"""The engine's web application: it starts follower and announcer, and stops them and the engine at its end."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
+from services.engine.announcing import EngineAnnouncer
 from services.engine.engine import Engine
 from services.engine.follower import Follower
 from services.engine.guard import Guard
@@ -15,13 +16,17 @@ from services.engine.routes import make_router
 from services.http import make_service
 
 
-def make_app(engine: Engine, follower: Follower, key: str) -> FastAPI:
+def make_app(engine: Engine, follower: Follower, key: str, announcer: EngineAnnouncer | None = None) -> FastAPI:
     """The application over an engine; `key`: the secret that every caller must send."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         follower.start()
+        if announcer is not None:
+            announcer.start()
         yield
+        if announcer is not None:
+            await asyncio.to_thread(announcer.stop)
         await asyncio.to_thread(follower.stop)
         await asyncio.to_thread(engine.close)
 
