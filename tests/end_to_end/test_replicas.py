@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
 import openai
 import pytest
 
@@ -31,8 +32,7 @@ from runtime.days import migrate
 from runtime.engine_key import ENGINE_KEY
 from runtime.settings import Settings, write_settings
 from services.engine.settings import EngineSettings
-from services.inference.app import create_app
-from tests.unit.services.serving import serve, wait_until
+from tests.unit.services.serving import wait_until
 from weights.stores.opening import open_store_at
 from weights.tensors import read_safetensors
 
@@ -111,9 +111,27 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
         fleet.assign(0)
         wait_until(lambda: all_serve(fleet, REGIONS, 0), START_SECONDS)
         endpoint = settings_of(tmp_path, "endpoint", "near", database_url)
-        url = stack.enter_context(serve(create_app(endpoint)))
-        yield fleet._replace(url=url)
+        endpoint = endpoint.model_copy(update={"web_port": free_port()})
+        write_settings(endpoint, {})
+        log = stack.enter_context((tmp_path / "endpoint.log").open("wb"))
+        serving = subprocess.Popen(  # noqa: S603 our own interpreter and script
+            [sys.executable, str(ROOT / "millrace.py"), "inference", "--home", str(endpoint.home)],
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        stack.callback(serving.wait)
+        stack.callback(serving.kill)
+        wait_until(lambda: is_ready(endpoint.web_url), START_SECONDS)
+        yield fleet._replace(url=endpoint.web_url)
     database.close()
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", timeout=5.0).is_success
+    except httpx.TransportError:
+        return False
 
 
 def all_serve(fleet: Fleet, names: object, version: int) -> bool:
@@ -139,7 +157,7 @@ async def ask(client: openai.AsyncOpenAI, number: int) -> str:
         )
         return "answered" if answer.choices[0].finish_reason in {"stop", "length"} else "no finish reason"
     except openai.APIError as error:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error} ({error.__cause__!r})"
 
 
 async def open_loop(fleet: Fleet) -> Counter[str]:
