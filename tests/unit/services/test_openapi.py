@@ -19,7 +19,7 @@ from tests.unit.services.inference.world import make_base
 from tests.unit.services.serving import make_home, serve
 
 _METHODS_WITH_BODY = {"post", "put", "patch"}
-_WITHOUT_BODY = {"/api/logout"}
+_WITHOUT_BODY = {"/api/logout", "/v1/chat/completions/{completion_id}"}
 
 
 @pytest.fixture

@@ -1,0 +1,100 @@
+"""Bad requests against the started product: each gets status, code, message and field; nothing is lost and nothing dies."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from commands.audit import audit
+from commands.demo import PRODUCT, write_sentinels
+from commands.home import Home, prepare_home
+from commands.up import listen, new_settings, running
+from contracts.ids import sample_key
+from pipelines.release.settings import ReleaseSettings
+from pipelines.training.settings import TrainingSettings
+from tests.integration.bad_requests import BadRequest, bad_requests
+
+pytestmark = pytest.mark.slow
+MODEL = "reservations"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    folder, sockets = tmp_path_factory.mktemp("bad"), listen(0)
+    settings = new_settings(
+        folder, sockets, name=MODEL, base=PRODUCT / "base", tasks=[PRODUCT / "task.toml"], device="cpu"
+    )
+    settings = settings.model_copy(update={"requests_per_minute": 0})
+    release = ReleaseSettings(sentinels=write_sentinels(folder / "sentinels.jsonl", 20))
+    ready = prepare_home(settings, {"training": TrainingSettings(), "release": release})
+    with running(ready, sockets) as supervisor:
+        stop = threading.Event()
+        watcher = threading.Thread(target=supervisor.watch, args=(stop,))
+        watcher.start()
+        try:
+            yield ready
+            assert {child.restarts for child in supervisor.children.values()} == {0}, "a process died"
+        finally:
+            stop.set()
+            watcher.join()
+
+
+def test_every_bad_request_is_refused_by_name_and_the_ledger_stays_balanced(home: Home) -> None:
+    url = home.settings.web_url
+    document = httpx.get(f"{url}/openapi.json").raise_for_status().json()
+    cases, seen, wrong = list(bad_requests(MODEL, document)), [], []
+    assert len(cases) > 500
+    headers = {"authorization": f"Bearer {home.app_key}", "content-type": "application/json"}
+    with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
+        for case in cases:
+            answer = client.post(case.path, content=case.body)
+            if problem := _problem(case, answer):
+                wrong.append(f"{case.path} {case.name}: {problem}")
+            if answer.status_code == httpx.codes.OK:
+                seen += _keys_of(answer)
+        assert wrong == []
+        stored = client.get("/v1/chat/completions", params={"limit": "-1"})
+        assert (stored.status_code, stored.json()["error"]["param"]) == (400, "limit")
+        good = client.post("/v1/chat/completions", content=_good())
+        assert good.is_success, good.text
+        seen += _keys_of(good)
+    assert httpx.get(f"{url}/ready").is_success
+    database, log = home.settings.database(), home.settings.event_log()
+    result = audit(database, log, [{"kind": "generation", "key": key} for key in seen])
+    database.close()
+    log.close()
+    assert result.problems == ()
+    assert not result.in_doubt
+
+
+def _good() -> bytes:
+    return json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "A table for four."}]}).encode()
+
+
+def _keys_of(answer: httpx.Response) -> list[str]:
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        found: Any = {(event["id"], choice["index"]) for event in events for choice in event["choices"]}
+        return sorted(sample_key(*key) for key in found)
+    body = answer.json()
+    return [sample_key(body["id"], choice["index"]) for choice in body["choices"]]
+
+
+def _problem(case: BadRequest, answer: httpx.Response) -> str:
+    if answer.status_code == httpx.codes.OK:
+        return "it was answered" if case.is_refused else ""
+    shown = f"{answer.status_code} {answer.text[:300]}"
+    if answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+        return shown
+    try:
+        error = answer.json()["error"]
+    except (ValueError, KeyError):
+        return f"not an error object: {shown}"
+    if set(error) != {"message", "type", "param", "code"} or not error["message"] or not error["code"]:
+        return f"an error object with parts missing: {shown}"
+    return ""
