@@ -9,12 +9,14 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-ROUTES = {"/v1/chat/completions": "ChatCompletion", "/v1/completions": "TextCompletion"}
+ROUTES = ("/v1/chat/completions", "/v1/completions")
 _ODD: tuple[Any, ...] = (
     None, True, 0, -1, 2**63, 1e308, "", "x", "\0", "\ud800", [], [[]], [None], [{}], {}, {"": None}, {"type": "x"},
     {"type": "function"}, "x" * 70_000,
 )  # fmt: skip
 _DEEP = 1000
+_SCHEMA, _ARGUMENTS = "<a schema of 1,000 levels>", "<arguments of 1,000 levels>"
+"""What stands for them until the body is written: Python's own writer cannot nest that deep."""
 
 
 class BadRequest(NamedTuple):
@@ -26,11 +28,11 @@ class BadRequest(NamedTuple):
     is_refused: bool | None = True
 
 
-def bad_requests(model: str, document: Mapping[str, Any], routes: Mapping[str, str] = ROUTES) -> Iterator[BadRequest]:
-    """Every case, for the routes that the document has."""
-    for path, shape in routes.items():
-        if path not in document["paths"]:
-            continue
+def bad_requests(model: str, document: Mapping[str, Any]) -> Iterator[BadRequest]:
+    """Every case."""
+    for path in ROUTES:
+        content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        shape = content["schema"]["$ref"].rpartition("/")[2]
         base: dict[str, Any] = {"model": model, "max_tokens": 2}
         base |= {"prompt": "hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
         for name, body in _not_json(base):
@@ -47,7 +49,10 @@ def bad_requests(model: str, document: Mapping[str, Any], routes: Mapping[str, s
 
 
 def _bytes(content: Any) -> bytes:
-    return json.dumps(content).encode()
+    text = json.dumps(content).replace(
+        f'"{_SCHEMA}"', '{"type":"object","properties":{"a":' * _DEEP + "{}" + "}}" * _DEEP
+    )
+    return text.replace(f'"{_ARGUMENTS}"', '{"a":' * _DEEP + "1" + "}" * _DEEP).encode()
 
 
 def _not_json(base: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
@@ -72,19 +77,12 @@ def _tool(parameters: Any, name: str = "f") -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-def _nested(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "string"}
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}}
-    return schema
-
-
 def _format(schema: Any, **more: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, **more}}}
 
 
 def _bad_schemas() -> Iterator[tuple[str, Any]]:
-    yield "1,000 levels", _nested(_DEEP)
+    yield "1,000 levels", _SCHEMA
     yield (
         "1,000 references",
         {"$ref": "#/$defs/a0", "$defs": {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(_DEEP)}},
@@ -137,8 +135,7 @@ def _bad_chats() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "5,000 messages", {"messages": [{"role": "user", "content": "x"}] * 5000}
     yield "a role that does not exist", {"messages": [{"role": "robot", "content": "x"}]}
     yield "an image", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}
-    arguments = json.loads('{"a":' * _DEEP + "1" + "}" * _DEEP)
-    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": _ARGUMENTS}}
     yield "arguments: 1,000 levels", {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]}
 
 
