@@ -8,6 +8,7 @@ import msgspec
 
 from services.inference import bounds
 from services.inference.fields import HARMLESS, MAX_MESSAGES, NEUTRAL
+from services.inference.prompts import PromptBody
 
 _TEXTS = {
     "model": "The policy, or `policy@vN` for one version of it.",
@@ -28,6 +29,7 @@ _TEXTS = {
     "tools": "The functions that the answer may call.",
     "tool_choice": "`auto`, `none`, `required`, or one function.",
     "response_format": "`text`, `json_object` or `json_schema`.",
+    "logit_bias": "Token id to what is added to its logit, in [-100, 100]; up to 1,024.",
     "metadata": "Up to 16 pairs; `task`, `session_id`, `join_key` and `reference` have a meaning here.",
     "store": "Whether the answer may be kept and learned from; without it the task decides.",
     "user": "Who asked.",
@@ -38,6 +40,17 @@ CHAT_EXAMPLE: dict[str, Any] = {
     "messages": [{"role": "user", "content": "A table for four on Friday at half past seven, please. Anna."}],
     "metadata": {"session_id": "visit-7"},
 }
+
+
+PROMPT_EXAMPLE: dict[str, Any] = {"model": "reservations", "prompt": "A table for", "max_tokens": 8}
+
+
+def prompt_notes() -> dict[str, str]:
+    """As `chat_notes`, for `/v1/completions`."""
+    notes = {name: text for name, text in chat_notes().items() if name in PromptBody.__struct_fields__}
+    notes["logprobs"] = f"From 0 to {bounds.MAX_TOP_LOGPROBS}."
+    notes |= dict.fromkeys(("echo", "suffix", "best_of"), "Not served; a value that changes nothing is accepted.")
+    return notes
 
 
 def chat_notes() -> dict[str, str]:

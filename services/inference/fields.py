@@ -146,7 +146,6 @@ class SentFields(ServedFields, frozen=True, kw_only=True):
     tool_choice: str | ToolChoiceForm | None = None
     response_format: ResponseFormatForm | None = None
     logit_bias: dict[str, float] | None = None
-    """Token id to what is added to its logit."""
     chat_template_kwargs: dict[str, bool | int | float | str | None] | None = None
     """vLLM's: variables of the chat template, for example `enable_thinking`."""
 

@@ -11,7 +11,7 @@ from contracts.errors import UnknownModel
 from services.http import InferenceCaller, OperatorReader, OperatorWriter, read_json, reply, with_caller
 from services.inference.attempts import attempt_of
 from services.inference.endpoint import Endpoint
-from services.inference.field_notes import CHAT_EXAMPLE, chat_notes
+from services.inference.field_notes import CHAT_EXAMPLE, PROMPT_EXAMPLE, chat_notes, prompt_notes
 from services.inference.fields import Body
 from services.inference.hot_load import HOT_LOAD_NOTES, HotLoad, HotLoadRequest
 from services.inference.idempotency import IdempotentRequests
@@ -48,7 +48,7 @@ def add_routes(service: FastAPI, endpoint: Endpoint, repeats: IdempotentRequests
         return response
 
     @with_caller
-    @takes(PromptBody)
+    @takes(PromptBody, notes=prompt_notes(), example=PROMPT_EXAMPLE)
     async def create_completion(client: Request, caller: InferenceCaller) -> Response:
         """Continue one or more prompts, as OpenAI's completions from before chats.
 
