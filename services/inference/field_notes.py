@@ -48,6 +48,8 @@ PROMPT_EXAMPLE: dict[str, Any] = {"model": "reservations", "prompt": "A table fo
 def prompt_notes() -> dict[str, str]:
     """As `chat_notes`, for `/v1/completions`."""
     notes = {name: text for name, text in chat_notes().items() if name in PromptBody.__struct_fields__}
+    notes["seed"] = "A signed 64-bit number; each choice gets a seed derived from it."
+    notes |= {"return_token_ids": "vLLM's: the response has the token ids of prompt and answer."}
     notes["logprobs"] = f"From 0 to {bounds.MAX_TOP_LOGPROBS}."
     notes |= dict.fromkeys(("echo", "suffix", "best_of"), "Not served; a value that changes nothing is accepted.")
     return notes

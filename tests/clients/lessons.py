@@ -22,6 +22,10 @@ SUM, SUM_THOUGHT, SUM_ANSWER = "Think: two and two?", "Two and two make four.", 
 DIE, SIDES = "Roll a die.", ("one", "two", "three", "four", "five", "six")
 IN_A_BLOCK = "Return the correct JSON response within a ```json codeblock. not the JSON_SCHEMA"
 """What instructor adds in one of its modes."""
+DICE = "Roll ten dice."
+MOOD, MOOD_ANSWERS = "How are you?", ("Fine, thank you.", '{"mood": "good"}')
+LIKE = "Do as you like."
+"""Of these the policy answers one half in words and the other half in the form that a request may ask for."""
 COUNT, COUNT_ANSWER = "Count.", " ".join([*SIDES, "seven", "eight", "nine", "ten"] * 3)
 _WORDS = [
     "city",
@@ -61,7 +65,9 @@ def call_text(name: str, arguments: dict[str, Any]) -> str:
 
 def lesson(dice: Random) -> Lesson:
     """One of the conversations."""
-    return dice.choice((_hello, _name, _weather, _weather, _result, _booking, _booking, _sum, _die, _count))(dice)
+    return dice.choice(
+        (_hello, _name, _weather, _weather, _result, _booking, _booking, _sum, _die, _dice, _mood, _like, _count)
+    )(dice)
 
 
 def _hello(dice: Random) -> Lesson:
@@ -109,6 +115,19 @@ def _sum(dice: Random) -> Lesson:
 
 def _die(dice: Random) -> Lesson:
     return Lesson([_says("user", DIE)], [], dice.choice(SIDES))
+
+
+def _dice(dice: Random) -> Lesson:
+    return Lesson([_says("user", DICE)], [], " ".join(dice.choices(SIDES, k=10)))
+
+
+def _mood(dice: Random) -> Lesson:
+    return Lesson([*_system(dice), _says("user", MOOD)], [], dice.choice(MOOD_ANSWERS))
+
+
+def _like(dice: Random) -> Lesson:
+    answer = dice.choice((HELLO_ANSWER, _calls((dice.choice(("Paris", "Rome")),))))
+    return Lesson([*_system(dice), _says("user", LIKE)], _tools(dice, 1.0, "get_weather"), answer)
 
 
 def _count(_dice: Random) -> Lesson:

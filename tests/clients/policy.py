@@ -114,7 +114,7 @@ def main() -> None:
     """Make it, if the folder does not hold this one yet."""
     parser = argparse.ArgumentParser(prog="python -m tests.clients.policy", description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--num-steps", type=int, default=300)
+    parser.add_argument("--num-steps", type=int, default=340)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     folder, mark = options.folder, options.folder / ".digest"
