@@ -1,8 +1,8 @@
-"""One arm: a model, its version, and a batching manager that is kept running over it.
+"""One arm: a model, its version, and a runner that is kept running over it.
 
 In: requests from the event loop (`submit`, `cancel`), staged changes of weights (`swap`). Out: chunks for each active request.
-Waits for: nothing. A supervisor thread waits for the generation thread to die, fails its requests and starts a new manager.
-Weights change only while the manager is paused between two steps, and the tokens of a step get their version on the generation
+Waits for: nothing. A supervisor thread waits for the generation thread to die, fails its requests and starts a new runner.
+Weights change only while the runner is paused between two steps, and the tokens of a step get their version on the generation
 thread. So a token never has the wrong version.
 """
 
@@ -25,7 +25,8 @@ from services.engine.active_requests import ActiveRequest, TokenChunk, hand_over
 from services.engine.admission import Bounds, admit
 from services.engine.forwards import ForwardObserver, NoObserver
 from services.engine.grammars import Grammars
-from services.engine.manager import build_manager, end_ids, limits_of
+from services.engine.manager import PagedRunner, end_ids, limits_of
+from services.engine.runners import Runner, StepOutput, runner_for
 from services.engine.sampling import (
     GenerateRequest,
     StructuredOutputs,
@@ -36,6 +37,7 @@ from services.engine.sampling import (
 )
 from services.engine.sequence import Matcher, SequenceSampling
 from services.engine.settings import EngineSettings
+from services.engine.stepper import SteppedRunner
 
 _MAX_QUICK_DEATHS = 5
 _QUICK_SECONDS = 10.0
@@ -66,6 +68,7 @@ class EngineArm:
         self.restarts = 0
         self.gave_up = False
         self.limits = limits_of(model, settings)
+        self.runner_kind = runner_for(model)
         self._settings = settings
         self._on_gave_up = on_gave_up
         self._grammars = grammars
@@ -81,29 +84,27 @@ class EngineArm:
         self._num_submitted = 0
         self._stepped = threading.Event()
         self._stopping = threading.Event()
-        self._lock = threading.Lock()  # a request must not be submitted to a manager that is being replaced
+        self._lock = threading.Lock()  # a request must not be submitted to a runner that is being replaced
         self.start()
 
     def start(self) -> None:
-        """Start a manager, and the thread that restarts it."""
+        """Start a runner, and the thread that restarts it."""
         self.gave_up = False
         self._launch()
         self._supervisor = threading.Thread(target=self._supervise, name=f"supervise-{self.name}", daemon=True)
         self._supervisor.start()
 
     def stop(self) -> None:
-        """Stop the manager; requests in flight fail."""
+        """Stop the runner; requests in flight fail."""
         with self._lock:
             self._stopping.set()
-        if self._manager.is_running():
-            self._manager.stop(hard_stop=True)
+        self._runner.stop()
         self._supervisor.join()
 
     @property
     def serving(self) -> bool:
         """True while the generation thread runs and accepts requests."""
-        manager = self._manager
-        return manager.is_running() and manager.background_thread_status.can_accept_new_requests() is None
+        return self._runner.serving
 
     @property
     def num_in_flight(self) -> int:
@@ -140,7 +141,7 @@ class EngineArm:
         Raises:
             InvalidRequest, ContextLengthExceeded: see `check_request`.
             Overloaded: too many requests or tokens are open.
-            Unavailable: the manager is restarting or stopping.
+            Unavailable: the runner is restarting or stopping.
         """
         active = self._reserve(request)
         self._enter(active, request, None)
@@ -181,16 +182,15 @@ class EngineArm:
         )
         with self._lock:
             if active.request_id not in self._active:
-                return  # the manager died while the grammar was compiled, which the reader is told
-            accepted = self._manager.add_request(
+                return  # the runner died while the grammar was compiled, which the reader is told
+            accepted = self._runner.add(
+                active.request_id,
                 request.token_ids,
-                request_id=active.request_id,
-                max_new_tokens=params.max_tokens,
-                streaming=True,  # the router sees every token; the active request decides what to send
-                eos_token_id=list(active.stops) or [-1],
+                max_tokens=params.max_tokens,
+                stops=active.stops,
                 sampling=active.sampling,
             )
-            if accepted is None:
+            if not accepted:
                 del self._active[active.request_id]
                 raise Unavailable("the engine is restarting; send the request again")
 
@@ -198,18 +198,18 @@ class EngineArm:
         """Cancel a request and free its cache; nothing happens if it has ended."""
         with self._lock:
             if self._active.pop(active.request_id, None) is not None:
-                self._manager.cancel_request(active.request_id)
+                self._runner.cancel(active.request_id)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
         """A block in which no step runs; requests in flight are kept. Enter and leave it on one thread.
 
         Raises:
-            Unavailable: the manager died before it could pause.
+            Unavailable: the runner died before it could pause.
         """
         with ExitStack() as stack:
             try:
-                stack.enter_context(self._manager.pause())
+                stack.enter_context(self._runner.pause())
             except RuntimeError as error:
                 raise Unavailable("the engine is restarting; pause it again") from error
             yield
@@ -239,7 +239,7 @@ class EngineArm:
         self.version = version
         self.start()
 
-    def receive(self, outputs: list[Any]) -> None:
+    def receive(self, outputs: list[StepOutput]) -> None:
         """Take the tokens of one step, or failures. Called on the generation thread."""
         chunks: list[tuple[ActiveRequest, TokenChunk]] = []
         for output in outputs:
@@ -256,14 +256,13 @@ class EngineArm:
         self._stepped.set()
         hand_over(chunks)
 
-    def _advance(self, active: ActiveRequest, output: Any) -> TokenChunk | None:
+    def _advance(self, active: ActiveRequest, output: StepOutput) -> TokenChunk | None:
         if output.error is not None:
             return active.restarted(output.error)
         if active.sampling is not None and active.sampling.error:
-            self._manager.cancel_request(active.request_id)
+            self._runner.cancel(active.request_id)
             return active.fail(GrammarStuck(active.sampling.error))
-        finished = output.is_finished()
-        return active.advance(output.generated_tokens, output.logprobs, finished=finished, version=self.version)
+        return active.advance(output.token_ids, output.logprobs, finished=output.finished, version=self.version)
 
     def _wait_for_tokens(self, in_flight: list[tuple[ActiveRequest, int]]) -> None:
         deadline = monotonic() + _STEP_TIMEOUT
@@ -276,16 +275,15 @@ class EngineArm:
                 return
 
     def _launch(self) -> None:
-        self._manager = build_manager(self.model, self._settings, self.receive, self._observer)
-        self._manager.start()
-        self._thread: threading.Thread = self._manager._generation_thread  # noqa: SLF001 there is no public way to notice its end
+        kind = PagedRunner if self.runner_kind == "paged" else SteppedRunner
+        self._runner: Runner = kind(self.model, self._settings, self.receive, self._observer)
+        self._runner.start()
         self._started_at = monotonic()
 
     def _supervise(self) -> None:
         quick_deaths = 0
         while True:
-            self._thread.join()
-            error = self._manager.background_thread_status.fatal_error
+            error = self._runner.wait()
             quick_deaths = quick_deaths + 1 if monotonic() - self._started_at < _QUICK_SECONDS else 1
             with self._lock:
                 if self._stopping.is_set():

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Collection
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 from transformers.generation.continuous_batching.continuous_api import OutputRouter
 
+from policy.load import context_of
 from services.engine.forwards import ForwardObserver, ForwardPart
+from services.engine.runners import Receive, StepOutput
 from services.engine.sampler import sample
 from services.engine.sampling import ModelLimits
 from services.engine.sequence import SequenceSampling
@@ -25,29 +29,86 @@ class Router(OutputRouter):  # type: ignore[misc] # transformers is untyped
     The manager's own handlers run later, on an event loop, when the weights may have changed already.
     """
 
-    def __init__(self, receive: Callable[[list[Any]], None]) -> None:
+    def __init__(self, receive: Receive) -> None:
         super().__init__()
         self._receive = receive
 
     def deliver(self, output: Any) -> None:
         """Take one output; failures come this way too."""
-        self._receive([output])
+        self.deliver_batch([output])
 
     def deliver_batch(self, outputs: list[Any]) -> None:
         """Take all outputs of a step."""
-        self._receive(outputs)
+        self._receive(
+            [
+                StepOutput(
+                    output.request_id, output.generated_tokens, output.logprobs, output.is_finished(), output.error
+                )
+                for output in outputs
+            ]
+        )
 
 
-def build_manager(
-    model: Any,
-    settings: EngineSettings,
-    receive: Callable[[list[Any]], None],
-    observer: ForwardObserver,
-) -> Any:
-    """A manager over a model, not started yet; outputs go to `receive` on its generation thread.
+class PagedRunner:
+    """transformers' continuous batching over a model; see `Runner` for the methods."""
 
-    The argument `sampling` of its requests is a `SequenceSampling`.
-    """
+    def __init__(self, model: Any, settings: EngineSettings, receive: Receive, observer: ForwardObserver) -> None:
+        self.manager = _build_manager(model, settings, receive, observer)
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """See `Runner`."""
+        self.manager.start()
+        self._thread = self.manager._generation_thread  # noqa: SLF001 there is no public way to notice its end
+
+    def add(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        *,
+        max_tokens: int,
+        stops: Collection[int],
+        sampling: SequenceSampling,
+    ) -> bool:
+        """See `Runner`."""
+        accepted = self.manager.add_request(
+            token_ids,
+            request_id=request_id,
+            max_new_tokens=max_tokens,
+            streaming=True,  # the router sees every token; the active request decides what to send
+            eos_token_id=list(stops) or [-1],
+            sampling=sampling,
+        )
+        return accepted is not None
+
+    def cancel(self, request_id: str) -> None:
+        """See `Runner`."""
+        self.manager.cancel_request(request_id)
+
+    def pause(self) -> AbstractContextManager[None]:
+        """See `Runner`."""
+        paused: AbstractContextManager[None] = self.manager.pause()
+        return paused
+
+    def stop(self) -> None:
+        """See `Runner`."""
+        if self.manager.is_running():
+            self.manager.stop(hard_stop=True)
+
+    def wait(self) -> BaseException | None:
+        """See `Runner`."""
+        if self._thread is not None:
+            self._thread.join()
+        error: BaseException | None = self.manager.background_thread_status.fatal_error
+        return error
+
+    @property
+    def serving(self) -> bool:
+        """See `Runner`."""
+        return self.manager.is_running() and self.manager.background_thread_status.can_accept_new_requests() is None
+
+
+def _build_manager(model: Any, settings: EngineSettings, receive: Receive, observer: ForwardObserver) -> Any:
     config = ContinuousBatchingConfig(
         page_size=settings.page_size,
         num_blocks=settings.cache_tokens // settings.page_size,
@@ -108,7 +169,7 @@ def _part(request: Any) -> ForwardPart:
 
 def limits_of(model: Any, settings: EngineSettings) -> ModelLimits:
     """The limits of requests to this model."""
-    context = min(model.config.max_position_embeddings, settings.cache_tokens)
+    context = min(context_of(model.config) or settings.cache_tokens, settings.cache_tokens)
     return ModelLimits(vocab_size=model.config.vocab_size, context=context)
 
 

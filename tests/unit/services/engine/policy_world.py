@@ -7,14 +7,20 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
+import torch
 from llguidance import LLMatcher, LLTokenizer
 
 from policy.weights import tensors_of
+from services.engine.active_requests import TokenChunk
 from services.engine.engine import Engine
+from services.engine.grammars import json_grammar, lark_grammar
 from services.engine.sampling import GenerateRequest
 from services.http import read_json
 from tests.models import BASE, tiny_model
+from tests.tolerances import tolerance
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
+from tests.unit.services.engine.sampling_reference import distributions, plain_logits
 from tests.unit.services.engine.world import make_engine
 
 TOKENIZER = BASE / "tokenizer.json"
@@ -63,3 +69,38 @@ def allowed_by(grammar: str, num_ids: int) -> Callable[[list[int]], np.ndarray[A
         return np.unpackbits(bits, bitorder="little")[:num_ids].astype(bool)
 
     return allowed
+
+
+def rounding(model: Any, num_tokens: int) -> float:
+    """How far log-probs may lie apart when both are right. A recurrent state is a sum over all tokens."""
+    widest = max(max(parameter.shape) for name, parameter in model.named_parameters() if "embed" not in name)
+    depth = 6 * model.config.num_hidden_layers + 1  # matmuls, one after another
+    return tolerance(torch.float32, max(min(widest, 512), num_tokens), depth, SPREAD)
+
+
+def check(model: Any, asked: GenerateRequest, params: dict[str, Any], answer: TokenChunk) -> None:
+    """Each sampled token's log-prob, and the top log-probs, are those of the recomputed distribution."""
+    prompt, made = list(asked.token_ids), answer.token_ids
+    outputs = params.get("structured_outputs")
+    allowed = None
+    if outputs is not None:
+        grammar = lark_grammar(outputs["grammar"]) if "grammar" in outputs else json_grammar('{"type": "object"}')
+        before = prompt[len(prompt) - asked.num_made :]
+        follow = allowed_by(grammar, 704)
+        allowed = lambda tokens: follow(before + tokens)  # noqa: E731
+    rows = distributions(
+        plain_logits(model, prompt, made), prompt, made, {**params, "num_made": asked.num_made}, allowed
+    )
+    room = rounding(model, len(prompt) + len(made)) / (params.get("temperature", 1.0) or 1.0)
+    expected = [row[token] for row, token in zip(rows, made, strict=True)]
+    assert answer.logprobs == pytest.approx(expected, abs=room)
+    num_top = params.get("logprobs", 0)
+    assert len(answer.top_logprobs) == (len(made) if num_top else 0)
+    for row, token, logprob, top in zip(rows, made, answer.logprobs, answer.top_logprobs, strict=False):
+        assert top[0] == (token, logprob)
+        assert [value for _, value in top] == pytest.approx([row[other] for other, _ in top], abs=room)
+        others = np.delete(row, token)
+        best = np.sort(others[others > -np.inf])[::-1][: num_top - 1]
+        assert [value for _, value in top[1:]] == pytest.approx(best.tolist(), abs=room), (
+            "the likeliest others, in order"
+        )

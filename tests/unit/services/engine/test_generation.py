@@ -9,6 +9,7 @@ import torch
 from contracts.errors import EngineRestarted, InvalidRequest, Unavailable, UnknownModel, VersionNotResident
 from contracts.sampling import Span
 from services.engine.engine import Engine
+from services.engine.manager import PagedRunner
 from tests.unit.services.engine.memory_store import POLICY, MemoryStore
 from tests.unit.services.engine.world import ask, complete, logprobs_of, make_engine, reference, rounding, until
 
@@ -118,7 +119,8 @@ async def test_cancel_frees_the_slot(engine: Engine) -> None:
     arm = engine.resolve(POLICY)
     ticket = arm.submit(ask(PROMPT, max_tokens=500, stream=True))
     await anext(aiter(ticket.chunks()))
-    processor = arm._manager.batch_processor
+    assert isinstance(arm._runner, PagedRunner)
+    processor = arm._runner.manager.batch_processor
     assert list(processor.scheduler.active_requests) == [ticket.request_id]
     arm.cancel(ticket)
     assert arm.num_in_flight == 0
@@ -132,7 +134,8 @@ async def test_a_fatal_error_restarts_the_manager(engine: Engine, store: MemoryS
     restarts = arm.restarts
     lost = arm.submit(ask(PROMPT, max_tokens=500, stream=True))
     await anext(aiter(lost.chunks()))
-    arm._manager.model = None  # the next step fails, as any bug inside it would
+    assert isinstance(arm._runner, PagedRunner)
+    arm._runner.manager.model = None  # the next step fails, as any bug inside it would
     with pytest.raises(EngineRestarted) as caught:
         async for _ in lost.chunks():
             pass

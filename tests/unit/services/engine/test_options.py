@@ -10,21 +10,11 @@ import numpy as np
 import pytest
 
 from policy.weights import copy_tensors
-from services.engine.active_requests import TokenChunk
 from services.engine.engine import Engine
-from services.engine.grammars import json_grammar, lark_grammar
-from services.engine.sampling import GenerateRequest
 from tests.models import tiny_model
-from tests.tolerances import network_tolerance
 from tests.unit.services.engine.memory_store import MemoryStore
-from tests.unit.services.engine.policy_world import (
-    SPREAD,
-    allowed_by,
-    policy_engine,
-    policy_store,
-    request,
-)
-from tests.unit.services.engine.sampling_reference import distributions, plain_logits
+from tests.unit.services.engine.policy_world import check, policy_engine, policy_store, request
+from tests.unit.services.engine.sampling_reference import plain_logits
 from tests.unit.services.engine.world import complete
 
 PROMPT = [2, 40, 41, 41, 300, 42]
@@ -70,34 +60,6 @@ def model(store: MemoryStore) -> Any:
     model = tiny_model("llama")
     copy_tensors(model, store.weights[1])
     return model
-
-
-def check(model: Any, asked: GenerateRequest, params: dict[str, Any], answer: TokenChunk) -> None:
-    """Each sampled token's log-prob, and the top log-probs, are those of the recomputed distribution."""
-    prompt, made = list(asked.token_ids), answer.token_ids
-    outputs = params.get("structured_outputs")
-    allowed = None
-    if outputs is not None:
-        grammar = lark_grammar(outputs["grammar"]) if "grammar" in outputs else json_grammar('{"type": "object"}')
-        before = prompt[len(prompt) - asked.num_made :]
-        follow = allowed_by(grammar, 704)
-        allowed = lambda tokens: follow(before + tokens)  # noqa: E731
-    rows = distributions(
-        plain_logits(model, prompt, made), prompt, made, {**params, "num_made": asked.num_made}, allowed
-    )
-    room = network_tolerance(model.config, params.get("temperature", 1.0) or 1.0) * SPREAD
-    expected = [row[token] for row, token in zip(rows, made, strict=True)]
-    assert answer.logprobs == pytest.approx(expected, abs=room)
-    num_top = params.get("logprobs", 0)
-    assert len(answer.top_logprobs) == (len(made) if num_top else 0)
-    for row, token, logprob, top in zip(rows, made, answer.logprobs, answer.top_logprobs, strict=False):
-        assert top[0] == (token, logprob)
-        assert [value for _, value in top] == pytest.approx([row[other] for other, _ in top], abs=room)
-        others = np.delete(row, token)
-        best = np.sort(others[others > -np.inf])[::-1][: num_top - 1]
-        assert [value for _, value in top[1:]] == pytest.approx(best.tolist(), abs=room), (
-            "the likeliest others, in order"
-        )
 
 
 @pytest.mark.parametrize("params", ALL, ids=str)

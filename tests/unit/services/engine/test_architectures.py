@@ -1,0 +1,61 @@
+"""Each architecture, on the runner that it needs: log-probs equal a plain forward without a cache, in mixed batches."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from contracts.errors import InvalidSettings
+from policy.weights import copy_tensors, tensors_of
+from services.engine.runners import RunnerKind, runner_for
+from services.engine.settings import EngineSettings
+from tests.models import KINDS
+from tests.unit.services.engine.hybrid_models import HYBRIDS, any_model
+from tests.unit.services.engine.memory_store import POLICY, MemoryStore
+from tests.unit.services.engine.policy_world import TOKENIZER, check, request
+from tests.unit.services.engine.world import complete, make_engine
+
+STEPPED = ("lfm2", "mamba2", *HYBRIDS)
+PROMPTS = [[2, 40, 41], [7], list(range(3, 90)), [9, 9, 9, 300, 42, 500, 11], [5, 6] * 21, [2, 40, 41, 43]]
+PARAMS: list[dict[str, Any]] = [
+    {"max_tokens": 40},
+    {"max_tokens": 3, "temperature": 0},
+    {"max_tokens": 50, "repetition_penalty": 1.3, "logprobs": 4},
+    {"max_tokens": 12, "top_k": 9, "temperature": 0.8},
+    {"max_tokens": 25, "frequency_penalty": 0.4, "logit_bias": {"77": 3}},
+    {"max_tokens": 30, "structured_outputs": {"json_object": True}, "ignore_eos": False},
+]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *HYBRIDS])
+def test_a_model_gets_the_runner_that_can_hold_its_cache(kind: str) -> None:
+    expected: RunnerKind = "stepped" if kind in STEPPED else "paged"
+    assert runner_for(any_model(kind)) == expected
+
+
+def test_a_model_without_a_known_cache_is_refused_by_name() -> None:
+    model = any_model("mamba")
+    model.forward = lambda input_ids: input_ids
+    with pytest.raises(InvalidSettings, match="MambaForCausalLM cannot be served"):
+        runner_for(model)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *(pytest.param(kind, marks=pytest.mark.slow) for kind in HYBRIDS)])
+async def test_log_probs_equal_a_plain_forward_in_a_mixed_batch(kind: str) -> None:
+    model = any_model(kind)
+    store = MemoryStore()
+    store.add(1, tensors_of(model), parent=None)
+    copy_tensors(model, store.weights[1])  # what is served is rounded to bfloat16
+    settings = EngineSettings(max_batch_tokens=128, cache_tokens=512, page_size=16)
+    engine = make_engine(store, make_model=lambda: any_model(kind), settings=settings, tokenizer=TOKENIZER)
+    engine.update("live", 1)
+    asked = [request(prompt, seed=3, **params) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+    answers = await asyncio.gather(*(complete(engine, one) for one in asked))
+    for one, params, answer in zip(asked, PARAMS, answers, strict=True):
+        check(model, one, params, answer)
+    alone = await complete(engine, asked[0])
+    assert alone.token_ids == answers[0].token_ids, "whoever is served beside it"
+    assert engine.resolve(POLICY).restarts == 0
+    engine.close()
