@@ -43,7 +43,6 @@ from services.engine.staging import Stager, VersionSource
 from services.engine.swap import SwapRecord, added_gap
 
 ENGINE = f"millrace-transformers/{transformers.__version__}"
-ARMS = ("live", "candidate")
 _MAX_SWAPS = 1000
 _log = structlog.get_logger(__name__)
 
@@ -77,6 +76,8 @@ class Engine:
         make_observer: Callable[[Any], ForwardObserver | None] = lambda _model: None,
     ) -> None:
         self.policy = policy
+        self.slots = settings.slots
+        self._first = LIVE if LIVE in settings.slots else settings.slots[0]
         self.instance = uuid.uuid4().hex
         self.arms: dict[str, EngineArm] = {}
         self.swaps: deque[SwapRecord] = deque(maxlen=_MAX_SWAPS)
@@ -107,19 +108,23 @@ class Engine:
             raise UnknownModel(
                 f"{model!r} is not served here; ask for {self.policy} or {self.policy}@vN", param="model"
             )
-        for name in ARMS:
+        for name in self.slots:
             arm = self.arms.get(name)
-            if arm is not None and (arm.version == int(version) if at else name == "live"):
+            if arm is not None and (arm.version == int(version) if at else name == LIVE):
                 return arm
         if at:
             raise VersionNotResident(
                 f"{model} is not resident; resident: {sorted(self.versions().items())}", param="model"
             )
+        if LIVE not in self.slots:
+            raise VersionNotResident(
+                f"this replica has no slot for the live version; ask for {policy}@vN", param="model"
+            )
         raise Unavailable("the live version is still loading; try again")
 
     def versions(self) -> dict[str, int]:
         """The version that each arm holds."""
-        return {name: self.arms[name].version for name in ARMS if name in self.arms}
+        return {name: self.arms[name].version for name in self.slots if name in self.arms}
 
     def update(self, arm: str, version: int, root: str | None = None, run: str | None = None) -> SwapRecord | None:
         """Bring an arm to a version, newer or older. Returns the record of the swap, or None if nothing was interrupted.
@@ -132,8 +137,8 @@ class Engine:
             NotFound, WeightsRefused: the version cannot be loaded; the arm keeps its version.
             Unavailable: the arm is restarting; try again.
         """
-        if arm not in ARMS:
-            raise InvalidRequest(f"arm must be one of {', '.join(ARMS)}, not {arm!r}", param="arm")
+        if arm not in self.slots:
+            raise InvalidRequest(f"arm must be one of {', '.join(self.slots)}, not {arm!r}", param="arm")
         return self._control.submit(self._update, arm, version, root, run).result()
 
     def pause(self) -> None:
@@ -150,27 +155,27 @@ class Engine:
         return self._paused
 
     def health(self) -> tuple[Literal["serving", "starting", "restarting", "paused", "failed"], dict[str, Any]]:
-        """The status of the live arm, and facts about all arms. `instance` is different for each start of an engine."""
-        live = self.arms.get("live")
+        """The status of the live arm (without a slot for it, of the first), and facts about all arms. `instance` is different for each start of an engine."""
+        first = self.arms.get(self._first)
         facts = {
             "instance": self.instance,
-            "versions": {name: self.versions().get(name) for name in ARMS},
+            "versions": {name: self.versions().get(name) for name in self.slots},
             "restarts": sum(arm.restarts for arm in self.arms.values()),
             "in_flight": sum(arm.num_in_flight for arm in self.arms.values()),
             **self.system(),
         }
-        if live is None:
+        if first is None:
             return "starting", facts
-        if live.gave_up:
+        if first.gave_up:
             return "failed", facts
         if self._paused:
             return "paused", facts
-        return ("serving" if live.serving else "restarting"), facts
+        return ("serving" if first.serving else "restarting"), facts
 
     def system(self) -> dict[str, str | None]:
         """Engine and dtype, the provenance of every answer."""
-        live = self.arms.get("live")
-        return {"engine": ENGINE, "dtype": str(live.model.dtype).removeprefix("torch.") if live else None}
+        first = self.arms.get(self._first)
+        return {"engine": ENGINE, "dtype": str(first.model.dtype).removeprefix("torch.") if first else None}
 
     def close(self) -> None:
         """Stop every arm; requests in flight fail."""
@@ -230,7 +235,7 @@ class Engine:
             version,
             settings=self._settings,
             grammars=self._grammars,
-            on_gave_up=self._on_gave_up if name == LIVE else _ignore,
+            on_gave_up=self._on_gave_up if name == self._first else _ignore,
             observer=self._make_observer(model),
         )
         self._stager.applied(name, model, step)

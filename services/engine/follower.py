@@ -17,7 +17,7 @@ import structlog
 
 from contracts.errors import InvalidSettings, MillraceError, Unavailable
 from runtime.operations import step_done
-from services.engine.engine import ARMS, Engine
+from services.engine.engine import Engine
 
 _POLL_SECONDS = 0.1
 _FIRST_RETRY_SECONDS = 0.5
@@ -85,13 +85,13 @@ class Follower:
         on_exit: Callable[[], None],
         *,
         poll_seconds: float = _POLL_SECONDS,
-        arms: Sequence[str] = ARMS,
+        arms: Sequence[str] | None = None,
     ) -> None:
         self._engine = engine
         self._read_assignments = read_assignments
         self._on_exit = on_exit
         self._poll_seconds = poll_seconds
-        self._arms = arms
+        self._arms = engine.slots if arms is None else arms
         self.fatal: InvalidSettings | None = None
         self._problems: dict[str, UpdateProblem] = {}
         self._stopping = threading.Event()
