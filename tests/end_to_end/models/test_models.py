@@ -1,4 +1,4 @@
-"""Five architectures and the whole loop: see `loop.py`. Each model is built here, random, with the demo's tokenizer."""
+"""Six architectures and the whole loop: see `loop.py`. Each model is built here, random, with the demo's tokenizer."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from policy.load import load_model
 from policy.logprobs import TokenScorer
 from policy.weights import copy_tensors, tensors_of
 from tests.end_to_end.models.loop import Loop, run_loop
-from tests.models import build_model
+from tests.models import KINDS, build_model
 from tests.tolerances import network_tolerance
 from weights.stores.opening import open_weight_store
 from weights.tensors import read_safetensors, root_of
 
 pytestmark = pytest.mark.slow
 
-LOOPS = ("llama", "qwen3", "gemma3", "qwen3_moe")
 SHARDED = {"gemma3", "qwen3_moe"}
 
 
-@pytest.mark.parametrize("kind", LOOPS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_model_runs_the_whole_loop(kind: str, tmp_path: Path) -> None:
     base = build_model(kind, tmp_path / "base", sharded=kind in SHARDED)
     with run_loop(tmp_path, base) as loop:
