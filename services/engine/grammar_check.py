@@ -3,8 +3,8 @@
 A small grammar can take minutes or gigabytes to compile, or overflow the stack and end its process: llguidance bounds steps, but not
 all of the compilation. So each new grammar is compiled in this process first, by `grammars.py`, which kills it in time.
 
-In: lines with a grammar, a JSON string each. Out: one line for the start, and one for each grammar: a JSON string, why it is refused,
-or empty. Waits for: the next grammar.
+In: lines with a grammar, a JSON string each. Out: one line for the start, and one for each grammar: a JSON string, why the tokenizer
+or the grammar is refused, or empty. Waits for: the next grammar.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> tuple[LLMatcher, st
 
 def main(path: str, num_ids: int, end_ids: list[int], num_bytes: int) -> None:
     """Check grammars until standard input ends. `num_bytes`: the most memory that a grammar may take."""
-    tokenizer = open_tokenizer(path, num_ids, end_ids)
+    try:
+        tokenizer = open_tokenizer(path, num_ids, end_ids)
+    except ValueError as error:
+        _say(str(error)[:_SHOWN_CHARACTERS])
+        return
     limit = psutil.Process().memory_info().vms + num_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     _say("")

@@ -77,7 +77,7 @@ class Grammars:
         Raises:
             InvalidSchema: it cannot be compiled, takes too long or too much memory, or no answer can meet it; or the tokens so
                 far do not follow it.
-            Unsupported: the policy has no tokenizer.json, or no end token.
+            Unsupported: the policy has no tokenizer.json or no end token, or its tokenizer cannot be read for grammars.
             Unavailable: the checking process does not start.
         """
         if self._path is None or not self._end_ids:
@@ -162,6 +162,9 @@ class GrammarChecker:
         if answer is None:
             self._end()
             raise Unavailable("the process that checks grammars does not start; try again")
+        if answer:
+            self._end()
+            raise Unsupported(f"grammars do not work with the tokenizer of this policy: {answer}", param=_WHERE)
         _log.info("engine_grammar_checker_started", pid=process.pid)
         return process
 

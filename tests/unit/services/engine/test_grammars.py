@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from contracts.errors import GrammarStuck, InvalidRequest, InvalidSchema, Unsupported
 from services.engine.engine import Engine
@@ -133,6 +134,15 @@ async def test_a_policy_without_a_tokenizer_refuses_grammars_by_name() -> None:
     with pytest.raises(Unsupported):
         await engine.resolve(POLICY).open(request(PROMPT, structured_outputs={"json_object": True}))
     engine.close()
+
+
+def test_a_tokenizer_that_cannot_be_read_for_grammars_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(path))  # noqa: S106 not a secret
+    grammars = Grammars(path, 2, frozenset({1}), QUICK)
+    with pytest.raises(Unsupported, match="tokenizer"):
+        grammars.matcher(json_grammar("{}"))
+    grammars.close()
 
 
 class _Stuck:
