@@ -9,7 +9,7 @@ from contracts.event_log import LogRecord
 from contracts.records import Episode, Generation, GenerationBody, Score, decode
 from contracts.tasks import Task
 from contracts.topics import route_of_key
-from rewards.verifiers.check import Answer
+from rewards.verifiers.check import Answer, ParsedAnswer
 
 
 class UnpackedEpisode(NamedTuple):
@@ -55,4 +55,6 @@ def answer_of(item: UnpackedEpisode, task: Task, siblings: tuple[str, ...] = ())
     if follow_ups:
         newest = max(follow_ups, key=lambda signal: (signal.at, signal.id))
         metadata = metadata | {"follow_up": str(newest.value)}
-    return Answer(item.body.text, metadata, item.body.messages, turn.finish_reason, turn.key, siblings)
+    body = item.body
+    parsed = ParsedAnswer(body.text, body.tool_calls) if body.tools else None
+    return Answer(body.text_with_calls, metadata, body.messages, turn.finish_reason, turn.key, siblings, parsed)

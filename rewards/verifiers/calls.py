@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rewards.verifiers.lookalikes import as_displayed
@@ -63,6 +64,20 @@ def calls_of(text: str, traces: Traces) -> list[Call]:
     if trace:
         raise Malformed(f"{trace[:40]!r} looks like a call, but the answer has no call")
     return []
+
+
+def parsed_calls(calls: Sequence[Mapping[str, Any]], text: str, traces: Traces) -> list[Call]:
+    """The calls that inference parsed from an answer's tokens. `text` is the rest of the answer.
+
+    A client runs only these, so a call in the text is broken, however well it is written.
+
+    Raises:
+        Malformed: a call's arguments are not a JSON object, or the text has a call too.
+    """
+    found = [_call(call, number) for number, call in enumerate(calls, 1)]
+    if calls_of(text, traces):
+        raise Malformed("a call is written as text, so nothing would run it")
+    return found
 
 
 def calls_of_json(text: str) -> list[Call]:

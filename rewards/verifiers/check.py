@@ -26,6 +26,15 @@ class Check(NamedTuple):
     """The probability that this check was drawn, for checks that run on a random share of answers."""
 
 
+class ParsedAnswer(NamedTuple):
+    """What inference read from the tokens of an answer to a request that offered tools."""
+
+    text: str
+    """Without the calls."""
+    calls: Sequence[Mapping[str, Any]]
+    """In OpenAI's form."""
+
+
 class Answer(NamedTuple):
     """The data that a verifier may use."""
 
@@ -38,6 +47,8 @@ class Answer(NamedTuple):
     """The sample key. It seeds random draws, so that a replay repeats them."""
     siblings: Sequence[str] = ()
     """Texts of the other choices of the same completion."""
+    parsed: ParsedAnswer | None = None
+    """None if the request offered no tools, so that a call could only be text."""
 
     @property
     def reference(self) -> str | None:

@@ -3,6 +3,9 @@
 A broken call is the model's fault, and the reason says what is broken. It is always scored, because a model that is not
 trained on its broken calls learns to make them where it expects to fail. A repeated call is broken too, unless the task
 or the reference wants it more than once.
+
+If the request offered tools, its calls are those that inference parsed from the answer's tokens; a call in the text is broken
+then. Else the calls are read from the text.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from contracts.tasks.section import TaskSection
-from rewards.verifiers.calls import Call, Malformed, calls_of, calls_of_json, folded
+from rewards.verifiers.calls import Call, Malformed, calls_of, calls_of_json, folded, parsed_calls
 from rewards.verifiers.check import (
     Answer,
     Check,
@@ -31,7 +34,7 @@ from rewards.verifiers.strict_json import canonical, compile_schema, problem_of
 from rewards.verifiers.texts import without_reasoning
 from rewards.verifiers.traces import Traces
 
-VERSION = 2
+VERSION = 3
 
 
 class Tool(TaskSection):
@@ -82,7 +85,8 @@ def build(config: Mapping[str, Any], context: Context = Context()) -> Verifier: 
 
     def check(answer: Answer) -> Check:
         try:
-            calls = calls_of(answer.text, traces)
+            parsed = answer.parsed
+            calls = calls_of(answer.text, traces) if parsed is None else parsed_calls(parsed.calls, parsed.text, traces)
             _check_calls(calls, rule, schemas)
             _check_repeats(calls, rule, answer.reference)
         except Malformed as error:

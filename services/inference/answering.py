@@ -1,6 +1,6 @@
 """How the answers of one request are read, and what limits their tokens. Pure.
 
-Tools are read where the policy's family is known; else a call stays text. A call is forced (by a grammar) if `tool_choice` requires
+Tools are refused where the policy's family is not known. A call is forced (by a grammar) if `tool_choice` requires
 one or a tool is `strict`. A response format holds for the content: reasoning comes before it, and a call may stand in its place.
 """
 
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from contracts.errors import Unsupported
 from contracts.sampling import Constraint
 from services.inference.requests import ChatRequest
 from services.inference.tools.forcing import answer_grammar
@@ -39,9 +40,15 @@ def decide_answering(
     """Decide for a request.
 
     Raises:
-        Unsupported: a call is required, and calls of this policy cannot be told from text.
+        Unsupported: there are tools, and calls of this policy cannot be told from text.
     """
     choice, tools = request.tool_choice, request.offered_tools
+    if tools and not family.reads_calls:
+        raise Unsupported(
+            "the form in which this policy writes calls is not known, so its calls would stay text; leave `tools` out, or "
+            "describe them in a message",
+            param="tools",
+        )
     callable_ = [tool for tool in tools if choice.names is None or tool["function"]["name"] in choice.names]
     is_required = choice.mode == "required"
     parallel = request.parallel_tool_calls is not False
@@ -50,7 +57,7 @@ def decide_answering(
     is_forced = False
     wanted = request.response_format
     is_strict = any(tool["function"].get("strict") for tool in callable_)
-    schemas = schemas_of(callable_) if is_required or family.reads_calls else {}
+    schemas = schemas_of(callable_)
     content = None if wanted is None or is_required else wanted.schema or ANY_OBJECT
     if is_required or (schemas and (is_strict or content is not None)):
         in_reasoning = opens_reasoning(family, tokenizer, prompt_ids)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from contracts.errors import Unsupported
 from services.inference.tools.families.form import Forced, Schema
 from services.inference.tools.grammar import ANY_OBJECT, either, json_rule, quoted, sequence
 from services.inference.tools.registry import ChannelMarks, Family
@@ -30,23 +29,14 @@ def answer_grammar(
     """The grammar.
 
     Args:
-        family: of the policy.
+        family: of the policy; it reads calls, if there are tools.
         schemas: JSON schema of the parameters of each tool that may be called; empty if none may.
         is_required: whether there must be a call; if not, the answer may be text, or text and calls.
         parallel: whether there may be several calls.
         in_reasoning: whether the prompt has opened reasoning.
         content: JSON schema of an answer without calls; None if that is any text.
-
-    Raises:
-        Unsupported: calls of this policy cannot be told from text.
     """
     form = family.form
-    if schemas and not family.reads_calls:
-        raise Unsupported(
-            "calls cannot be forced: the form in which this policy writes them is not known; send tool_choice auto and "
-            "no `strict`",
-            param="tool_choice",
-        )
     forced = form.forced(schemas, family.marks) if form is not None else Forced({})
     if family.channels is not None:
         return _channels(family, family.channels, schemas, forced, content, is_required=is_required)
@@ -65,9 +55,10 @@ def answer_grammar(
     elif family.marks.is_token(forced.marker):
         start = sequence(_ANY, f"({whole})?")
     else:
-        pattern = _pattern(forced.marker)
         start = "(lead calls | PLAIN)"
-        rules += f"\nlead[lazy]: /(?s:.*){pattern}/\nPLAIN: {_ANY} & ~/(?s:.*){pattern}(?s:.*)/"
+        openers = dict.fromkeys((forced.marker, *(form.openers if form is not None else ())))
+        plain = " & ".join([_ANY, *(f"~/(?s:.*){_pattern(text)}(?s:.*)/" for text in openers)])
+        rules += f"\nlead[lazy]: /(?s:.*){_pattern(forced.marker)}/\nPLAIN: {plain}"
     return f"start: {sequence(thought, start)}\n{calls}\n{rules}\n{forced.rules}\n"
 
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from contracts.ids import new_completion_id
-from contracts.records import Episode, Generation, Signal
+from contracts.records import Episode, Generation, Signal, seal_body
 from contracts.tasks import Task
 from contracts.tasks.judges import JudgeRule
 from rewards.components import Components, components_of
@@ -19,6 +20,7 @@ from rewards.rubric import RewardVerdict, verdict_of
 from rewards.signals.weighing import Weighing
 from rewards.steps import ScoringSteps
 from rewards.task_graders import TaskGraders
+from rewards.verifiers.check import ParsedAnswer
 from runtime.database import Database
 from tests.fakes import BOOKING_TASK, a_generation, a_signal
 from tests.judge_server import Asked, JudgeServer, judge_server, verdict
@@ -145,6 +147,20 @@ def test_the_newest_message_counts_and_a_lost_signal_is_ignored(tmp_path: Path) 
     item = opened(turn, *said, a_signal(turn, "forgotten", "later", at=109.0))
     assert answer_of(item, task).metadata["follow_up"] == "second"
     assert "follow_up" not in answer_of(item, BOOKING_TASK).metadata
+
+
+def test_verifiers_see_the_calls_of_a_request_that_offered_tools() -> None:
+    plain = a_generation()
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    bodies = (
+        plain.open(),
+        msgspec.structs.replace(plain.open(), tools=tools),
+        msgspec.structs.replace(plain.open(), tools=tools, tool_calls=[call]),
+    )
+    turns = [msgspec.structs.replace(plain, body=seal_body(body)) for body in bodies]
+    parsed = [answer_of(opened(turn), BOOKING_TASK).parsed for turn in turns]
+    assert parsed == [None, ParsedAnswer(plain.open().text, []), ParsedAnswer(plain.open().text, [call])]
 
 
 @pytest.mark.parametrize("silence", ["unlabelled", 0.0])

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.attacks.cases import text_calls
 from contracts.errors import InvalidTask
 from rewards.verifiers import tool_call
-from rewards.verifiers.check import Answer, Check
+from rewards.verifiers.check import Answer, Check, ParsedAnswer
 
 WEATHER = {
     "name": "get_weather",
@@ -246,3 +246,35 @@ def test_a_wrong_config_is_refused_with_its_field(config: dict[str, Any], param:
     with pytest.raises(InvalidTask) as caught:
         tool_call.build(config)
     assert caught.value.param == param
+
+
+PARSED: list[dict[str, Any]] = [
+    {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+]
+
+
+def grade_parsed(text: str, calls: list[dict[str, Any]], **config: Any) -> Check:
+    check = tool_call.build({"tools": [WEATHER, CLOCK], **config})(Answer(text, parsed=ParsedAnswer(text, calls)))
+    assert isinstance(check, Check)
+    return check
+
+
+def test_a_call_that_inference_parsed_is_judged_like_any_other() -> None:
+    assert grade_parsed("", PARSED) == Check(1.0)
+    assert grade_parsed("I look it up.", PARSED) == Check(1.0)
+    unknown = [{"function": {"name": "fly", "arguments": "{}"}}]
+    assert "names no tool" in grade_parsed("", unknown).reason
+    wrong = [{"function": {"name": "get_weather", "arguments": '{"city": 7}'}}]
+    assert "arguments of call 1" in grade_parsed("", wrong).reason
+    assert "occurs 2 times" in grade_parsed("", PARSED * 2).reason
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_a_call_that_is_only_text_runs_nothing_where_tools_were_offered(required: bool) -> None:
+    for text in (tagged(CALL), CALL, OPENAI, f"[{CALL}]"):
+        for calls in ([], PARSED):
+            check = grade_parsed(text, calls, required=required)
+            assert (check.value, check.fault) == (0.0, "model")
+    assert grade_parsed("It is sunny.", [], required=False) == Check(1.0)
+    assert grade_parsed("It is sunny.", [], required=True).reason == "no call"
+    assert grade_parsed("", [], required=False).reason == "neither a call nor text"

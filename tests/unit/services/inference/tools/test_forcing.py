@@ -1,0 +1,117 @@
+"""The grammar of every family compiles, and all that it allows is read as calls of the offered tools."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import jsonschema_rs
+import llguidance
+import numpy as np
+import pytest
+
+from services.inference.tools.forcing import answer_grammar
+from services.inference.tools.parser import schemas_of
+from tests.unit.services.inference.tools.samples import END, SAMPLES, TOOLS, Sample, World, calls_of, world_of
+
+WORLDS = [
+    pytest.param(sample, world_of(sample, tokens=tokens), id=f"{sample.name}-{place}-{'tokens' if tokens else 'text'}")
+    for place, sample in enumerate(SAMPLES)
+    for tokens in (True, False)
+]
+MOST_TOKENS = 1500
+
+
+class Drawn:
+    """Answers that a grammar allows, drawn at random."""
+
+    def __init__(self, world: World, grammar: str) -> None:
+        self._tokenizer = world.tokenizer
+        self._end = world.tokenizer.token_to_id(END) or 0
+        self._llguidance = llguidance.LLTokenizer(world.tokenizer.to_str(), eos_token=self._end)
+        self._grammar = grammar
+        self.problem = llguidance.LLMatcher.validate_grammar(grammar, self._llguidance)
+
+    def answer(self, seed: int) -> str | None:
+        """One answer; None if it grew too long."""
+        draw, ids = random.Random(seed), list[int]()
+        matcher = llguidance.LLMatcher(self._llguidance, self._grammar, log_level=0)
+        while len(ids) < MOST_TOKENS and not matcher.is_stopped():
+            allowed = self._allowed(matcher)
+            assert allowed
+            if self._end in allowed and draw.random() < 0.5:
+                break
+            others = [number for number in allowed if number != self._end]
+            closing = [
+                number for number in others if (self._tokenizer.id_to_token(number) or " ")[0] in "\"}]'<>/0123456789"
+            ]
+            chosen = draw.choice(closing if closing and draw.random() < 0.7 else others)
+            ids.append(chosen)
+            matcher.consume_token(chosen)
+        text = str(self._tokenizer.decode(ids, skip_special_tokens=False))
+        return text if len(ids) < MOST_TOKENS else None
+
+    def allows(self, text: str) -> bool:
+        matcher = llguidance.LLMatcher(self._llguidance, self._grammar, log_level=0)
+        ids = self._tokenizer.encode(text).ids
+        return matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
+
+    def _allowed(self, matcher: Any) -> Sequence[int]:
+        mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        return [int(number) for number in np.nonzero(np.unpackbits(mask, bitorder="little"))[0]]
+
+
+@pytest.mark.parametrize(("sample", "world"), WORLDS)
+def test_what_is_forced_is_read(sample: Sample, world: World) -> None:
+    schemas = schemas_of(TOOLS)
+    drawn = Drawn(world, answer_grammar(world.family, schemas, is_required=True))
+    assert drawn.problem == ""
+    answers = [answer for seed in range(6) if (answer := drawn.answer(seed)) is not None]
+    for answer in answers:
+        for is_forced in (True, False):
+            part = world.read(answer, is_forced=is_forced)
+            assert part.content == "", answer
+            assert part.calls, answer
+            for name, arguments in calls_of(part):
+                assert jsonschema_rs.is_valid(dict(schemas[name]), json.loads(arguments)), answer
+    assert not drawn.allows("It is sunny.")
+    for broken in sample.broken:
+        assert not drawn.allows(broken), broken
+
+
+@pytest.mark.parametrize(("sample", "world"), WORLDS)
+def test_strict_tools_leave_text_free(sample: Sample, world: World) -> None:
+    drawn = Drawn(world, answer_grammar(world.family, schemas_of(TOOLS)))
+    assert drawn.problem == ""
+    text = {
+        "harmony": "<|channel|>final<|message|>It is sunny.<|return|>",
+        "muse": " to=user<|message|>It is sunny.<|eot|>",
+    }.get(sample.name, "It is sunny.")
+    assert drawn.allows(text)
+    assert not drawn.allows(sample.broken[0])
+
+
+def test_a_format_holds_behind_the_reasoning() -> None:
+    for sample in SAMPLES:
+        world = world_of(sample, tokens=True)
+        if world.family.reasoning is None:
+            continue
+        opener, closer = world.family.reasoning.opener, world.family.reasoning.closer
+        drawn = Drawn(world, answer_grammar(world.family, {}, content={"type": "object"}, in_reasoning=True))
+        assert drawn.allows(f"hm\n{closer}\n\n{{}}")
+        assert not drawn.allows(f"hm\n{closer}\n\nyes")
+        drawn = Drawn(world, answer_grammar(world.family, {}, content={"type": "object"}))
+        assert drawn.allows("{}")
+        assert drawn.allows(f"{opener}hm{closer}{{}}")
+        assert not drawn.allows("yes")
+
+
+def test_one_call_is_forced_if_calls_are_not_parallel() -> None:
+    world = world_of(SAMPLES[0], tokens=True)
+    drawn = Drawn(world, answer_grammar(world.family, schemas_of(TOOLS, ["ping"]), is_required=True, parallel=False))
+    call = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>'
+    assert drawn.allows(call)
+    assert not drawn.allows(f"{call}\n{call}")
+    assert not drawn.allows(call.replace("ping", "get_weather"))
