@@ -76,7 +76,7 @@ def test_only_the_first_call_counts_if_calls_are_not_parallel(sample: Sample, wo
 
 
 @pytest.mark.parametrize(("sample", "world"), EACH)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_where_the_pieces_end_does_not_matter(sample: Sample, world: World, data: st.DataObject) -> None:
     options = (sample.calls, *sample.broken, "Hello ", " < {", "[", "<think>I think.</think>\n\n", "\n", "<", "}")
