@@ -101,7 +101,13 @@ def _channels(
         channel, last, constrain = lark(channels.channel), lark("<|call|>"), lark("<|constrain|>")
         calls = [
             sequence(
-                channel, quoted(f"{_HARMONY_CALL}{name} "), constrain, quoted("json"), message, json_rule(schema), last
+                channel,
+                quoted(f"{_HARMONY_CALL}{name} "),
+                constrain,
+                quoted("json"),
+                message,
+                json_rule(schema),
+                f"{last}?",
             )
             for name, schema in schemas.items()
         ]
