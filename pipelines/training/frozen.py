@@ -8,7 +8,8 @@ import torch
 
 from pipelines.training.batch import MicroBatch, single_version
 from pipelines.training.loss import LossSums, clamped_log_ratio
-from policy.logprobs import TokenScorer, TokenScores
+from pipelines.training.replay import score
+from policy.logprobs import TokenScorer
 from policy.weights import copy_tensors
 
 if TYPE_CHECKING:
@@ -34,11 +35,6 @@ class FrozenPolicy:
             copy_tensors(self._model, tensors)
             self._version = version
         return score(self._scorer, batch).log_probs_BT
-
-
-def score(scorer: TokenScorer, batch: MicroBatch) -> TokenScores:
-    """The scores of a micro-batch, at its temperatures, through the experts that were recorded."""
-    return scorer(batch.input_ids_BL, batch.attention_mask_BL, batch.mask_BT, batch.temperature_B, batch.experts_BLMK)
 
 
 def mismatch(

@@ -39,11 +39,11 @@ from pipelines.training.batch import MicroBatch, micro_batches, num_tokens, prom
 from pipelines.training.checkpoint import Checkpoint
 from pipelines.training.components import parts_of
 from pipelines.training.figures import Speed, correction_figures, reward_figures, sample_rows
-from pipelines.training.frozen import FrozenPolicy, mismatch, score
+from pipelines.training.frozen import FrozenPolicy, mismatch
 from pipelines.training.guard import Norms, remember, why_skip
 from pipelines.training.loss import LossSums, Objective, policy_loss
 from pipelines.training.memory import TokenBudget, is_out_of_memory, release_memory
-from pipelines.training.replay import routing_for
+from pipelines.training.replay import routing_for, score
 from policy.load import context_of
 from policy.logprobs import TokenScorer
 from policy.routing import NO_REPLAY

@@ -10,7 +10,9 @@ from contracts.errors import InvalidSettings
 from policy.routing import routing_of
 
 if TYPE_CHECKING:
+    from pipelines.training.batch import MicroBatch
     from pipelines.training.settings import TrainingSettings
+    from policy.logprobs import TokenScorer, TokenScores
     from policy.routing import Routing
 
 log = structlog.get_logger()
@@ -28,3 +30,8 @@ def routing_for(model: Any, settings: TrainingSettings) -> Routing:
     if routing.problem and settings.replay_experts == "recorded":
         log.warning("recorded experts are not replayed", reason=routing.problem)
     return routing
+
+
+def score(scorer: TokenScorer, batch: MicroBatch) -> TokenScores:
+    """The scores of a micro-batch, at its temperatures, through the experts that were recorded."""
+    return scorer(batch.input_ids_BL, batch.attention_mask_BL, batch.mask_BT, batch.temperature_B, batch.experts_BLMK)

@@ -1,0 +1,1 @@
+"""What replaying the experts of a mixture is worth, and what it costs."""
