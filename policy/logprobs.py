@@ -81,6 +81,10 @@ class TokenScorer:
         self._replay.use(experts_BLMK)
         with _forward_of(self._model, self._scores):
             scores: TokenScores = self._module(input_ids_BL, attention_mask_BL, mask_BT, temperature_B)
+        if not getattr(
+            self._model, "is_activation_checkpointing", False
+        ):  # else the backward pass computes the blocks again
+            self._replay.use(None)
         return scores
 
     @torch.no_grad()
