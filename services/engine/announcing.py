@@ -19,7 +19,6 @@ from contracts.errors import InvalidSettings, Unavailable
 from runtime.listening import replica_number
 from runtime.settings import Settings
 from services.engine.engine import Engine
-from services.engine.sampling import ABILITIES
 from services.engine.settings import EngineSettings
 
 _RENEW_SECONDS, _LOOK_SECONDS = 1.0, 0.1
@@ -92,7 +91,7 @@ def describe(
         region=region,
         status="ending" if is_ending else status,
         slots={slot: held.get(slot) for slot in slots},
-        abilities=ABILITIES,
+        abilities=engine.abilities,
         instance=engine.instance,
         engine=facts["engine"],
         dtype=facts["dtype"] or "",

@@ -17,6 +17,7 @@ from itertools import pairwise
 from time import monotonic, perf_counter
 from typing import Any
 
+import msgspec
 import structlog
 
 from contracts.errors import GrammarStuck, Unavailable
@@ -73,6 +74,7 @@ class EngineArm:
         self._on_gave_up = on_gave_up
         self._grammars = grammars
         self._observer = observer or NoObserver()
+        self.records_experts = observer is not None
         self._end_ids = end_ids(model)
         self.recent_gaps: deque[float] = deque(maxlen=_NUM_RECENT_GAPS)
         """Seconds between two tokens, of the answers that ended last."""
@@ -199,6 +201,7 @@ class EngineArm:
         with self._lock:
             if self._active.pop(active.request_id, None) is not None:
                 self._runner.cancel(active.request_id)
+                self._observer.forget(active.request_id)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -258,11 +261,17 @@ class EngineArm:
 
     def _advance(self, active: ActiveRequest, output: StepOutput) -> TokenChunk | None:
         if output.error is not None:
+            self._observer.forget(active.request_id)
             return active.restarted(output.error)
         if active.sampling is not None and active.sampling.error:
+            self._observer.forget(active.request_id)
             self._runner.cancel(active.request_id)
             return active.fail(GrammarStuck(active.sampling.error))
-        return active.advance(output.token_ids, output.logprobs, finished=output.finished, version=self.version)
+        chunk = active.advance(output.token_ids, output.logprobs, finished=output.finished, version=self.version)
+        if chunk is None or not output.finished:
+            return chunk
+        experts = self._observer.finish(active.request_id, active.num_prompt + len(output.token_ids))
+        return msgspec.structs.replace(chunk, routed_experts=experts)
 
     def _wait_for_tokens(self, in_flight: list[tuple[ActiveRequest, int]]) -> None:
         deadline = monotonic() + _STEP_TIMEOUT
@@ -300,4 +309,6 @@ class EngineArm:
 
     def _fail_all(self, reason: str) -> None:
         active, self._active = list(self._active.values()), {}
+        for request in active:
+            self._observer.forget(request.request_id)
         hand_over([(request, request.restarted(reason)) for request in active])

@@ -31,13 +31,16 @@ import structlog
 import transformers
 
 from contracts.assignments import LIVE
+from contracts.engines import Ability
 from contracts.errors import InvalidRequest, Unavailable, UnknownModel, VersionNotResident
 from policy.weights import apply_patches
 from runtime.metrics import ENGINE_IN_FLIGHT, ENGINE_VERSION, SWAP_PAUSE_SECONDS
 from services.engine.arm import EngineArm
+from services.engine.experts import observer_of
 from services.engine.forwards import ForwardObserver
 from services.engine.grammars import Grammars
 from services.engine.manager import end_ids, limits_of
+from services.engine.sampling import ABILITIES
 from services.engine.settings import EngineSettings
 from services.engine.staging import Stager, VersionSource
 from services.engine.swap import SwapRecord, added_gap
@@ -73,7 +76,7 @@ class Engine:
         on_gave_up: Callable[[], None],
         run: str | None = None,
         tokenizer: Path | None = None,
-        make_observer: Callable[[Any], ForwardObserver | None] = lambda _model: None,
+        make_observer: Callable[[Any], ForwardObserver | None] = observer_of,
     ) -> None:
         self.policy = policy
         self.slots = settings.slots
@@ -176,6 +179,12 @@ class Engine:
         """Engine and dtype, the provenance of every answer."""
         first = self.arms.get(self._first)
         return {"engine": ENGINE, "dtype": str(first.model.dtype).removeprefix("torch.") if first else None}
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """What an answer can be asked for and have; `experts` if the policy is a mixture."""
+        live = self.arms.get("live")
+        return ABILITIES | {"experts"} if live is not None and live.records_experts else ABILITIES
 
     def close(self) -> None:
         """Stop every arm; requests in flight fail."""

@@ -27,6 +27,12 @@ class ForwardObserver(Protocol):
     def after(self) -> None:
         """The forward ended; what hooks on modules recorded belongs to the parts."""
 
+    def finish(self, request_id: str, num_tokens: int) -> bytes:
+        """A request ended with so many tokens, prompt included: its experts as an .npy file; empty without a record."""
+
+    def forget(self, request_id: str) -> None:
+        """A request ended without an answer. Called on any thread."""
+
 
 class NoObserver:
     """Observes nothing."""
@@ -35,4 +41,11 @@ class NoObserver:
         """Nothing."""
 
     def after(self) -> None:
+        """Nothing."""
+
+    def finish(self, request_id: str, num_tokens: int) -> bytes:  # noqa: ARG002 of the protocol
+        """No record."""
+        return b""
+
+    def forget(self, request_id: str) -> None:
         """Nothing."""
