@@ -111,15 +111,16 @@ class Loop(NamedTuple):
 
 
 @contextmanager
-def run_loop(folder: Path, base: Path) -> Iterator[Loop]:
-    """Millrace with a base policy, publishing a version every few seconds."""
+def run_loop(folder: Path, base: Path, **training_settings: Any) -> Iterator[Loop]:
+    """Millrace with a base policy, publishing a version every few seconds; settings of the trainer may be added."""
     task = folder / "task.toml"
     task.write_text(TASK)
     sockets = listen(0)
     settings = new_settings(folder / "home", sockets, name="tiny", base=base, tasks=[task], device="cpu")
     training = TrainingSettings(
-        batch_size=16, max_wait_seconds=2.0, publish_samples=16, publish_seconds=2.0, learning_rate=1e-3
-    )
+        batch_size=16, max_wait_seconds=2.0, publish_samples=16, publish_seconds=2.0, learning_rate=1e-3,
+        **training_settings,
+    )  # fmt: skip
     home = prepare_home(settings, {"training": training})
     with running(home, sockets) as supervisor:
         stop = threading.Event()
