@@ -22,8 +22,8 @@ _HEAD = """\
 # API
 
 This page is made from the OpenAPI document that a started server serves at `/openapi.json`, by `python -m tests.api_page`; a test fails if
-it says something else. [A chat request](chat.md) explains what the fields of a chat do. `base_url` of an SDK is `http://HOST:PORT/v1`; the key
-goes into `Authorization: Bearer KEY`.
+it says something else. [A chat request](chat.md) explains what the fields of a chat do, and [Clients](clients.md) shows what unmodified
+SDKs get. `base_url` of an SDK is `http://HOST:PORT/v1`; the key goes into `Authorization: Bearer KEY`.
 """
 _ERRORS = """\
 ## Errors

@@ -31,10 +31,6 @@ class Millrace:
         """A key of an app."""
         return _millrace("keys", "api", "new", "--home", str(self.home), "--name", name).strip()
 
-    def logs(self) -> str:
-        """The last lines that its processes logged."""
-        return "\n".join(path.read_text()[-3000:] for path in sorted((self.home / "logs").glob("*")))
-
 
 @contextmanager
 def started(policy: Path, folder: Path) -> Iterator[Millrace]:

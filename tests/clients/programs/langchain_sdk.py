@@ -23,7 +23,7 @@ class Booking(BaseModel):
 @tool
 def get_weather(city: str) -> str:
     """The weather in a city."""
-    return f'{{"city": "{city}", "degrees": 21}}'
+    return {"Paris": "21", "Rome": "24"}[city]
 
 
 @tool("get_weather")
