@@ -48,10 +48,10 @@ test: setup  ## Run the fast tests: they need no server, no GPU and no browser
 
 test-torch: setup  ## Run the torch tests with the instructions of another CPU (CPU=native, avx2 or default)
 	@$(AS_$(CPU)) $(BIN)/python -c 'import torch; print("torch computes with", torch.backends.cpu.get_cpu_capability())'
-	$(AS_$(CPU)) $(BIN)/pytest -n $(WORKERS) --dist worksteal -m "torch and not services and not gpu and not browser and not slow"
+	$(AS_$(CPU)) $(BIN)/pytest -n $(WORKERS) --dist worksteal -m "torch and not services and not gpu and not browser and not clients and not slow and not vllm"
 
 test-slow: setup  ## Run the slow tests that need no server: kills under load, sandboxes, the wheel
-	$(BIN)/pytest -m "slow and not services and not gpu and not browser and not vllm"
+	$(BIN)/pytest -m "slow and not services and not gpu and not browser and not clients and not vllm"
 
 test-vllm: setup  ## Run the tests that need vLLM; skipped by name where `make vllm` was not run
 	$(BIN)/pytest -n0 -m vllm -rs

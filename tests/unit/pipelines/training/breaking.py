@@ -1,7 +1,8 @@
 """Models that break on certain tokens, and corpora with samples that cannot be learned from."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import torch
 
 from contracts.records import Experience, pack_floats, pack_ids
 from contracts.sampling import Span
+from policy.logprobs import TokenScores
 from tests.unit.pipelines.training.builders import VOCABULARY, experience, random_key, segment, tiny_model
 
 RAISES, NO_MEMORY, NO_NUMBER, DEADLY = 44, 45, 46, 47
@@ -24,14 +26,14 @@ class RowError(Exception):
 def breaking_model(capacity: int | None = None) -> Any:
     """The tiny model; a forward pass with certain tokens, or of more padded tokens than `capacity`, fails."""
     model = tiny_model()
-    model.register_forward_pre_hook(_break(capacity), with_kwargs=True)
-    model.register_forward_hook(_spoil, with_kwargs=True)
+    model.register_forward_pre_hook(_break(capacity))
+    model.register_forward_hook(_spoil)
     return model
 
 
-def _break(capacity: int | None) -> Callable[[Any, Any, Mapping[str, Any]], None]:
-    def hook(_module: Any, _arguments: Any, options: Mapping[str, Any]) -> None:
-        ids = options["input_ids"]
+def _break(capacity: int | None) -> Callable[[Any, tuple[Any, ...]], None]:
+    def hook(_module: Any, arguments: tuple[Any, ...]) -> None:
+        ids = arguments[0]
         if (ids == DEADLY).any():
             os._exit(9)
         if (ids == RAISES).any():
@@ -44,11 +46,12 @@ def _break(capacity: int | None) -> Callable[[Any, Any, Mapping[str, Any]], None
     return hook
 
 
-def _spoil(_module: Any, _arguments: Any, options: Mapping[str, Any], output: Any) -> Any:
-    rows = (options["input_ids"] == NO_NUMBER).any(-1)
-    if rows.any():
-        output.log_probs = torch.where(rows[:, None], output.log_probs * torch.nan, output.log_probs)
-    return output
+def _spoil(_module: Any, arguments: tuple[Any, ...], scores: TokenScores) -> TokenScores:
+    rows = (arguments[0] == NO_NUMBER).any(-1)
+    if not rows.any():
+        return scores
+    held = scores.log_probs_BT
+    return replace(scores, log_probs_BT=torch.where(rows[:, None], held * torch.nan, held))
 
 
 def answer(random: np.random.Generator, *, token: int | None = None, segments: int = 1, **changes: Any) -> Experience:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pipelines.training.memory import RECOVERY_STEPS, TokenBudget
 from pipelines.training.settings import TrainingSettings
 from pipelines.training.state import TrainerState
 from pipelines.training.worker import Trainer
+from policy.logprobs import TokenScores
 from tests.unit.pipelines.training.breaking import BROKEN, RAISES, RowError, answer, breaking_model
 from tests.unit.pipelines.training.builders import tiny_model
 from tests.unit.pipelines.training.world import World, weights_of
@@ -145,13 +147,12 @@ def test_a_spike_of_one_sample_costs_that_one(world: World) -> None:
     trainer, good = world.start(), innocents(7)
     bad = answer(np.random.default_rng(4), token=RAISES)
 
-    def amplify(_module: Any, _arguments: Any, options: Any, output: Any) -> Any:
-        rows = (options["input_ids"] == RAISES).any(-1)[:, None]
-        held = output.log_probs
-        output.log_probs = torch.where(rows, held.detach() + 1e8 * (held - held.detach()), held)
-        return output
+    def amplify(_module: Any, arguments: tuple[Any, ...], scores: TokenScores) -> TokenScores:
+        rows = (arguments[0] == RAISES).any(-1)[:, None]
+        held = scores.log_probs_BT
+        return replace(scores, log_probs_BT=torch.where(rows, held.detach() + 1e8 * (held - held.detach()), held))
 
-    trainer._learner._model.register_forward_hook(amplify, with_kwargs=True)
+    trainer._learner._model.register_forward_hook(amplify)
     trainer._learner._gradient_norms = [Norms(25.0, 5.0)] * 20
     assert learn(world, trainer, *good, bad) == {
         **{item.key: ("trained", "") for item in good},

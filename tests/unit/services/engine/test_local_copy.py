@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from contracts.errors import Conflict, Unavailable
 from policy.weights import tensors_of
@@ -149,18 +150,19 @@ def test_after_a_way_back_the_disk_follows(runs: list[Run], store: FarStore, tmp
 
 
 def test_a_copy_that_cannot_be_kept_does_not_touch_what_serves(
-    runs: list[Run], store: FarStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: list[Run], store: FarStore, tmp_path: Path
 ) -> None:
     run = start(runs, store, tmp_path)
     run.bring(LIVE, 1)
     store.is_away = True
-    run.copy.keep(4)
-    run.copy._keeping.result(timeout=5)
+    with capture_logs() as lines:
+        run.copy.keep(4)
+        run.copy._keeping.result(timeout=5)
     store.is_away = False
     run.bring(LIVE, 2)
     run = start(runs, store, tmp_path)
     run.bring(LIVE, 2)
-    assert "engine_copy_not_kept" in capsys.readouterr().out
+    assert [line["event"] for line in lines] == ["engine_copy_not_kept"]
     assert store.fetched == [1, 2]
 
 
