@@ -7,14 +7,16 @@ k1 is the mean of log p_engine - log p_trainer over sampled tokens, k3 the mean 
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import statistics
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from rich.console import Console
 
 from benchmarks.engines.load import Sampled, prompts, run_load
@@ -32,17 +34,15 @@ _NUM_SWAPS = 10
 console = Console(soft_wrap=True)
 
 
-def main(
-    vllm_python: Annotated[Path | None, typer.Option(help="Interpreter of vLLM's environment.")] = None,
-    rounds: Annotated[int, typer.Option(help="How often each engine is started.")] = 2,
-) -> None:
+def main(arguments: Sequence[str]) -> None:
     """Measure, print a table, and write benchmarks/results."""
-    chosen = choose_engine("vllm", vllm_python, 1).vllm
+    options = _parse(arguments)
+    chosen = choose_engine("vllm", options.vllm_python, 1).vllm
     if chosen is None or chosen.python is None:
         raise InvalidSettings("--vllm-python is missing")
     found: dict[str, list[dict[str, Any]]] = {"millrace": [], "vllm": []}
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(rounds):
+        for number in range(options.rounds):
             for python in (None, chosen.python):
                 engine = OneEngine(Path(folder) / f"{number}-{'vllm' if python else 'millrace'}", python, _NUM_SWAPS)
                 found[engine.kind].append(measure(engine))
@@ -54,6 +54,17 @@ def main(
         [[name, *(figures[kind][name]["median"] for kind in found)] for name in figures["vllm"]],
     )
     console.print(f"written to {write_report('engines', {'figures': figures})}")
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.engines", description="Our engine and vLLM side by side."
+    )
+    parser.add_argument(
+        "--vllm-python", type=Path, help="interpreter of vLLM's environment; default: that of `make vllm`"
+    )
+    parser.add_argument("--rounds", type=int, default=2, help="how often each engine is started")
+    return parser.parse_args(arguments)
 
 
 def measure(engine: OneEngine) -> dict[str, Any]:
@@ -108,4 +119,4 @@ def _together(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    main(sys.argv[1:])
