@@ -39,7 +39,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 STANDS_ON = {"kafka", "postgres", "redis", "s3"}
 OBSERVERS = {"prometheus", "grafana"}
-# `vllm` runs where vLLM is installed, which is no image of ours.
+# `vllm` runs where vLLM is installed. None of our images has it.
 OURS = set(process.PROCESSES) - {"web", "vllm"}
 HOME = "/var/lib/millrace"
 

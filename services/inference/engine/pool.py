@@ -40,7 +40,7 @@ from services.inference.engine.connection import ASK_LATER, EngineConnection, Lo
 from services.inference.engine.members import Member, Reason
 from services.inference.engine.progress import Progress
 from services.inference.engine.rows import ReplicaRows
-from services.inference.engine.state import Health
+from services.inference.engine.state import Health, RequestNotTaken
 from services.inference.engine.wire import EngineRequest, Piece, request_body
 
 _ACCEPT_SECONDS = 5.0
@@ -199,9 +199,7 @@ class EnginePool:
                         raise _WrongVersion(f"tokens of v{piece.spans[-1].version}")
                     turn.deadline = None
                     told = progress.add(piece)
-                    if (
-                        piece.finish_reason is not None
-                    ):  # before the caller has the last piece, after which it asks for no more
+                    if piece.finish_reason is not None:  # the caller asks for no more once it has the last piece
                         member.succeeded()
                         for suspect, message in turn.suspects:
                             suspect.failed("unusable_answer", message)
@@ -361,21 +359,20 @@ class EnginePool:
         return ", ".join(said) or "no engine has announced itself"
 
 
+_REASONS: tuple[tuple[type[Exception], Reason | None], ...] = (
+    (_WrongVersion, "wrong_version"),
+    (EngineSilent, "silent"),
+    (LostRequest, "lost"),
+    (RequestNotTaken, "not_serving"),
+    (EngineRestarted, None),
+    (Unavailable, "unreachable"),
+)
+"""The first class that fits decides: those before `Unavailable` are special cases of it."""
+
+
 def _reason_of(error: MillraceError | _WrongVersion) -> Reason | None:
     """Why a replica leaves the rotation; None if it stays."""
-    match error:
-        case _WrongVersion():
-            return "wrong_version"
-        case EngineSilent():
-            return "silent"
-        case LostRequest():
-            return "lost"
-        case EngineRestarted() | Overloaded():
-            return None
-        case Unavailable():
-            return "not_serving" if "answered" in error.message else "unreachable"
-        case _:
-            return None
+    return next((reason for kind, reason in _REASONS if isinstance(error, kind)), None)
 
 
 async def _health_of(member: Member) -> Health:

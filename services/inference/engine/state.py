@@ -31,6 +31,10 @@ _LONGEST_WAIT_SECONDS = 60
 _SHOWN_CHARACTERS = 300
 
 
+class RequestNotTaken(Unavailable):
+    """The engine answered that it does not serve now."""
+
+
 class ArmProblem(msgspec.Struct, frozen=True):
     """Why an arm does not hold its assigned version; `version` None: the assignments could not be read."""
 
@@ -107,7 +111,7 @@ def read_refusal(status: int, retry_after: bytes, content: bytes) -> MillraceErr
             "MILLRACE_ENGINE_KEY"
         )
     if status == _UNAVAILABLE and code in _NOT_TAKEN:
-        return Unavailable(f"the engine answered {status}: {message}")
+        return RequestNotTaken(f"the engine answered {status}: {message}")
     kind = _REFUSALS.get(code, InvalidRequest if status in (_BAD_REQUEST, _TOO_LARGE, _UNPROCESSABLE) else None)
     if _BAD_REQUEST <= status < 500 and kind is not None:  # noqa: PLR2004 the HTTP class boundary
         return kind(message, param=failure.param)

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from contracts.errors import ExpertsNotReplayed
 from policy.routing import ABSENT, ExpertRecorder, ExpertReplay, Routing, expert_layers, routing_of
 from tests.models import tiny_model
+from tests.tolerances import network_tolerance
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 2,
@@ -84,7 +85,8 @@ def test_tokens_without_a_record_choose_themselves() -> None:
 
     assert torch.equal(recorded(model)[0], own_BLMK[0])
     assert torch.equal(recorded(model)[1], given_BLMK[1])
-    assert torch.equal(logits_of(model)[0], before[0])
+    # An expert now computes other numbers of tokens at once, so it may sum in another order.
+    torch.testing.assert_close(logits_of(model)[0], before[0], rtol=0, atol=network_tolerance(model.config))
 
 
 def test_weights_of_given_experts_come_from_the_routers_own_scores_in_value_and_gradient() -> None:

@@ -29,7 +29,7 @@ class _Written(msgspec.Struct):
 
 
 def take_call(written: str | bytes, sink: Sink) -> None:
-    """Take one JSON object. Raises NotACall if it is no call of an offered tool."""
+    """Read one JSON object as a call. Raises NotACall if it does not call an offered tool."""
     try:
         call = msgspec.json.decode(written, type=_Written)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:

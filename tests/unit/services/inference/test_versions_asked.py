@@ -268,7 +268,7 @@ def test_an_engine_that_does_not_name_its_version_keeps_no_promise(
 def test_one_choice_by_another_version_refuses_all(inference: Inference, engine: SwappingEngine) -> None:
     engine.swaps = {4: 2}
 
-    refused(inference, metadata={"min_version": "3"}, n=2)
+    assert "v2 is served" in refused(inference, metadata={"min_version": "3"}, n=2).message
 
 
 def test_the_sdk_tries_again_and_finds_the_version_that_arrived(inference: Inference, database: Database) -> None:
