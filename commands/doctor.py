@@ -11,21 +11,20 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
-import httpx
 import typer
 
+from commands.engine_rows import engine_findings
 from commands.findings import Finding
 from commands.home_gates import gates_of_home
 from commands.options import DEFAULT_HOME, DeviceOption, HomeOption
 from commands.policy_check import findings_of
 from commands.up import resolve_policy
 from contracts.assignments import LIVE
-from contracts.errors import ClockOff, InvalidSettings, MillraceError
+from contracts.errors import ClockOff, MillraceError
 from contracts.event_log import EventLog
 from rewards.sandbox.choose import MAKERS, Maker, described, sandbox_or_problem
 from runtime.clocks import MOST_SECONDS, database_time, offset_seconds
 from runtime.database import Database
-from runtime.engine_key import ENGINE_KEY, authorization, engine_key
 from runtime.integrity import damaged_files, damaged_records
 from runtime.log.loss_detection import losses, read_positions, refusal
 from runtime.private_files import open_to_others
@@ -49,7 +48,6 @@ _INSTALL = "run `make setup`, or install the wheel with its dependencies"
 _PYTHON = (3, 11)
 _SQLITE = (3, 35)
 _FREE_GIB = 2
-_ENGINE_SECONDS = 2.0
 _GIB = 2**30
 _EVERY_RECORD, _MAX_NAMED = 2**62, 10
 _SANDBOX_REMEDY = "get Linux 6.12 or newer, or `apt install bubblewrap` where user namespaces are allowed"
@@ -73,7 +71,7 @@ def examine(home: Path) -> Iterator[Finding]:
     if (home / "millrace.toml").exists():
         settings = load_settings(home)
         yield _checked("keys", lambda: _keys(settings))
-        yield engine_of(settings)
+        yield from engine_findings(settings)
         for gate in gates_of_home(settings):
             yield Finding("gate", gate.is_gated, False, f"{gate.task}: {gate.says}")
         yield _files(settings)
@@ -132,23 +130,6 @@ def _keys(settings: Settings) -> Finding:
     signer = None if signing_key(settings.home) is None else signer_of(settings)
     signs = "no private key: versions are only read here" if signer is None else f"{signer.key_id} signs"
     return Finding("keys", True, True, f"{', '.join(keyring.key_ids)} trusted; {signs}")
-
-
-def engine_of(settings: Settings) -> Finding:
-    """Whether the engine, if one runs, accepts the key that this home's processes send."""
-    try:
-        headers = authorization(engine_key(settings.home))
-        answer = httpx.get(f"{settings.engine_url}/state", headers=headers, timeout=_ENGINE_SECONDS)
-    except InvalidSettings as error:
-        return Finding("engine", False, True, error.message)
-    except httpx.TransportError:
-        return Finding("engine", True, False, f"no engine runs at {settings.engine_url}")
-    if answer.status_code == httpx.codes.UNAUTHORIZED:
-        says = f"{settings.engine_url} refuses this home's key: restart it, or give both the same {ENGINE_KEY}"
-        return Finding("engine", False, True, says)
-    return Finding(
-        "engine", answer.is_success, False, f"{settings.engine_url} accepts this home's key ({answer.status_code})"
-    )
 
 
 def _files(settings: Settings) -> Finding:

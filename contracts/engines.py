@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from types import MappingProxyType
+from typing import Literal, NamedTuple, TypedDict
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, RowMapping, delete, select, update
 
 from contracts.tables import engine_replica
+from contracts.tables.statements import insert_new
 
 FRESH_SECONDS = 10.0
 """A row that was not renewed for so long describes a replica that is gone."""
@@ -21,6 +23,15 @@ EngineKind = Literal["millrace", "vllm", "sglang"]
 Ability = Literal["spans", "logprobs", "top_logprobs", "constraints", "penalties", "seed", "experts"]
 """`spans`: it names the version of each token. `logprobs`: those of the distribution sampled from. `constraints`: grammars.
 `experts`: it records the experts of each token."""
+
+
+class LoadProblem(TypedDict):
+    """Why a replica could not load the version that an arm is assigned."""
+
+    version: int
+    code: str
+    message: str
+    attempts: int
 
 
 class EngineReplica(NamedTuple):
@@ -32,7 +43,8 @@ class EngineReplica(NamedTuple):
     kind: EngineKind
     region: str
     status: str
-    """`serving`, or why it takes no requests: `starting`, `restarting`, `paused`, `ending`, `failed`."""
+    """`serving`, or why it takes no requests: `starting`, `restarting`, `paused`, `ending`, `failed`.
+    Readers see `another_run` or `another_base` in the rows of replicas that they may not ask, see `fitting`."""
     slots: Mapping[str, int | None]
     """Arm to the version that its slot holds; None while it loads."""
     abilities: frozenset[str]
@@ -42,6 +54,12 @@ class EngineReplica(NamedTuple):
     dtype: str
     seen_at: float
     """UTC epoch seconds."""
+    run: str = ""
+    """The run of its home; empty if it is not known."""
+    base: str = ""
+    """The fingerprint of its base policy; empty if it is not known. See `runtime.base_policy`."""
+    problems: Mapping[str, LoadProblem] = MappingProxyType({})
+    """Arm to why its assigned version could not be loaded."""
 
     def serves(self, arm: str) -> bool:
         """True if a slot for this arm holds a version."""
@@ -51,25 +69,33 @@ class EngineReplica(NamedTuple):
         """True if it announced itself lately."""
         return now - self.seen_at <= FRESH_SECONDS
 
+    def misfit(self, run: str, base: str) -> Literal["another_run", "another_base"] | None:
+        """Why it may not answer requests of a home with this run and base; None if it may, or if that is not known."""
+        if self.run and run and self.run != run:
+            return "another_run"
+        return "another_base" if self.base and base and self.base != base else None
 
-def announce(connection: Connection, replica: EngineReplica) -> None:
-    """Write or renew the row of a replica."""
+
+def announce(connection: Connection, replica: EngineReplica, *, instead_of: str | None = None) -> bool:
+    """Write or renew a row; `instead_of`: the instance whose row may be replaced, None any. False if it is another's."""
     values = {
         **replica._asdict(),
         "slots": dict(replica.slots),
         "abilities": sorted(replica.abilities),
+        "problems": dict(replica.problems),
         "seen_at": time.time(),
     }
     key = (engine_replica.c.policy == replica.policy) & (engine_replica.c.name == replica.name)
-    if not connection.execute(update(engine_replica).where(key).values(values)).rowcount:
-        connection.execute(insert(engine_replica).values(values))
+    mine = key if instead_of is None else key & (engine_replica.c.instance == instead_of)
+    if connection.execute(update(engine_replica).where(mine).values(values)).rowcount:
+        return True
+    return insert_new(connection, engine_replica, values)
 
 
-def withdraw(connection: Connection, policy: str, name: str) -> None:
-    """Remove the row of a replica that ends in order."""
-    connection.execute(
-        delete(engine_replica).where((engine_replica.c.policy == policy) & (engine_replica.c.name == name))
-    )
+def withdraw(connection: Connection, policy: str, name: str, instance: str) -> None:
+    """Remove the row of a replica that ends in order, unless another start of it wrote the row."""
+    mine = (engine_replica.c.policy == policy) & (engine_replica.c.name == name)
+    connection.execute(delete(engine_replica).where(mine & (engine_replica.c.instance == instance)))
 
 
 def forget_gone(connection: Connection, policy: str) -> None:
@@ -80,7 +106,22 @@ def forget_gone(connection: Connection, policy: str) -> None:
 
 def read_replicas(connection: Connection, policy: str) -> list[EngineReplica]:
     """All rows of a policy by name, also those that are not fresh any more."""
-    rows = connection.execute(
-        select(engine_replica).where(engine_replica.c.policy == policy).order_by(engine_replica.c.name)
-    ).mappings()
-    return [EngineReplica(**{**row, "abilities": frozenset(row["abilities"])}) for row in rows]
+    found = select(engine_replica).where(engine_replica.c.policy == policy).order_by(engine_replica.c.name)
+    return [_replica_of(row) for row in connection.execute(found).mappings()]
+
+
+def read_replica(connection: Connection, policy: str, name: str) -> EngineReplica | None:
+    """The row of one name, locked until the transaction ends; None if there is none."""
+    mine = (engine_replica.c.policy == policy) & (engine_replica.c.name == name)
+    row = connection.execute(select(engine_replica).where(mine).with_for_update()).mappings().first()
+    return None if row is None else _replica_of(row)
+
+
+def fitting(replica: EngineReplica, run: str, base: str) -> EngineReplica:
+    """The replica as a home with this run and base may use it: another's serves nothing, and its status says so."""
+    misfit = replica.misfit(run, base)
+    return replica if misfit is None else replica._replace(status=misfit, slots={}, problems={})
+
+
+def _replica_of(row: RowMapping) -> EngineReplica:
+    return EngineReplica(**{**row, "abilities": frozenset(row["abilities"])})

@@ -36,6 +36,7 @@ MillraceError
 │   └── NewerSchema              a newer Millrace wrote it: upgrade this process
 ├── InvalidTask                  a task file with a mistake, named by file and line
 ├── InvalidSettings              a setting, option or file of the operator has a mistake
+│   └── NameTaken                another engine replica that runs has the same name
 ├── WeightsRefused               a delta or checkpoint failed a check; nothing was changed
 ├── RecordTooLarge (413)         the log will never take a record of this size
 ├── PositionLost                 a stored position is outside of the log: records were lost, or deleted before they were read
@@ -228,6 +229,10 @@ class InvalidTask(MillraceError):
 
 class InvalidSettings(MillraceError):
     code = "invalid_settings"
+
+
+class NameTaken(InvalidSettings):
+    code = "name_taken"
 
 
 class WeightsRefused(MillraceError):

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import httpx
 
 from contracts.assignments import LIVE
-from contracts.engines import EngineReplica, read_replicas
+from contracts.engines import EngineReplica, fitting, read_replicas
 from contracts.errors import Unavailable
-from runtime.database import Database
+from runtime.base_policy import fingerprint
 from runtime.engine_key import authorization, engine_key
 from runtime.operations import Check
 from runtime.settings import Settings
@@ -25,7 +25,7 @@ def engine_check(settings: Settings) -> Check:
     Engines are those that announce themselves; without any, the one at `engine_url`.
     """
     headers = authorization(engine_key(settings.home))
-    announced = _announced(settings.database(), settings.policy)
+    announced = _announced(settings)
 
     def check() -> None:
         rows = announced()
@@ -48,7 +48,8 @@ def engine_check(settings: Settings) -> Check:
     return check
 
 
-def _announced(database: Database, policy: str) -> Callable[[], Sequence[EngineReplica]]:
+def _announced(settings: Settings) -> Callable[[], Sequence[EngineReplica]]:
+    database, base = settings.database(), fingerprint(settings.base)
     held: list[EngineReplica] = []
 
     def read() -> Sequence[EngineReplica]:
@@ -56,10 +57,11 @@ def _announced(database: Database, policy: str) -> Callable[[], Sequence[EngineR
         nonlocal held
         try:
             with database.snapshot() as connection:
-                rows = read_replicas(connection, policy)
+                rows = read_replicas(connection, settings.policy)
         except Unavailable:
             return held
-        held = [row for row in rows if row.is_fresh(time.time()) and row.url]
+        fresh = [row for row in rows if row.is_fresh(time.time()) and row.url]
+        held = [fitting(row, settings.run, base) for row in fresh]
         return held
 
     return read

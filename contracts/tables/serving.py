@@ -59,6 +59,7 @@ swap = table(
     Column("num_changed", BigInteger),
     Column("density", Float),
     Column("payload_bytes", BigInteger),
+    Column("replica", String(64), nullable=False, server_default=""),
 )
 
 assignment = table(
@@ -103,6 +104,9 @@ engine_replica = table(
     Column("engine", String(128), nullable=False),
     Column("dtype", String(16), nullable=False),
     Column("seen_at", Float, nullable=False),
+    Column("run", Text, nullable=False, server_default=""),
+    Column("base", String(64), nullable=False, server_default=""),
+    Column("problems", JSON, nullable=False, server_default="{}"),
 )
 
 weight_snapshot = table(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 
+from contracts.engines import EngineReplica, fitting, read_replicas
 from contracts.gating import Grade
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
@@ -15,7 +16,7 @@ from pipelines.release.asking import SentinelClient
 from pipelines.release.releaser import Releaser
 from pipelines.release.renewal import renewal
 from pipelines.release.settings import ReleaseSettings
-from runtime.engine_key import engine_key
+from runtime.base_policy import fingerprint
 from runtime.sentinels import read_sentinels
 from runtime.settings import load_section, load_settings
 
@@ -30,6 +31,12 @@ def main(home: Path, stop: threading.Event, make_grade: Callable[[Mapping[str, T
     tasks = load_tasks(settings.tasks)
     sentinels = read_sentinels(own.sentinels, tasks)
     grade = make_grade({name: tasks[name] for name in sentinels.tasks})
+    database, base = settings.database(), fingerprint(settings.base)
+
+    def engines() -> list[EngineReplica]:
+        with database.snapshot() as connection:
+            return [fitting(row, settings.run, base) for row in read_replicas(connection, policy)]
+
     headers = {
         "Authorization": f"Bearer {(home / 'operator.key').read_text().strip()}",
         "x-millrace-purpose": "sentinel",
@@ -40,11 +47,9 @@ def main(home: Path, stop: threading.Event, make_grade: Callable[[Mapping[str, T
             policy=policy,
             concurrency=own.concurrency,
             patience_seconds=own.patience_seconds,
-            engine_url=settings.engine_url,
-            engine_key=engine_key(settings.home),
+            engines=engines,
         )
         bell = settings.replica_links().bell
-        database = settings.database()
         Releaser(
             database,
             sentinel_client,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import httpx
 
 from contracts.assignments import CANDIDATE
+from contracts.engines import EngineReplica
 from contracts.errors import InvalidSettings, MillraceError, Unavailable, VersionNotResident
 from contracts.gating import Sentinel, SentinelFile
-from runtime.engine_key import authorization
 
 _RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.2, 30.0
 _TOO_MANY = 429
@@ -58,15 +58,14 @@ class SentinelAnswer(NamedTuple):
 class SentinelClient:
     """Sends all sentinels to one version.
 
-    If the version does not become resident, the engine at `engine_url` (secret: `engine_key`) is asked why.
+    If the version does not become resident, `engines`, the rows of the replicas, say why.
     """
 
     client: httpx.Client
     policy: str
     concurrency: int
     patience_seconds: float
-    engine_url: str
-    engine_key: str
+    engines: Callable[[], Sequence[EngineReplica]]
     _free_at: float = 0.0
     """Shared by all threads: if one is told to wait, all wait."""
 
@@ -172,16 +171,19 @@ class SentinelClient:
         return Unavailable(said)
 
     def _check_bad(self, version: int) -> None:
-        """Raises BadVersion if the engine found the bytes of the candidate wrong at least `_TRIES` times."""
+        """Raises BadVersion if a replica found the bytes of the candidate wrong at least `_TRIES` times, and none holds it."""
         try:
-            health = self.client.get(f"{self.engine_url}/state", headers=authorization(self.engine_key)).json()
-            problem = health.get("problems", {}).get(CANDIDATE, {})
-        except (httpx.HTTPError, ValueError, AttributeError):
-            return  # without a readable answer nothing is known about the version
-        if not isinstance(problem, Mapping) or problem.get("version") != version:
+            rows = [row for row in self.engines() if row.is_fresh(time.time())]
+        except Unavailable:
+            return  # without rows nothing is known about the version
+        if any(row.slots.get(CANDIDATE) == version for row in rows):
             return
-        if problem.get("code") in BAD_VERSION and problem.get("attempts", 0) >= _TRIES:
-            raise BadVersion(f"the engine refuses v{version}: {problem['code']}: {problem.get('message', '')}")
+        for row in rows:
+            problem = row.problems.get(CANDIDATE)
+            if problem is None or problem["version"] != version:
+                continue
+            if problem["code"] in BAD_VERSION and problem["attempts"] >= _TRIES:
+                raise BadVersion(f"the engine {row.name} refuses v{version}: {problem['code']}: {problem['message']}")
 
 
 def _wait_seconds(response: httpx.Response, least: float) -> float:

@@ -13,18 +13,20 @@ from transformers.utils import cached_file
 from contracts.assignments import LIVE, MOVED
 from contracts.errors import InvalidSettings, MillraceError, Unavailable
 from policy.load import load_model
+from runtime.base_policy import fingerprint
 from runtime.engine_key import engine_key
+from runtime.engine_rows import EngineRows
 from runtime.listening import listening_socket, replica_number
 from runtime.logs import set_up_logs
 from runtime.operations import LONGEST_WORK_SECONDS, Operations
 from runtime.settings import Settings, load_section, load_settings
 from runtime.weight_metrics import WeightStoreMetrics
-from services.engine.announcing import EngineAnnouncer, address_of, describe
+from services.engine.announcing import EngineAnnouncer, address_of, describe, problems_of
 from services.engine.app import make_app
 from services.engine.engine import Engine
 from services.engine.follower import Follower
 from services.engine.local_copy import LocalCopy
-from services.engine.repository import EngineRows, keep_swap, read_wanted
+from services.engine.repository import keep_swap, read_wanted
 from services.engine.settings import EngineSettings
 from services.engine.swap import SwapRecord
 from services.guarding import GuardedProtocol
@@ -51,11 +53,14 @@ def main(home: Path) -> None:
     store = open_weight_store(settings, measures=WeightStoreMetrics())
     copy = LocalCopy(settings.home / folder, store, policy, settings.run) if settings.weights_url else None
     server: uvicorn.Server | None = None
+    listening = listening_socket(settings.engine_host, settings.engine_port)
+    name, url = address_of(settings, own, listening)
+    base = fingerprint(settings.base)
 
     def swapped(record: SwapRecord) -> None:
         if copy is not None and record.arm == LIVE:
             copy.keep(record.version)
-        keep_swap(database, record)
+        keep_swap(database, record, name)
 
     def end() -> None:
         """End the process in order; the supervisor starts a new one."""
@@ -73,8 +78,6 @@ def main(home: Path) -> None:
         tokenizer=_tokenizer(settings.base),
     )
     follower = Follower(engine, lambda: read_wanted(database, policy), on_exit=end, arms=own.slots)
-    listening = listening_socket(settings.engine_host, settings.engine_port)
-    name, url = address_of(settings, own, listening)
     announcer = EngineAnnouncer(
         lambda: describe(
             engine,
@@ -83,8 +86,9 @@ def main(home: Path) -> None:
             url=url,
             region=settings.region,
             is_ending=server is not None and server.should_exit,
-        ),
+        )._replace(run=settings.run, base=base, problems=problems_of(follower)),
         EngineRows(database, policy),
+        end,
     )
     config = uvicorn.Config(
         make_app(engine, follower, engine_key(settings.home), announcer),
@@ -103,8 +107,9 @@ def main(home: Path) -> None:
     operations.close()
     if copy is not None:
         copy.close()
-    if follower.fatal is not None:
-        raise follower.fatal
+    for thread in (follower, announcer):
+        if thread.fatal is not None:
+            raise thread.fatal
 
 
 def check_ready(engine: Engine) -> None:

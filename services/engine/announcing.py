@@ -14,14 +14,16 @@ from typing import Protocol
 
 import structlog
 
-from contracts.engines import EngineReplica
-from contracts.errors import InvalidSettings, Unavailable
+from contracts.engines import EngineReplica, LoadProblem
+from contracts.errors import InvalidSettings, NameTaken, Unavailable
 from runtime.listening import replica_number
 from runtime.settings import Settings
 from services.engine.engine import Engine
+from services.engine.follower import Follower
 from services.engine.settings import EngineSettings
 
 _RENEW_SECONDS, _LOOK_SECONDS = 1.0, 0.1
+_MOST_OF_HOST = 58  # a name has 64 characters at most
 _ANYWHERE = ("0.0.0.0", "::", "")  # noqa: S104 compared, not bound
 _log = structlog.get_logger(__name__)
 
@@ -30,18 +32,31 @@ class ReplicaRowWriter(Protocol):
     """Where rows are written: `EngineRows`."""
 
     def announce(self, replica: EngineReplica) -> None:
-        """Write or renew a row. Raises Unavailable."""
+        """Write or renew a row. Raises NameTaken, Unavailable."""
 
     def withdraw(self, name: str) -> None:
-        """Remove a row. Raises Unavailable."""
+        """Remove a row that was written here. Raises Unavailable."""
 
 
 class EngineAnnouncer:
-    """See the module. `row` describes the engine now."""
+    """See the module.
 
-    def __init__(self, row: Callable[[], EngineReplica], rows: ReplicaRowWriter) -> None:
+    Args:
+        row: describes the engine now.
+        rows: where it is written.
+        on_exit: called if another replica has the name; the process should end.
+
+    Attributes:
+        fatal: that error.
+    """
+
+    def __init__(
+        self, row: Callable[[], EngineReplica], rows: ReplicaRowWriter, on_exit: Callable[[], None] = lambda: None
+    ) -> None:
         self._row = row
         self._rows = rows
+        self._on_exit = on_exit
+        self.fatal: NameTaken | None = None
         self._told: EngineReplica | None = None
         self._told_at = float("-inf")
         self._stopping = threading.Event()
@@ -70,6 +85,11 @@ class EngineAnnouncer:
             self._rows.announce(row)
         except Unavailable as error:
             _log.warning("engine_row_not_written", error=error.message)
+        except NameTaken as error:
+            _log.error("engine_name_taken", error=error.message)
+            self.fatal = error
+            self._stopping.set()
+            self._on_exit()
         self._told, self._told_at = row, now
 
     def _run(self) -> None:
@@ -99,6 +119,15 @@ def describe(
     )
 
 
+def problems_of(follower: Follower) -> dict[str, LoadProblem]:
+    """Arm to why its assigned version could not be loaded, as the row says it."""
+    return {
+        arm: LoadProblem(version=problem.version, code=problem.code, message=problem.message, attempts=problem.attempts)
+        for arm, problem in follower.problems().items()
+        if problem.version is not None
+    }
+
+
 def address_of(settings: Settings, own: EngineSettings, listening: socket.socket) -> tuple[str, str]:
     """Name and URL of a replica that listens on a socket. Raises InvalidSettings if several have one URL."""
     port = listening.getsockname()[1]
@@ -107,4 +136,4 @@ def address_of(settings: Settings, own: EngineSettings, listening: socket.socket
     if number > 1 and own.url is not None:
         raise InvalidSettings("[engine] url is the address of one replica; with --engines, leave it out")
     name = own.name if number == 1 else own.name and f"{own.name}-{number}"
-    return name or f"{socket.gethostname()}-{port}", own.url or f"http://{host}:{port}"
+    return name or f"{socket.gethostname()[:_MOST_OF_HOST]}-{port}", own.url or f"http://{host}:{port}"

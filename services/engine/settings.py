@@ -12,7 +12,7 @@ from runtime.settings import Section
 class EngineSettings(Section):
     """The engine's own settings; policy, base, device and address are settings of the home."""
 
-    name: str | None = Field(default=None, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]*$", max_length=120)
+    name: str | None = Field(default=None, pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]*$", max_length=60)
     """Name of this replica, unique among the engines of a policy. Default: host name and port."""
     url: str | None = Field(default=None, pattern=r"^http://[^/:]+:[0-9]+$")
     """Where inference reaches this replica, if not at `engine_host` and its port."""

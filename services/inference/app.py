@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from contracts.assignments import MOVED
 from contracts.event_log import EventLog
 from contracts.tasks.loading import load_tasks
+from runtime.base_policy import fingerprint
 from runtime.engine_key import engine_key
 from runtime.log.spool import Spool
 from runtime.metrics import SPOOL_BYTES, SPOOL_OLDEST_SECONDS, SPOOL_RECORDS
@@ -58,7 +59,7 @@ def create_app(
     engine = EnginePool(
         policy=policy,
         region=settings.region,
-        rows=ReplicaRows(reader_of(database, policy)),
+        rows=ReplicaRows(reader_of(database, policy, settings.run, fingerprint(settings.base))),
         single=EngineClient(settings.engine_url, key, patience_seconds, silence_seconds),
         connect=lambda url: EngineConnection(url, key, silence_seconds),
         assigned=assignments.held,

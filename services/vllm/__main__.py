@@ -15,7 +15,9 @@ import structlog
 from contracts.assignments import MOVED
 from contracts.engines import EngineReplica
 from contracts.errors import InvalidSettings, Unavailable
+from runtime.base_policy import fingerprint
 from runtime.engine_key import authorization, engine_key
+from runtime.engine_rows import EngineRows
 from runtime.operations import step_done
 from runtime.settings import Settings, load_section, load_settings
 from runtime.weight_metrics import WeightStoreMetrics
@@ -45,6 +47,7 @@ class _Host(NamedTuple):
     folder: Path
     copy: HostCopy
     repository: VllmRepository
+    rows: EngineRows
 
 
 def main(home: Path, stop: threading.Event) -> None:
@@ -52,6 +55,7 @@ def main(home: Path, stop: threading.Event) -> None:
 
     Raises:
         InvalidSettings: the interpreter does not exist, or a setting is missing.
+        NameTaken: another replica has the name of one of these.
     """
     settings, own = load_settings(home), load_section(home, "vllm", VllmSettings)
     if own.python is not None and not os.access(own.python, os.X_OK):
@@ -60,7 +64,8 @@ def main(home: Path, stop: threading.Event) -> None:
     folder = settings.home / "vllm"
     store = open_weight_store(settings, measures=WeightStoreMetrics())
     copy = HostCopy(Replica(folder / "replica", store, settings.policy), settings.run)
-    host = _Host(settings, own, folder, copy, VllmRepository(settings.database(), settings.policy))
+    database, policy = settings.database(), settings.policy
+    host = _Host(settings, own, folder, copy, VllmRepository(database, policy), EngineRows(database, policy))
     followers = [_follower(host, number) for number in range(len(own.slots))]
     awake = [threading.Event() for _ in followers]
     bell = settings.replica_links().bell
@@ -85,7 +90,7 @@ def main(home: Path, stop: threading.Event) -> None:
     bell.close()
     wake()
     for follower, thread in zip(followers, threads, strict=True):
-        _try(lambda: host.repository.withdraw(follower.row.name))  # noqa: B023 called at once
+        _try(lambda: host.rows.withdraw(follower.row.name))  # noqa: B023 called at once
         thread.join(_END_SECONDS)
         if not died:
             follower.server.end()
@@ -122,6 +127,8 @@ def _follower(host: _Host, number: int) -> SlotFollower:
         engine="vllm",
         dtype=own.dtype or ("float32" if is_cpu else "bfloat16"),
         seen_at=0.0,
+        run=settings.run,
+        base=fingerprint(settings.base),
     )
 
     def connect(url: str) -> VllmServer:
@@ -154,7 +161,7 @@ def _announce(host: _Host, followers: list[SlotFollower]) -> None:
     for follower in followers:
         follower.server.renew()
         if follower.row.url:
-            _try(lambda: host.repository.announce(follower.row))  # noqa: B023 called at once
+            _try(lambda: host.rows.announce(follower.row))  # noqa: B023 called at once
 
 
 def _try(do: Callable[[], None]) -> None:

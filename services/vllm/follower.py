@@ -18,7 +18,7 @@ from typing import Protocol
 import structlog
 
 from contracts.assignments import Assignment
-from contracts.engines import Ability, EngineReplica
+from contracts.engines import Ability, EngineReplica, LoadProblem
 from contracts.errors import MillraceError, Unavailable
 from weights.engines.vllm import HeldVersions, VersionFile, VllmServer
 
@@ -55,7 +55,7 @@ class ManagedServer(Protocol):
 class SwapLog(Protocol):
     """Where swaps are recorded: `VllmRepository`."""
 
-    def keep_swap(self, arm: str, version: int, stage_seconds: float, pause_seconds: float) -> None:
+    def keep_swap(self, replica: str, arm: str, version: int, stage_seconds: float, pause_seconds: float) -> None:
         """Record a swap."""
 
 
@@ -171,7 +171,7 @@ class SlotFollower:
             _log.warning("vllm_mixed", name=self.row.name, version=version, error=error.message)
             pause = self._heal(driver, target, error)
         if self.serves.is_set():
-            self._swaps.keep_swap(self.arm, version, staged - begun, pause)
+            self._swaps.keep_swap(self.row.name, self.arm, version, staged - begun, pause)
         _log.info("vllm_swapped", name=self.row.name, version=version, pause_seconds=round(pause, 4))
         self._before = (wanted, target)
         self._tell("serving", version)
@@ -206,10 +206,15 @@ class SlotFollower:
         attempts = self._failed[1] + 1 if self._failed[0] == version else 1
         wait = min(_FIRST_RETRY_SECONDS * 2.0 ** (attempts - 1), _LAST_RETRY_SECONDS)
         self._failed = (version, attempts, now + wait)
+        if version is not None:
+            problem = LoadProblem(version=version, code=error.code, message=error.message, attempts=attempts)
+            self.row = self.row._replace(problems={self.arm: problem})
         _log.warning("vllm_not_brought", name=self.row.name, version=version, code=error.code, error=error.message)
 
     def _tell(self, status: str, version: int | None) -> None:
         self.row = self.row._replace(status=status, slots={self.arm: version})
+        if self._failed[0] is None:
+            self.row = self.row._replace(problems={})
         if status == "serving" and version is not None:
             self.serves.set()
 

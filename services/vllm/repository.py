@@ -1,4 +1,4 @@
-"""SQL of the vLLM follower: assignments, the rows of its replicas, and the records of swaps."""
+"""SQL of the vLLM follower: assignments, and the records of swaps."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 from sqlalchemy import insert
 
-from contracts import assignments, engines
+from contracts import assignments
 from contracts.assignments import Assignment
-from contracts.engines import EngineReplica
 from contracts.tables import swap
 from runtime.database import Database
 
@@ -26,20 +25,11 @@ class VllmRepository:
         with self._database.snapshot() as connection:
             return assignments.read(connection, self._policy)
 
-    def announce(self, replica: EngineReplica) -> None:
-        """Write the row of a replica. Raises Unavailable."""
-        with self._database.transaction() as connection:
-            engines.announce(connection, replica)
-
-    def withdraw(self, name: str) -> None:
-        """Remove the row of a replica. Raises Unavailable."""
-        with self._database.transaction() as connection:
-            engines.withdraw(connection, self._policy, name)
-
-    def keep_swap(self, arm: str, version: int, stage_seconds: float, pause_seconds: float) -> None:
+    def keep_swap(self, replica: str, arm: str, version: int, stage_seconds: float, pause_seconds: float) -> None:
         """Store what a swap cost. Raises Unavailable."""
         values = {
             "policy": self._policy,
+            "replica": replica,
             "arm": arm,
             "version": version,
             "at": time.time(),

@@ -62,7 +62,7 @@ def read_facts(connection: Connection, policy: str, version: int) -> VersionFact
     """Verdict, moves, swaps, revocation and alarms of a version."""
     judged = select(*verdict.c["accepted", "accuracy", "best_accuracy", "reason", "details", "at"])
     moves = select(*assignment_change.c["arm", "share", "writer", "reason", "at"])
-    swaps = select(*swap.c["arm", "at", "stage_seconds", "pause_seconds", "gap_seconds"])
+    swaps = select(*swap.c["arm", "replica", "at", "stage_seconds", "pause_seconds", "gap_seconds"])
     alarms = select(*alarm.c["task", "name", "cluster", "at", "details"]).where(alarm.c.version == version)
 
     def mine(statement: Select[Any], columns: Any, *order: ColumnElement[Any]) -> list[Row[Any]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from contracts.engines import FRESH_SECONDS, EngineReplica, read_replicas
+from contracts.engines import FRESH_SECONDS, EngineReplica, fitting, read_replicas
 from contracts.errors import Unavailable
 from runtime.database import Database
 
@@ -89,11 +89,11 @@ class ReplicaRows:
         return True
 
 
-def reader_of(database: Database, policy: str) -> Callable[[], Sequence[EngineReplica]]:
-    """Reads the rows of one policy."""
+def reader_of(database: Database, policy: str, run: str, base: str) -> Callable[[], Sequence[EngineReplica]]:
+    """Reads the rows of one policy, as a home with this run and base (`runtime.base_policy`) may use them."""
 
     def read() -> Sequence[EngineReplica]:
         with database.snapshot() as connection:
-            return read_replicas(connection, policy)
+            return [fitting(row, run, base) for row in read_replicas(connection, policy)]
 
     return read

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from commands.doctor import engine_of
+from commands.engine_rows import engine_findings
 from commands.findings import Finding
-from contracts.engines import EngineReplica, announce
+from contracts.engines import EngineReplica, LoadProblem, announce
 from contracts.errors import Unavailable
+from contracts.tables import engine_replica
 from runtime.database import Database
 from runtime.engine_key import FILE_NAME, engine_key
 from services.engine.guard import Guard
@@ -59,7 +61,7 @@ def test_doctor_says_whether_the_engine_takes_the_key(tmp_path: Path, engine: tu
     settings = make_home(tmp_path, engine[1])
 
     def found() -> Finding:
-        return engine_of(settings)
+        return next(engine_findings(settings))
 
     assert (found().good, found().needed) == (True, False)
     (tmp_path / FILE_NAME).write_text("the-key-of-another-home\n")
@@ -70,7 +72,7 @@ def test_doctor_says_whether_the_engine_takes_the_key(tmp_path: Path, engine: tu
     settings = make_home(tmp_path, "http://127.0.0.1:1")
     (tmp_path / FILE_NAME).unlink()
     assert (found().good, found().needed) == (True, False)
-    assert "no engine runs at http://127.0.0.1:1" in found().says
+    assert "no engine answers" in found().says
 
 
 def test_one_engine_that_serves_is_enough(tmp_path: Path, engine: tuple[Engine, str], database: Database) -> None:
@@ -88,3 +90,29 @@ def test_one_engine_that_serves_is_enough(tmp_path: Path, engine: tuple[Engine, 
     engine[0].status = "paused"
     with pytest.raises(Unavailable, match="says 503: paused"):
         check()
+
+
+def test_doctor_names_every_replica(tmp_path: Path, engine: tuple[Engine, str], database: Database) -> None:
+    settings = make_home(tmp_path, engine[1])
+    settings = settings.model_copy(update={"database_url": database.url})
+    well = EngineReplica(
+        "eu-1", "demo", engine[1], "millrace", "eu", "serving", {"live": 3}, frozenset(), "", "e", "float32", 0.0, settings.run
+    )  # fmt: skip
+    problem = LoadProblem(version=4, code="payload_hash", message="another hash", attempts=2)
+    with database.transaction() as connection:
+        announce(connection, well)
+        announce(connection, well._replace(name="eu-2", kind="vllm", problems={"live": problem}))
+        announce(connection, well._replace(name="us-1", region="us", run="another"))
+        announce(connection, well._replace(name="us-2", region="us"))
+        connection.execute(update(engine_replica).where(engine_replica.c.name == "us-2").values(seen_at=1.0))
+    found = list(engine_findings(settings))
+    assert [(finding.good, finding.needed) for finding in found] == [
+        (True, False), (False, False), (False, True), (False, False),
+    ]  # fmt: skip
+    says = [finding.says for finding in found]
+    assert says[0].startswith(f"eu-1 (millrace, region eu, {engine[1]}): serving, live v3: accepts this home's key")
+    assert "cannot load v4 as live: payload_hash: another hash" in says[1]
+    assert "us-1 (millrace, region us," in says[2]
+    assert "another_run: it belongs to another run, so it gets no requests" in says[2]
+    assert "us-2" in says[3]
+    assert "not heard of for" in says[3]

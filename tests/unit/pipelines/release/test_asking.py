@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
 import pytest
 
+from contracts.engines import EngineReplica, LoadProblem, fitting
 from contracts.errors import InvalidSettings, Unavailable, VersionNotResident
 from contracts.gating import Sentinel, SentinelFile
 from pipelines.release.asking import BadVersion, SentinelAnswer, SentinelClient
@@ -26,18 +27,22 @@ SET = SentinelFile(
 NONE = SentinelFile((), "none", {})
 ABSENT = httpx.Response(404, json={"error": {"code": "version_not_resident"}})
 Answering = Callable[[httpx.Request], httpx.Response]
+Engines = Callable[[], Sequence[EngineReplica]]
 DRAWS = dict.fromkeys(SET.tasks, 0)
 
 
-def an_asker(answer: Answering, patience: float = 5.0) -> SentinelClient:
+def no_engines() -> list[EngineReplica]:
+    return []
+
+
+def an_asker(answer: Answering, patience: float = 5.0, engines: Engines = no_engines) -> SentinelClient:
     client = httpx.Client(base_url="http://web", transport=httpx.MockTransport(answer))
     return SentinelClient(
         client,
         policy="p",
         concurrency=2,
         patience_seconds=patience,
-        engine_url="http://engine",
-        engine_key="key-of-engine",
+        engines=engines,
     )
 
 
@@ -94,39 +99,49 @@ def test_a_version_that_the_engine_does_not_take_in_time_is_no_verdict() -> None
         an_asker(lambda _: ABSENT, patience=0.1).ask(SET, 7, threading.Event(), DRAWS)
 
 
-def health_of(code: str, *, version: int = 7, attempts: int = 3) -> Answering:
-    problem = {"version": version, "code": code, "message": "the payload has another hash", "attempts": attempts}
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        if request.url.host != "engine":
-            return ABSENT
-        assert request.headers["authorization"] == "Bearer key-of-engine", (
-            "the operator's key is not the engine's to see"
-        )
-        return httpx.Response(200, json={"status": "serving", "problems": {"candidate": problem}})
-
-    return answer
+def row_of(
+    code: str, *, version: int = 7, attempts: int = 3, name: str = "eu-1", held: int | None = None
+) -> EngineReplica:
+    problem = LoadProblem(version=version, code=code, message="the payload has another hash", attempts=attempts)
+    return EngineReplica(
+        name, "p", "http://engine", "millrace", "eu", "serving", {"live": 6, "candidate": held}, frozenset(), "i", "e", "float32",
+        time.time(), problems={"candidate": problem},
+    )  # fmt: skip
 
 
-def test_a_version_whose_bytes_the_engine_refuses_is_refused_by_name() -> None:
-    with pytest.raises(BadVersion, match="the engine refuses v7: payload_hash: the payload has another hash"):
-        an_asker(health_of("payload_hash")).ask(SET, 7, threading.Event(), DRAWS)
+def test_a_version_whose_bytes_a_replica_refuses_is_refused_by_name() -> None:
+    rows = [row_of("unavailable", name="eu-0"), row_of("payload_hash")]
+    with pytest.raises(BadVersion, match="the engine eu-1 refuses v7: payload_hash: the payload has another hash"):
+        an_asker(lambda _: ABSENT, engines=lambda: rows).ask(SET, 7, threading.Event(), DRAWS)
     with pytest.raises(BadVersion):
-        an_asker(health_of("target_root")).ask(NONE, 7, threading.Event(), {})
+        an_asker(lambda _: ABSENT, engines=lambda: [row_of("target_root")]).ask(NONE, 7, threading.Event(), {})
 
 
 @pytest.mark.parametrize(
-    "health",
+    "rows",
     [
-        health_of("unavailable"),
-        health_of("unsigned"),
-        health_of("payload_hash", version=6),
-        health_of("payload_hash", attempts=1),
+        [row_of("unavailable")],
+        [row_of("unsigned")],
+        [row_of("payload_hash", version=6)],
+        [row_of("payload_hash", attempts=1)],
+        [row_of("payload_hash")._replace(seen_at=0.0)],
+        [row_of("payload_hash"), row_of("payload_hash", name="us-1", held=7)],
+        [fitting(row_of("wrong_shape")._replace(base="b"), "run", "a")],
+        [fitting(row_of("wrong_run")._replace(run="other"), "run", "a")],
     ],
-)
-def test_what_may_be_our_own_fault_is_never_held_against_a_version(health: Answering) -> None:
+    ids=["away", "unsigned", "another version", "once", "gone", "another replica holds it", "another base", "another run"],
+)  # fmt: skip
+def test_what_may_be_our_own_fault_is_never_held_against_a_version(rows: list[EngineReplica]) -> None:
     with pytest.raises(VersionNotResident):
-        an_asker(health, patience=0.1).ask(SET, 7, threading.Event(), DRAWS)
+        an_asker(lambda _: ABSENT, patience=0.1, engines=lambda: rows).ask(SET, 7, threading.Event(), DRAWS)
+
+
+def test_rows_that_cannot_be_read_are_never_held_against_a_version() -> None:
+    def away() -> list[EngineReplica]:
+        raise Unavailable("no database")
+
+    with pytest.raises(VersionNotResident):
+        an_asker(lambda _: ABSENT, patience=0.1, engines=away).ask(SET, 7, threading.Event(), DRAWS)
 
 
 def test_a_sentinel_that_the_endpoint_refuses_is_named_by_file_and_line() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from contracts.engines import EngineReplica, announce, read_replicas
-from contracts.errors import Unavailable
+from contracts.errors import NameTaken, Unavailable
 from runtime.database import Database
 from runtime.days import migrate
+from runtime.engine_rows import EngineRows
 from runtime.settings import Settings
 from services.engine.announcing import EngineAnnouncer, address_of, describe
 from services.engine.engine import ENGINE, Engine
 from services.engine.follower import AssignedVersion, Follower
-from services.engine.repository import EngineRows
 from services.engine.settings import EngineSettings
 from tests.unit.services.engine.memory_store import POLICY
 
@@ -65,6 +65,19 @@ def test_a_database_that_is_away_costs_only_the_row() -> None:
     rows.away = False
     announcer.step(1.0)
     assert rows.written == [ROW]
+
+
+def test_a_replica_whose_name_is_taken_ends_with_that_error() -> None:
+    class Taken(Rows):
+        def announce(self, replica: EngineReplica) -> None:
+            raise NameTaken(f"an engine named {replica.name} already runs")
+
+    ended: list[str] = []
+    announcer = EngineAnnouncer(lambda: ROW, Taken(), lambda: ended.append("ended"))
+    announcer.step(0.0)
+    assert ended == ["ended"]
+    assert announcer.fatal is not None
+    assert announcer.fatal.message == "an engine named one already runs"
 
 
 def test_the_row_is_removed_at_the_end() -> None:

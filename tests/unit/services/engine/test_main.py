@@ -34,11 +34,11 @@ def test_assignments_in_and_swaps_out(tmp_path: Path) -> None:
         policy="demo", arm="live", version=4, at=1.5, stage_seconds=0.2, pause_seconds=0.001, gap_seconds=None,
         num_changed=10, density=0.01, payload_bytes=25,
     )  # fmt: skip
-    keep_swap(database, record)
+    keep_swap(database, record, "eu-1")
     with database.snapshot() as connection:
         (row,) = connection.execute(select(swap)).mappings()
     assert {"policy", "version", "pause_seconds"} < row.keys()
-    assert {name: value for name, value in row.items() if name != "id"} == {
-        name: getattr(record, name) for name in row if name != "id"
-    }
+    assert row["replica"] == "eu-1"
+    kept = {name: value for name, value in row.items() if name not in {"id", "replica"}}
+    assert kept == {name: getattr(record, name) for name in kept}
     database.close()

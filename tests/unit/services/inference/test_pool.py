@@ -262,7 +262,7 @@ def test_raw_logprobs_are_recorded_as_such(replicas: Replicas) -> None:
 
 def test_a_new_replica_is_asked_and_one_that_withdraws_is_not(replicas: Replicas) -> None:
     with replicas.database.transaction() as connection:
-        withdraw(connection, "demo", "a")
+        withdraw(connection, "demo", "a", "start of a")
     replicas.settle()
     for _ in range(4):
         replicas.ask()

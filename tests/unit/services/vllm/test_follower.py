@@ -79,7 +79,8 @@ class World:
         write_safetensors(path, weights_of(version))
         return VersionFile(version, str(root), path)
 
-    def keep_swap(self, arm: str, version: int, stage_seconds: float, pause_seconds: float) -> None:
+    def keep_swap(self, replica: str, arm: str, version: int, stage_seconds: float, pause_seconds: float) -> None:
+        assert replica == "vllm-1"
         assert stage_seconds >= 0
         assert pause_seconds > 0
         self.swaps.append((arm, version))

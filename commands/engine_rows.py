@@ -1,0 +1,80 @@
+"""The engine replicas of a home, as `doctor` reports them. In: their rows, and what each answers. Out: findings by replica."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+import httpx
+
+from commands.findings import Finding
+from contracts.engines import EngineReplica, read_replicas
+from contracts.errors import InvalidSettings, Unavailable
+from runtime.base_policy import fingerprint
+from runtime.database import Database
+from runtime.engine_key import ENGINE_KEY, authorization, engine_key
+from runtime.settings import Settings
+
+_ENGINE_SECONDS = 2.0
+_REMEDIES = {
+    "another_run": "it belongs to another run, so it gets no requests: end it, or give its home this run",
+    "another_base": "its config.json or tokenizer.json is another's, so it gets no requests: start it with this home's base",
+}
+
+
+def engine_findings(settings: Settings) -> Iterator[Finding]:
+    """One finding for each replica that announced itself; without any, one for the engine at this home's address."""
+    try:
+        headers = authorization(engine_key(settings.home))
+        rows = _rows(settings)
+    except (InvalidSettings, Unavailable) as error:
+        yield Finding("engine", False, isinstance(error, InvalidSettings), error.message)
+        return
+    if not rows:
+        yield _key_taken(f"the engine at {settings.engine_url}", settings.engine_url, headers)
+    base, now = fingerprint(settings.base), time.time()
+    for row in rows:
+        yield _finding(row, settings.run, base, now, headers)
+
+
+def _finding(row: EngineReplica, run: str, base: str, now: float, headers: Mapping[str, str]) -> Finding:
+    held = ", ".join(f"{arm} {'empty' if version is None else f'v{version}'}" for arm, version in row.slots.items())
+    who = f"{row.name} ({row.kind}, region {row.region}, {row.url})"
+    if not row.is_fresh(now):
+        return Finding("engine", False, False, f"{who}: not heard of for {now - row.seen_at:.0f} s; last {held}")
+    misfit = row.misfit(run, base)
+    if misfit is not None:
+        return Finding("engine", False, True, f"{who}: {misfit}: {_REMEDIES[misfit]}")
+    problems = "; ".join(
+        f"cannot load v{problem['version']} as {arm}: {problem['code']}: {problem['message']}"
+        for arm, problem in row.problems.items()
+    )
+    says = f"{who}: {row.status}, {held}" + (f"; {problems}" if problems else "")
+    if row.kind != "millrace":  # vLLM's servers are bound to loopback; their follower speaks for them
+        return Finding("engine", row.status == "serving" and not problems, False, says)
+    answered = _key_taken(says, row.url, headers)
+    return answered._replace(good=answered.good and row.status == "serving" and not problems)
+
+
+def _key_taken(who: str, url: str, headers: Mapping[str, str]) -> Finding:
+    """Whether the engine, if one runs, accepts the key that this home's processes send."""
+    try:
+        answer = httpx.get(f"{url}/state", headers=headers, timeout=_ENGINE_SECONDS)
+    except httpx.TransportError as error:
+        return Finding("engine", True, False, f"{who}: no engine answers from here ({type(error).__name__})")
+    if answer.status_code == httpx.codes.UNAUTHORIZED:
+        says = f"{who}: it refuses this home's key: restart it, or give both the same {ENGINE_KEY}"
+        return Finding("engine", False, True, says)
+    return Finding("engine", answer.is_success, False, f"{who}: accepts this home's key ({answer.status_code})")
+
+
+def _rows(settings: Settings) -> list[EngineReplica]:
+    """Raises InvalidSettings, Unavailable."""
+    if settings.database_url is None and not (settings.home / "millrace.db").exists():
+        return []  # nothing was started yet, and a look must make no file
+    database: Database = settings.database()
+    try:
+        with database.snapshot() as connection:
+            return read_replicas(connection, settings.policy)
+    finally:
+        database.close()

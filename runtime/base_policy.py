@@ -1,0 +1,27 @@
+"""The fingerprint of a base policy: equal on every machine that has the same model and tokenizer, wherever its folder is.
+
+In: a folder. Out: a short text, or "" if it is not a folder with a config.json. The weights are not part of it: versions have roots.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+from pathlib import Path
+
+_DIFFERS_HARMLESSLY = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
+_FILES = ("tokenizer.json",)
+
+
+def fingerprint(base: str | Path) -> str:
+    """Of config.json without what depends on where and by whom it was saved, and of tokenizer.json."""
+    folder = Path(base)
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        kept = {name: value for name, value in config.items() if name not in _DIFFERS_HARMLESSLY}
+        hashed = blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=12)
+        for name in _FILES:
+            hashed.update((folder / name).read_bytes())
+    except (OSError, ValueError, AttributeError):
+        return ""  # a hub id, or a folder that `up` would refuse: nothing can be said
+    return hashed.hexdigest()
