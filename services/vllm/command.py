@@ -59,7 +59,9 @@ def serve_environment(
         for name, value in own.items()
         if not name.startswith(("MILLRACE_", "AWS_")) and name not in {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"}
     }
+    threads = settings.threads or max(1, len(os.sched_getaffinity(0)) // len(settings.slots))
     return kept | {
+        "OMP_NUM_THREADS": str(threads),
         "PYTHONPATH": str(plug_in),
         "PYTHONSAFEPATH": "1",
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -30,6 +30,9 @@ class VllmSettings(Section):
     """Longest prompt and answer, tokens. Default: what the model allows."""
     cache_gib: int = Field(default=1, ge=1)
     """Memory of the key-value cache on CPU, GiB."""
+    threads: int | None = Field(default=None, ge=1)
+    """Threads in which one server computes on CPU. Default: the cores divided among the servers. With more, each waits spinning for
+    the others' threads."""
     arguments: tuple[str, ...] = ()
     """Further arguments of `vllm serve`."""
 

@@ -56,6 +56,20 @@ class HeldVersions(NamedTuple):
         return not self.is_broken and self.version is not None and self.name == f"v{self.version}"
 
 
+class WeightDifference(NamedTuple):
+    """What a server computes with, against a version."""
+
+    num_equal: int
+    different: tuple[str, ...]
+    unknown: tuple[str, ...]
+    """Weights of the server, or tensors of the version, that could not be compared."""
+
+    @property
+    def is_exact(self) -> bool:
+        """True if every weight was compared and is equal."""
+        return self.num_equal > 0 and not self.different and not self.unknown
+
+
 class VllmServer:
     """One vLLM server. See the module. Not for several threads.
 
@@ -141,6 +155,19 @@ class VllmServer:
                 mixed=True,
             )
         return seconds
+
+    def compare(self, target: VersionFile) -> WeightDifference:
+        """Compare what the server computes with against a version's file. It makes no tokens meanwhile.
+
+        Raises:
+            Unavailable: the server is away, or a worker refused.
+        """
+        found = self._workers("millrace_compare", {"path": str(target.path), "root": target.root})
+        return WeightDifference(
+            sum(len(worker["equal"]) for worker in found),
+            tuple(name for worker in found for name in worker["different"]),
+            tuple(name for worker in found for name in worker["unknown"]),
+        )
 
     def resume(self) -> None:
         """Let a server that holds a whole version go on. Raises Unavailable."""

@@ -18,7 +18,7 @@ from policy.load import load_model
 from tests.integration.vllm.world import NUM_VERSIONS, PRODUCT, Answer, VllmWorld, collect
 from tests.tolerances import network_tolerance
 from weights.engines.vllm import VersionFile, VllmServer
-from weights.tensors import Tensors, root_of
+from weights.tensors import Tensors, root_of, write_safetensors
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 PROMPT = [int(word) for word in np.random.default_rng(7).integers(3, 700, 24)]
@@ -49,6 +49,21 @@ def check_bits(world: VllmWorld, version: int) -> Answer:
     return answer
 
 
+def check_held(world: VllmWorld, version: int) -> None:
+    """What every layer multiplies by is the published weight, also the tied head; another version's is not."""
+    with world.client() as client:
+        driver = VllmServer(client)
+        found = []
+        for number in (version, version - 1):
+            path = world.settings.home / f"compared-{number}.safetensors"
+            write_safetensors(path, world.versions[number])
+            found.append(driver.compare(VersionFile(number, root_of(world.versions[number]), path)))
+    assert found[0].is_exact, found[0]
+    assert not found[1].unknown
+    assert "lm_head.weight" in found[1].different
+    assert found[1].num_equal == 0
+
+
 def test_ten_versions_with_a_request_in_flight(world: VllmWorld) -> None:
     world.bring(0)
     before = check_bits(world, 0)
@@ -66,6 +81,7 @@ def test_ten_versions_with_a_request_in_flight(world: VllmWorld) -> None:
     assert all(left[2] == right[1] for left, right in pairwise(answer.spans)), "no token is without its version"
     assert [int(name[1:]) for name, _, _ in answer.spans] == sorted(int(name[1:]) for name, _, _ in answer.spans)
     after = check_bits(world, NUM_VERSIONS)
+    check_held(world, NUM_VERSIONS)
     assert after.logprobs != before.logprobs
     world.bring(0)
     assert world.answer(PROMPT) == before, "bit for bit, after ten versions and back"
@@ -129,8 +145,6 @@ def test_a_swap_whose_driver_was_killed_in_the_middle_is_healed(world: VllmWorld
 
 def _break_off(client: Any, world: VllmWorld, path: Any) -> None:
     """Half of an update, as of a driver that was killed: begun, named, and some layers loaded."""
-    from weights.tensors import write_safetensors  # noqa: PLC0415
-
     tensors = {name: tensor for name, tensor in world.versions[7].items() if "layers.2" not in name}
     tensors["not.a.parameter"] = world.versions[7]["model.norm.weight"]
     write_safetensors(path, tensors)

@@ -24,11 +24,15 @@ class Packing:
     def process_weights_after_loading(self, layer: FakeLayer) -> None:
         layer.packed = layer.weight.detach().clone()
 
+    def apply(self, layer: FakeLayer, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.nn.functional.linear(x, layer.packed, bias)
+
 
 class FakeLayer(torch.nn.Module):
     """Computes with `packed`, a copy of its weight."""
 
     packed: torch.Tensor
+    input_size = 8
 
     def __init__(self, weight: torch.nn.Parameter) -> None:
         super().__init__()

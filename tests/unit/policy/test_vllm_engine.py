@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -320,6 +321,13 @@ class TestLauncher:
         assert environment["VLLM_SERVER_DEV_MODE"] == "1"
         assert environment["HF_HUB_OFFLINE"] == "0"
         assert "VLLM_WORKER_MULTIPROC_METHOD" not in environment
+
+    def test_processes_that_vllm_spawns_are_prepared_too(self) -> None:
+        """Python runs the main module again in a spawned process, under another name."""
+        name = "VLLM_NO_USAGE_STATS"
+        code = f"import os; os.environ.pop({name!r}, None); import runpy; runpy.run_module('policy.vllm_server', run_name='__mp_main__'); print(os.environ.get({name!r}))"
+        told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603 our own interpreter
+        assert told.stdout == "1\n"
 
     def test_it_imports_little(self) -> None:
         """Millrace's own dependencies are not installed beside vLLM."""

@@ -1,0 +1,67 @@
+"""Whether vLLM servers compute with the weights that were published. In: the rows of replicas. Out: figures of summary.json.
+
+Waits for: the store and the servers, each of which makes no tokens while it is asked. The version is fetched and decoded anew, so a
+fault in the file that the server was given would be found too.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+
+from contracts.engines import EngineReplica, read_replicas
+from runtime.engine_key import authorization, engine_key
+from runtime.settings import Settings
+from services.vllm.host_copy import HostCopy
+from weights.engines.vllm import VllmServer, WeightDifference
+from weights.replica.replica import Replica
+from weights.stores.opening import open_weight_store
+
+_CALL_SECONDS = 120.0
+
+
+def compare_engines(settings: Settings) -> dict[str, Any]:
+    """`weights_exact`, and `weights` with what was compared of each server; empty without a vLLM server.
+
+    Raises:
+        Unavailable: a server or the store is away.
+    """
+    database = settings.database()
+    with database.snapshot() as connection:
+        rows = [row for row in read_replicas(connection, settings.policy) if row.kind == "vllm"]
+    database.close()
+    if not rows:
+        return {}
+    serving = [row for row in rows if row.is_fresh(time.time()) and row.status == "serving"]
+    folder = settings.home / "vllm" / "compared"
+    folder.mkdir(parents=True, exist_ok=True)
+    copy = HostCopy(Replica(folder / "replica", open_weight_store(settings), settings.policy), settings.run)
+    try:
+        found = {row.name: _compare(settings, row, copy) for row in serving}
+    finally:
+        copy.close()
+    differences = [difference for versions in found.values() for difference in versions.values()]
+    # A server that does not serve is not known to be right.
+    is_exact = len(serving) == len(rows) and all(difference.is_exact for difference in differences)
+    return {
+        "weights_exact": is_exact,
+        "weights": {
+            name: {f"v{version}": difference._asdict() for version, difference in versions.items()}
+            for name, versions in found.items()
+        },
+    }
+
+
+def _compare(settings: Settings, row: EngineReplica, copy: HostCopy) -> dict[int, WeightDifference]:
+    with httpx.Client(
+        base_url=row.url, headers=authorization(engine_key(settings.home)), timeout=_CALL_SECONDS
+    ) as client:
+        driver = VllmServer(client)
+        folder = settings.home / "vllm" / "compared"
+        return {
+            version: driver.compare(copy.file_of(version, None, settings.run, folder))
+            for version in set(row.slots.values())
+            if version is not None
+        }
