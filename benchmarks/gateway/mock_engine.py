@@ -71,7 +71,7 @@ def _chat(stream: bool) -> bytes:
 
 
 _SYSTEM = {"engine": "mock/1", "dtype": "float32"}
-_HEALTH = _json({"status": "serving", **_SYSTEM})
+_HEALTH = _json({"status": "serving", "versions": {"live": 1}, **_SYSTEM})
 _MODELS = _json({"object": "list", "data": [{"id": "gateway", "object": "model"}]})
 _GENERATION, _CHAT, _CHAT_STREAM = _generation(), _chat(stream=False), _chat(stream=True)
 

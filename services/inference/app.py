@@ -1,4 +1,4 @@
-"""The application of inference: connects its routes, endpoint and engine client, and starts and stops them."""
+"""The application of inference: connects its routes, endpoint and engines, and starts and stops them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from runtime.weight_metrics import WeightStoreMetrics
 from services.http import KeyRing, make_service
 from services.inference.arms import Assignments
 from services.inference.endpoint import Endpoint
-from services.inference.engine.client import PATIENCE_SECONDS, EngineClient
 from services.inference.engine.connection import EngineConnection
 from services.inference.engine.http import READ_SECONDS
-from services.inference.engine.pool import EnginePool
-from services.inference.engine.rows import ReplicaRows, reader_of
+from services.inference.engine.pool import PATIENCE_SECONDS, EnginePool
+from services.inference.engine.rows import FixedEngine, ReplicaRows, reader_of
 from services.inference.hot_load import HotLoad
 from services.inference.idempotency import IdempotentRequests
 from services.inference.recorder import Recorder
@@ -55,12 +54,12 @@ def create_app(
     policy, database, log = settings.policy, settings.database(), event_log or _durable_log(settings)
     links = links or settings.replica_links()
     assignments, repeats = Assignments(database, policy), IdempotentRequests(links.idempotency)
-    key = engine_key(settings.home)
+    key, region, url = engine_key(settings.home), settings.region, settings.engine_url
+    fixed = FixedEngine(url, policy, region, EngineConnection(url, key, silence_seconds))
     engine = EnginePool(
         policy=policy,
-        region=settings.region,
-        rows=ReplicaRows(reader_of(database, policy, settings.run, fingerprint(settings.base))),
-        single=EngineClient(settings.engine_url, key, patience_seconds, silence_seconds),
+        region=region,
+        rows=ReplicaRows(reader_of(database, policy, settings.run, fingerprint(settings.base)), fixed=fixed),
         connect=lambda url: EngineConnection(url, key, silence_seconds),
         assigned=assignments.held,
         patience_seconds=patience_seconds,

@@ -164,8 +164,7 @@ class Endpoint:
 
     async def models(self) -> list[str]:
         """The policy, and the versions of it that can be asked for now."""
-        held = await self.engine.models()
-        return [self.policy, *(name for name in held if name.startswith(f"{self.policy}@v"))]
+        return await self.engine.models()
 
     async def _encode(self, request: ChatRequest) -> list[int]:
         # A thread costs more than encoding a short prompt. A long prompt would delay all other requests.

@@ -35,7 +35,13 @@ PATIENCE_SECONDS, SILENCE_SECONDS = 0.5, 0.25
 _DRIP_SECONDS = 0.02
 _SOON_SECONDS = 5.0
 _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
-_STATE = {"status": "serving", "engine": "broken/1", "dtype": "float32", "instance": "the only one"}
+_STATE = {
+    "status": "serving",
+    "engine": "broken/1",
+    "dtype": "float32",
+    "instance": "the only one",
+    "versions": {"live": 1},
+}
 
 
 class BrokenEngine:

@@ -15,10 +15,9 @@ from runtime.engine_key import authorization
 from services.inference.engine.events import Lines, data_of, read_event
 from services.inference.engine.http import Broken, Closed, Exchange, HttpClient, NoConnection, Silent
 from services.inference.engine.progress import Progress
-from services.inference.engine.state import Health, read_health, read_models, read_refusal
+from services.inference.engine.state import Health, read_health, read_refusal
 from services.inference.engine.wire import PATH, Piece
 
-_MODELS_SECONDS = 10.0
 _STATE_SECONDS = 2.0
 _REFUSAL_SECONDS, _REFUSAL_BYTES = 5.0, 2**16
 _OK, _UNAVAILABLE = 200, 503
@@ -86,18 +85,6 @@ class EngineConnection:
         finally:
             self._open.discard(exchange)
             exchange.end(only_formalities=ended)
-
-    async def models(self) -> list[str]:
-        """The model ids that the engine serves.
-
-        Raises:
-            Unavailable: the engine does not answer.
-            EngineFailed: its answer cannot be used.
-        """
-        status, content = await self.fetch("/v1/models", _MODELS_SECONDS)
-        if status != _OK:
-            raise read_refusal(status, b"", content)
-        return read_models(content)
 
     async def state(self) -> tuple[bool, Health]:
         """Whether our engine says that it is well, and what else it says.

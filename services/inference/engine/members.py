@@ -1,7 +1,7 @@
 """One replica as inference sees it: its row, its connections, its requests in flight, and whether it is in rotation.
 
 A replica that fails leaves the rotation for half a second, then a second, and so on up to half a minute; after each time its
-`/health` is asked, and it comes back when it answers. An answer that it completes sets the delay back.
+health is asked, and it comes back when it answers. An answer that it completes sets the delay back.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Literal
 import structlog
 
 from contracts.engines import EngineReplica
+from contracts.errors import EngineFailed, Unavailable
 from runtime.metrics import ENGINE_OUT_OF_ROTATION
 from services.inference.engine.connection import EngineConnection
+from services.inference.engine.state import Health
 from services.inference.engine.wire import System
 
 Reason = Literal["unreachable", "not_serving", "lost", "silent", "unusable_answer", "wrong_version"]
@@ -34,6 +36,9 @@ class Member:
         row: what it announced.
         connection: to its URL.
         sleep: `asyncio.sleep`.
+
+    Attributes:
+        instance: of its last known start: from its row, or from itself when it came back.
     """
 
     def __init__(
@@ -43,6 +48,7 @@ class Member:
         sleep: Callable[[float], asyncio.Future[None]] | None = None,
     ) -> None:
         self.row = row
+        self.instance = row.instance
         self.connection = connection
         self.num_in_flight = 0
         self.is_stale = False
@@ -68,14 +74,26 @@ class Member:
         return System(self.row.engine, self.row.dtype or None, "logprobs" not in self.row.abilities)
 
     @property
+    def last_health(self) -> Health:
+        """Its health as its row says it."""
+        row = self.row
+        return Health(row.status, dict(row.slots), {}, row.instance, row.engine, row.dtype or None)
+
+    async def health(self) -> Health:
+        """Its health as it says it itself; of another kind than ours, as its row does. Raises Unavailable, EngineFailed."""
+        return (await self.connection.state())[1] if self.row.kind == "millrace" else self.last_health
+
+    @property
     def serves(self) -> bool:
         """True if it is in rotation and its row says that it serves."""
         return self.reason is None and not self.is_stale and self.row.status == "serving"
 
     def update(self, row: EngineReplica, *, is_stale: bool = False) -> None:
         """Take what it announced last."""
-        if row.instance != self.row.instance and self.reason is not None:
-            self.hurry()  # it was started again
+        if row.instance != self.row.instance:
+            self.instance = row.instance
+            if self.reason is not None:
+                self.hurry()  # it was started again
         self.row, self.is_stale = row, is_stale
         for version in row.slots.values():
             if version is not None and version not in self._versions:
@@ -132,12 +150,22 @@ class Member:
                 waiting.cancel()
                 hurried.cancel()
             self._hurry.clear()
-            if await self.connection.is_healthy():
+            if await self._is_well():
                 break
             self._delay = min(_LONGEST_SECONDS, 2 * self._delay)
         _log.info("engine back in rotation", engine=self.name)
         self.reason = None
         self._show(self._trouble())
+
+    async def _is_well(self) -> bool:
+        if self.row.kind != "millrace":
+            return await self.connection.is_healthy()
+        try:
+            is_well, health = await self.connection.state()
+        except (Unavailable, EngineFailed):
+            return False
+        self.instance = health.instance or self.instance
+        return is_well
 
     def _trouble(self) -> str | None:
         if self.reason is not None or self.is_stale:

@@ -35,14 +35,16 @@ from contracts.errors import (
 from contracts.sampling import Span
 from runtime.metrics import ENGINE_REQUESTS_MOVED
 from services.inference.engine.choosing import choose, needed, slot_of, version_named
-from services.inference.engine.client import MOST_LOSSES, PATIENCE_SECONDS, EngineClient
 from services.inference.engine.connection import ASK_LATER, EngineConnection, LostRequest
 from services.inference.engine.members import Member, Reason
 from services.inference.engine.progress import Progress
 from services.inference.engine.rows import ReplicaRows
 from services.inference.engine.state import Health, RequestNotTaken
-from services.inference.engine.wire import EngineRequest, Piece, request_body
+from services.inference.engine.wire import EngineRequest, Piece, new_spans, request_body
 
+PATIENCE_SECONDS = 30.0
+MOST_LOSSES = 3
+"""A prompt that kills engines must not kill them again and again."""
 _ACCEPT_SECONDS = 5.0
 """How long a replica may take to accept a request while another one could."""
 _MOVE_SECONDS = 10.0
@@ -87,15 +89,17 @@ class _Turn:
     def has_closed(self, member: Member) -> bool:
         """True if this start of a replica never gets the request again."""
         closed = self.closed.get(member.name)
-        return closed is not None and closed.instance == member.row.instance
+        return closed is not None and closed.instance == member.instance
 
     def is_hopeless(self, member: Member) -> bool:
-        """True if, besides, it is alive: it renewed its row since, or it answered. Otherwise it may be started again."""
+        """True if, besides, it is alive. After a lost connection it may be started again: it is alive once it says so."""
         if not self.has_closed(member):
             return False
-        return not isinstance(self.error, LostRequest) or (
-            not member.is_stale and member.row.seen_at > self.closed[member.name].seen_at + _RENEWED_SECONDS
-        )
+        if not isinstance(self.error, LostRequest):
+            return True
+        if member.row.kind == "millrace":
+            return member.reason is None  # it came back, and named its instance
+        return not member.is_stale and member.row.seen_at > self.closed[member.name].seen_at + _RENEWED_SECONDS
 
 
 class EnginePool:
@@ -105,7 +109,6 @@ class EnginePool:
         policy: the `model` of requests.
         region: of this process.
         rows: where replicas announce themselves.
-        single: the engine at a fixed address, asked while there are no rows.
         connect: opens connections to a URL.
         assigned: arm → its assignment.
         patience_seconds: how long a request waits for a replica.
@@ -117,7 +120,6 @@ class EnginePool:
         policy: str,
         region: str,
         rows: ReplicaRows,
-        single: EngineClient,
         connect: Callable[[str], EngineConnection],
         assigned: Callable[[], Awaitable[Mapping[str, Assignment]]],
         patience_seconds: float = PATIENCE_SECONDS,
@@ -125,18 +127,17 @@ class EnginePool:
         self._policy = policy
         self._region = region
         self._rows = rows
-        self._single = single
         self._connect = connect
         self._assigned = assigned
         self._patience = patience_seconds
         self._members: dict[str, Member] = {}
+        self._num_reads = 0
 
     async def close(self) -> None:
         """Close every connection."""
         await self._rows.close()
         for member in self._members.values():
             member.close()
-        self._single.close()
 
     async def generate(self, request: EngineRequest) -> AsyncGenerator[Piece]:
         """One answer, up to the piece with a finish reason. Closing the iterator cancels it.
@@ -148,14 +149,11 @@ class EnginePool:
             EngineFailed, EngineSilent: no usable answer came, and the request must not be sent again.
             Unavailable: no replica came back in time.
         """
-        if not await self._look():
-            async with aclosing(self._single.generate(request)) as answer:
-                async for piece in answer:
-                    yield piece
-            return
+        await self._look()
         progress, turn = Progress(request), _Turn()
         while not progress.is_full:
             member = await self._next(progress, turn)
+            instance, seen_at = member.instance, member.row.seen_at
             try:
                 async with aclosing(self._ask(member, progress, turn)) as pieces:
                     async for piece in pieces:
@@ -163,28 +161,35 @@ class EnginePool:
                         if piece.finish_reason is not None:
                             return
             except (MillraceError, _WrongVersion) as error:
-                self._note(member, turn, error, request)
+                self._note(member, turn, error, progress, _Closed(instance, seen_at))
         yield progress.cut()
 
     async def models(self) -> list[str]:
-        """The policy, and its versions that can be asked for now. Raises like `EngineClient.models`."""
-        if not await self._look():
-            return await self._single.models()
+        """The policy, and its versions that can be asked for now."""
+        await self._look()
         rows = [member.row for member in self._members.values() if member.serves]
         held = {version for row in rows for version in row.slots.values() if version is not None}
         return [self._policy, *(f"{self._policy}@v{version}" for version in sorted(held))]
 
     async def healths(self) -> list[Health]:
-        """The state of every replica that announces itself. Raises Unavailable without any."""
-        if not await self._look():
-            return [await self._single.health()]
-        return [await _health_of(member) for member in self._members.values() if not member.is_stale]
+        """The state of every replica; of one that does not answer, what its row says. Raises Unavailable if none answers."""
+        await self._look()
+        healths, problems = [], []
+        for member in self._members.values():
+            if not member.is_stale:
+                try:
+                    healths.append(await member.health())
+                except (Unavailable, EngineFailed) as error:
+                    problems.append(error.message)
+                    healths.append(member.last_health)
+        if len(problems) == len(healths):
+            raise Unavailable("; ".join(problems) or self._why_none())
+        return healths
 
     async def serves(self, arm: str) -> bool:
-        """True if a replica has a slot with a version for this arm; also if that is unknown because there are no rows."""
-        return not await self._look() or any(
-            member.serves and member.row.serves(arm) for member in self._members.values()
-        )
+        """True if a replica has a slot with a version for this arm."""
+        await self._look()
+        return any(member.serves and member.row.serves(arm) for member in self._members.values())
 
     async def _ask(self, member: Member, progress: Progress, turn: _Turn) -> AsyncGenerator[Piece]:
         slot = slot_of(member.row, progress.request)
@@ -195,8 +200,10 @@ class EnginePool:
         with member.working():
             async with aclosing(member.connection.attempt(progress, body, seconds)) as pieces:
                 async for piece in pieces:
-                    if piece.spans and not await self._is_honest(member, piece.spans):
-                        raise _WrongVersion(f"tokens of v{piece.spans[-1].version}")
+                    if piece.spans:
+                        spans = new_spans(progress.spans, piece.spans)
+                        if spans and not await self._is_honest(member, spans):
+                            raise _WrongVersion(f"tokens of v{spans[-1].version}")
                     turn.deadline = None
                     told = progress.add(piece)
                     if piece.finish_reason is not None:  # the caller asks for no more once it has the last piece
@@ -241,7 +248,7 @@ class EnginePool:
         """Raise if waiting cannot help."""
         error = turn.error
         if isinstance(error, Overloaded | UnknownModel) or (
-            isinstance(error, VersionNotResident) and not request.any_version
+            isinstance(error, VersionNotResident) and (not request.any_version or version_named(request) is None)
         ):
             raise error  # else its row will name the version that it holds now
         if error is not None and turn.closed and all(turn.is_hopeless(member) for member in self._members.values()):
@@ -262,13 +269,22 @@ class EnginePool:
             if holding and not any(ability in member.row.abilities for member in holding):
                 raise InvalidRequest(f"no engine here supports {param} ({ability}); leave it out", param=param)
 
-    def _note(self, member: Member, turn: _Turn, error: MillraceError | _WrongVersion, request: EngineRequest) -> None:
+    def _note(
+        self,
+        member: Member,
+        turn: _Turn,
+        error: MillraceError | _WrongVersion,
+        progress: Progress,
+        asked: _Closed,
+    ) -> None:
         """Decide what a failure says about the replica and the request. Raises it if no other replica may be asked."""
-        if not isinstance(error, (*_OTHERS_MAY, _WrongVersion)):
+        if not isinstance(error, (*_OTHERS_MAY, _WrongVersion)) or (
+            isinstance(error, EngineFailed) and progress.is_full
+        ):
             raise error
         message = error.message if isinstance(error, MillraceError) else str(error)
         if isinstance(error, _KEEPS_IT):
-            turn.closed[member.name] = _Closed(member.row.instance, member.row.seen_at)
+            turn.closed[member.name] = asked
         if isinstance(error, (*_KEEPS_IT, EngineRestarted)):
             turn.num_lost += 1
         if isinstance(error, EngineFailed):
@@ -283,7 +299,10 @@ class EnginePool:
         )
         ENGINE_REQUESTS_MOVED.labels(reason or turn.error.code).inc()
         _log.warning(
-            "request moves to another engine", request_id=request.request_id, engine=member.name, reason=message
+            "request moves to another engine",
+            request_id=progress.request.request_id,
+            engine=member.name,
+            reason=message,
         )
         if turn.num_lost >= MOST_LOSSES:
             raise EngineFailed(f"engines lost this request {turn.num_lost} times: {message}") from error
@@ -309,10 +328,12 @@ class EnginePool:
             if member.reason is None and not member.is_stale and member.row.status == "paused"
         ]
 
-    async def _look(self) -> bool:
-        """Take the rows as they are now. False if there are none."""
+    async def _look(self) -> None:
+        """Take the rows as they are now."""
         rows = await self._rows.held()
-        now = time.monotonic()
+        if self._num_reads == self._rows.num_reads:
+            return
+        self._num_reads, now = self._rows.num_reads, time.monotonic()
         for row in rows:
             member = self._members.get(row.name)
             if member is not None and member.row.url != row.url:
@@ -327,7 +348,6 @@ class EnginePool:
         names = {row.name for row in rows}
         for name in self._members.keys() - names:
             self._members.pop(name).close()
-        return bool(self._members) and not all(member.is_stale for member in self._members.values())
 
     def _watch(self, member: Member, now: float) -> None:
         """Move the requests of a replica that has not served for long, if another one can take them."""
@@ -353,7 +373,7 @@ class EnginePool:
 
     def _why_none(self) -> str:
         said = [
-            f"{member.name}: {member.reason or ('stale' if member.is_stale else member.row.status)}"
+            f"{member.name}: {member.reason or member.row.status}{', not seen lately' if member.is_stale else ''}"
             for member in self._members.values()
         ]
         return ", ".join(said) or "no engine has announced itself"
@@ -373,13 +393,3 @@ _REASONS: tuple[tuple[type[Exception], Reason | None], ...] = (
 def _reason_of(error: MillraceError | _WrongVersion) -> Reason | None:
     """Why a replica leaves the rotation; None if it stays."""
     return next((reason for kind, reason in _REASONS if isinstance(error, kind)), None)
-
-
-async def _health_of(member: Member) -> Health:
-    row = member.row
-    if row.kind == "millrace":
-        try:
-            return (await member.connection.state())[1]
-        except (Unavailable, EngineFailed):
-            pass
-    return Health(row.status, dict(row.slots), {}, row.instance, row.engine, row.dtype or None)

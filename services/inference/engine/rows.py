@@ -1,6 +1,7 @@
 """The engines of a policy as they announced themselves: read again every half second, and the last known ones while that fails.
 
-In: the table `engine_replica`. Out: rows, and how long ago each was renewed. Waits for: the database, on a thread.
+In: the table `engine_replica`; while nobody renews a row there, what the engine at a fixed address says of itself. Out: rows, and how
+long ago each was renewed. Waits for: the database, on a thread; that engine.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from typing import get_args
 
 import structlog
 
-from contracts.engines import FRESH_SECONDS, EngineReplica, fitting, read_replicas
-from contracts.errors import Unavailable
+from contracts.engines import FRESH_SECONDS, Ability, EngineReplica, fitting, read_replicas
+from contracts.errors import EngineFailed, Unavailable
 from runtime.database import Database
+from services.inference.engine.connection import EngineConnection
 
 _READ_SECONDS = 0.5
 _log = structlog.get_logger(__name__)
@@ -28,13 +31,22 @@ class ReplicaRows:
     Args:
         read: all rows; called on a thread. Raises Unavailable.
         clock: `time.monotonic`.
+        fixed: the engine that is asked while no row is renewed.
+
+    Attributes:
+        num_reads: how often the rows were read; they change with a read only.
     """
 
     def __init__(
-        self, read: Callable[[], Sequence[EngineReplica]], clock: Callable[[], float] = time.monotonic
+        self,
+        read: Callable[[], Sequence[EngineReplica]],
+        clock: Callable[[], float] = time.monotonic,
+        fixed: FixedEngine | None = None,
     ) -> None:
+        self.num_reads = 0
         self._read = read
         self._clock = clock
+        self._fixed = fixed
         self._held: dict[str, EngineReplica] = {}
         self._renewed_at: dict[str, float] = {}
         self._read_at = float("-inf")
@@ -67,6 +79,8 @@ class ReplicaRows:
         """Wait for the read in progress."""
         if self._reading is not None:
             await asyncio.shield(self._reading)
+        if self._fixed is not None:
+            self._fixed.close()
 
     async def _refresh(self) -> bool:
         try:
@@ -77,6 +91,17 @@ class ReplicaRows:
             return False
         now, first = self._clock(), self._read_at == float("-inf")
         away = 0.0 if first else max(0.0, now - self._read_at - FRESH_SECONDS / 2)
+        self._note(rows, now, away)
+        self._read_at = now
+        found = {row.name: row for row in rows}
+        if self._fixed is not None and all(self.is_stale(row.name) or not row.url for row in rows):
+            row = await self._fixed.row()
+            self._note([row], now, away)
+            found[row.name] = row
+        self._held, self.num_reads = found, self.num_reads + 1
+        return True
+
+    def _note(self, rows: Sequence[EngineReplica], now: float, away: float) -> None:
         for row in rows:
             before = self._held.get(row.name)
             if before is None:
@@ -85,8 +110,44 @@ class ReplicaRows:
                 self._renewed_at[row.name] = now
             else:
                 self._renewed_at[row.name] += away  # the table could not be read for so long
-        self._held, self._read_at = {row.name: row for row in rows}, now
-        return True
+
+
+class FixedEngine:
+    """One of our engines at a known address, which announces itself nowhere. Its row comes from its /state.
+
+    Args:
+        url: of the engine; also the name of its row.
+        policy: that it serves.
+        region: of this process.
+        connection: to the engine.
+    """
+
+    def __init__(self, url: str, policy: str, region: str, connection: EngineConnection) -> None:
+        abilities = frozenset[Ability](get_args(Ability))
+        self._row = EngineReplica(url, policy, url, "millrace", region, "unreachable", {}, abilities, "", "", "", 0.0)
+        self._connection = connection
+
+    async def row(self) -> EngineReplica:
+        """Its row as it last said it. One that never answered has never been seen, so its row is stale."""
+        try:
+            is_well, health = await self._connection.state()
+        except (Unavailable, EngineFailed) as error:
+            if not self._row.seen_at:
+                self._row = self._row._replace(status=error.message)
+        else:
+            self._row = self._row._replace(
+                status=health.status if is_well or health.status != "serving" else "failed",
+                slots=health.versions,
+                instance=health.instance or "",
+                engine=health.engine,
+                dtype=health.dtype or "",
+                seen_at=time.time(),
+            )
+        return self._row
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._connection.close()
 
 
 def reader_of(database: Database, policy: str, run: str, base: str) -> Callable[[], Sequence[EngineReplica]]:

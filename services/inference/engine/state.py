@@ -1,4 +1,4 @@
-"""Reads what an engine says beside its answers: its state, its models, its refusals. Pure."""
+"""Reads what an engine says beside its answers: its state, its refusals. Pure."""
 
 from __future__ import annotations
 
@@ -61,26 +61,6 @@ class Health(msgspec.Struct, frozen=True):
 
 class _Refusal(msgspec.Struct):
     error: EngineFault
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
-def read_models(content: bytes) -> list[str]:
-    """The ids of a list of models.
-
-    Raises:
-        EngineFailed: the list cannot be read.
-    """
-    try:
-        return [model.id for model in msgspec.json.decode(content, type=_Models).data]
-    except UNREADABLE as error:
-        raise EngineFailed(f"the engine's list of models cannot be read: {error}") from error
 
 
 def read_health(content: bytes) -> Health:

@@ -6,7 +6,9 @@ import time
 
 from contracts.engines import FRESH_SECONDS, EngineReplica
 from contracts.errors import Unavailable
-from services.inference.engine.rows import ReplicaRows
+from services.inference.engine.connection import EngineConnection
+from services.inference.engine.rows import FixedEngine, ReplicaRows
+from tests.unit.services.inference.world import FakeEngine, Stage
 
 
 class Table:
@@ -68,3 +70,40 @@ async def test_an_hour_without_the_database_makes_nobody_stale() -> None:
     table.names = []
     assert await rows.refresh()
     assert await rows.held() == []
+
+
+async def test_the_engine_at_the_fixed_address_counts_while_nobody_renews_a_row(stage: Stage) -> None:
+    stage.engine = engine = FakeEngine("{ok}")
+    table = Table()
+    table.seen_at -= 2 * FRESH_SECONDS
+    fixed = FixedEngine(stage.url, "demo", "local", EngineConnection(stage.url, "key", 5.0))
+    rows = ReplicaRows(table.read, lambda: table.now, fixed)
+
+    [old, row] = await rows.held()
+    assert (rows.is_stale(old.name), rows.is_stale(row.name)) == (True, False)
+    assert (row.name, row.url, row.status, row.slots) == (
+        stage.url,
+        stage.url,
+        "serving",
+        {"live": 3, "candidate": None},
+    )
+    engine.num_starts, engine.version, engine.serving = 2, 4, False
+    assert await rows.refresh()
+    [_, row] = await rows.held()
+    assert (row.instance, row.status, row.slots["live"]) == ("start 2", "restarting", 4)
+    table.seen_at = time.time()
+    assert await rows.refresh()
+    assert [row.name for row in await rows.held()] == ["a"], "a replica announces itself again"
+    await rows.close()
+
+
+async def test_a_fixed_engine_that_never_answered_is_stale_and_its_row_says_why() -> None:
+    table = Table()
+    table.names = []
+    fixed = FixedEngine("http://127.0.0.1:1", "demo", "local", EngineConnection("http://127.0.0.1:1", "key", 5.0))
+    rows = ReplicaRows(table.read, lambda: table.now, fixed)
+
+    [row] = await rows.held()
+    assert rows.is_stale(row.name)
+    assert "cannot be reached" in row.status
+    await rows.close()

@@ -204,7 +204,7 @@ def test_a_candidate_that_the_engine_does_not_hold_yet_is_refused_too(inference:
 
     for stream in WAYS:
         error = refused(inference, metadata={"min_version": "7"}, stream=stream)
-        assert "v7 or newer; now the engine says: demo@v8 is not resident" in error.message
+        assert "v7 or newer; now v3 is served" in error.message
 
 
 def test_an_exact_version_may_come_where_a_pinned_one_does_not_exist(inference: Inference) -> None:

@@ -87,16 +87,14 @@ class FakeEngine:
         self.app = FastAPI()
         self.app.get("/state")(self.health)
         self.app.get("/health")(self.health)
-        self.app.get("/v1/models")(self.models)
         self.app.post("/inference/v1/generate")(self.generate)
 
     async def health(self) -> Response:
-        content = {"engine": "fake/1", "dtype": "float32", "instance": f"start {self.num_starts}"}
+        others = self.resident - {self.version}
+        held = {"live": self.version, "candidate": min(others, default=None)}
+        content = {"engine": "fake/1", "dtype": "float32", "instance": f"start {self.num_starts}", "versions": held}
         status, code = ("serving", 200) if self.serving else ("restarting", 503)
         return JSONResponse({"status": status, **content}, status_code=code)
-
-    async def models(self) -> dict[str, Any]:
-        return {"data": [{"id": "demo"}, *({"id": f"demo@v{number}"} for number in sorted(self.resident))]}
 
     async def generate(self, request: Request) -> Response:
         asked = await request.json()
