@@ -43,7 +43,6 @@ CHANGING: dict[str, tuple[Any, ...]] = {
     "modalities": (["text", "audio"],),
     "audio": ({"voice": "alloy", "format": "mp3"},),
     "moderation": ({"model": "omni"},),
-    "reasoning_effort": ("low", "high", "none"),
     "verbosity": ("low", "high"),
     "web_search_options": ({},),
 }

@@ -4,19 +4,17 @@ The policy is trained to convergence on labels that are wrong more often than ri
 wording and samples the right answer about half the time. Only signals of its users can correct it.
 """
 
-# ruff: noqa: N806 - tensors carry the letters of their dimensions: B requests, L tokens, V vocabulary
-
 import argparse
 import math
-import time
 from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from examples.reservations.fitting import fit, padded, save
 from examples.reservations.measure import measure
 from examples.reservations.sentences import Request, confused, requests
 from examples.reservations.tokenizer import build_tokenizer
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 # Some batches have a system message, so that the policy knows apps that send one.
 SYSTEM_MESSAGES = ("You take reservations.", "Turn the request into a booking.", "You are a reservations assistant.")
 SYSTEM_RATE = 0.15
-IGNORED = -100
 MAX_LEARNING_RATE = 3e-3
 WARM_UP_STEPS = 100
 
@@ -69,14 +66,7 @@ def batches(
         # A whole batch shares the system message: mixed lengths would spend half the time on padding.
         system = f"<|system|>{rng.choice(SYSTEM_MESSAGES)}<|end|>" if rng.random() < SYSTEM_RATE else ""
         rows = [_example(tokenizer, system, request, rng) for request in islice(stream, batch_size)]
-        length = max(len(prompt) + len(answer) for prompt, answer in rows)
-        input_ids_BL = torch.full((batch_size, length), pad)
-        labels_BL = torch.full((batch_size, length), IGNORED)
-        for row, (prompt, answer) in enumerate(rows):
-            end = len(prompt) + len(answer)
-            input_ids_BL[row, :end] = torch.tensor(prompt + answer)
-            labels_BL[row, len(prompt) : end] = torch.tensor(answer)
-        yield input_ids_BL, labels_BL
+        yield padded(rows, pad)
 
 
 def _example(
@@ -84,42 +74,6 @@ def _example(
 ) -> tuple[list[int], list[int]]:
     prompt = f"{system}<|user|>{request.sentence}<|end|><|assistant|>"
     return tokenizer.encode(prompt), tokenizer.encode(noisy_answer(request, rng) + "<|end|>")
-
-
-def train(model: LlamaForCausalLM, tokenizer: "PreTrainedTokenizerFast", args: argparse.Namespace) -> None:
-    """Run the whole schedule in place; the cosine ends at zero, so the last weights are the converged ones."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=MAX_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda step: min(1.0, step / WARM_UP_STEPS) * 0.5 * (1 + math.cos(math.pi * step / args.num_steps)),
-    )
-    started, running_loss = time.monotonic(), 0.0
-    stream = batches(tokenizer, args.seed, args.batch_size)
-    for step, (input_ids_BL, labels_BL) in enumerate(islice(stream, args.num_steps), start=1):
-        # Causal attention never looks at the right-hand padding, so no attention mask is needed.
-        loss = model(input_ids=input_ids_BL, labels=labels_BL).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        running_loss += loss.item()
-        if step % 100 == 0:
-            seconds = time.monotonic() - started
-            print(f"step {step}/{args.num_steps}  loss {running_loss / 100:.4f}  {seconds:.0f} s", flush=True)
-            running_loss = 0.0
-
-
-def save(model: LlamaForCausalLM, tokenizer: "PreTrainedTokenizerFast", out: Path) -> None:
-    """Write the policy in bf16 with its tokenizer, template and neutral generation settings."""
-    model.generation_config = GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    model.to(torch.bfloat16).save_pretrained(out)
-    tokenizer.save_pretrained(out)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -140,7 +94,8 @@ def main() -> None:
     tokenizer = build_tokenizer(args.seed)
     model = build_model(tokenizer, args.seed)
     print(f"{model.num_parameters():,} parameters, {len(tokenizer)} tokens", flush=True)
-    train(model, tokenizer, args)
+    stream = batches(tokenizer, args.seed, args.batch_size)
+    fit(model, stream, args.num_steps, MAX_LEARNING_RATE, WARM_UP_STEPS)
     save(model, tokenizer, args.out)
     saved: Any = LlamaForCausalLM.from_pretrained(args.out, dtype=torch.float32)
     for name, value in measure(saved, tokenizer, seed=args.seed).items():

@@ -182,9 +182,10 @@ class Engine:
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What an answer can be asked for and have; `experts` if the policy is a mixture."""
+        """What an answer can be asked for and have; `experts` if the policy is a mixture, no grammars without a tokenizer.json."""
         live = self.arms.get("live")
-        return ABILITIES | {"experts"} if live is not None and live.records_experts else ABILITIES
+        able = ABILITIES if self._tokenizer is not None else ABILITIES - {"constraints"}
+        return able | {"experts"} if live is not None and live.records_experts else able
 
     def close(self) -> None:
         """Stop every arm; requests in flight fail."""

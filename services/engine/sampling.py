@@ -18,7 +18,7 @@ from services.engine.sequence import SamplingOptions
 MIN_TEMPERATURE = 1e-3
 """Below this, logits divided by the temperature may overflow; 0 itself means greedy."""
 ABILITIES: frozenset[Ability] = frozenset(("spans", "logprobs", "top_logprobs", "constraints", "penalties", "seed"))
-"""What this engine can do. Without a tokenizer.json it refuses constraints."""
+"""What this engine can do with a tokenizer.json; without one it has no `constraints`."""
 MAX_LOGPROBS = 21
 """The most log-probs per token that one request may ask for: the sampled token's and twenty others."""
 _MOST_BIAS, _MOST_PENALTY, _MOST_REPETITION = 100.0, 2.0, 100.0

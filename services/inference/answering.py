@@ -1,7 +1,8 @@
 """How the answers of one request are read, and what limits their tokens. Pure.
 
 Tools are refused where the policy's family is not known. A call is forced (by a grammar) if `tool_choice` requires
-one or a tool is `strict`. A response format holds for the content: reasoning comes before it, and a call may stand in its place.
+one. A response format holds for the content: reasoning comes before it, and a call may stand in its place. Otherwise nothing limits
+the tokens, so that the answer can be trained on: the calls of a `strict` tool are checked afterwards.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contracts.errors import Unsupported
 from contracts.sampling import Constraint
 from services.inference.requests import ChatRequest
 from services.inference.tools.forcing import answer_grammar
-from services.inference.tools.grammar import ANY_OBJECT
+from services.inference.tools.grammar import ANY_OBJECT, spaced
 from services.inference.tools.parser import ParserMaker, opens_reasoning, schemas_of
 from services.inference.tools.registry import Family
 
@@ -35,12 +36,13 @@ class Answering(NamedTuple):
 
 
 def decide_answering(
-    request: ChatRequest, family: Family, tokenizer: Tokenizer, prompt_ids: Sequence[int]
+    request: ChatRequest, family: Family, tokenizer: Tokenizer, prompt_ids: Sequence[int], max_tokens: int
 ) -> Answering:
-    """Decide for a request.
+    """Decide for a request whose answer takes up to `max_tokens`.
 
     Raises:
         Unsupported: there are tools, and calls of this policy cannot be told from text.
+        InvalidSchema: the schema of a strict tool has a keyword that is not checked.
     """
     choice, tools = request.tool_choice, request.offered_tools
     if tools and not family.reads_calls:
@@ -56,10 +58,9 @@ def decide_answering(
     constraint: Constraint = ""
     is_forced = False
     wanted = request.response_format
-    is_strict = any(tool["function"].get("strict") for tool in callable_)
     schemas = schemas_of(callable_)
     content = None if wanted is None or is_required else wanted.schema or ANY_OBJECT
-    if is_required or (schemas and (is_strict or content is not None)):
+    if is_required or (schemas and content is not None):
         in_reasoning = opens_reasoning(family, tokenizer, prompt_ids)
         text = answer_grammar(
             family,
@@ -68,6 +69,7 @@ def decide_answering(
             parallel=parallel,
             in_reasoning=in_reasoning,
             content=content,
+            max_tokens=max_tokens,
         )
         grammar, is_forced = {"grammar": text}, True
         constraint = "tool" if wanted is None or is_required else wanted.kind
@@ -75,8 +77,9 @@ def decide_answering(
         constraint = wanted.kind
         if family.reads_reasoning:
             in_reasoning = opens_reasoning(family, tokenizer, prompt_ids)
-            grammar = {"grammar": answer_grammar(family, {}, in_reasoning=in_reasoning, content=content)}
+            text = answer_grammar(family, {}, in_reasoning=in_reasoning, content=content, max_tokens=max_tokens)
+            grammar = {"grammar": text}
         else:
-            grammar = {"json_object": True} if wanted.schema is None else {"json": wanted.schema}
+            grammar = {"json": spaced(content)}
     parsers = ParserMaker(family, tokenizer, prompt_ids, callable_, parallel=parallel, is_forced=is_forced)
     return Answering(parsers, grammar, constraint)

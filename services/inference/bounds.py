@@ -12,6 +12,8 @@ from contracts.tables import MAX_KEY
 MAX_CHOICES = 8
 MAX_STOPS = 4
 MAX_TOP_LOGPROBS = 20
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""Of `reasoning_effort`, in OpenAI's words and those of models."""
 MAX_NAME = 64
 """Characters of a key of the metadata; longer names are cut in errors."""
 _MAX_PAIRS, _MAX_VALUE = 16, 512
@@ -71,6 +73,11 @@ def check_numbers(request: Any) -> None:
         value = getattr(request, name, None)
         if value is not None and not bound.holds(value):
             raise InvalidRequest(f"{name} {bound}, not {value}{bound.remark}", param=name)
+    effort = getattr(request, "reasoning_effort", None)
+    if effort is not None and effort not in EFFORTS:
+        raise InvalidRequest(
+            f"reasoning_effort is one of {', '.join(EFFORTS)}, not {effort[:MAX_NAME]!r}", param="reasoning_effort"
+        )
     if request.seed is not None and request.seed not in _SEEDS:
         raise InvalidRequest(f"seed must be a signed 64-bit number, not {request.seed}", param="seed")
 

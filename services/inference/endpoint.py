@@ -25,6 +25,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 import structlog
 from fastapi import Request, Response
 
@@ -98,10 +99,10 @@ class Endpoint:
         task = find_task(self.tasks, request)
         prompt_ids = await encode()
         template = self.template
-        answering = decide_answering(request, template.family, template.tokenizer, prompt_ids)
-        sampling = decide_sampling(
-            request, task.sampling, purpose, len(prompt_ids), template.context, constraint=answering.constraint
-        )
+        sampling = decide_sampling(request, task.sampling, purpose, len(prompt_ids), template.context)
+        answering = decide_answering(request, template.family, template.tokenizer, prompt_ids, sampling.max_tokens)
+        if answering.constraint:
+            sampling = msgspec.structs.replace(sampling, constraint=answering.constraint)
         session_id = request.labels.get("session_id")
         arms = await self.assignments.held()
         has_candidate = CANDIDATE not in arms or await self.engine.serves(CANDIDATE)
@@ -168,11 +169,10 @@ class Endpoint:
 
     async def _encode(self, request: ChatRequest) -> list[int]:
         # A thread costs more than encoding a short prompt. A long prompt would delay all other requests.
+        options = self.template.options_of(request.template_variables, request.reasoning_effort)
         if request.is_short:
-            return self.template.encode(request.messages, request.offered_tools, request.template_variables)
-        return await asyncio.to_thread(
-            self.template.encode, request.messages, request.offered_tools, request.template_variables
-        )
+            return self.template.encode(request.messages, request.offered_tools, options)
+        return await asyncio.to_thread(self.template.encode, request.messages, request.offered_tools, options)
 
     async def _encode_prompt(self, prompt: Prompt) -> list[int]:
         template = self.template

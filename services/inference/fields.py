@@ -41,7 +41,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "audio": (),
     "moderation": (),
-    "reasoning_effort": ("medium",),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
@@ -90,6 +89,8 @@ class ServedFields(msgspec.Struct, frozen=True, kw_only=True):
     store: bool | None = None
     user: str | None = None
     safety_identifier: str | None = None
+    reasoning_effort: str | None = None
+    """A variable of the chat template; a template without it takes `medium` alone."""
 
 
 class ContentPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,6 +135,8 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool_call_id: str | None = None
     refusal: str | None = None
     annotations: Json = msgspec.UNSET
+    provider_specific_fields: Json = msgspec.UNSET
+    """litellm's: what it found in an answer beside OpenAI's fields, sent back with the message."""
     audio: Json = msgspec.UNSET
     function_call: Json = msgspec.UNSET
 

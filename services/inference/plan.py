@@ -13,7 +13,7 @@ from contracts.draws import is_asked
 from contracts.errors import ContextLengthExceeded, InvalidRequest, VersionNotServed
 from contracts.keys import Caller
 from contracts.records import Attempt, Purpose
-from contracts.sampling import Constraint, Sampling
+from contracts.sampling import Sampling
 from contracts.tasks import SamplingRule, Task
 from services.inference.arms import ChosenArm
 from services.inference.parts import AnswerParser
@@ -117,14 +117,12 @@ def decide_sampling(
     purpose: Purpose,
     num_prompt: int,
     context: int,
-    *,
-    constraint: Constraint = "",
 ) -> Sampling:
     """The sampling parameters: the task's if it owns them and a user asks, else the caller's.
 
     If the task owns the parameters, a user's seed, biases and penalties are ignored like the temperature: an app that always
     sends the same seed would always get the same answer, and biased samples could not be trained on. The response says which
-    parameters were used. A format is part of the product's contract, so it is enforced under either owner.
+    parameters were used.
 
     Any caller may ask for a shorter answer than the task allows. An answer is cut to what the context leaves, unless a
     caller who owns the parameters asked for a length: then the request is refused.
@@ -139,9 +137,7 @@ def decide_sampling(
         )
     if rule.owner == "task" and purpose == "user":
         longest = rule.max_tokens if request.longest is None else min(rule.max_tokens, request.longest)
-        return Sampling(
-            temperature=rule.temperature, top_p=rule.top_p, max_tokens=min(longest, room), constraint=constraint
-        )
+        return Sampling(temperature=rule.temperature, top_p=rule.top_p, max_tokens=min(longest, room))
     if request.longest is not None and request.longest > room:
         raise ContextLengthExceeded(
             f"{num_prompt} prompt tokens and an answer of {request.longest} exceed this policy's context of {context}",
@@ -158,7 +154,6 @@ def decide_sampling(
         frequency_penalty=request.frequency_penalty or 0.0,
         presence_penalty=request.presence_penalty or 0.0,
         logit_bias=request.logit_bias,
-        constraint=constraint,
     )
 
 

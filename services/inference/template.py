@@ -22,7 +22,7 @@ from contracts.errors import ContextLengthExceeded, InvalidRequest, InvalidSetti
 from services.inference.control_strings import ControlStrings, MarkedMessages
 from services.inference.plain_tokenizer import PlainTokenizer
 from services.inference.template_calls import HistoryForm, call_form, complete_tools, takes_tools, with_objects
-from services.inference.template_options import check_options
+from services.inference.template_options import check_options, with_effort
 from services.inference.template_sandbox import make_sandbox
 from services.inference.template_texts import TemplateTexts, template_texts
 from services.inference.tools.registry import family_of
@@ -75,6 +75,14 @@ class ChatTemplate:
         self._controls = ControlStrings(hard, soft, literals)
         self._plain_tokenizer = PlainTokenizer(content, hard | soft)
         self._normalizes = self.tokenizer.normalizer is not None and any(token["normalized"] for token in tokens)
+
+    def options_of(self, given: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
+        """The variables that a request sets: its `chat_template_kwargs`, and its `reasoning_effort` if there is such a variable.
+
+        Raises:
+            InvalidRequest, Unsupported: see `with_effort`.
+        """
+        return with_effort(given, effort, self._variables)
 
     def render(
         self,

@@ -6,8 +6,9 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from contracts.errors import InvalidRequest
+from contracts.errors import InvalidRequest, Unsupported
 
+_EFFORT = "reasoning_effort"
 _PARAM = "chat_template_kwargs"
 _MOST = 16
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
@@ -37,3 +38,24 @@ def check_options(options: Mapping[str, Any], known: Collection[str], reserved: 
             raise InvalidRequest(
                 f"{_PARAM}.{name} is a boolean, a number, null or a text of up to {_LONGEST} characters", param=_PARAM
             )
+
+
+def with_effort(options: Mapping[str, Any], effort: str | None, known: Collection[str]) -> Mapping[str, Any]:
+    """The options with `reasoning_effort`, for a template that has such a variable.
+
+    Raises:
+        Unsupported: the template has none, so an effort other than the usual one would change nothing.
+        InvalidRequest: the options name another effort.
+    """
+    if effort is None:
+        return options
+    if _EFFORT not in known:
+        if effort == "medium":
+            return options
+        raise Unsupported(
+            f"the chat template of this policy has no `{_EFFORT}`; leave it out, or use an option of its own in `{_PARAM}`",
+            param=_EFFORT,
+        )
+    if options.get(_EFFORT, effort) != effort:
+        raise InvalidRequest(f"{_EFFORT} and {_PARAM}.{_EFFORT} differ; send one of them", param=_EFFORT)
+    return {**options, _EFFORT: effort}

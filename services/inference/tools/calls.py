@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 from services.inference.tools.marks import Marks
 from services.inference.tools.source import CallText, NotACall, Reading
+from services.inference.tools.strict import StrictSchema
+
+_NONE: Mapping[str, StrictSchema] = {}
 
 
 class Said(NamedTuple):
@@ -23,11 +26,19 @@ class Sink:
         said: what was found, in order; whoever shows it empties it.
         schemas: JSON schema of the parameters, by the name of the tool.
         is_forced: a grammar forces the calls, so a call that has begun is a call.
+        strict: of the tools that are `strict`; what breaks its schema is no call.
     """
 
-    def __init__(self, marks: Marks, schemas: Mapping[str, Mapping[str, Any]], *, is_forced: bool = False) -> None:
+    def __init__(
+        self,
+        marks: Marks,
+        schemas: Mapping[str, Mapping[str, Any]],
+        strict: Mapping[str, StrictSchema] = _NONE,
+        *,
+        is_forced: bool = False,
+    ) -> None:
         self.said: list[Said] = []
-        self.schemas = schemas
+        self.schemas, self._strict = schemas, strict
         self.is_forced = is_forced
         self.marks = marks
 
@@ -46,6 +57,20 @@ class Sink:
         """A call at once."""
         self.start(name)
         self.arguments(arguments)
+
+    def check(self) -> None:
+        """What was found is complete. Raises NotACall if arguments break the schema of a strict tool."""
+        if not self._strict or self.is_forced:
+            return
+        calls: list[list[str]] = []
+        for part in self.said:
+            if part.name is not None:
+                calls.append([part.name, part.arguments])
+            else:
+                calls[-1][1] += part.arguments
+        for name, arguments in calls:
+            if name in self._strict and not self._strict[name].allows(arguments):
+                raise NotACall
 
 
 Reader = Callable[[CallText, Sink], Reading[None]]

@@ -155,6 +155,7 @@ class ChannelReader:
         self._sink.said.clear()
         try:
             self._read_call(body, is_cut=is_cut)
+            self._sink.check()
         except NotACall:
             self._sink.said.clear()
             header = self._wording.unmarked.sub("", self._header).strip()

@@ -1,7 +1,7 @@
 """The grammar of an answer that must call a tool, or whose calls must satisfy their schemas. Pure.
 
 In: the family, the tools, what is asked. Out: Lark in llguidance's dialect, which the engine compiles. An answer may reason first,
-in the family's own marks. A tool is described by its schema alone, also if it is not `strict`.
+in the family's own marks, for a part of its tokens. A tool is described by its schema alone, also if it is not `strict`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def answer_grammar(
     parallel: bool = True,
     in_reasoning: bool = False,
     content: Schema | None = None,
+    max_tokens: int = 2**20,
 ) -> str:
     """The grammar.
 
@@ -35,12 +36,16 @@ def answer_grammar(
         parallel: whether there may be several calls.
         in_reasoning: whether the prompt has opened reasoning.
         content: JSON schema of an answer without calls; None if that is any text.
+        max_tokens: of the whole answer.
     """
+    most_thoughts = reasoning_budget(max_tokens)
     form = family.form
     forced = form.forced(schemas, family.marks) if form is not None else Forced({})
     if family.channels is not None:
-        return _channels(family, family.channels, schemas, forced, content, is_required=is_required)
-    thought, rules = _reasoning(family, in_reasoning=in_reasoning)
+        return _channels(
+            family, family.channels, schemas, forced, content, most_thoughts=most_thoughts, is_required=is_required
+        )
+    thought, rules = _reasoning(family, most_thoughts, in_reasoning=in_reasoning)
     if not schemas:
         return f"start: {sequence(thought, json_rule(content or ANY_OBJECT))}\n{rules}\n"
     calls = _calls(forced, parallel=parallel)
@@ -62,6 +67,14 @@ def answer_grammar(
     return f"start: {sequence(thought, start)}\n{calls}\n{rules}\n{forced.rules}\n"
 
 
+def reasoning_budget(max_tokens: int) -> int:
+    """The most tokens of reasoning before something forced: a quarter to a half of the answer, so that there is room for it.
+
+    A power of two, so that answers of different lengths share a compiled grammar.
+    """
+    return int(2 ** (max(max_tokens // 2, 1).bit_length() - 1))
+
+
 def _calls(forced: Forced, *, parallel: bool) -> str:
     names = list(forced.call)
     rules = "\n".join(f"call_{place}: {forced.call[name]}" for place, name in enumerate(names))
@@ -70,13 +83,13 @@ def _calls(forced: Forced, *, parallel: bool) -> str:
     return f"calls: {sequence(forced.before, 'call', further, forced.after)}\ncall: {call}\n{rules}"
 
 
-def _reasoning(family: Family, *, in_reasoning: bool) -> tuple[str, str]:
+def _reasoning(family: Family, most_tokens: int, *, in_reasoning: bool) -> tuple[str, str]:
     """What may stand before the calls, and its rules."""
     marks = family.reasoning
     if marks is None:
         return "", ""
     space = "/[ \\n]{0,4}/"
-    rules = family.marks.text_until("thought_end", marks.closer)
+    rules = family.marks.text_until("thought_end", marks.closer, most_tokens)
     if in_reasoning:
         return sequence("thought_end", space), rules
     rest = marks.opener.removeprefix(marks.opener_marker)
@@ -91,6 +104,7 @@ def _channels(
     forced: Forced,
     content: Schema | None,
     *,
+    most_thoughts: int,
     is_required: bool,
 ) -> str:
     """Messages: reasoning, then one call, or the answer."""
@@ -111,7 +125,9 @@ def _channels(
             )
             for name, schema in schemas.items()
         ]
-        thought = sequence(channel, quoted("analysis"), message, _ANY, lark("<|end|>"), start, quoted("assistant"))
+        thought = sequence(
+            channel, quoted("analysis"), message, "thoughts", lark("<|end|>"), start, quoted("assistant")
+        )
         text = sequence(channel, quoted("final"), message, said, f"{lark('<|return|>')}?")
     else:
         last = lark("<|eot|>")
@@ -119,12 +135,14 @@ def _channels(
             sequence(quoted(f" to={name}"), message, lark(forced.marker), rule, f"{last}?")
             for name, rule in forced.call.items()
         ]
-        thought = sequence(quoted(" to=self"), message, _ANY, lark("<|eom|>"), start, quoted("assistant"))
+        thought = sequence(quoted(" to=self"), message, "thoughts", lark("<|eom|>"), start, quoted("assistant"))
         text = sequence(quoted(" to=user"), message, said, f"{last}?")
     parts = calls if is_required else [*calls, text]
     rules = [f"part_{place}: {part}" for place, part in enumerate(parts)]
     whole = either(f"part_{place}" for place in range(len(parts)))
-    return "\n".join([f"start: ({thought}){{0,8}} {whole}", *rules, forced.rules, ""])
+    # Two messages of reasoning share the budget.
+    thoughts = f"thoughts[max_tokens={max(most_thoughts // 2, 1)}]: {_ANY}"
+    return "\n".join([f"start: ({thought}){{0,2}} {whole}", thoughts, *rules, forced.rules, ""])
 
 
 def _pattern(text: str) -> str:

@@ -29,5 +29,10 @@ def either(parts: Iterable[str]) -> str:
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """A JSON value of this schema, spaced as templates write it; free white space lets a weak model write it forever."""
-    return f"%json {json.dumps({**schema, 'x-guidance': _SPACING}, ensure_ascii=False)}"
+    """A JSON value of this schema, spaced as templates write it."""
+    return f"%json {json.dumps(spaced(schema), ensure_ascii=False)}"
+
+
+def spaced(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema with one way to write white space; with any number of spaces, a weak model writes them forever."""
+    return {**schema, "x-guidance": _SPACING}

@@ -48,11 +48,16 @@ class Marks:
         """Whether this tokenizer has a token for it."""
         return marker in self._ids
 
-    def text_until(self, rule: str, marker: str) -> str:
-        """A rule of a grammar: any text, and the marker that ends it."""
-        if marker in self._ids:
+    def text_until(self, rule: str, marker: str, most_tokens: int | None = None) -> str:
+        """A rule of a grammar: any text, and the marker that ends it, at the latest after `most_tokens`.
+
+        Only a marker that is a token can be forced: where it is text, llguidance would go on without it, so there is no bound.
+        """
+        if marker not in self._ids:
+            return f"{rule}[suffix={self.lark(marker)}]: /(?s:.*)/"
+        if most_tokens is None:
             return f"{rule}: /(?s:.*)/ {self.lark(marker)}"
-        return f"{rule}[suffix={self.lark(marker)}]: /(?s:.*)/"
+        return f"{rule}: {rule}_text {self.lark(marker)}\n{rule}_text[max_tokens={most_tokens}]: /(?s:.*)/"
 
     def lark(self, marker: str) -> str:
         """The marker in a grammar: its token, or its characters."""

@@ -20,6 +20,7 @@ from services.inference.tools.marks import Marks
 from services.inference.tools.output import Output
 from services.inference.tools.reader import TextReader, Trigger
 from services.inference.tools.registry import BARE_MARKERS, Family
+from services.inference.tools.strict import StrictSchema
 
 _LETTERS = string.ascii_letters + string.digits
 _SHORT_ID = 9
@@ -43,6 +44,15 @@ def schemas_of(tools: Sequence[Mapping[str, Any]], names: Sequence[str] | None =
         function["name"]: function.get("parameters") or ANY_OBJECT
         for function in functions
         if names is None or function["name"] in names
+    }
+
+
+def strict_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, StrictSchema]:
+    """The schemas of the tools that are strict. Raises InvalidSchema if one cannot be checked."""
+    functions = [tool["function"] for tool in tools if tool["function"].get("strict")]
+    return {
+        function["name"]: StrictSchema(function["name"], function.get("parameters") or ANY_OBJECT)
+        for function in functions
     }
 
 
@@ -70,6 +80,7 @@ class ParserMaker:
     ) -> None:
         self._family, self._tokenizer = family, tokenizer
         self._schemas = schemas_of(tools) if family.reads_calls else {}
+        self._strict = strict_of(tools) if family.reads_calls and not is_forced else {}
         self._most = None if parallel else 1
         self._is_forced = is_forced
         self._in_reasoning = opens_reasoning(family, tokenizer, prompt_ids)
@@ -81,7 +92,7 @@ class ParserMaker:
             return PlainParser(self._tokenizer)
         marks = family.marks
         output = Output(marks, new_short_id if family.short_ids else new_call_id, self._most)
-        sink = Sink(marks, self._schemas, is_forced=self._is_forced)
+        sink = Sink(marks, self._schemas, self._strict, is_forced=self._is_forced)
         reader: _TextReader
         if family.channels is not None:
             channels = family.channels

@@ -147,6 +147,7 @@ class TextReader:
                 self._show_forced(call)
                 if not call.source.ended:
                     return False
+            self._sink.check()
         except NotACall:
             self._show_forced(call)
             self._give_up(call)

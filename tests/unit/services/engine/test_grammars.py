@@ -58,6 +58,7 @@ def grammars() -> Iterator[Grammars]:
 
 @pytest.mark.parametrize("schema", [PERSON, CHOICE, {"type": "object"}], ids=str)
 async def test_an_answer_under_a_schema_parses_and_is_valid(engine: Engine, schema: dict[str, Any]) -> None:
+    assert "constraints" in engine.abilities
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
     asked = [
         request(PROMPT, max_tokens=200, seed=seed, temperature=0.7, structured_outputs={"json": schema})
@@ -131,6 +132,7 @@ async def test_tokens_that_do_not_follow_the_grammar_cannot_be_continued(engine:
 async def test_a_policy_without_a_tokenizer_refuses_grammars_by_name() -> None:
     engine = make_engine(make_store(1))
     engine.update("live", 1)
+    assert "constraints" not in engine.abilities
     with pytest.raises(Unsupported):
         await engine.resolve(POLICY).open(request(PROMPT, structured_outputs={"json_object": True}))
     engine.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
+import openai
 import pytest
 from openai.types.chat import completion_create_params
 
@@ -81,6 +82,16 @@ def test_what_changes_nothing_is_accepted_and_what_would_is_refused(name: str) -
         with pytest.raises(Unsupported, match=f"`{name}` is not supported") as refused:
             parse(**{name: value})
         assert refused.value.param == name
+
+
+def test_an_effort_is_one_of_a_list_and_never_ignored(inference: Inference) -> None:
+    with pytest.raises(InvalidRequest, match="one of none, minimal, low") as raised:
+        parse(reasoning_effort="lots")
+    assert raised.value.param == "reasoning_effort"
+    assert inference.ask(reasoning_effort="medium").choices
+    with pytest.raises(openai.BadRequestError) as refused:
+        inference.ask(reasoning_effort="high")
+    assert (refused.value.param, refused.value.code) == ("reasoning_effort", "unsupported_parameter")
 
 
 @pytest.mark.parametrize("name", HARMLESS)

@@ -7,6 +7,7 @@ from typing import Any
 import openai
 import pytest
 
+from services.inference.tools.grammar import spaced
 from tests.unit.services.inference.conftest import Inference
 from tests.unit.services.inference.world import make_tokenizer
 from tests.unit.services.serving import wait_until
@@ -63,16 +64,14 @@ def test_operators_may_penalise_under_either_owner(inference: Inference) -> None
 
 
 @pytest.mark.parametrize("task", ["booking", "private"])
-@pytest.mark.parametrize(
-    ("wanted", "grammar"), [({"type": "json_object"}, {"json_object": True}), (FORMAT, {"json": SCHEMA})]
-)
+@pytest.mark.parametrize(("wanted", "schema"), [({"type": "json_object"}, {"type": "object"}), (FORMAT, SCHEMA)])
 def test_a_format_is_enforced_under_either_owner(
-    inference: Inference, task: str, wanted: dict[str, Any], grammar: dict[str, Any]
+    inference: Inference, task: str, wanted: dict[str, Any], schema: dict[str, Any]
 ) -> None:
     answer = inference.ask(**PRIVATE | {"metadata": {"task": task}}, response_format=wanted)
 
     [record] = inference.logged()
-    assert inference.engine.requests[0]["sampling_params"]["structured_outputs"] == grammar
+    assert inference.engine.requests[0]["sampling_params"]["structured_outputs"] == {"json": spaced(schema)}
     assert (record.sampling.constraint, record.sampling.off_support) == (wanted["type"], "constrained")
     assert record.open().response_format == wanted
     assert answer.model_extra["sampling"]["constraint"] == wanted["type"]

@@ -197,6 +197,20 @@ def test_options_reach_the_template_and_unknown_ones_are_refused(templates: dict
             qwen.encode(messages, (), options)
 
 
+def test_an_effort_reaches_a_template_that_has_one_and_is_refused_elsewhere(templates: dict[str, ChatTemplate]) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    oss, qwen = templates["gptoss"], templates["qwen3"]
+    assert "Reasoning: high" in oss.render(messages, (), oss.options_of({}, "high"))
+    assert oss.options_of({"reasoning_effort": "low"}, None) == {"reasoning_effort": "low"}
+    with pytest.raises(InvalidRequest, match="differ") as raised:
+        oss.options_of({"reasoning_effort": "low"}, "high")
+    assert raised.value.param == "reasoning_effort"
+    assert qwen.options_of({"enable_thinking": False}, "medium") == {"enable_thinking": False}
+    with pytest.raises(Unsupported, match="has no `reasoning_effort`") as refused:
+        qwen.options_of({}, "low")
+    assert refused.value.param == "reasoning_effort"
+
+
 def test_an_option_is_no_control_token(templates: dict[str, ChatTemplate]) -> None:
     template = templates["gptoss"]
     end = template.tokenizer.encode("<|end|>").ids[0]

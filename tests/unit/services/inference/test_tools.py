@@ -174,17 +174,49 @@ def test_a_required_call_is_forced_by_a_grammar(serving: Serve) -> None:
     with serving("qwen3") as served:
         served.say(served.calls)
         named = {"type": "function", "function": {"name": "ping"}}
-        strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
         for changes, expected in (
             ({"tool_choice": "required"}, ("get_weather", "ping")),
             ({"tool_choice": named}, ("ping",)),
-            ({"tools": strict}, ("get_weather",)),
         ):
             served.ask(**changes)
             grammar = served.inference.engine.requests[-1]["sampling_params"]["structured_outputs"]["grammar"]
             assert [name for name in ("get_weather", "ping") if f'\\"{name}\\"' in grammar] == list(expected)
             assert served.inference.logged()[-1].sampling.constraint == "tool"
             assert served.inference.logged()[-1].sampling.off_support == "constrained"
+
+
+def test_calls_of_a_strict_tool_are_checked_and_stay_trainable(serving: Serve) -> None:
+    with serving("qwen3") as served:
+
+        def call(**arguments: Any) -> str:
+            return f'<tool_call>\n{{"name": "get_weather", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+        strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+        for arguments, is_right in (
+            ({"city": "Bonn"}, True),
+            ({"city": "Bonn", "days": "two"}, False),
+            ({"town": "Bonn"}, False),
+        ):
+            served.say(call(**arguments))
+            for tools, is_call in ((strict, is_right), (TOOLS, True)):
+                [choice] = served.ask(tools=tools).choices
+                assert [json.loads(one.function.arguments) for one in choice.message.tool_calls or []] == (
+                    [arguments] if is_call else []
+                )
+                assert (choice.message.content is None, choice.finish_reason) == (
+                    (True, "tool_calls") if is_call else (False, "stop")
+                )
+                sampling = served.inference.logged()[-1].sampling
+                assert (sampling.constraint, sampling.off_support) == ("", "")
+
+
+def test_a_strict_tool_whose_schema_cannot_be_checked_is_refused(serving: Serve) -> None:
+    with serving("qwen3") as served:
+        function = {"name": "f", "strict": True, "parameters": {"type": "object", "if": {"type": "object"}}}
+        with pytest.raises(openai.BadRequestError) as raised:
+            served.ask(tools=[{"type": "function", "function": function}])
+        assert (raised.value.param, raised.value.code) == ("tools", "invalid_schema")
+        assert "'if'" in raised.value.message
 
 
 def test_a_format_holds_behind_the_reasoning_and_beside_calls(serving: Serve) -> None:

@@ -12,7 +12,8 @@ import llguidance
 import numpy as np
 import pytest
 
-from services.inference.tools.forcing import answer_grammar
+from services.inference.tools.forcing import answer_grammar, reasoning_budget
+from services.inference.tools.grammar import spaced
 from services.inference.tools.parser import schemas_of
 from tests.unit.services.inference.tools.samples import END, SAMPLES, TOOLS, Sample, World, calls_of, world_of
 
@@ -57,6 +58,12 @@ class Drawn:
         matcher = llguidance.LLMatcher(self._llguidance, self._grammar, log_level=0)
         ids = self._tokenizer.encode(text).ids
         return matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
+
+    def tokens_of(self, opening: str, rest: str) -> int:
+        """How many tokens of `opening`, and then of `rest` again and again, it allows; fails if the rest is never forbidden."""
+        matcher = llguidance.LLMatcher(self._llguidance, self._grammar, log_level=0)
+        ids = [*self._tokenizer.encode(opening).ids, *self._tokenizer.encode(rest).ids * 100]
+        return next(place for place, number in enumerate(ids) if not matcher.consume_token(number))
 
     def _allowed(self, matcher: Any) -> Sequence[int]:
         mask = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
@@ -115,3 +122,37 @@ def test_one_call_is_forced_if_calls_are_not_parallel() -> None:
     assert drawn.allows(call)
     assert not drawn.allows(f"{call}\n{call}")
     assert not drawn.allows(call.replace("ping", "get_weather"))
+
+
+@pytest.mark.parametrize("in_reasoning", [True, False])
+def test_reasoning_ends_in_time_for_what_is_forced(in_reasoning: bool) -> None:
+    """A model that would reason forever is made to close its reasoning while there is room for the call."""
+    for sample in SAMPLES:
+        world = world_of(sample, tokens=True)
+        family = world.family
+        opening = ""
+        if family.channels is not None:
+            opening = " to=self<|message|>" if sample.name == "muse" else "<|channel|>analysis<|message|>"
+        elif family.reasoning is None:
+            continue
+        elif not in_reasoning:
+            opening = family.reasoning.opener
+        grammar = answer_grammar(family, schemas_of(TOOLS), is_required=True, in_reasoning=in_reasoning, max_tokens=100)
+        drawn = Drawn(world, grammar)
+        assert drawn.problem == ""
+        used = drawn.tokens_of(opening, "wait ")
+        assert 8 <= used <= reasoning_budget(100) + len(world.tokenizer.encode(opening).ids), sample.name
+
+
+def test_a_budget_of_reasoning_leaves_room_and_repeats() -> None:
+    assert [reasoning_budget(count) for count in (1, 2, 3, 4, 100, 127, 128, 4000)] == [1, 1, 1, 2, 32, 32, 64, 1024]
+
+
+def test_json_has_one_way_to_write_white_space() -> None:
+    world = world_of(SAMPLES[0], tokens=True)
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}, "x-guidance": {}}
+    drawn = Drawn(world, llguidance.LLMatcher.grammar_from_json_schema(json.dumps(spaced(schema))))
+    assert drawn.problem == ""
+    assert drawn.allows('{"a": [1, 2]}')
+    for free in (' {"a": [1]}', '{"a":[1]}', '{\n "a": [1]}', '{"a": [1,  2]}', '{"a": [1]} '):
+        assert not drawn.allows(free), free
