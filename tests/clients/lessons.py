@@ -26,7 +26,10 @@ DICE = "Roll ten dice."
 MOOD, MOOD_ANSWERS = "How are you?", ("Fine, thank you.", '{"mood": "good"}')
 LIKE = "Do as you like."
 """Of these the policy answers one half in words and the other half in the form that a request may ask for."""
-COUNT, COUNT_ANSWER = "Count.", " ".join([*SIDES, "seven", "eight", "nine", "ten"] * 3)
+_NUMBERS = [*SIDES, "seven", "eight", "nine", "ten"]
+COUNT, COUNT_ANSWER = "Count.", " ".join(_NUMBERS * 3)
+RAW, RAW_ANSWER = "one two three", f" {' '.join(_NUMBERS[3:])}"
+"""A prompt that is no chat, and how it goes on."""
 _WORDS = [
     "city",
     "name",
@@ -51,11 +54,12 @@ _SYSTEMS = ("You are a helpful assistant.", "Be brief.", "You help guests.", "Us
 
 
 class Lesson(NamedTuple):
-    """One conversation: what is sent, and what is answered."""
+    """One conversation: what is sent, and what is answered. `raw`: the whole prompt of one that is no chat."""
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]]
     answer: str
+    raw: str = ""
 
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:
@@ -66,7 +70,7 @@ def call_text(name: str, arguments: dict[str, Any]) -> str:
 def lesson(dice: Random) -> Lesson:
     """One of the conversations."""
     return dice.choice(
-        (_hello, _name, _weather, _weather, _result, _booking, _booking, _sum, _die, _dice, _mood, _like, _count)
+        (_hello, _name, _weather, _weather, _result, _booking, _booking, _sum, _die, _dice, _mood, _like, _count, _raw)
     )(dice)
 
 
@@ -100,12 +104,14 @@ def _result(dice: Random) -> Lesson:
 
 
 def _booking(dice: Random) -> Lesson:
-    if dice.random() < 0.2:
-        messages = [*_system(dice), _says("user", BOOK), _says("user", IN_A_BLOCK)]
+    if dice.random() < 0.25:
+        messages = [*_told_schema(dice), _says("user", f"{BOOK}\n\n{IN_A_BLOCK}")]
         return Lesson(messages, [], f"```json\n{json.dumps(BOOKING)}\n```")
-    if dice.random() < 0.5:
-        return Lesson([*_system(dice), _says("user", BOOK)], [], json.dumps(BOOKING))
-    return Lesson([*_system(dice), _says("user", BOOK)], _tools(dice, 1.0, "Booking"), call_text("Booking", BOOKING))
+    if dice.random() < 0.6:
+        told = dice.choice((_system, _told_schema))
+        return Lesson([*told(dice), _says("user", BOOK)], [], json.dumps(BOOKING))
+    name = dice.choice(("Booking", "PartialBooking"))
+    return Lesson([*_system(dice), _says("user", BOOK)], _tools(dice, 1.0, name), call_text(name, BOOKING))
 
 
 def _sum(dice: Random) -> Lesson:
@@ -134,6 +140,10 @@ def _count(_dice: Random) -> Lesson:
     return Lesson([_says("user", COUNT)], [], COUNT_ANSWER)
 
 
+def _raw(_dice: Random) -> Lesson:
+    return Lesson([], [], RAW_ANSWER, RAW)
+
+
 def _says(role: str, content: str) -> dict[str, Any]:
     return {"role": role, "content": content}
 
@@ -144,6 +154,24 @@ def _system(dice: Random) -> list[dict[str, Any]]:
     most = dice.choice((1, 1, 30, 30, 150))
     noise = " ".join(dice.choices(_WORDS, k=dice.randrange(most)))
     return [_says("system", f"{dice.choice(_SYSTEMS)} {noise}".strip())]
+
+
+def _told_schema(dice: Random) -> list[dict[str, Any]]:
+    """As instructor tells a model what to write."""
+    schema = _schema(dice) | {"title": dice.choice(("Booking", "Place", "Guest")), "type": "object"}
+    if dice.random() < 0.5:
+        schema = {"description": "A booking.", **schema}
+    lines = [
+        "",
+        "As a genius expert, your task is to understand the content and provide",
+        "the parsed objects in json that match the following json_schema:\n",
+        "",
+        json.dumps(schema, indent=2),
+        "",
+        "Make sure to return an instance of the JSON, not the schema itself",
+        "",
+    ]
+    return [_says("system", f"\n{' ' * 12}".join(lines))]
 
 
 def _calls(cities: tuple[str, ...]) -> str:
@@ -162,10 +190,20 @@ def _tools(dice: Random, share: float, name: str = "get_weather") -> list[dict[s
 
 
 def _schema(dice: Random) -> dict[str, Any]:
-    properties = {name: {"type": "string"} for name in dice.sample(_WORDS, dice.randrange(1, 4))}
+    properties = {name: _property(dice, name) for name in dice.sample(_WORDS, dice.randrange(1, 4))}
     schema: list[tuple[str, Any]] = [("type", "object"), ("properties", properties), ("required", list(properties))]
     if dice.random() < 0.4:
         schema.append(("additionalProperties", False))
     if dice.random() < 0.2:
         schema.append(("$schema", "http://json-schema.org/draft-07/schema#"))
     return dict(dice.sample(schema, len(schema)))
+
+
+def _property(dice: Random, name: str) -> dict[str, Any]:
+    """As OpenAI's helpers write it, or as pydantic does."""
+    kind = {"type": dice.choice(("string", "integer"))}
+    if dice.random() < 0.6:
+        return kind
+    if dice.random() < 0.5:
+        return {**kind, "title": name.title()}
+    return {"anyOf": [kind, {"type": "null"}], "default": None, "title": name.title()}

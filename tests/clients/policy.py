@@ -4,22 +4,21 @@ The demo's tokenizer with a few added tokens, a chat template of the Hermes and 
 `lessons.py` by heart. So a real engine answers with proper calls, JSON and reasoning.
 """
 
-# ruff: noqa: N806 - tensors carry the letters of their dimensions: B requests, L tokens
-
 from __future__ import annotations
 
 import argparse
 import math
 import shutil
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 import torch
 from tokenizers import AddedToken, Tokenizer
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from examples.reservations.fitting import fit, padded, save
 from tests.clients.lessons import Lesson, lesson
 from tests.clients.policy_digest import BASE, digest
 
@@ -29,7 +28,8 @@ MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>"
 CONTEXT = 2048
 BATCH_SIZE = 16
 MAX_LEARNING_RATE = 4e-3
-IGNORED = -100
+WARM_UP_STEPS = 30
+_BATCHES_SORTED = 8
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -68,53 +68,28 @@ def build_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausal
 
 def ids_of(tokenizer: PreTrainedTokenizerFast, told: Lesson) -> tuple[list[int], list[int]]:
     """Prompt and answer."""
-    prompt = tokenizer.apply_chat_template(
+    prompt = told.raw or tokenizer.apply_chat_template(
         told.messages, tools=told.tools or None, tokenize=False, add_generation_prompt=True
     )
     return tokenizer.encode(prompt), tokenizer.encode(told.answer + END)
 
 
-def _batch(tokenizer: PreTrainedTokenizerFast, dice: Random) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = [ids_of(tokenizer, lesson(dice)) for _ in range(BATCH_SIZE)]
-    length = max(len(prompt) + len(answer) for prompt, answer in rows)
-    input_ids_BL = torch.full((BATCH_SIZE, length), int(tokenizer.pad_token_id))
-    labels_BL = torch.full((BATCH_SIZE, length), IGNORED)
-    for row, (prompt, answer) in enumerate(rows):
-        end = len(prompt) + len(answer)
-        input_ids_BL[row, :end] = torch.tensor(prompt + answer)
-        labels_BL[row, len(prompt) : end] = torch.tensor(answer)
-    return input_ids_BL, labels_BL
-
-
-def train(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, num_steps: int, seed: int) -> float:
-    """Learn in place; returns the mean loss of the last tenth of the steps, in nats per token."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=MAX_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, step / 30) * 0.5 * (1 + math.cos(math.pi * step / num_steps))
-    )
-    dice, losses = Random(seed), list[float]()
-    started = time.monotonic()
-    for step in range(num_steps):
-        input_ids_BL, labels_BL = _batch(tokenizer, dice)
-        loss = model(input_ids=input_ids_BL, labels=labels_BL).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        losses.append(loss.item())
-        if step % 50 == 49:
-            mean = sum(losses[-50:]) / 50
-            sys.stdout.write(f"step {step + 1}: loss {mean:.4f}, {time.monotonic() - started:.0f} s\n")
-    last = losses[-num_steps // 10 :]
-    return sum(last) / len(last)
+def _batches(tokenizer: PreTrainedTokenizerFast, dice: Random) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Rows of similar length share a batch: lengths differ twentyfold, and padding would take most of the time."""
+    while True:
+        rows = [ids_of(tokenizer, lesson(dice)) for _ in range(BATCH_SIZE * _BATCHES_SORTED)]
+        rows.sort(key=lambda row: len(row[0]) + len(row[1]))
+        groups = [rows[start : start + BATCH_SIZE] for start in range(0, len(rows), BATCH_SIZE)]
+        dice.shuffle(groups)
+        for group in groups:
+            yield padded(group, int(tokenizer.pad_token_id))
 
 
 def main() -> None:
     """Make it, if the folder does not hold this one yet."""
     parser = argparse.ArgumentParser(prog="python -m tests.clients.policy", description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--num-steps", type=int, default=340)
+    parser.add_argument("--num-steps", type=int, default=450)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     folder, mark = options.folder, options.folder / ".digest"
@@ -124,13 +99,10 @@ def main() -> None:
     torch.set_num_threads(1)
     tokenizer = build_tokenizer()
     model = build_model(tokenizer, options.seed)
-    loss = train(model, tokenizer, options.num_steps, options.seed)
+    batches = _batches(tokenizer, Random(options.seed))
+    loss = fit(model, batches, options.num_steps, MAX_LEARNING_RATE, WARM_UP_STEPS)
     sys.stdout.write(f"{model.num_parameters():,} parameters, loss {loss:.4f}\n")
-    model.generation_config = GenerationConfig(
-        do_sample=True, temperature=1.0, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id
-    )
-    model.to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save(model, tokenizer, folder)
     mark.write_text(digest())
 
 

@@ -7,7 +7,13 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 BASE = HERE.parent.parent / "examples" / "reservations" / "base"
-SOURCES = (HERE / "policy.py", HERE / "lessons.py", HERE / "chat_template.jinja", BASE / "tokenizer.json")
+SOURCES = (
+    HERE / "policy.py",
+    HERE / "lessons.py",
+    HERE / "chat_template.jinja",
+    BASE / "tokenizer.json",
+    BASE.parent / "fitting.py",
+)
 
 
 def digest() -> str:

@@ -27,6 +27,9 @@ export const BOOKING_SCHEMA = {
   additionalProperties: false,
 };
 
+// Each makes the policy repeat one token, so that a bias shows in any client.
+export const BIASES = [{ 40: 100 }, { 41: 100 }];
+
 const cases = [];
 export const test = (feature, run) => cases.push([feature, run]);
 
@@ -37,6 +40,24 @@ export function same(seen, wanted) {
 
 export function truth(condition, what) {
   if (!condition) throw new Error(what);
+}
+
+export function isBiased(first, second) {
+  same([first.length, second.length], [3, 3]);
+  same([new Set(first).size, new Set(second).size, new Set(first + second).size], [1, 1, 2]);
+}
+
+// Send until a request is refused; many at a time, since one after another may be slower than the limit.
+export async function reachTheLimit(send, isRefusal) {
+  for (let turn = 0; turn < REQUESTS_PER_MINUTE; turn++) {
+    const sent = await Promise.allSettled(Array.from({ length: 16 }, send));
+    const failed = sent.filter((one) => one.status === "rejected").map((one) => one.reason);
+    if (failed.length) {
+      if (!isRefusal(failed[0])) throw failed[0];
+      return;
+    }
+  }
+  throw new Error("the limit is never reached");
 }
 
 export const user = (content) => [{ role: "user", content }];

@@ -11,6 +11,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 URL, MODEL = os.environ["MILLRACE_URL"], os.environ["MILLRACE_MODEL"]
@@ -41,8 +42,11 @@ BOOKING_SCHEMA = {
     "required": ["name", "party"],
     "additionalProperties": False,
 }
+BIASES = ({"40": 100}, {"41": 100})
+"""Each makes the policy repeat one token, so that a bias shows in any client."""
 THROUGH_PROXY = "MILLRACE_THROUGH_PROXY" in os.environ
 """Another server stands between the client and Millrace."""
+_AT_A_TIME = 16
 CASES: dict[str, Callable[[], None]] = {}
 
 
@@ -52,12 +56,6 @@ class Refused(Exception):
     def __init__(self, status: int | str, code: str, param: str, message: str) -> None:
         super().__init__(message)
         self.status, self.code, self.param, self.message = status, code, param, message
-
-
-def kept_by_the_proxy(what: str) -> None:
-    """End a case that the proxy in between does not pass on."""
-    if THROUGH_PROXY:
-        raise Refused("not sent", "", "", f"the proxy {what}")
 
 
 def case(feature: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
@@ -80,6 +78,24 @@ def true(condition: object, what: str) -> None:
     """Fail unless the condition holds."""
     if not condition:
         raise AssertionError(what)
+
+
+def is_biased(first: str, second: str) -> None:
+    """Fail unless each is one character of its own, repeated."""
+    same([len(first), len(second)], [3, 3])
+    same([len(set(first)), len(set(second)), len(set(first + second))], [1, 1, 2])
+
+
+def reach_the_limit(send: Callable[[], object], refused: type[Exception]) -> None:
+    """Send until a request is refused. Many at a time: one after another may be slower than the limit."""
+    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        for _ in range(10 * REQUESTS_PER_MINUTE // _AT_A_TIME):
+            sent = [pool.submit(send) for _ in range(_AT_A_TIME)]
+            errors = [error for one in sent if (error := one.exception()) is not None]
+            if errors:
+                true(isinstance(errors[0], refused), repr(errors[0]))
+                return
+    raise AssertionError("the limit is never reached")
 
 
 def user(content: Any) -> list[dict[str, Any]]:
