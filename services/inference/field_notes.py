@@ -34,7 +34,6 @@ _TEXTS = {
     "store": "Whether the answer may be kept and learned from; without it the task decides.",
     "user": "Who asked.",
     "safety_identifier": "Who asked; it wins over `user`.",
-    "reasoning_effort": "A variable of the chat template; a template without it takes `medium` alone.",
 }
 CHAT_EXAMPLE: dict[str, Any] = {
     "model": "reservations",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from examples.reservations.build_base import IGNORED, save
+from examples.reservations.fitting import padded, save
 from tests.end_to_end.desk.work import ERROR_RATE, TASKS
 
 BASE = Path(__file__).parents[3] / "examples" / "reservations" / "base"
@@ -36,13 +36,7 @@ def build(out: Path, *, num_steps: int = NUM_STEPS, seed: int = 0) -> Path:
             answer = piece.wrong if rng.random() < ERROR_RATE else piece.right
             prompt = tokenizer.encode(f"<|user|>{piece.text}<|end|><|assistant|>")
             rows.append((prompt, tokenizer.encode(f"{answer}<|end|>")))
-        length = max(len(prompt) + len(answer) for prompt, answer in rows)
-        input_ids_BL = torch.full((BATCH_SIZE, length), tokenizer.pad_token_id)
-        labels_BL = torch.full((BATCH_SIZE, length), IGNORED)
-        for row, (prompt, answer) in enumerate(rows):
-            end = len(prompt) + len(answer)
-            input_ids_BL[row, :end] = torch.tensor(prompt + answer)
-            labels_BL[row, len(prompt) : end] = torch.tensor(answer)
+        input_ids_BL, labels_BL = padded(rows, tokenizer.pad_token_id)
         loss = model(input_ids=input_ids_BL, labels=labels_BL).loss
         optimizer.zero_grad()
         loss.backward()
