@@ -14,7 +14,7 @@ import httpx
 from contracts.engines import EngineReplica, read_replicas
 from runtime.engine_key import authorization, engine_key
 from runtime.settings import Settings
-from services.vllm.host_copy import HostCopy
+from services.following.host_copy import HostCopy
 from weights.engines.vllm import VllmServer, WeightDifference
 from weights.replica.replica import Replica
 from weights.stores.opening import open_weight_store

@@ -7,14 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import httpx
+
 from contracts.assignments import CANDIDATE, LIVE
 from contracts.engines import EngineKind
-from contracts.errors import InvalidSettings
-from runtime.settings import Section, make_section
+from contracts.errors import InvalidSettings, Unavailable
+from runtime.engine_key import authorization, engine_key
+from runtime.settings import Section, Settings, make_section
+from services.following.joining import check_server
 from services.vllm.settings import VllmSettings
+from weights.engines.vllm import VllmServer
 
 VLLM_PYTHON = "MILLRACE_VLLM_PYTHON"
 _MADE_HERE = Path(__file__).parent.parent / ".vllm" / "bin" / "python"
+_ASK_SECONDS = 10.0
 _START_SECONDS = {"millrace": 120.0, "vllm": 900.0}
 
 
@@ -89,3 +95,19 @@ def choose_engine(
 
 def _slots(num_servers: int) -> tuple[str, ...]:
     return (LIVE, CANDIDATE, *[LIVE] * (num_servers - 2))[: max(1, num_servers)]
+
+
+def check_given(choice: EngineChoice, settings: Settings) -> None:
+    """Check the servers of `--engine-url` before a process starts.
+
+    Raises:
+        InvalidSettings: one is not there, was started in a way that cannot be followed, or serves another model.
+    """
+    headers = authorization(engine_key(settings.home))
+    for url in choice.vllm.urls if choice.vllm is not None else ():
+        with httpx.Client(base_url=url, headers=headers, timeout=_ASK_SECONDS) as client:
+            try:
+                facts = VllmServer(client).facts()
+            except Unavailable as error:
+                raise InvalidSettings(f"--engine-url {url}: {error.message}") from error
+        check_server(facts, Path(settings.base), url)

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 
 from commands import options
-from commands.engines import OWN, EngineChoice, choose_engine
+from commands.engines import OWN, EngineChoice, check_given, choose_engine
 from commands.home import Home, claimed, prepare_home
 from commands.home_gates import check_gate, print_gates
 from commands.policy_check import check_policy
@@ -64,6 +64,7 @@ def up(
         training = training_settings(learning_rate)
         release = check_gate(tasks, home, sentinels)
         ready = prepare_home(settings, {"training": training, "release": release, **chosen.sections}, check_policy)
+        check_given(chosen, ready.settings)
         for limit in chosen.limits():
             console.print(f"[yellow]{limit}")
         with running(ready, sockets, servers.replicas | {"engine": chosen.num_own}, chosen) as supervisor:

@@ -10,6 +10,7 @@ with tensor parallelism each holds only a part, and everything is unknown.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -33,8 +34,7 @@ def compare_weights(model: Any, published: Mapping[str, torch.Tensor]) -> Weight
         model: vLLM's; its layers have `quant_method`, as vLLM's linear layers do.
         published: the checkpoint's names to tensors.
     """
-    wanted = _renamed(model, published)
-    parts: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", None) or {}
+    wanted, parts = _renamed(model, published), _parts(model)
     result, used, owners = WeightComparison([], [], []), set[str](), dict[int, str]()
     for name, layer in model.named_modules():
         own = dict(layer.named_parameters(recurse=False, remove_duplicate=False))
@@ -62,7 +62,19 @@ def _renamed(model: Any, published: Mapping[str, torch.Tensor]) -> dict[str, tor
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     if mapper is None:
         return dict(published)
+    if getattr(mapper, "orig_to_new_stacked", None):
+        mapper = replace(mapper, orig_to_new_stacked={})  # it would give several tensors the name of one layer
     return {new: tensor for name, tensor in published.items() for new in mapper.apply_list([name])}
+
+
+def _parts(model: Any) -> dict[str, list[str]]:
+    """The last part of a layer's name to those of the checkpoint's layers that it holds, in order."""
+    found: dict[str, list[str]] = {}
+    for old, (new, _) in (
+        getattr(getattr(model, "hf_to_vllm_mapper", None), "orig_to_new_stacked", None) or {}
+    ).items():
+        found.setdefault(new.strip("."), []).append(old.strip("."))
+    return found | dict(getattr(model, "packed_modules_mapping", None) or {})
 
 
 def _names(full: str, parts: Mapping[str, list[str]]) -> list[str]:

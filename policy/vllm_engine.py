@@ -244,6 +244,7 @@ class WorkerExtension:
     """For `--worker-extension-cls`: naming it makes each worker import this module. Its methods answer `POST /collective_rpc`."""
 
     weight_transfer_engine: Any
+    vllm_config: Any
 
     def millrace_stage(self, version: int, root: str, path: str, base_root: str | None = None) -> dict[str, object]:
         """See `Receiver.stage`; returns at once."""
@@ -253,6 +254,18 @@ class WorkerExtension:
     def millrace_state(self) -> dict[str, object]:
         """See `Receiver.state`."""
         return dict(self.weight_transfer_engine.state())
+
+    def millrace_facts(self) -> dict[str, object]:
+        """How the server was started, for the driver."""
+        config = self.vllm_config.model_config
+        return {
+            "model": str(config.model),
+            "tokenizer": str(config.tokenizer),
+            "dtype": str(config.dtype).removeprefix("torch."),
+            "logprobs_mode": str(config.logprobs_mode),
+            "max_logprobs": int(config.max_logprobs),
+            "has_experts": bool(self.vllm_config.aux_output_config.enable_return_routed_experts),
+        }
 
     def millrace_compare(self, path: str, root: str) -> dict[str, object]:
         """See `Receiver.compare`."""

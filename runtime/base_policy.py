@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 _DIFFERS_HARMLESSLY = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 _FILES = ("tokenizer.json",)
@@ -17,11 +18,15 @@ def fingerprint(base: str | Path) -> str:
     """Of config.json without what depends on where and by whom it was saved, and of tokenizer.json."""
     folder = Path(base)
     try:
-        config = json.loads((folder / "config.json").read_bytes())
-        kept = {name: value for name, value in config.items() if name not in _DIFFERS_HARMLESSLY}
-        hashed = blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=12)
+        hashed = blake2b(json.dumps(model_of(folder), sort_keys=True).encode(), digest_size=12)
         for name in _FILES:
             hashed.update((folder / name).read_bytes())
     except (OSError, ValueError, AttributeError):
         return ""  # a hub id, or a folder that `up` would refuse: nothing can be said
     return hashed.hexdigest()
+
+
+def model_of(folder: Path) -> dict[str, Any]:
+    """What config.json says of the model itself. Raises OSError, ValueError or AttributeError if it says nothing."""
+    config = json.loads((folder / "config.json").read_bytes())
+    return {name: value for name, value in config.items() if name not in _DIFFERS_HARMLESSLY}

@@ -20,7 +20,7 @@ import structlog
 
 from weights.files import write_durably
 
-_END_SECONDS = 15.0
+_END_SECONDS = 8.0
 _LOOK_SECONDS = 0.1
 _log = structlog.get_logger(__name__)
 
@@ -32,22 +32,6 @@ class RunningServer(msgspec.Struct, frozen=True):
     process: int
     """Its process id, which is also its process group."""
     instance: str
-
-
-class GivenServer:
-    """A server that somebody else runs: it is neither started nor ended."""
-
-    def __init__(self, url: str) -> None:
-        self.address: tuple[str, str] | None = (url, "given")
-
-    def start(self) -> None:
-        """Does nothing."""
-
-    def renew(self) -> None:
-        """Does nothing."""
-
-    def end(self) -> None:
-        """Does nothing."""
 
 
 class ServerProcess:

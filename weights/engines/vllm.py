@@ -20,40 +20,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 
-from contracts.errors import Unavailable, WeightsRefused
+from contracts.errors import InvalidSettings, Unavailable, WeightsRefused
+from weights.engines.held import HeldVersions, ServerFacts, VersionFile
 from weights.engines.server import Server, worse
 
 _POLL_SECONDS = 0.02
-
-
-class VersionFile(NamedTuple):
-    """A version on the server's own disk."""
-
-    version: int
-    root: str
-    path: Path
-    """One safetensors file, which every worker can read."""
-
-
-class HeldVersions(NamedTuple):
-    """What a server says about itself."""
-
-    name: str
-    """As its tokens are labelled: `v7`, `v6-to-v7`, or `default` after a start."""
-    version: int | None
-    root: str | None
-    """Of the weights that all its workers hold; None: its own checkpoint, or the workers differ."""
-    is_broken: bool
-
-    @property
-    def is_whole(self) -> bool:
-        """True if name and weights agree."""
-        return not self.is_broken and self.version is not None and self.name == f"v{self.version}"
+_NOT_FOUND, _KEYLESS = 404, (401, 403)
+_SAMPLED = "processed_logprobs"
+_LOGPROBS = (_SAMPLED, "raw_logprobs")
+_PLUG_IN = (
+    "python -m policy.vllm_server serve ... --worker-extension-cls policy.vllm_engine.WorkerExtension --weight-transfer-config "
+    '\'{"backend": "millrace"}\''
+)
 
 
 class WeightDifference(NamedTuple):
@@ -81,6 +63,34 @@ class VllmServer:
     def __init__(self, client: httpx.Client, wait: Callable[[float], object] = time.sleep) -> None:
         self._server = Server(client)
         self._wait = wait
+
+    def facts(self) -> ServerFacts:
+        """How it was started.
+
+        Raises:
+            Unavailable: it does not answer.
+            InvalidSettings: it lacks our plug-in, a route or a mode that is needed, or refuses the key.
+        """
+        try:
+            found = self._workers("millrace_facts")[0]
+        except Unavailable as error:
+            raise _cannot_follow(self._server.url, error) from error
+        self._check_route()
+        if found["logprobs_mode"] not in _LOGPROBS:
+            raise InvalidSettings(
+                f"{self._server.url} reports {found['logprobs_mode']} instead of log-probs; start it with "
+                "--logprobs-mode processed_logprobs"
+            )
+        return ServerFacts(
+            model=str(found["model"]),
+            tokenizer=str(found["tokenizer"]),
+            dtype=str(found["dtype"]),
+            has_sampled_logprobs=found["logprobs_mode"] == _SAMPLED,
+            has_constraints=True,
+            has_seeds=True,
+            num_top_logprobs=int(found["max_logprobs"]) - 1,  # the sampled token counts
+            has_experts=bool(found["has_experts"]),
+        )
 
     def held(self) -> HeldVersions:
         """What it serves. Raises Unavailable."""
@@ -203,9 +213,41 @@ class VllmServer:
         if not reset.get("success"):
             raise Unavailable(f"{self._server.url} kept the prefixes of {before}")
 
+    def _check_route(self) -> None:
+        """Raises InvalidSettings if requests could not be answered: an empty one must be found invalid, and not missing or keyless."""
+        try:
+            self._server.post("/inference/v1/generate", {})
+        except Unavailable as error:
+            status = error.facts.get("status")
+            if status in _KEYLESS:
+                raise _cannot_follow(self._server.url, error) from error
+            if status == _NOT_FOUND:
+                raise InvalidSettings(
+                    f"{self._server.url} has no /inference/v1/generate: start it with --enable-scale-out"
+                ) from error
+            if status is None:
+                raise
+
     def _workers(self, method: str, arguments: Mapping[str, object] | None = None) -> list[dict[str, Any]]:
         body = {"method": method, "kwargs": dict(arguments or {})}
         answer = self._server.post("/collective_rpc", body).get("results")
         if not isinstance(answer, list) or not answer or not all(isinstance(state, dict) for state in answer):
             raise Unavailable(f"{self._server.url} has no {method}: it was started without our plug-in")
         return answer
+
+
+def _cannot_follow(url: str, error: Unavailable) -> Unavailable | InvalidSettings:
+    """Why a server that answered cannot be followed; the error itself if it did not answer."""
+    status = error.facts.get("status")
+    if "status" in error.facts and status is None:
+        return error
+    if status in _KEYLESS:
+        return InvalidSettings(
+            f"{url} refuses this home's engine key: start the server with VLLM_API_KEY set to it, or give this home the server's "
+            "by MILLRACE_ENGINE_KEY"
+        )
+    if status == _NOT_FOUND:
+        return InvalidSettings(
+            f"{url} has no routes that change weights: start it with VLLM_SERVER_DEV_MODE=1 and {_PLUG_IN}"
+        )
+    return InvalidSettings(f"{url} was started without our plug-in: start it with {_PLUG_IN}")

@@ -17,7 +17,8 @@ from contracts.assignments import LIVE
 from policy.load import load_model
 from tests.integration.vllm.world import NUM_VERSIONS, PRODUCT, Answer, VllmWorld, collect
 from tests.tolerances import network_tolerance
-from weights.engines.vllm import VersionFile, VllmServer
+from weights.engines.held import VersionFile
+from weights.engines.vllm import VllmServer
 from weights.tensors import Tensors, root_of, write_safetensors
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

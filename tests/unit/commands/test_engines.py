@@ -6,11 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from commands.engines import choose_engine
+from commands.engines import check_given, choose_engine
 from commands.supervisor import replica_names
 from commands.up import listen
 from contracts.errors import InvalidSettings
+from policy.vllm_engine import make_engine
+from runtime.settings import Settings
+from tests.unit.policy.fake_vllm import PARTS, FakeModel, FakeVllm
+from tests.unit.policy.test_vllm_engine import FakeAbstract
+from tests.unit.services.serving import serve
 
 PYTHON = Path(sys.executable)
 URLS = ("http://127.0.0.1:8001", "http://127.0.0.1:8002", "http://127.0.0.1:8003")
@@ -46,3 +52,40 @@ def test_each_replica_of_the_engine_has_a_port_of_its_own() -> None:
     assert len({listening.getsockname()[1] for listening in sockets.values()}) == 4
     for listening in sockets.values():
         listening.close()
+
+
+class TestGivenServers:
+    @pytest.fixture
+    def settings(self, tmp_path: Path) -> Settings:
+        (tmp_path / "base").mkdir()
+        (tmp_path / "base" / "config.json").write_text('{"model_type": "llama", "vocab_size": 8}')
+        (tmp_path / "base" / "tokenizer.json").write_text("t")
+        (tmp_path / "engine.key").write_text("k" * 43)
+        return Settings(
+            home=tmp_path,
+            run="r",
+            policy="p",
+            base=str(tmp_path / "base"),
+            tasks=(Path("none"),),
+            weights_unsigned=True,
+        )
+
+    def test_a_server_of_this_base_is_taken_and_anothers_is_refused(self, settings: Settings) -> None:
+        fake = FakeVllm(make_engine(FakeAbstract, PARTS)(None, None, torch.device("cpu"), FakeModel()))
+        fake.config.model = fake.config.tokenizer = settings.base
+        with serve(fake.app()) as url:
+            chosen = choose_engine("vllm", None, 2, None, (url,))
+            check_given(chosen, settings)
+            other = settings.home / "other"
+            other.mkdir()
+            (other / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 8}')
+            fake.config.model = str(other)
+            with pytest.raises(InvalidSettings, match=r"serves another model.*model_type"):
+                check_given(chosen, settings)
+
+    def test_a_server_that_is_not_there_is_named(self, settings: Settings) -> None:
+        with pytest.raises(InvalidSettings, match=r"--engine-url http://127.0.0.1:1: .* did not answer"):
+            check_given(choose_engine("vllm", None, 2, None, ("http://127.0.0.1:1",)), settings)
+
+    def test_nothing_is_asked_without_urls(self, settings: Settings) -> None:
+        check_given(choose_engine("vllm", PYTHON, 2), settings)

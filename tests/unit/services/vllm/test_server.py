@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from contracts.errors import InvalidSettings, WeightsRefused
+from services.following.host_copy import HostCopy
 from services.vllm.command import has_experts, make_plug_in, serve_command, serve_environment
-from services.vllm.host_copy import HostCopy
 from services.vllm.server import ServerProcess
 from services.vllm.settings import VllmSettings
 from tests.unit.weights.awkward_weights import version

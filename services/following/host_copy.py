@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from contracts.errors import WeightsRefused
-from weights.engines.vllm import VersionFile
+from weights.engines.held import VersionFile
 from weights.replica.replica import Replica
 
 

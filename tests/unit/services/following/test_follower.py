@@ -12,13 +12,14 @@ import torch
 
 from contracts.assignments import Assignment
 from contracts.engines import EngineReplica
-from contracts.errors import NotFound
+from contracts.errors import InvalidSettings, NotFound
 from policy.vllm_engine import make_engine
-from services.vllm.follower import SlotFollower, abilities
+from services.following.follower import SlotFollower
 from tests.unit.policy.fake_vllm import PARTS, FakeModel, FakeVllm
 from tests.unit.policy.test_vllm_engine import FakeAbstract, weights_of
 from tests.unit.services.serving import serve
-from weights.engines.vllm import VersionFile, VllmServer
+from weights.engines.held import ServerFacts, VersionFile
+from weights.engines.vllm import VllmServer
 from weights.tensors import root_of, write_safetensors
 
 
@@ -35,16 +36,20 @@ class World:
         self.num_starts = self.num_ends = 0
         self.swaps: list[tuple[str, int]] = []
         self.missing: set[int] = set()
+        self.refuses: InvalidSettings | None = None
+        self.num_checks = 0
+        self.process = ExitStack()
         self.follower = self.new_follower()
 
     def new_follower(self) -> SlotFollower:
         row = EngineReplica(
             name="vllm-1", policy="demo", url="", kind="vllm", region="local", status="starting", slots={"live": None},
-            abilities=abilities(has_experts=False), instance="", engine="vllm", dtype="float32", seen_at=0.0,
+            abilities=frozenset(), instance="", engine="vllm", dtype="float32", seen_at=0.0,
         )  # fmt: skip
         return SlotFollower(
-            row, server=self, connect=self.connect, files=self, folder=self.folder, swaps=self, assigned=self.assigned
-        )
+            row, server=self, connect=self.connect, check=self.check, files=self, folder=self.folder, swaps=self,
+            assigned=self.assigned,
+        )  # fmt: skip
 
     def assign(self, version: int) -> None:
         self.assignment = Assignment("demo", "live", version, 1.0, version, root_of(weights_of(version)), "run")
@@ -59,7 +64,8 @@ class World:
         self.num_starts += 1
         self.model = FakeModel()
         self.fake = FakeVllm(make_engine(FakeAbstract, PARTS)(None, None, torch.device("cpu"), self.model))
-        self.address = (self.stack.enter_context(serve(self.fake.app())), str(self.num_starts))
+        self.process = self.stack.enter_context(ExitStack())
+        self.address = (self.process.enter_context(serve(self.fake.app())), str(self.num_starts))
 
     def renew(self) -> None: ...
 
@@ -69,6 +75,13 @@ class World:
 
     def connect(self, url: str) -> VllmServer:
         return VllmServer(self.stack.enter_context(httpx.Client(base_url=url, timeout=5.0)))
+
+    def check(self, facts: ServerFacts, url: str) -> None:
+        assert self.address == (url, str(self.num_starts))
+        assert facts.model
+        self.num_checks += 1
+        if self.refuses is not None:
+            raise self.refuses
 
     # versions, swaps, assignments
     def file_of(self, version: int, root: str | None, run: str | None, folder: Path) -> VersionFile:
@@ -208,6 +221,31 @@ def test_a_version_that_is_not_there_is_tried_again_and_the_old_one_serves(world
     assert world.step(10.0) == ("serving", 1)
 
 
-def test_the_abilities_name_experts_only_for_a_mixture() -> None:
-    assert "experts" in abilities(has_experts=True)
-    assert "experts" not in abilities(has_experts=False)
+def test_a_server_that_is_another_models_is_refused_by_name_and_asked_again_later(world: World) -> None:
+    world.refuses = InvalidSettings("it serves another model")
+    world.assign(1)
+    assert world.step() == ("failed", None)
+    problem = world.follower.row.problems["live"]
+    assert (problem["version"], problem["code"], problem["message"]) == (
+        1,
+        "invalid_settings",
+        "it serves another model",
+    )
+    world.refuses = None
+    assert world.step(0.1) == ("failed", None)
+    assert world.step(10.0) == ("serving", 1)
+    assert {"logprobs", "spans", "seed"} <= world.follower.row.abilities
+    assert world.follower.row.dtype == "float32"
+
+
+def test_a_server_that_was_away_is_looked_at_again(world: World) -> None:
+    """Somebody may have started another one at its address."""
+    world.assign(1)
+    world.step()
+    world.step(1.0)
+    world.num_checks = 0
+    world.process.close()
+    assert world.step(2.0)[0] == "restarting"
+    world.address = None
+    assert world.step(3.0) == ("serving", 1)
+    assert world.num_checks == 1

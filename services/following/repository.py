@@ -13,7 +13,7 @@ from contracts.tables import swap
 from runtime.database import Database
 
 
-class VllmRepository:
+class FollowingRepository:
     """The tables of one policy."""
 
     def __init__(self, database: Database, policy: str) -> None:

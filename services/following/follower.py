@@ -1,4 +1,4 @@
-"""Brings one vLLM server to the version that its slot is assigned, and announces it.
+"""Brings one server of another project to the version that its slot is assigned, and announces it.
 
 In: the assignment of an arm. Out: the server's weights, a row in `engine_replica` every second. Waits for: the server, the store.
 
@@ -18,9 +18,10 @@ from typing import Protocol
 import structlog
 
 from contracts.assignments import Assignment
-from contracts.engines import Ability, EngineReplica, LoadProblem
-from contracts.errors import MillraceError, Unavailable
-from weights.engines.vllm import HeldVersions, VersionFile, VllmServer
+from contracts.engines import EngineReplica, LoadProblem
+from contracts.errors import InvalidSettings, MillraceError, Unavailable
+from services.following.joining import abilities
+from weights.engines.held import EngineDriver, HeldVersions, ServerFacts, VersionFile
 
 _ASK_SECONDS = 10.0
 """How often a server that serves what it should is asked what it holds: each question wakes its workers."""
@@ -53,7 +54,7 @@ class ManagedServer(Protocol):
 
 
 class SwapLog(Protocol):
-    """Where swaps are recorded: `VllmRepository`."""
+    """Where swaps are recorded: `FollowingRepository`."""
 
     def keep_swap(self, replica: str, arm: str, version: int, stage_seconds: float, pause_seconds: float) -> None:
         """Record a swap."""
@@ -66,6 +67,7 @@ class SlotFollower:
         row: what the replica announces while it is down: names, region, kind, dtype; `slots` has its arm.
         server: its process.
         connect: makes a driver for a URL.
+        check: raises InvalidSettings for a server that is not one for this policy, by its facts and its URL.
         files: see `VersionFiles`.
         folder: where the server's files are linked.
         swaps: see `SwapLog`.
@@ -81,7 +83,8 @@ class SlotFollower:
         row: EngineReplica,
         *,
         server: ManagedServer,
-        connect: Callable[[str], VllmServer],
+        connect: Callable[[str], EngineDriver],
+        check: Callable[[ServerFacts, str], None],
         files: VersionFiles,
         folder: Path,
         swaps: SwapLog,
@@ -92,11 +95,12 @@ class SlotFollower:
         self.serves = threading.Event()
         self.server = server
         self._connect = connect
+        self._check = check
         self._files = files
         self._folder = folder
         self._swaps = swaps
         self._assigned = assigned
-        self._driver: VllmServer | None = None
+        self._driver: EngineDriver | None = None
         self._before: tuple[Assignment, VersionFile] | None = None
         self._failed: tuple[int | None, int, float] = (None, 0, 0.0)
         """(version, attempts, not before)"""
@@ -108,22 +112,24 @@ class SlotFollower:
         """One look at the server and at the assignments. Failures are logged and tried again with growing pauses."""
         version: int | None = None
         try:
-            driver = self._connected()
             wanted = self._assigned().get(self.arm)
+            version = wanted.version if wanted is not None else None
+            if self._driver is None and self._failed[0] == version is not None and now < self._failed[2]:
+                return
+            driver = self._connected()
             if wanted == self._settled and now - self._asked_at < _ASK_SECONDS:
                 driver.check()
                 return
             self._settled, self._asked_at = None, now
             held = driver.held()
             if wanted is not None and wanted.version is not None:
-                version = wanted.version
                 self._follow(driver, held, wanted, now)
             else:
                 self._tell("serving" if held.is_whole else "starting", held.version if held.is_whole else None)
         except MillraceError as error:
             self._note(version, error, now)
 
-    def _connected(self) -> VllmServer:
+    def _connected(self) -> EngineDriver:
         address = self.server.address
         if address is None:
             self._tell("starting" if not self.serves.is_set() else "restarting", None)
@@ -134,12 +140,16 @@ class SlotFollower:
             raise Unavailable(f"{self.row.name} does not start")
         url, instance = address
         if self._driver is None or self.row.instance != instance:
-            self._settled = None
+            self._settled, self._driver = None, None
             self.row = self.row._replace(url=url, instance=instance)
-            self._driver = self._connect(url)
+            driver = self._connect(url)
+            facts = driver.facts()
+            self._check(facts, url)
+            self.row = self.row._replace(abilities=abilities(facts), dtype=facts.dtype)
+            self._driver = driver
         return self._driver
 
-    def _follow(self, driver: VllmServer, held: HeldVersions, wanted: Assignment, now: float) -> None:
+    def _follow(self, driver: EngineDriver, held: HeldVersions, wanted: Assignment, now: float) -> None:
         is_there = held.is_whole and held.version == wanted.version and wanted.root in {None, held.root}
         if is_there:
             if driver.is_paused():  # the one that paused it was killed
@@ -155,7 +165,7 @@ class SlotFollower:
         self._bring(driver, held, wanted)
         self._failed = (None, 0, 0.0)
 
-    def _bring(self, driver: VllmServer, held: HeldVersions, wanted: Assignment) -> None:
+    def _bring(self, driver: EngineDriver, held: HeldVersions, wanted: Assignment) -> None:
         version = int(wanted.version or 0)
         begun = time.monotonic()
         target = self._files.file_of(version, wanted.root, wanted.run, self._folder)
@@ -168,21 +178,21 @@ class SlotFollower:
             if not error.facts.get("mixed"):
                 raise
             self._tell("failed", None)
-            _log.warning("vllm_mixed", name=self.row.name, version=version, error=error.message)
+            _log.warning("engine_mixed", name=self.row.name, version=version, error=error.message)
             pause = self._heal(driver, target, error)
         if self.serves.is_set():
             self._swaps.keep_swap(self.row.name, self.arm, version, staged - begun, pause)
-        _log.info("vllm_swapped", name=self.row.name, version=version, pause_seconds=round(pause, 4))
+        _log.info("engine_swapped", name=self.row.name, version=version, pause_seconds=round(pause, 4))
         self._before = (wanted, target)
         self._tell("serving", version)
 
-    def _heal(self, driver: VllmServer, target: VersionFile, error: Unavailable) -> float:
+    def _heal(self, driver: EngineDriver, target: VersionFile, error: Unavailable) -> float:
         """Write the target whole; else the version before, and raise; else end the server, and raise."""
         try:
             driver.stage(target, None)
             return driver.push(target, None)
         except MillraceError as again:
-            _log.warning("vllm_not_healed", name=self.row.name, version=target.version, error=again.message)
+            _log.warning("engine_not_healed", name=self.row.name, version=target.version, error=again.message)
         before = self._before
         try:
             if before is None:
@@ -202,14 +212,17 @@ class SlotFollower:
         if error.facts.get("url") is not None and error.facts.get("status") is None:
             # No answer: it starts, or it is away. Its row says so, and the next look is soon.
             self._tell("restarting" if self.serves.is_set() else "starting", None)
+            self._driver = None  # it may come back as another
             return
+        if isinstance(error, InvalidSettings):
+            self._tell("failed", None)
         attempts = self._failed[1] + 1 if self._failed[0] == version else 1
         wait = min(_FIRST_RETRY_SECONDS * 2.0 ** (attempts - 1), _LAST_RETRY_SECONDS)
         self._failed = (version, attempts, now + wait)
         if version is not None:
             problem = LoadProblem(version=version, code=error.code, message=error.message, attempts=attempts)
             self.row = self.row._replace(problems={self.arm: problem})
-        _log.warning("vllm_not_brought", name=self.row.name, version=version, code=error.code, error=error.message)
+        _log.warning("engine_not_brought", name=self.row.name, version=version, code=error.code, error=error.message)
 
     def _tell(self, status: str, version: int | None) -> None:
         self.row = self.row._replace(status=status, slots={self.arm: version})
@@ -217,9 +230,3 @@ class SlotFollower:
             self.row = self.row._replace(problems={})
         if status == "serving" and version is not None:
             self.serves.set()
-
-
-def abilities(*, has_experts: bool) -> frozenset[Ability]:
-    """What a vLLM server with our launcher's options can do."""
-    found: set[Ability] = {"spans", "logprobs", "top_logprobs", "constraints", "penalties", "seed"}
-    return frozenset(found | ({"experts"} if has_experts else set()))
