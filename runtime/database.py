@@ -46,7 +46,8 @@ class Database:
         else:
             # A frozen process would never release its row locks. Its transaction is rolled back, and it starts over.
             options = f"-c idle_in_transaction_session_timeout={round(longest_pause_seconds * 1000)} -c tcp_keepalives_idle=10"
-            arguments = {"connect_timeout": 10, "options": options}
+            # Where a link is cut, TCP would wait for minutes, longer than the cut, before it sends again or gives up.
+            arguments = {"connect_timeout": 10, "tcp_user_timeout": 10_000, "keepalives_idle": 10, "options": options}
             self._engine = sqlalchemy.create_engine(url, pool_pre_ping=True, connect_args=arguments)
         self._reading = self._engine.execution_options(read_only=True)
         if not url.startswith("sqlite"):

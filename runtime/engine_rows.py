@@ -96,6 +96,12 @@ class EngineRows:
         return now - before.first_seen > _DEAD_SECONDS
 
 
+def read_engines(database: Database, policy: str) -> list[EngineReplica]:
+    """All rows of a policy, also those that are not fresh any more. Raises Unavailable."""
+    with database.snapshot() as connection:
+        return engines.read_replicas(connection, policy)
+
+
 def _taken(held: EngineReplica) -> NameTaken:
     return NameTaken(
         f"an engine named {held.name} already runs at {held.url} (region {held.region}): give this one another name, [engine] name "

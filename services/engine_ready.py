@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 import httpx
 
 from contracts.assignments import LIVE
-from contracts.engines import EngineReplica, fitting, read_replicas
+from contracts.engines import EngineReplica, fitting
 from contracts.errors import Unavailable
 from runtime.base_policy import fingerprint
 from runtime.engine_key import authorization, engine_key
+from runtime.engine_rows import read_engines
 from runtime.operations import Check
 from runtime.settings import Settings
 
@@ -56,8 +57,7 @@ def _announced(settings: Settings) -> Callable[[], Sequence[EngineReplica]]:
         """The replicas that renew their rows; the last known ones while the database is away."""
         nonlocal held
         try:
-            with database.snapshot() as connection:
-                rows = read_replicas(connection, settings.policy)
+            rows = read_engines(database, settings.policy)
         except Unavailable:
             return held
         fresh = [row for row in rows if row.is_fresh(time.time()) and row.url]

@@ -112,6 +112,7 @@ class Network:
         argv: Sequence[str],
         *,
         stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
         """Start a process in a region or at the trainer, in the repository's root; it ends with the network at the latest.
@@ -121,6 +122,7 @@ class Network:
         process = subprocess.Popen(  # noqa: S603 what the benchmark asks for
             ["ip", "netns", "exec", place.namespace, *argv],  # noqa: S607 wherever the system keeps it
             stdout=stdout,
+            stderr=stderr,
             env=None if environment is None else {**os.environ, **environment},
             cwd=ROOT,
         )
@@ -162,6 +164,8 @@ class Network:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
         for namespace in _namespaces_of(os.getpid()):
             _remove(namespace)
 

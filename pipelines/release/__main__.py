@@ -8,7 +8,7 @@ from pathlib import Path
 
 import httpx
 
-from contracts.engines import EngineReplica, fitting, read_replicas
+from contracts.engines import EngineReplica, fitting
 from contracts.gating import Grade
 from contracts.tasks import Task
 from contracts.tasks.loading import load_tasks
@@ -17,6 +17,7 @@ from pipelines.release.releaser import Releaser
 from pipelines.release.renewal import renewal
 from pipelines.release.settings import ReleaseSettings
 from runtime.base_policy import fingerprint
+from runtime.engine_rows import read_engines
 from runtime.sentinels import read_sentinels
 from runtime.settings import load_section, load_settings
 
@@ -34,8 +35,7 @@ def main(home: Path, stop: threading.Event, make_grade: Callable[[Mapping[str, T
     database, base = settings.database(), fingerprint(settings.base)
 
     def engines() -> list[EngineReplica]:
-        with database.snapshot() as connection:
-            return [fitting(row, settings.run, base) for row in read_replicas(connection, policy)]
+        return [fitting(row, settings.run, base) for row in read_engines(database, policy)]
 
     headers = {
         "Authorization": f"Bearer {(home / 'operator.key').read_text().strip()}",

@@ -32,6 +32,7 @@ from pipelines.training import repository
 from pipelines.training.pruning import Pruning
 from pipelines.training.state import BASE_VERSION, TrainerState
 from pipelines.training.upkeep import StoreUpkeep
+from runtime.engine_rows import read_engines
 from runtime.metrics import WEIGHT_SNAPSHOT_EXPIRES
 from runtime.snapshot_rows import DatabaseSnapshotRows
 from weights.codec.history import History
@@ -98,7 +99,13 @@ class Publisher:
         self._mirrored, self._mirror_at = 0, 0.0
         pruning = Pruning(database, store, lease, fault, keep_anchors=keep_anchors)
         self._upkeep = StoreUpkeep(
-            store, lease, pruning, fault, signer=signer, replicas=lambda: replica_keyring(settings.home)
+            store,
+            lease,
+            pruning,
+            fault,
+            signer=signer,
+            replicas=lambda: replica_keyring(settings.home),
+            engines=lambda: read_engines(database, lease.policy),
         )
         self._bell = settings.replica_links().bell
         self._unsent: UnsentVersion | None = None

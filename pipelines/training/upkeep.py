@@ -1,6 +1,6 @@
 """After each version: a shortcut for replicas that fell behind, and pruning.
 
-In: the newest version, and the versions that replicas report. Out: folds (one delta over several versions); removed chunks. Waits
+In: the newest version, the versions that replicas report, and those of engines that are cut off. Out: folds (one delta over several versions); removed chunks. Waits
 for: nothing. An error here never stops a version: the next version tries again.
 """
 
@@ -13,18 +13,18 @@ import structlog
 from contracts.errors import InvalidRequest, InvalidSettings, Unavailable, WeightsRefused
 from weights.publish import publish_fold
 from weights.versions.manifest import NO_HISTORY
-from weights.versions.presence import present_replicas
+from weights.versions.presence import Presence, present_replicas
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
+    from contracts.engines import EngineReplica
     from contracts.faults import FaultPoint
     from pipelines.training.pruning import Pruning
     from runtime.lease import Lease
     from weights.stores.store import WeightStore
     from weights.tensors import Tensors
     from weights.versions.manifest import Manifest
-    from weights.versions.presence import Presence
     from weights.versions.signing import Keyring, Signer
 
 _LAG = 3
@@ -48,13 +48,14 @@ class StoreUpkeep:
         *,
         signer: Signer | None,
         replicas: Callable[[], Keyring | None],
+        engines: Callable[[], Sequence[EngineReplica]] = tuple,
     ) -> None:
-        """`replicas` reads the keys of trusted replicas: an operator may add one at any time."""
+        """`replicas` reads the keys of trusted replicas: an operator may add one at any time. `engines` reads their rows."""
         self._store = store
         self._lease = lease
         self._pruning = pruning
         self._fault = fault
-        self._signer, self._replicas = signer, replicas
+        self._signer, self._replicas, self._engines = signer, replicas, engines
 
     def after(self, newest: Manifest, target: Tensors, now: float) -> bool:
         """Make folds to the newest version; at anchors, prune. True if a fold was made.
@@ -69,7 +70,8 @@ class StoreUpkeep:
                 store, policy, since=now - _LISTED_SECONDS, now=now, replicas=self._replicas(), on_junk=store.on_junk
             )
             replicas = [item for item in found.replicas if item.version in versions]
-            for replica in _behind(replicas, newest, now)[:_MOST_FOLDS]:
+            cut_off = [item for item in _cut_off(self._engines(), now) if item.version in versions]
+            for replica in _behind([*cut_off, *replicas], newest, now)[:_MOST_FOLDS]:
                 self._fold(replica, newest, target)
                 num_folds += 1
             if newest.history_after == NO_HISTORY or self._pruning.is_under_way:
@@ -95,6 +97,20 @@ class StoreUpkeep:
             signer=self._signer,
         )
         log.info("fold published", version=newest.version, base=replica.version, num_bytes=fold.payload_bytes)
+
+
+def _cut_off(engines: Iterable[EngineReplica], now: float) -> list[Presence]:
+    """What engines held that do not renew their rows: when they are back, one fold brings them to the newest version.
+
+    An engine whose row is renewed takes each step, or stays behind because its arm does.
+    """
+    return [
+        Presence(name=row.name, version=version, history=None, at=row.seen_at)
+        for row in engines
+        if not row.is_fresh(now)
+        for version in row.slots.values()
+        if version is not None
+    ]
 
 
 def _behind(replicas: Collection[Presence], newest: Manifest, now: float) -> list[Presence]:

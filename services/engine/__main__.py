@@ -12,6 +12,7 @@ from transformers.utils import cached_file
 
 from contracts.assignments import LIVE, MOVED
 from contracts.errors import InvalidSettings, MillraceError, Unavailable
+from contracts.faults import no_fault
 from policy.load import load_model
 from runtime.base_policy import fingerprint
 from runtime.engine_key import engine_key
@@ -30,6 +31,7 @@ from services.engine.repository import keep_swap, read_wanted
 from services.engine.settings import EngineSettings
 from services.engine.swap import SwapRecord
 from services.guarding import GuardedProtocol
+from weights.replica.slots import Slots
 from weights.stores.opening import open_weight_store
 from weights.warm_up import warm_up
 
@@ -50,8 +52,16 @@ def main(home: Path) -> None:
     dtype = torch.float32 if settings.device == "cpu" else torch.bfloat16
     database = settings.database()
     folder = "replica" if replica_number() == 1 else f"replica-{replica_number()}"
-    store = open_weight_store(settings, measures=WeightStoreMetrics())
-    copy = LocalCopy(settings.home / folder, store, policy, settings.run) if settings.weights_url else None
+    copied = settings.home / folder
+
+    def held() -> set[int]:
+        """Versions here: a web server lists nothing, so folds from these are asked for by name."""
+        served = {version for version in engine.versions().values() if version is not None}
+        return served | {slot.version for slot in Slots(copied, policy, no_fault).held()}
+
+    store = open_weight_store(settings, measures=WeightStoreMetrics(), read_from=own.weights, held=held)
+    is_far = own.weights or settings.weights_url
+    copy = LocalCopy(copied, store, policy, settings.run) if is_far else None
     server: uvicorn.Server | None = None
     listening = listening_socket(settings.engine_host, settings.engine_port)
     name, url = address_of(settings, own, listening)

@@ -22,6 +22,8 @@ from services.engine.engine import Engine
 _POLL_SECONDS = 0.1
 _FIRST_RETRY_SECONDS = 0.5
 _LAST_RETRY_SECONDS = 30.0
+_LAST_LOOK_SECONDS = 2.0
+"""Between two tries to read the assignments: a region that was cut off should see soon what is new."""
 _ASSIGNMENTS = "assignments"
 _log = structlog.get_logger(__name__)
 
@@ -58,7 +60,8 @@ def next_problem(
 ) -> UpdateProblem:
     """The problem after a failure; the delay doubles while the same version fails."""
     attempts = previous.attempts + 1 if previous is not None and previous.version == version else 1
-    wait = min(_FIRST_RETRY_SECONDS * 2.0 ** (attempts - 1), _LAST_RETRY_SECONDS)
+    last = _LAST_LOOK_SECONDS if version is None else _LAST_RETRY_SECONDS
+    wait = min(_FIRST_RETRY_SECONDS * 2.0 ** (attempts - 1), last)
     return UpdateProblem(
         version=version, code=error.code, message=error.message, attempts=attempts, retry_at=now + wait
     )

@@ -16,6 +16,8 @@ class EngineSettings(Section):
     """Name of this replica, unique among the engines of a policy. Default: host name and port."""
     url: str | None = Field(default=None, pattern=r"^http://[^/:]+:[0-9]+$")
     """Where inference reaches this replica, if not at `engine_host` and its port."""
+    weights: str | None = Field(default=None, pattern=r"^(https?|s3)://")
+    """Where this replica reads versions, if not in the home's store: `http://HOST:PORT/PREFIX` of its region's `millrace cache`."""
     slots: tuple[Literal["live", "candidate"], ...] = Field(default=("live", "candidate"), min_length=1)
     """The arms that this replica holds, each a copy of the model. Without any candidate slot nothing can be gated."""
     threads: int = Field(default=1, ge=1)

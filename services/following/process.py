@@ -15,6 +15,7 @@ import structlog
 from contracts.assignments import MOVED
 from contracts.engines import EngineKind, EngineReplica
 from contracts.errors import Unavailable
+from contracts.faults import no_fault
 from runtime.base_policy import fingerprint
 from runtime.engine_key import authorization, engine_key
 from runtime.engine_rows import EngineRows
@@ -27,6 +28,7 @@ from services.following.joining import check_server
 from services.following.repository import FollowingRepository
 from weights.engines.held import EngineDriver
 from weights.replica.replica import Replica
+from weights.replica.slots import Slots
 from weights.stores.opening import open_weight_store
 from weights.warm_up import warm_up
 
@@ -47,11 +49,16 @@ class Host(NamedTuple):
     rows: EngineRows
 
     @classmethod
-    def of(cls, settings: Settings, name: str) -> Host:
-        """A host whose process has this name."""
+    def of(cls, settings: Settings, name: str, weights: str | None = None) -> Host:
+        """A host whose process has this name. `weights`: where versions are read, if not in the home's store."""
         warm_up()
         folder, database, policy = settings.home / name, settings.database(), settings.policy
-        store = open_weight_store(settings, measures=WeightStoreMetrics())
+        store = open_weight_store(
+            settings,
+            measures=WeightStoreMetrics(),
+            read_from=weights,
+            held=lambda: {slot.version for slot in Slots(folder / "replica", policy, no_fault).held()},
+        )
         copy = HostCopy(Replica(folder / "replica", store, policy), settings.run)
         return cls(settings, folder, copy, FollowingRepository(database, policy), EngineRows(database, policy))
 

@@ -28,7 +28,7 @@ def main(home: Path, stop: threading.Event) -> None:
     settings, own = load_settings(home), load_section(home, "vllm", VllmSettings)
     if own.python is not None and not os.access(own.python, os.X_OK):
         raise InvalidSettings(f"[vllm] python: {own.python} is no interpreter; `make vllm` makes .vllm/bin/python")
-    host = Host.of(settings, "vllm")
+    host = Host.of(settings, "vllm", own.weights)
     follow(host, [_follower(host, own, number) for number in range(len(own.slots))], stop)
 
 

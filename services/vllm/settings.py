@@ -24,6 +24,8 @@ class VllmSettings(Section):
     """Beginning of the names of the replicas; another one for each host."""
     region: str = "local"
     """Where these servers are."""
+    weights: str | None = Field(default=None, pattern=r"^(https?|s3)://")
+    """Where versions are read, if not in the home's store: `http://HOST:PORT/PREFIX` of the region's `millrace cache`."""
     dtype: str | None = None
     """vLLM's `--dtype`. Default: float32 on CPU, which holds every checkpoint's bits; else bfloat16."""
     max_model_len: int | None = Field(default=None, ge=16)

@@ -75,7 +75,12 @@ class StoreMeasures(Protocol):
 
 
 def open_weight_store(
-    settings: StoreSettings, *, publishes: bool = False, measures: StoreMeasures | None = None
+    settings: StoreSettings,
+    *,
+    publishes: bool = False,
+    measures: StoreMeasures | None = None,
+    read_from: str | None = None,
+    held: Callable[[], Collection[int]] = tuple,
 ) -> WeightStore:
     """The store of a home.
 
@@ -83,13 +88,15 @@ def open_weight_store(
         settings: the home's.
         publishes: the process issues snapshots, see `Snapshots`.
         measures: counts bad objects and snapshots; bad objects are always logged.
+        read_from: another address of the store, to read only: that of a region's cache.
+        held: see `WeightStore`.
 
     Raises:
         InvalidSettings: no key is trusted, or `weights_url` or an AWS_* variable cannot be used.
     """
     keyring = keyring_of(settings)
     if keyring is None:
-        return open_any_store(settings, None, measures)
+        return open_any_store(settings, None, measures, read_from, held)
     snapshots = Snapshots(
         keyring,
         settings.home / "snapshots",
@@ -97,19 +104,25 @@ def open_weight_store(
         publishes=publishes,
         accepted=lambda snapshot: measures.note_snapshot(snapshot.expires_at) if measures else None,
     )
-    return open_any_store(settings, snapshots, measures)
+    return open_any_store(settings, snapshots, measures, read_from, held)
 
 
 def open_any_store(
-    settings: StoreSettings, keyring: Verifier | None, measures: StoreMeasures | None = None
+    settings: StoreSettings,
+    keyring: Verifier | None,
+    measures: StoreMeasures | None = None,
+    read_from: str | None = None,
+    held: Callable[[], Collection[int]] = tuple,
 ) -> WeightStore:
     """The store of a home: a bucket if `weights_url` names one, else a folder; `keyring` None accepts everybody's versions.
+
+    `read_from`, `held`: see `open_weight_store`.
 
     Raises:
         InvalidSettings: `weights_url` or an AWS_* variable cannot be used.
     """
-    store = open_store_at(settings.weights_url or settings.weights, keyring)
-    if store.objects.is_read_only:
+    store = open_store_at(read_from or settings.weights_url or settings.weights, keyring, held)
+    if store.objects.is_read_only and read_from is None:
         raise InvalidSettings(
             f"weights_url is s3://bucket/prefix, not {settings.weights_url!r}: a home writes to its store"
         )

@@ -13,9 +13,10 @@ from typing import get_args
 
 import structlog
 
-from contracts.engines import FRESH_SECONDS, Ability, EngineReplica, fitting, read_replicas
+from contracts.engines import FRESH_SECONDS, Ability, EngineReplica, fitting
 from contracts.errors import EngineFailed, Unavailable
 from runtime.database import Database
+from runtime.engine_rows import read_engines
 from services.inference.engine.connection import EngineConnection
 
 _READ_SECONDS = 0.5
@@ -154,7 +155,6 @@ def reader_of(database: Database, policy: str, run: str, base: str) -> Callable[
     """Reads the rows of one policy, as a home with this run and base (`runtime.base_policy`) may use them."""
 
     def read() -> Sequence[EngineReplica]:
-        with database.snapshot() as connection:
-            return [fitting(row, run, base) for row in read_replicas(connection, policy)]
+        return [fitting(row, run, base) for row in read_engines(database, policy)]
 
     return read

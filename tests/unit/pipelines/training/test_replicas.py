@@ -4,8 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from contracts.assignments import LIVE
+from contracts.engines import EngineReplica
+from contracts.engines import announce as write_row
+from contracts.tables import engine_replica
 from pipelines.training.worker import Trainer
 from tests.unit.pipelines.training.world import NOW, POLICY, World
 from tests.unit.weights.examples import same
@@ -68,6 +72,24 @@ def test_a_replica_that_fell_behind_comes_here_in_one_fold(world: World) -> None
     publish_until(world, trainer, NUM_VERSIONS + 1)
     (step,) = route(lambda number: world.store.edges(POLICY, number), NUM_VERSIONS + 1, {NUM_VERSIONS: None})
     assert step.kind == "step", "who came by a fold knows no history and needs none for the next version"
+
+
+def test_an_engine_that_was_cut_off_comes_here_in_one_fold_and_one_that_renews_its_row_takes_steps(
+    world: World,
+) -> None:
+    trainer = world.start()
+    publish_until(world, trainer, 1)
+    cut_off = EngineReplica(
+        "eu-1", POLICY, "http://h:1", "millrace", "eu", "serving", {"live": 1, "candidate": None}, frozenset(), "i", "e", "d", 0.0
+    )  # fmt: skip
+    with world.database.transaction() as connection:
+        write_row(connection, cut_off)
+        write_row(connection, cut_off._replace(name="us-1", slots={"live": 0}))
+        connection.execute(update(engine_replica).where(engine_replica.c.name == "eu-1").values(seen_at=NOW - 3600.0))
+        connection.execute(update(engine_replica).where(engine_replica.c.name == "us-1").values(seen_at=NOW))
+    publish_until(world, trainer, NUM_VERSIONS)
+    folds = [edge for edge in world.store.edges(POLICY, NUM_VERSIONS) if edge.kind == "fold"]
+    assert [edge.base_version for edge in folds] == [1]
 
 
 def test_a_replica_that_is_close_or_has_long_been_silent_gets_none(world: World) -> None:
