@@ -132,6 +132,7 @@ generation = table(
         "ix_generation_retry", "request", sqlite_where=text("retry_count > 0"), postgresql_where=text("retry_count > 0")
     ),
     Index("ix_generation_state", "state", "version", "state_writer", "state_epoch", "state_sequence", "tenant"),
+    Index("ix_generation_tenant", "tenant", "purpose", "completion_id"),
     postgresql_partition_by="RANGE (completion_id)",
 )
 

@@ -1,24 +1,26 @@
 """Pages of a tenant's completions in the order of their ids, which is that of their times; and all choices of one.
 
-A page walks along the primary key and looks at up to `MAX_LOOKED` rows, whether it found enough or not: the cost of a page does not
-grow with the table. Completions whose bodies were erased are not found.
+A page walks along the index of the tenant until it is full. It looks at up to `MAX_LOOKED` rows and opens up to `MAX_READ` bodies, so
+its cost does not grow with the table; if it has found nothing by then, it says so: an empty page would end a client's search.
+Completions whose bodies were erased are not found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Select, select
+from sqlalchemy import Connection, select
 
-from contracts.errors import InvalidRecord
+from contracts.errors import InvalidRecord, InvalidRequest
 from contracts.records import Generation, GenerationBody, decode_shape
 from contracts.tables import generation
 
-MAX_LOOKED = 50_000
-MAX_READ = 2_000
-"""Rows whose bodies a search opens for one page."""
+MAX_LOOKED = 200_000
+"""Rows that a search looks at for one page."""
+MAX_READ = 10_000
+_WINDOW = 2_000
 _BATCH = 100
 _ERASED = "erased"
 
@@ -40,6 +42,8 @@ class StoredSearch(NamedTuple):
     after: str | None = None
     limit: int = 20
     newest_first: bool = False
+    most_read: int = MAX_READ
+    """Completions whose bodies it opens."""
 
 
 class StoredPage(NamedTuple):
@@ -50,19 +54,35 @@ class StoredPage(NamedTuple):
 
 
 def find_stored(connection: Connection, search: StoredSearch) -> StoredPage:
-    """The completions of users that match."""
+    """The completions of users that match.
+
+    Raises:
+        InvalidRequest: it looked at as much as it may, and nothing matched; the message says how to go on.
+    """
     found: list[list[StoredChoice]] = []
-    after, num_read = search.after, 0
-    while num_read < MAX_READ:
-        ids = list(connection.execute(_ids(search, after)).scalars())
-        for choices in _opened(connection, search.tenant, ids):
-            if _matches(choices, search):
-                found.append(choices)
-            if len(found) > search.limit:
-                return StoredPage(found[: search.limit], has_more=True)
-        if len(ids) < _BATCH:
+    after, num_looked, num_read = search.after, 0, 0
+    while num_looked < MAX_LOOKED and num_read < search.most_read:
+        window = _window(connection, search, after)
+        is_last = len(window) < _WINDOW
+        if not is_last and window[0].completion_id != window[-1].completion_id:
+            # Its further choices may lie behind the window.
+            window = [row for row in window if row.completion_id != window[-1].completion_id]
+        ids = list(dict.fromkeys(row.completion_id for row in window if _is_wanted(row, search)))
+        num_looked, num_read = num_looked + len(window), num_read + len(ids)
+        for start in range(0, len(ids), _BATCH):
+            for choices in _opened(connection, search.tenant, ids[start : start + _BATCH]):
+                if _matches(choices, search):
+                    found.append(choices)
+                if len(found) > search.limit:
+                    return StoredPage(found[: search.limit], has_more=True)
+        if is_last:
             return StoredPage(found, has_more=False)
-        after, num_read = ids[-1], num_read + len(ids)
+        after = window[-1].completion_id
+    if not found:
+        raise InvalidRequest(
+            f"none of the {num_looked:,} completions that were looked at matches, and there are more; go on with after={after}",
+            param="metadata" if search.metadata else "model",
+        )
     return StoredPage(found, has_more=True)
 
 
@@ -71,24 +91,20 @@ def find_choices(connection: Connection, tenant: str, completion_id: str) -> lis
     return next(iter(_opened(connection, tenant, [completion_id])), [])
 
 
-def _ids(search: StoredSearch, after: str | None) -> Select[Any]:
+def _window(connection: Connection, search: StoredSearch, after: str | None) -> Sequence[Any]:
     table = generation.c
-    order = table.completion_id.desc() if search.newest_first else table.completion_id.asc()
-    walk = select(table.completion_id, table.tenant, table.policy, table.purpose, table.version, table.state)
-    if after is not None:
-        walk = walk.where(table.completion_id < after if search.newest_first else table.completion_id > after)
-    looked = walk.order_by(order).limit(MAX_LOOKED).subquery()
-    columns = looked.c
-    ids = select(columns.completion_id).where(
-        columns.tenant == search.tenant,
-        columns.policy == search.policy,
-        columns.purpose == "user",
-        columns.state != _ERASED,
+    place = table.completion_id
+    walk = select(place, table.policy, table.version, table.state).where(
+        table.tenant == search.tenant, table.purpose == "user"
     )
-    if search.version is not None:
-        ids = ids.where(columns.version == search.version)
-    place = columns.completion_id.desc() if search.newest_first else columns.completion_id.asc()
-    return ids.distinct().order_by(place).limit(_BATCH)
+    if after is not None:
+        walk = walk.where(place < after if search.newest_first else place > after)
+    return connection.execute(walk.order_by(place.desc() if search.newest_first else place.asc()).limit(_WINDOW)).all()
+
+
+def _is_wanted(row: Any, search: StoredSearch) -> bool:
+    is_named = search.version is None or row.version == search.version
+    return bool(is_named and row.policy == search.policy and row.state != _ERASED)
 
 
 def _opened(connection: Connection, tenant: str, ids: list[str]) -> list[list[StoredChoice]]:
