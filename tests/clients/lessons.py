@@ -70,7 +70,24 @@ def call_text(name: str, arguments: dict[str, Any]) -> str:
 def lesson(dice: Random) -> Lesson:
     """One of the conversations."""
     return dice.choice(
-        (_hello, _name, _weather, _weather, _result, _booking, _booking, _sum, _die, _dice, _mood, _like, _count, _raw)
+        (
+            _hello,
+            _name,
+            _weather,
+            _weather,
+            _weather,
+            _weather,
+            _result,
+            _booking,
+            _booking,
+            _sum,
+            _die,
+            _dice,
+            _mood,
+            _like,
+            _count,
+            _raw,
+        )
     )(dice)
 
 

@@ -1,4 +1,4 @@
-"""Makes the policy that the clients talk to: `python -m tests.clients.policy FOLDER`, a minute or two on one core.
+"""Makes the policy that the clients talk to: `python -m tests.clients.policy FOLDER`, some minutes on one core.
 
 The demo's tokenizer with a few added tokens, a chat template of the Hermes and Qwen family, and a tiny Llama that has learned
 `lessons.py` by heart. So a real engine answers with proper calls, JSON and reasoning.
@@ -89,7 +89,7 @@ def main() -> None:
     """Make it, if the folder does not hold this one yet."""
     parser = argparse.ArgumentParser(prog="python -m tests.clients.policy", description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--num-steps", type=int, default=450)
+    parser.add_argument("--num-steps", type=int, default=650)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     folder, mark = options.folder, options.folder / ".digest"
