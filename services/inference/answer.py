@@ -6,7 +6,7 @@ string waits until this is decided.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from contracts.records import FinishReason
@@ -25,6 +25,22 @@ class Delta(NamedTuple):
     calls: tuple[CallPart, ...] = ()
 
 
+def merged(deltas: Iterable[Delta]) -> list[Delta]:
+    """Neighbours of one choice as one delta, so that tokens that arrive together become one chunk.
+
+    A delta may have reasoning or content, in this order, or calls: what a client shows keeps its order.
+    """
+    found: list[Delta] = []
+    for delta in deltas:
+        last = found[-1] if found else None
+        if last is None or last.choice != delta.choice or last.calls or delta.calls or (last.text and delta.reasoning):
+            found.append(delta)
+        else:
+            reasoning = last.reasoning + delta.reasoning
+            found[-1] = Delta(delta.choice, last.text + delta.text, last.tokens + delta.tokens, reasoning)
+    return found
+
+
 class StopFinder:
     """Cuts a text before the first stop string."""
 
@@ -34,6 +50,8 @@ class StopFinder:
 
     def push(self, text: str) -> tuple[str, bool]:
         """Add text. Returns the text that is certainly before any stop string, and whether one was found."""
+        if not self._stops:
+            return text, False
         self._held += text
         found = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if found:

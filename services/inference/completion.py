@@ -1,6 +1,6 @@
 """One request while it is answered.
 
-    engine ─▶ _generate_choice(), one task per choice ─▶ _deltas ─▶ deltas(): the client, if it streams
+    engine ─▶ _generate_choice(), one task per choice ─▶ _new ─▶ deltas(): the client, if it streams
                           └─▶ choices, when all have ended ─▶ record(): one durable record
 
 In: tokens of the engine, one stream per choice. Out: visible text (`deltas`), then one durable record of all choices (`record`).
@@ -50,7 +50,9 @@ class Completion:
         self._engine = engine
         self._recorder = recorder
         self._recorded = False
-        self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue()
+        self._new: list[Delta] = []
+        self._changed = asyncio.Event()
+        self._has_ended = False
         self._generation = asyncio.create_task(self._generate())
 
     async def deltas(self) -> AsyncGenerator[list[Delta]]:
@@ -59,14 +61,14 @@ class Completion:
         Raises:
             MillraceError: the engine refused or failed; the answer so far is recorded with finish reason `error`.
         """
-        ended = False
-        while not ended:
-            waiting = [await self._deltas.get()]
-            while not self._deltas.empty():
-                waiting.append(self._deltas.get_nowait())
-            ended = waiting[-1] is None
-            if deltas := [delta for delta in waiting if delta is not None]:
-                yield deltas
+        has_ended = False
+        while not has_ended:
+            await self._changed.wait()
+            self._changed.clear()
+            has_ended = self._has_ended
+            if self._new:
+                new, self._new = self._new, []
+                yield new
         try:
             await self._generation
         except MillraceError:
@@ -114,7 +116,8 @@ class Completion:
             else:
                 await self._generate_together()
         finally:
-            self._deltas.put_nowait(None)
+            self._has_ended = True
+            self._changed.set()
 
     async def _generate_together(self) -> None:
         parts = [asyncio.create_task(self._generate_choice(position)) for position in range(len(self.choices))]
@@ -139,22 +142,24 @@ class Completion:
             any_version=plan.request.model == plan.policy and plan.requirement.exact is None,
         )
         held: Piece | None = None
+        any_will_do = plan.requirement.any_will_do
         try:
             async with aclosing(self._engine.generate(request)) as pieces:
                 async for arrived in pieces:
                     piece = arrived
-                    if not plan.requirement.any_will_do:
+                    if not any_will_do:
                         held = piece = together(held, piece)
                         if _is_untold(choice, piece):
                             continue
                         _check_versions(plan, choice, piece)
                         held = None
                     delta = choice.add(piece)
-                    self._deltas.put_nowait(delta if position == delta.choice else delta._replace(choice=position))
+                    self._new.append(delta if position == delta.choice else delta._replace(choice=position))
+                    self._changed.set()
                     if choice.finish_reason is not None:
                         return
         except VersionNotResident as error:
-            if plan.requirement.any_will_do:
+            if any_will_do:
                 raise
             raise plan.requirement.refusal(f"the engine says: {error.message}") from error
         except (InvalidSchema, GrammarStuck) as error:

@@ -3,14 +3,14 @@
     routes.py ─▶ plan() ─▶ RequestPlan ─▶ answer() or stream()
                                               │ starts
                                               ▼
-         engine ──pieces──▶ Completion: one task per choice ──▶ _deltas (queue) ──▶ stream(): events for the client
+         engine ──pieces──▶ Completion: one task per choice ──▶ _new (a list) ──▶ stream(): events for the client
            ▲                  │        └─▶ answer() waits for all choices
            │ cancels          │ generations, when all choices have ended
          ClientPresence       ▼
          (client left)      Recorder._waiting ──▶ one thread appends for all that wait ──▶ log, durable
 
-Who waits for whom: the tasks of a completion wait for the engine. `stream` waits for the queue, which its completion fills;
-the queue has no bound, since an answer has at most `max_tokens` deltas. The end of a response (the body, or `[DONE]`) waits for
+Who waits for whom: the tasks of a completion wait for the engine. `stream` waits for the list, which its completion fills;
+the list has no bound, since an answer has at most `max_tokens` deltas. The end of a response (the body, or `[DONE]`) waits for
 the recorder. The recorder waits only for the log.
 
 In: requests that were read and checked. Out: bodies and events. Waits for: the first token, so that a refusal of the engine

@@ -7,6 +7,7 @@ call becomes content: it is never an error.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from tokenizers import Tokenizer
@@ -51,39 +52,34 @@ class Detokenizer:
     """Turns token ids into text, one at a time; only the last few ids are decoded again."""
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skips = skip_special_tokens
+        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
         self._ids: list[int] = []
-        self._num_shown = 0  # how many of the kept ids have their text shown
+        self._num_shown = 0  # how many of the kept ids have their text shown,
+        self._num_characters = 0  # and how many characters that text has
 
     def push(self, token_id: int) -> str:
         """Add a token. Returns the text that became final."""
         self._ids.append(token_id)
-        text = self._pending()
+        text = self.flush()
         if not text or text.endswith(_UNFINISHED):
             return ""
-        # Shown ids stay as context: decoders treat the first token of a text differently.
-        self._ids = self._ids[self._num_shown :]
-        self._num_shown = len(self._ids)
+        self._keep_context()
         return text
 
     def settle(self) -> str:
         """Like `flush`, but more tokens may follow: an incomplete character stays one."""
-        text = self._pending()
-        self._ids = self._ids[self._num_shown :]
-        self._num_shown = len(self._ids)
+        text = self.flush()
+        self._keep_context()
         return text
 
     def flush(self) -> str:
         """The rest of the text, with incomplete characters as U+FFFD."""
-        return self._pending()
+        return str(self._decode(self._ids)[self._num_characters :])
 
-    def _pending(self) -> str:
-        shown = self._decode(self._ids[: self._num_shown])
-        return self._decode(self._ids)[len(shown) :]
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=self._skips))
+    def _keep_context(self) -> None:
+        # Shown ids stay as context: decoders treat the first token of a text differently.
+        self._ids = self._ids[self._num_shown :]
+        self._num_shown, self._num_characters = len(self._ids), len(self._decode(self._ids))
 
 
 class PlainParser:

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from contracts.errors import MillraceError
 from services.http import event, wait_for_disconnect
-from services.inference.answer import Delta
+from services.inference.answer import Delta, merged
 from services.inference.completion import Completion
 from services.inference.replies import DONE, Replies
 
@@ -89,11 +89,11 @@ class CompletionStream(Response):
 async def completion_events(
     completion: Completion, first: list[Delta], deltas: AsyncIterator[list[Delta]], replies: Replies
 ) -> AsyncIterator[Events]:
-    """The events of one answer. A failure after the first token is an event too, because the status line has been sent."""
+    """The events of one answer; tokens that arrive together are one chunk. A failure after the first token is an event too, because the status line has been sent."""
     new: list[Delta] | None = first
     try:
         while new is not None:
-            chunks = [chunk for delta in new for chunk in replies.chunks(delta)]
+            chunks = [chunk for delta in merged(new) for chunk in replies.chunks(delta)]
             if chunks:
                 yield Events(b"".join(map(event, chunks)))
             new = await anext(deltas, None)

@@ -159,7 +159,7 @@ def _tokens(choice: _Choice, num_top: int) -> list[SampledToken]:
             f"the engine sent {len(ids)} token ids with {len(content)} log-probs"
             f"{' and text' if choice.text else ''}; each token needs its id and its log-prob"
         )
-    if any(entry.token_id != token_id for token_id, entry in zip(ids, content, strict=True)):
+    if [entry.token_id for entry in content] != ids:
         raise EngineFailed("the engine sent log-probs of other tokens than it sampled")
     if num_top == 0:
         return [SampledToken(entry.token_id, entry.logprob) for entry in content]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts.sampling import Span
-from services.inference.answer import Choice, StopFinder
+from services.inference.answer import Choice, Delta, StopFinder, merged
 from services.inference.engine.wire import Piece, SampledToken
 from services.inference.parts import AnswerPart, CallPart, Detokenizer, PlainParser
 from tests.unit.services.inference.world import END, make_tokenizer
@@ -139,3 +139,17 @@ def test_a_stop_string_ends_an_answer_before_what_comes_after_it() -> None:
     choice.add(Piece(tokens_of("abc"), [Span(0, 1)], "stop"))
 
     assert (choice.text, choice.calls, len(choice.tokens), choice.finish_reason) == ("a ", [], 2, "stop")
+
+
+def test_what_arrives_together_is_one_delta_and_nothing_changes_its_place() -> None:
+    token, call = SampledToken(7, -0.5), CallPart(0, "{}", "id", "name")
+    said = [Delta(0, text, (token,)) for text in ("a", "b")]
+    thought = Delta(0, "", (token,), "hm")
+    called = Delta(0, "", (token,), calls=(call,))
+
+    assert merged([thought, *said]) == [Delta(0, "ab", (token,) * 3, "hm")]
+    assert merged([*said, thought]) == [Delta(0, "ab", (token,) * 2), thought], (
+        "reasoning stands before content in a chunk"
+    )
+    assert merged([said[0], called, said[1]]) == [said[0], called, said[1]]
+    assert merged([said[0], Delta(1, "x", (token,)), said[1]]) == [said[0], Delta(1, "x", (token,)), said[1]]

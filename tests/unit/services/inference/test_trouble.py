@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import string
 import threading
@@ -121,16 +122,15 @@ def test_an_engine_that_stays_away_is_said_with_503(inference: Inference, stream
 def test_an_engine_lost_for_good_in_mid_stream_ends_it_with_an_error(inference: Inference) -> None:
     engine = inference.engine
     engine.die_after, engine.stays_dead = 4, True
-    stream = iter(inference.ask(stream=True))
-    text = "".join(next(stream).choices[0].delta.content or "" for _ in range(3))
+    lines: list[str] = []
+    _read_stream(inference, lines)
 
-    with pytest.raises(openai.APIError, match="no engine came back"):
-        list(stream)
-
+    assert "no engine came back" in lines[-1]
+    text = _text(lines[:-1])
     wait_until(inference.logged)
     [record] = inference.logged()
     assert record.finish_reason == "error"
-    assert record.open().text.startswith(text)
+    assert record.open().text == text != ""
 
 
 def test_done_is_withheld_until_the_generation_is_durable(inference: Inference) -> None:
@@ -139,7 +139,7 @@ def test_done_is_withheld_until_the_generation_is_durable(inference: Inference) 
     reading = threading.Thread(target=_read_stream, args=(inference, lines))
     reading.start()
     assert inference.log.waiting.wait(5)
-    wait_until(lambda: '"content":"}"' in "".join(lines))
+    wait_until(lambda: _text(lines) == TEXT)
 
     assert "data: [DONE]" not in lines
     assert '"finish_reason":"stop"' not in "".join(lines)
@@ -233,7 +233,7 @@ def test_a_client_that_leaves_a_stream_is_logged_as_cancelled(inference: Inferen
     body = '{"model": "demo", "stream": true, "messages": [{"role": "user", "content": "hi"}]}'
     headers = {"authorization": f"Bearer {inference.key}"}
     with httpx.stream("POST", f"{inference.url}/v1/chat/completions", content=body, headers=headers) as response:
-        assert any('"content":" "' in line for line in response.iter_lines())
+        assert any(' "' in line for line in response.iter_lines()), "the sixth token is a space"
 
     wait_until(inference.logged)
     [record] = inference.logged()
@@ -266,6 +266,10 @@ def test_a_client_that_leaves_before_the_first_token_leaves_nothing(inference: I
 
     wait_until(lambda: inference.engine.num_closed == 2)
     assert inference.logged() == []
+
+
+def _text(lines: list[str]) -> str:
+    return "".join(json.loads(line[6:])["choices"][0]["delta"].get("content", "") for line in lines)
 
 
 def _read_stream(inference: Inference, lines: list[str]) -> None:
