@@ -2,8 +2,10 @@
 
 Closed loop: requests a second and ms of a core per request at 1, 8 and 32 connections. Open loop: what the gateway adds at 400 requests
 a second. The direct arm asks the mock engine itself. A bare uvicorn and, if `deploy/clients` has built it, LiteLLM's proxy
-stand beside it; all arms take turns. With MILLRACE_KAFKA set, an arm logs to Kafka. On a machine that others use,
-`chrt -r 5 python -m benchmarks.gateway` keeps them out of the figures; the report says that it was so.
+stand beside it; all arms take turns. With `--gap 1` the tokens of an answer arrive one by one, a millisecond apart, as from a
+fast engine: each is then a chunk of its own. With MILLRACE_KAFKA set, an arm logs to Kafka. On a machine that others use,
+`chrt -r 5 python -m benchmarks.gateway` keeps them out of the figures; the report says that it was so, and how long this disk
+takes for an fsync.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+import time
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,7 +23,7 @@ from typing import Any, NamedTuple
 import psutil
 import uvloop
 
-from benchmarks.gateway.peers import LITELLM, Peer, running_echo, running_litellm
+from benchmarks.gateway.peers import LITELLM, Peer, in_front_of, running_echo, running_litellm
 from benchmarks.gateway.world import (
     OK,
     Reply,
@@ -139,26 +142,42 @@ def count_logged(home: Path) -> int:
     return num
 
 
-def run(rounds: int, seconds: float) -> dict[str, Any]:
-    """Everything; the content of the report."""
+def fsync_ms(folder: Path, times: int = 200) -> dict[str, float]:
+    """How long this disk takes to make one page durable."""
+    samples = []
+    with (folder / "page").open("wb") as page:
+        for _ in range(times):
+            page.write(bytes(4096))
+            page.flush()
+            started = time.perf_counter()
+            os.fsync(page.fileno())
+            samples.append(1000 * (time.perf_counter() - started))
+    return {"p50": percentile(samples, 0.5), "p99": percentile(samples, 0.99)}
+
+
+def run(rounds: int, seconds: float, gap: float) -> dict[str, Any]:
+    """Everything; the content of the report. `gap`: ms between two tokens."""
     kafka = os.environ.get("MILLRACE_KAFKA")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         places: dict[str, str | None] = {"embedded": None} | ({"kafka": kafka} if kafka else {})
         name = f"bench-{uuid.uuid4().hex[:8]}"
         worlds = {
-            place: stack.enter_context(running(Path(folder) / place, servers, name))
+            place: stack.enter_context(running(Path(folder) / place, servers, name, gap))
             for place, servers in places.items()
         }
-        peers = [stack.enter_context(running_echo())]
+        peers = [stack.enter_context(running_echo(Path(folder)))]
         if LITELLM.exists():
             engine = next(iter(worlds.values())).engine
-            peers.append(stack.enter_context(running_litellm(engine, Path(folder))))
+            peers.append(stack.enter_context(running_litellm(in_front_of(engine), Path(folder))))
         arms = arms_of(worlds, peers)
         uvloop.run(measure(arms, 1, 0.5))  # warm
         figures = uvloop.run(measure(arms, rounds, seconds))
+        fsync = fsync_ms(Path(folder))
         num_logged = {place: count_logged(world.home) for place, world in worlds.items()}
     return {
         "seconds": seconds,
+        "gap_ms": gap,
+        "fsync_ms": fsync,
         "requests_per_second": {arm.name: arm.rate for arm in arms},
         "real_time_priority": os.sched_getscheduler(0) in {os.SCHED_RR, os.SCHED_FIFO},
         "arms": {arm: {name: summarise(samples) for name, samples in of.items()} for arm, of in figures.items()},
@@ -183,13 +202,15 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gateway", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one short round")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each closed loop")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each loop")
+    parser.add_argument("--rounds", type=int, default=5, help="five take about eight minutes")
+    parser.add_argument("--gap", type=float, default=0.0, help="ms between two tokens of the engine; 0: all at once")
     options = parser.parse_args()
-    report = run(1, 1.5) if options.quick else run(options.rounds, options.seconds)
+    rounds, seconds = (1, 1.5) if options.quick else (options.rounds, options.seconds)
+    report = run(rounds, seconds, options.gap)
     print_report(report)
     if not options.quick:
-        print(write_report("gateway", report))
+        print(write_report("gateway-gap" if options.gap else "gateway", report))
 
 
 def print_report(report: dict[str, Any]) -> None:
@@ -219,6 +240,7 @@ def print_report(report: dict[str, Any]) -> None:
     print_table("open loop", columns, rows)
     most = " and ".join(f"{name} {value:g} ms" for name, value in MOST_ADDED.items())
     print(f"within: rounds that add at most {most} to the engine's own time")
+    print("fsync: {p50:.2f} ms, p99 {p99:.2f} ms".format(**report["fsync_ms"]))
     print("on the log:", report["generations_on_the_log"])
 
 

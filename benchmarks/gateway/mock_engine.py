@@ -1,4 +1,4 @@
-"""An engine without a model: sixteen tokens at once, one event each, in the dialect of ours.
+"""An engine without a model: sixteen tokens, one event each, at once or with gaps between them, in the dialect of ours.
 
 Raw asyncio, so that a benchmark of the gateway in front of it measures the gateway and not this. `/v1/chat/completions` answers in
 OpenAI's chat dialect, for peers that speak it.
@@ -19,25 +19,22 @@ _LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _TEXT = "Table for 4 at 7pm, Anna: booked"
 
 
-def _chunked(parts: list[bytes]) -> bytes:
-    return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
-
-
-def _stream(parts: list[bytes]) -> bytes:
+def _stream(parts: list[bytes]) -> list[bytes]:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-    return head + _chunked(parts)
+    chunks = [b"%x\r\n%s\r\n" % (len(part), part) for part in parts]
+    return [head + chunks[0], *chunks[1:-1], chunks[-1] + b"0\r\n\r\n"]
 
 
-def _json(content: object) -> bytes:
+def _json(content: object) -> list[bytes]:
     body = json.dumps(content).encode()
-    return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+    return [b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)]
 
 
 def _event(content: object) -> bytes:
     return b"data: " + json.dumps(content, separators=(",", ":")).encode() + b"\n\n"
 
 
-def _generation() -> bytes:
+def _generation() -> list[bytes]:
     events = []
     for place in range(NUM_TOKENS):
         last = place == NUM_TOKENS - 1
@@ -54,7 +51,7 @@ def _generation() -> bytes:
     return _stream([*events, b"data: [DONE]\n\n"])
 
 
-def _chat(stream: bool) -> bytes:
+def _chat(stream: bool) -> list[bytes]:
     head = {"id": "chatcmpl-1", "created": 1, "model": "m"}
     if not stream:
         choice = {"index": 0, "message": {"role": "assistant", "content": _TEXT}, "finish_reason": "stop"}
@@ -77,9 +74,10 @@ _GENERATION, _CHAT, _CHAT_STREAM = _generation(), _chat(stream=False), _chat(str
 
 
 class MockEngine(asyncio.Protocol):
-    """One connection: a request is answered once its body is complete."""
+    """One connection: a request is answered once its body is complete. `gap`: seconds between two events of a stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, gap: float) -> None:
+        self._gap = gap
         self._held = b""
         self._transport: asyncio.Transport | None = None
 
@@ -97,11 +95,19 @@ class MockEngine(asyncio.Protocol):
             if len(self._held) < size:
                 return
             body, self._held = self._held[end + 4 : size], self._held[size:]
-            if self._transport is not None:
-                self._transport.write(_answer(head, body))
+            self._say(_answer(head, body))
+
+    def _say(self, parts: list[bytes]) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._gap == 0.0 or len(parts) == 1:
+            self._transport.write(b"".join(parts))
+            return
+        self._transport.write(parts[0])
+        asyncio.get_running_loop().call_later(self._gap, self._say, parts[1:])
 
 
-def _answer(head: bytes, body: bytes) -> bytes:
+def _answer(head: bytes, body: bytes) -> list[bytes]:
     if b"/chat/completions" in head:
         return _CHAT_STREAM if b'"stream": true' in body or b'"stream":true' in body else _CHAT
     if b"/generate" in head:
@@ -109,9 +115,10 @@ def _answer(head: bytes, body: bytes) -> bytes:
     return _MODELS if b"/models" in head else _HEALTH
 
 
-async def serve(port: int) -> None:
+async def serve(port: int, gap: float) -> None:
     """Answer on 127.0.0.1 until cancelled; prints the port once it listens."""
-    server = await asyncio.get_running_loop().create_server(MockEngine, "127.0.0.1", port, backlog=1024)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: MockEngine(gap), "127.0.0.1", port, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     async with server:
         await server.serve_forever()
@@ -121,7 +128,9 @@ def main() -> None:
     """Run until killed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one; it is printed")
-    uvloop.run(serve(parser.parse_args().port))
+    parser.add_argument("--gap", type=float, default=0.0, help="ms between two events of a stream; 0: all at once")
+    options = parser.parse_args()
+    uvloop.run(serve(options.port, options.gap / 1000))
 
 
 if __name__ == "__main__":

@@ -9,11 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,12 @@ import httpx
 import psutil
 import uvicorn
 
+from benchmarks.feedback.world import free_port
 from benchmarks.gateway.mock_engine import NUM_TOKENS
 from benchmarks.paths import ROOT
 
 LITELLM = Path(os.environ.get("MILLRACE_CLIENTS", ROOT / ".clients")) / "litellm" / "bin" / "litellm"
 _START_SECONDS = 240.0
-_OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 _ANSWER = json.dumps({"choices": [{"message": {"role": "assistant", "content": "x" * 640}}]}).encode()
 _EVENT = b"data: " + json.dumps({"choices": [{"delta": {"content": "x" * 160}}]}).encode() + b"\n\n"
 
@@ -59,39 +58,45 @@ class Peer:
 
 
 @contextmanager
-def running_echo() -> Iterator[Peer]:
+def running_echo(folder: Path) -> Iterator[Peer]:
     """The echo, until the block ends."""
-    port = _free_port()
-    with _served("uvicorn echo", port, [sys.executable, "-m", "benchmarks.gateway.peers", str(port)], "/") as peer:
+    port = free_port()
+    command = [sys.executable, "-m", "benchmarks.gateway.peers", str(port)]
+    with _served(folder / "uvicorn echo.log", port, command, "/", {**os.environ, "PYTHONPATH": str(ROOT)}) as peer:
         yield peer
 
 
 @contextmanager
-def running_litellm(engine: str, folder: Path) -> Iterator[Peer]:
-    """LiteLLM's proxy in front of an engine that speaks OpenAI's chat API. `engine`: its URL without `/v1`."""
-    port, config = _free_port(), folder / "litellm.yaml"
-    parameters = {"model": "openai/gateway", "api_base": f"{engine}/v1", "api_key": "none"}
-    own = {"dangerously_permit_weak_or_unset_master_key": True}  # ours pays for keys, so this favours LiteLLM
-    content = {"model_list": [{"model_name": "gateway", "litellm_params": parameters}], "general_settings": own}
+def running_litellm(content: Mapping[str, Any], folder: Path) -> Iterator[Peer]:
+    """LiteLLM's proxy, until the block ends. `content`: of its configuration."""
+    port, config = free_port(), folder / "litellm.yaml"
     config.write_text(json.dumps(content))  # JSON is YAML
     command = [str(LITELLM), "--config", str(config), "--port", str(port), "--host", "127.0.0.1"]
-    with _served("litellm", port, command, "/health/liveliness") as peer:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    with _served(folder / "litellm.log", port, command, "/health/liveliness", environment) as peer:
         yield peer
 
 
+def in_front_of(engine: str) -> dict[str, Any]:
+    """LiteLLM's configuration for an engine that speaks OpenAI's chat API. `engine`: its URL without `/v1`."""
+    parameters = {"model": "openai/gateway", "api_base": f"{engine}/v1", "api_key": "none"}
+    own = {"dangerously_permit_weak_or_unset_master_key": True}  # ours pays for keys, so this favours LiteLLM
+    return {"model_list": [{"model_name": "gateway", "litellm_params": parameters}], "general_settings": own}
+
+
 @contextmanager
-def _served(name: str, port: int, command: list[str], path: str) -> Iterator[Peer]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT) if command[0] == sys.executable else "", **_OFFLINE}
-    process = subprocess.Popen(  # noqa: S603 our own module, or the environment of deploy/clients
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-    )
+def _served(log: Path, port: int, command: list[str], path: str, environment: Mapping[str, str]) -> Iterator[Peer]:
+    with log.open("w") as output:
+        process = subprocess.Popen(  # noqa: S603 our own module, or the environment of deploy/clients
+            command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
     try:
         url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + _START_SECONDS
         while not _answers(url + path):
             if time.monotonic() > deadline or process.poll() is not None:
-                raise RuntimeError(f"{name} does not start: {' '.join(command)}")
+                raise RuntimeError(f"{log.stem} does not start: {log.read_text()[-3000:]}")
             time.sleep(0.2)
-        yield Peer(name, url, psutil.Process(process.pid))
+        yield Peer(log.stem, url, psutil.Process(process.pid))
     finally:
         process.terminate()
         process.wait(30)
@@ -102,11 +107,6 @@ def _answers(url: str) -> bool:
         return httpx.get(url, timeout=2).is_success
     except httpx.TransportError:
         return False
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def main() -> None:

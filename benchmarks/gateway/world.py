@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import NamedTuple
 
 import psutil
 
+from benchmarks.feedback.world import free_port
 from benchmarks.paths import EXAMPLE, ROOT
 from commands.home import prepare_home
 from runtime.settings import Settings
@@ -130,10 +130,10 @@ def client_of(url: str, key: str = "") -> HttpClient:
 
 
 @contextmanager
-def running(home: Path, kafka: str | None, run: str) -> Iterator[World]:
-    """Mock engine and gateway, until the block ends."""
+def running(home: Path, kafka: str | None, run: str, gap: float = 0.0) -> Iterator[World]:
+    """Mock engine and gateway, until the block ends. `gap`: ms between two tokens."""
     with ExitStack() as stack:
-        mock = stack.enter_context(_process(["-m", "benchmarks.gateway.mock_engine"]))
+        mock = stack.enter_context(_process(["-m", "benchmarks.gateway.mock_engine", "--gap", str(gap)]))
         assert mock.stdout is not None  # noqa: S101 it was opened as a pipe
         engine_port = int(mock.stdout.readline())
         settings = Settings(
@@ -144,7 +144,7 @@ def running(home: Path, kafka: str | None, run: str) -> Iterator[World]:
             policy="gateway",
             base=str(EXAMPLE / "base"),
             tasks=(EXAMPLE / "task.toml",),
-            web_port=_free_port(),
+            web_port=free_port(),
             engine_port=engine_port,
             kafka=kafka,
         )
@@ -176,8 +176,3 @@ def _process(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.terminate()
         process.communicate()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,8 +19,9 @@ from typing import NamedTuple
 import httpx
 import pytest
 
+from benchmarks.gateway.peers import running_litellm
 from tests.clients.policy_digest import digest
-from tests.clients.server import MODEL, REQUESTS_PER_MINUTE, ROOT, Millrace, free_port, started
+from tests.clients.server import MODEL, REQUESTS_PER_MINUTE, ROOT, Millrace, started
 from tests.clients.table import Result, page
 
 pytestmark = pytest.mark.clients
@@ -30,7 +30,6 @@ ENVIRONMENTS = Path(os.environ.get("MILLRACE_CLIENTS", ROOT / ".clients"))
 POLICY, NODE, PROGRAMS = ENVIRONMENTS / "policy", ENVIRONMENTS / "node", HERE / "programs"
 PAGE = ROOT / "docs" / "clients.md"
 _SECONDS = 600
-_PROXY_SECONDS = 120.0
 _PROXY_KEY = f"sk-{uuid.uuid4().hex}"
 
 
@@ -144,8 +143,6 @@ def version_of(client: Client) -> str:
 @contextmanager
 def proxy(url: str, key: str, folder: Path) -> Iterator[str]:
     """litellm's proxy in front of Millrace, which it calls with `key`; its own callers have `_PROXY_KEY`."""
-    port = free_port()
-    config = folder / "litellm.yaml"
     model = {"model_name": MODEL, "litellm_params": {"model": f"openai/{MODEL}", "api_base": url, "api_key": key}}
     content = {
         "model_list": [model],
@@ -153,27 +150,5 @@ def proxy(url: str, key: str, folder: Path) -> Iterator[str]:
         "router_settings": {"num_retries": 0, "disable_cooldowns": True},
         "general_settings": {"master_key": _PROXY_KEY},
     }
-    config.write_text(json.dumps(content))  # JSON is YAML
-    program = ENVIRONMENTS / "litellm" / "bin" / "litellm"
-    with (folder / "litellm.log").open("w") as output:
-        process = subprocess.Popen(  # noqa: S603 of the environment that deploy/clients built
-            [str(program), "--config", str(config), "--port", str(port), "--host", "127.0.0.1"],
-            stdout=output, stderr=subprocess.STDOUT,
-            env={"PATH": os.environ["PATH"], "HOME": str(folder), "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-        )  # fmt: skip
-        try:
-            deadline = time.monotonic() + _PROXY_SECONDS
-            while not _answers(f"http://127.0.0.1:{port}/health/liveliness"):
-                assert time.monotonic() < deadline, (folder / "litellm.log").read_text()[-3000:]
-                time.sleep(0.3)
-            yield f"http://127.0.0.1:{port}/v1"
-        finally:
-            process.terminate()
-            process.wait(30)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=2).is_success
-    except httpx.TransportError:
-        return False
+    with running_litellm(content, folder) as peer:
+        yield f"{peer.url}/v1"
