@@ -49,7 +49,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType({
     "gate": Entry("commands.gate:gate", "Compare the answers of two versions as the gate does.", _REWARDS),
     **{
         name: Entry(_PROCESS, f"Run the process {name} in the foreground.", "", is_hidden=True)
-        for name in ("engine", "vllm", "web", "inference", "feedback", "dashboard", "episodes", "rewards", "release")
+        for name in ("engine", "vllm", "sglang", "web", "inference", "feedback", "dashboard", "episodes", "rewards", "release")
     },
     "training": Entry("commands.process:training", "Run the process training in the foreground.", "", is_hidden=True),
 })  # fmt: skip

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,13 +16,16 @@ from contracts.errors import InvalidSettings, Unavailable
 from runtime.engine_key import authorization, engine_key
 from runtime.settings import Section, Settings, make_section
 from services.following.joining import check_server
+from services.sglang.settings import SglangSettings
 from services.vllm.settings import VllmSettings
+from weights.engines.held import EngineDriver
+from weights.engines.sglang import SglangServer
 from weights.engines.vllm import VllmServer
 
 VLLM_PYTHON = "MILLRACE_VLLM_PYTHON"
 _MADE_HERE = Path(__file__).parent.parent / ".vllm" / "bin" / "python"
 _ASK_SECONDS = 10.0
-_START_SECONDS = {"millrace": 120.0, "vllm": 900.0}
+_START_SECONDS = {"millrace": 120.0, "vllm": 900.0, "sglang": 900.0}
 
 
 class EngineChoice(NamedTuple):
@@ -31,16 +35,18 @@ class EngineChoice(NamedTuple):
     vllm: VllmSettings | None = None
     num_own: int = 1
     """How many of our engine's processes are started."""
+    sglang: SglangSettings | None = None
 
     @property
     def workers(self) -> tuple[str, ...]:
         """Processes to start beside the usual ones."""
-        return () if self.vllm is None else ("vllm",)
+        return tuple(self.sections)
 
     @property
     def sections(self) -> dict[str, Section]:
         """Settings of those processes."""
-        return {} if self.vllm is None else {"vllm": self.vllm}
+        found: dict[str, Section | None] = {"vllm": self.vllm, "sglang": self.sglang}
+        return {name: section for name, section in found.items() if section is not None}
 
     @property
     def start_seconds(self) -> float:
@@ -49,10 +55,11 @@ class EngineChoice(NamedTuple):
 
     def limits(self) -> list[str]:
         """What this choice cannot do, for the operator."""
-        if self.num_own or self.vllm is None or CANDIDATE in self.vllm.slots:
+        slots = {slot for others in (self.vllm, self.sglang) if others is not None for slot in others.slots}
+        if self.num_own or CANDIDATE in slots:
             return []
         return [
-            "vLLM has no slot for the arm candidate: new versions cannot be gated, so none is served (--vllm-replicas 2 has one)"
+            "no engine has a slot for the arm candidate: new versions cannot be gated, so none is served (two servers have one)"
         ]
 
 
@@ -65,11 +72,11 @@ def choose_engine(
     """The choice that the options of the command line make.
 
     Args:
-        kind: millrace or vllm.
+        kind: millrace, vllm or sglang.
         python: the interpreter of vLLM's environment; None: that of MILLRACE_VLLM_PYTHON, or the one that `make vllm` made.
         replicas: vLLM servers: the first serves live, the second candidate, further ones live.
         num_own: of our engine; None: one, or none beside vLLM.
-        urls: vLLM servers that run already, instead of `replicas` new ones.
+        urls: servers that run already, instead of `replicas` new ones: vLLM's, or SGLang's with `kind` sglang.
 
     Raises:
         InvalidSettings: another kind, or no such interpreter.
@@ -78,8 +85,10 @@ def choose_engine(
         if num_own == 0:
             raise InvalidSettings("--engines 0 leaves no engine; add --engine vllm")
         return OWN._replace(num_own=num_own or 1)
-    if kind not in {"vllm", "millrace"}:
-        raise InvalidSettings(f"--engine is millrace or vllm, not {kind!r}")
+    if kind not in {"vllm", "millrace", "sglang"}:
+        raise InvalidSettings(f"--engine is millrace, vllm or sglang, not {kind!r}")
+    if kind == "sglang":
+        return _choose_sglang(urls, num_own or 0)
     if urls:
         given = make_section("[vllm]", VllmSettings, urls=tuple(urls), slots=_slots(len(urls)))
         return EngineChoice("vllm", given, (1 if kind == "millrace" else 0) if num_own is None else num_own)
@@ -97,6 +106,15 @@ def _slots(num_servers: int) -> tuple[str, ...]:
     return (LIVE, CANDIDATE, *[LIVE] * (num_servers - 2))[: max(1, num_servers)]
 
 
+def _choose_sglang(urls: Sequence[str], num_own: int) -> EngineChoice:
+    if not urls:
+        raise InvalidSettings(
+            "--engine sglang needs --engine-url: Millrace follows SGLang servers, and does not start them"
+        )
+    section = make_section("[sglang]", SglangSettings, urls=tuple(urls), slots=_slots(len(urls)))
+    return EngineChoice("sglang", None, num_own, section)
+
+
 def check_given(choice: EngineChoice, settings: Settings) -> None:
     """Check the servers of `--engine-url` before a process starts.
 
@@ -104,10 +122,15 @@ def check_given(choice: EngineChoice, settings: Settings) -> None:
         InvalidSettings: one is not there, was started in a way that cannot be followed, or serves another model.
     """
     headers = authorization(engine_key(settings.home))
-    for url in choice.vllm.urls if choice.vllm is not None else ():
+    drivers: list[tuple[str, Callable[[httpx.Client], EngineDriver]]] = []
+    if choice.vllm is not None:
+        drivers += [(url, VllmServer) for url in choice.vllm.urls]
+    if choice.sglang is not None:
+        drivers += [(url, partial(SglangServer, base=Path(settings.base))) for url in choice.sglang.urls]
+    for url, drive in drivers:
         with httpx.Client(base_url=url, headers=headers, timeout=_ASK_SECONDS) as client:
             try:
-                facts = VllmServer(client).facts()
+                facts = drive(client).facts()
             except Unavailable as error:
                 raise InvalidSettings(f"--engine-url {url}: {error.message}") from error
         check_server(facts, Path(settings.base), url)

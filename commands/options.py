@@ -29,7 +29,9 @@ WeightsOption = Annotated[
     str | None, typer.Option("--weights", help="Weight store, s3://bucket/prefix. Default: a folder in the home.")
 ]
 LearningRateOption = Annotated[float | None, typer.Option("--learning-rate", help="Learning rate of the trainer.")]
-EngineOption = Annotated[str, typer.Option("--engine", help="millrace, or vllm: servers in vLLM's own environment.")]
+EngineOption = Annotated[
+    str, typer.Option("--engine", help="millrace; vllm: servers in vLLM's own environment; sglang, with --engine-url.")
+]
 VllmPythonOption = Annotated[
     Path | None, typer.Option("--vllm-python", help="Interpreter of vLLM's environment. Default: that of `make vllm`.")
 ]
@@ -39,7 +41,9 @@ EnginesOption = Annotated[
 ]
 EngineUrlsOption = Annotated[
     list[str] | None,
-    typer.Option("--engine-url", help="A vLLM server that runs already, http://host:port; may be given several times."),
+    typer.Option(
+        "--engine-url", help="A server of vLLM or SGLang that runs already, http://host:port; may be repeated."
+    ),
 ]
 VllmReplicasOption = Annotated[
     int, typer.Option("--vllm-replicas", min=1, help="vLLM servers: the first serves live, the second candidate.")

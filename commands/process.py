@@ -30,7 +30,7 @@ from runtime.settings import load_settings
 
 _SERVERS = {"engine", "web", "inference", "feedback", "dashboard"}  # uvicorn handles the signals of these itself
 # One turn of these takes a training step, gives a candidate all sentinels, or waits for judges and sandboxes.
-_LONG_WORKERS = {"training", "release", "rewards", "vllm"}
+_LONG_WORKERS = {"training", "release", "rewards", "vllm", "sglang"}
 _LONGEST_END_SECONDS = 30.0
 # These append to the log or read on in it, so it must be the database's own log. The engine does neither; the dashboard shows it.
 _ON_THE_LOG = {"web", "inference", "feedback", "episodes", "rewards", "training"}
@@ -38,6 +38,7 @@ log = structlog.get_logger()
 PROCESSES = {
     "engine": "services.engine.__main__",
     "vllm": "services.vllm.__main__",
+    "sglang": "services.sglang.__main__",
     "web": "services.web",
     "inference": "services.inference.__main__",
     "feedback": "services.feedback.__main__",

@@ -27,12 +27,25 @@ from runtime.operations import OPERATIONS_FD
 SERVERS = ("engine", "web", "inference", "feedback", "dashboard")
 WORKERS = ("episodes", "rewards", "training", "release")
 # Clients end before their servers: if the engine ended first, `web` would wait for it with every open request.
-_ENDS = ("training", "release", "rewards", "episodes", "dashboard", "feedback", "web", "inference", "engine", "vllm")
+_ENDS = (
+    "training",
+    "release",
+    "rewards",
+    "episodes",
+    "dashboard",
+    "feedback",
+    "web",
+    "inference",
+    "engine",
+    "vllm",
+    "sglang",
+)
 _CLIENTS_OF = {
     "web": ("release",),
     "inference": ("release",),
     "engine": ("web", "inference"),
     "vllm": ("web", "inference"),
+    "sglang": ("web", "inference"),
 }
 WRONG_SETTINGS = 2
 _MILLRACE = Path(__file__).parent.parent / "millrace.py"

@@ -39,8 +39,8 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 STANDS_ON = {"kafka", "postgres", "redis", "s3"}
 OBSERVERS = {"prometheus", "grafana"}
-# `vllm` runs where vLLM is installed. None of our images has it.
-OURS = set(process.PROCESSES) - {"web", "vllm"}
+# `vllm` and `sglang` run on the host of the servers that they follow. None of our images has those.
+OURS = set(process.PROCESSES) - {"web", "vllm", "sglang"}
 HOME = "/var/lib/millrace"
 
 

@@ -70,11 +70,15 @@ def version_named(request: EngineRequest) -> int | None:
 def can_continue(row: EngineReplica, request: EngineRequest) -> bool:
     """Whether this kind of engine can go on in the middle of an answer.
 
-    vLLM takes the tokens so far for a part of the prompt: it would begin the grammar again and forget them in its penalties.
+    vLLM and SGLang take the tokens so far for a part of the prompt: they would begin the grammar again and forget them in their
+    penalties. SGLang's repetition penalty, too, is over the answer alone.
     """
     sampling = request.sampling
     return row.kind == "millrace" or not (
-        request.constraint is not None or sampling.frequency_penalty or sampling.presence_penalty
+        request.constraint is not None
+        or sampling.frequency_penalty
+        or sampling.presence_penalty
+        or (row.kind == "sglang" and sampling.repetition_penalty != 1.0)
     )
 
 

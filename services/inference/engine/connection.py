@@ -12,11 +12,12 @@ from collections.abc import AsyncGenerator
 
 from contracts.errors import EngineFailed, EngineSilent, MillraceError, Unavailable
 from runtime.engine_key import authorization
-from services.inference.engine.events import Lines, data_of, read_event
+from services.inference.engine.events import Lines, data_of
 from services.inference.engine.http import Broken, Closed, Exchange, HttpClient, NoConnection, Silent
 from services.inference.engine.progress import Progress
 from services.inference.engine.state import Health, read_health, read_refusal
-from services.inference.engine.wire import PATH, Piece
+from services.inference.engine.wire import Piece
+from services.inference.engine.wires import VLLM_WIRE, Wire
 
 _STATE_SECONDS = 2.0
 _REFUSAL_SECONDS, _REFUSAL_BYTES = 5.0, 2**16
@@ -51,7 +52,9 @@ class EngineConnection:
         for exchange in [*self._open]:
             exchange.abort()
 
-    async def attempt(self, progress: Progress, body: bytes, accept_seconds: float) -> AsyncGenerator[Piece]:
+    async def attempt(
+        self, progress: Progress, body: bytes, accept_seconds: float, wire: Wire = VLLM_WIRE
+    ) -> AsyncGenerator[Piece]:
         """One request to the engine, for an answer that may have tokens already.
 
         Raises:
@@ -59,8 +62,8 @@ class EngineConnection:
             EngineRestarted, LostRequest, Unavailable: it lost the request, or did not take it.
             EngineFailed, EngineSilent: its answer cannot be used, or it sends nothing.
         """
-        offset, num_top = len(progress.made), progress.request.num_top
-        exchange = await self._begin(body, accept_seconds)
+        read = wire.reader(progress.request, len(progress.made))
+        exchange = await self._begin(wire.path, body, accept_seconds)
         self._open.add(exchange)
         ended = False
         try:
@@ -73,7 +76,7 @@ class EngineConnection:
                     data = line[6:] if line.startswith(b"data: {") else data_of(line) if line else None
                     if data is None:
                         continue
-                    piece = read_event(data, offset, num_top)
+                    piece = read(data)
                     ended = piece.finish_reason is not None
                     if piece.tokens or ended:
                         has_spoken = True
@@ -121,10 +124,10 @@ class EngineConnection:
             raise EngineSilent(f"the engine sent no token for {self._silence:g} s; {ASK_LATER}")
         return silent_since or now
 
-    async def _begin(self, body: bytes, seconds: float) -> Exchange:
+    async def _begin(self, path: str, body: bytes, seconds: float) -> Exchange:
         try:
             async with asyncio.timeout(seconds):
-                return await self._http.begin("POST", PATH, body)
+                return await self._http.begin("POST", path, body)
         except TimeoutError as error:
             raise EngineSilent(f"the engine did not accept the request within {seconds:g} s; {ASK_LATER}") from error
         except Broken as error:

@@ -173,12 +173,20 @@ def _top(told: list[_TopLogprob], num_top: int) -> tuple[tuple[int, float], ...]
 
 def _spans(told: list[_WeightVersion], offset: int) -> list[Span]:
     """The spans of an event; none if a label is not one of our versions, as on a replica that was never updated."""
-    found = [_VERSION.fullmatch(entry.version) for entry in told]
+    found = [version_of(entry.version) for entry in told]
     starts = [entry.start for entry in told]
     if starts != sorted(set(starts)) or starts[0] < 0 or starts[-1] >= 2**31:
         raise EngineFailed(f"the engine sent versions of tokens that are not valid: {shown(msgspec.json.encode(told))}")
-    spans = [Span(offset + entry.start, int(match[1])) for entry, match in zip(told, found, strict=True) if match]
+    spans = [
+        Span(offset + entry.start, version) for entry, version in zip(told, found, strict=True) if version is not None
+    ]
     return spans if len(spans) == len(told) else []
+
+
+def version_of(label: str) -> int | None:
+    """The version that an engine calls so; None if it is not one of ours, as `default` or `v6-to-v7`."""
+    match = _VERSION.fullmatch(label)
+    return None if match is None else int(match[1])
 
 
 def _experts(text: str) -> RecordedExperts:

@@ -40,7 +40,8 @@ from services.inference.engine.members import Member, Reason
 from services.inference.engine.progress import Progress
 from services.inference.engine.rows import ReplicaRows
 from services.inference.engine.state import Health, RequestNotTaken
-from services.inference.engine.wire import EngineRequest, Piece, new_spans, request_body
+from services.inference.engine.wire import EngineRequest, Piece, new_spans
+from services.inference.engine.wires import wire_of
 
 PATIENCE_SECONDS = 30.0
 MOST_LOSSES = 3
@@ -192,13 +193,13 @@ class EnginePool:
         return any(member.serves and member.row.serves(arm) for member in self._members.values())
 
     async def _ask(self, member: Member, progress: Progress, turn: _Turn) -> AsyncGenerator[Piece]:
-        slot = slot_of(member.row, progress.request)
-        progress.begin(member.system)
+        slot, wire = slot_of(member.row, progress.request), wire_of(member.row.kind)
+        progress.begin(wire.system(member.system, progress.request.sampling))
         is_alone = len(self._in_rotation()) < 2  # noqa: PLR2004 there must be another one
         seconds = self._patience if is_alone else min(_ACCEPT_SECONDS, self._patience)
-        body = request_body(progress.request, progress.made, slot.model if slot else None)
+        body = wire.body(progress.request, progress.made, slot.model if slot else None)
         with member.working():
-            async with aclosing(member.connection.attempt(progress, body, seconds)) as pieces:
+            async with aclosing(member.connection.attempt(progress, body, seconds, wire)) as pieces:
                 async for piece in pieces:
                     if piece.spans:
                         spans = new_spans(progress.spans, piece.spans)

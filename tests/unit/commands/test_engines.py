@@ -89,3 +89,16 @@ class TestGivenServers:
 
     def test_nothing_is_asked_without_urls(self, settings: Settings) -> None:
         check_given(choose_engine("vllm", PYTHON, 2), settings)
+
+
+def test_sglang_is_followed_and_never_started() -> None:
+    chosen = choose_engine("sglang", None, 2, None, URLS[:2])
+    assert (chosen.num_own, chosen.workers, list(chosen.sections)) == (0, ("sglang",), ["sglang"])
+    assert chosen.sglang is not None
+    assert chosen.sglang.slots == ("live", "candidate")
+    assert chosen.limits() == []
+    assert choose_engine("sglang", None, 2, None, URLS[:1]).limits() != []
+    with pytest.raises(InvalidSettings, match="needs --engine-url"):
+        choose_engine("sglang", None, 2)
+    with pytest.raises(InvalidSettings, match="millrace, vllm or sglang"):
+        choose_engine("tgi", None, 2)

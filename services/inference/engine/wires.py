@@ -1,0 +1,39 @@
+"""How each kind of engine is asked. vLLM's wire is everyone's, except SGLang's. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from contracts.engines import EngineKind
+from contracts.sampling import Sampling
+from services.inference.engine import sglang
+from services.inference.engine.events import read_event
+from services.inference.engine.wire import PATH, EngineRequest, Piece, System, request_body
+
+
+class Wire(NamedTuple):
+    """A route, and what goes over it."""
+
+    path: str
+    body: Callable[[EngineRequest, Sequence[int], str | None], bytes]
+    """The body of a request, with the tokens made so far and what the engine calls its model."""
+    reader: Callable[[EngineRequest, int], Callable[[bytes], Piece]]
+    """Reads one stream, whose first token has this number in the answer."""
+    system: Callable[[System, Sampling], System]
+    """What is recorded of the engine for an answer that was sampled so."""
+
+
+VLLM_WIRE = Wire(
+    PATH,
+    request_body,
+    lambda request, offset: partial(read_event, offset=offset, num_top=request.num_top),
+    lambda system, _: system,
+)
+_SGLANG_WIRE = Wire(sglang.PATH, sglang.sglang_body, sglang.SglangReader, sglang.sglang_system)
+
+
+def wire_of(kind: EngineKind) -> Wire:
+    """The wire of a kind of engine."""
+    return _SGLANG_WIRE if kind == "sglang" else VLLM_WIRE

@@ -1,0 +1,31 @@
+"""The SGLang servers of a host: the section [sglang] of millrace.toml."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from contracts.assignments import CANDIDATE, LIVE
+from runtime.settings import Section
+
+
+class SglangSettings(Section):
+    """One server for each slot. They are followed, and neither started nor stopped."""
+
+    urls: tuple[str, ...] = Field(min_length=1)
+    """Of servers on this host, one per slot: they read the files of versions from its disk."""
+    slots: tuple[str, ...] = Field(default=(LIVE, CANDIDATE), min_length=1)
+    """The arm that each server serves. Without `candidate` nothing can be gated."""
+    name: str = Field(default="sglang", pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    """Beginning of the names of the replicas; another one for each host."""
+    region: str = "local"
+    """Where these servers are."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.urls) != len(self.slots):
+            raise ValueError(
+                f"urls names {len(self.urls)} servers for {len(self.slots)} slots: give one URL for each slot"
+            )
+        return self
