@@ -235,9 +235,9 @@ class EnginePool:
             if turn.deadline is None:
                 turn.deadline = time.monotonic() + self._patience
             if time.monotonic() > turn.deadline:
-                reason = turn.error.message if turn.error else self._why_none()
+                reason = f"{turn.error.message}; " if turn.error else ""
                 raise Unavailable(
-                    f"no engine came back within {self._patience:g} s: {reason}; see the logs of the engines, then try again"
+                    f"no engine came back within {self._patience:g} s: {reason}{self._why_none()}; see the logs of the engines, then try again"
                 )
             turn.avoided.clear()
             for member in self._members.values():
