@@ -17,6 +17,7 @@ from services.inference.engine.wire import PATH, EngineRequest, request_body
 
 _PROMPT_TOKENS, _VOCABULARY = 32, 700
 _TIMEOUT = 600.0
+_JSON = {"content-type": "application/json"}
 
 
 class Sampled(NamedTuple):
@@ -70,7 +71,7 @@ async def _answer(client: httpx.AsyncClient, policy: str, prompt: list[int], num
         policy, prompt, Sampling(temperature=1.0, max_tokens=max_tokens, seed=number), f"b-{number}"
     )
     found = Sampled(prompt, [], [])
-    async with client.stream("POST", PATH, content=request_body(request)) as stream:
+    async with client.stream("POST", PATH, content=request_body(request), headers=_JSON) as stream:
         stream.raise_for_status()
         async for line in stream.aiter_lines():
             data = data_of(line.encode()) if line and "[DONE]" not in line else None

@@ -35,8 +35,8 @@ def serve_command(settings: VllmSettings, name: str, base: Path, *, port: int, i
         "--disable-uvicorn-access-log",
         "--worker-extension-cls", "policy.vllm_engine.WorkerExtension",
         "--weight-transfer-config", json.dumps({"backend": "millrace"}),
-        *(["--enforce-eager"] if is_cpu else []),
-        *(["--enable-return-routed-experts"] if has_experts(base) else []),
+        # On CPU, vLLM 0.32 refuses to record experts: "AuxOutput Connector requires Model Runner V2", which requires Triton.
+        *(["--enforce-eager"] if is_cpu else ["--enable-return-routed-experts"] if has_experts(base) else []),
         *settings.arguments,
     ]  # fmt: skip
 

@@ -13,15 +13,50 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from contracts.records import Generation, decode
+from contracts.topics import GENERATIONS
+from runtime.settings import load_settings
 from services.vllm.command import make_plug_in, serve_command, serve_environment
 from services.vllm.settings import VllmSettings
+from tests.fakes import everything
 from tests.integration.vllm.world import POLICY, PRODUCT, ROOT, START_SECONDS, vllm_python
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+FREE = """
+name = "free"
+window_seconds = 30
+
+[sampling]
+owner = "caller"
+temperature = 1.0
+max_tokens = 32
+
+[signals.accepted]
+type = "bool"
+labels = { true = 1.0, false = 0.0 }
+"""
+SCHEMA = {
+    "type": "object",
+    "properties": {"day": {"enum": ["monday", "friday"]}},
+    "required": ["day"],
+    "additionalProperties": False,
+}
+OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": 0.7}, ""),
+    ({"temperature": 0}, "greedy"),
+    ({"top_p": 0.5}, "truncated"),
+    ({"min_p": 0.2}, "truncated"),
+    ({"logit_bias": {"30": 2.0}}, "biased"),
+    ({"frequency_penalty": 0.5}, "penalised"),
+    ({"repetition_penalty": 1.2}, "penalised"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "d", "schema": SCHEMA}}}, "constrained"),
+]
+"""What a caller asks for, and why the record is not trained; empty: it is."""
 KEY = "a-key-of-the-one-who-started-it"
 
 
@@ -75,7 +110,21 @@ def started(home: Path, url: str, *, base: Path = PRODUCT / "base", key: str = K
         "--task",
         str(PRODUCT / "task.toml"),
     ]
-    command += ["--name", POLICY, "--home", str(home), "--port", str(port), "--engine", "vllm", "--engine-url", url]
+    (home.parent / "free.toml").write_text(FREE)
+    command += [
+        "--task",
+        str(home.parent / "free.toml"),
+        "--name",
+        POLICY,
+        "--home",
+        str(home),
+        "--port",
+        str(port),
+        "--engine",
+        "vllm",
+        "--engine-url",
+        url,
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MILLRACE_ENGINE_KEY": key}
     process = subprocess.Popen(  # noqa: S603 our own interpreter and script
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -85,6 +134,13 @@ def started(home: Path, url: str, *, base: Path = PRODUCT / "base", key: str = K
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=120)
+
+
+def logged(home: Path) -> list[Generation]:
+    log = load_settings(home).event_log()
+    found = [decode(Generation, record.value) for record in everything(log, GENERATIONS)]
+    log.close()
+    return sorted(found, key=lambda record: record.created_at)
 
 
 def test_apps_are_answered_by_a_server_that_was_there(given: str, tmp_path: Path) -> None:
@@ -103,15 +159,19 @@ def test_apps_are_answered_by_a_server_that_was_there(given: str, tmp_path: Path
             "messages": [{"role": "user", "content": "a table for two at seven"}],
             "logprobs": True,
         }
-        answer = httpx.post(
-            f"{found[0][1]}/v1/chat/completions",
-            json=body,
-            headers={"authorization": f"Bearer {found[1][1]}"},
-            timeout=60.0,
-        )
+        headers = {"authorization": f"Bearer {found[1][1]}"}
+        answer = httpx.post(f"{found[0][1]}/v1/chat/completions", json=body, headers=headers, timeout=60.0)
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["logprobs"]["content"]
         assert httpx.get(f"{given}/weight_info", timeout=5.0).json() == {"weight_version": "v0"}
+        for options, _ in OPTIONS:
+            asked = body | {"metadata": {"task": "free"}, "max_tokens": 16} | options
+            again = httpx.post(f"{found[0][1]}/v1/chat/completions", json=asked, headers=headers, timeout=60.0)
+            assert again.status_code == 200, again.text
+    records = logged(tmp_path / "home")
+    assert [record.sampling.off_support for record in records if record.task == "free"] == [name for _, name in OPTIONS]
+    assert not any(record.sampling.raw_logprobs for record in records)
+    assert {(record.engine, record.dtype) for record in records} == {("vllm", "float32")}
     assert httpx.get(f"{given}/health", timeout=5.0).is_success, "it belongs to somebody else and goes on"
 
 
