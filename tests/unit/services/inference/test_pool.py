@@ -37,6 +37,10 @@ class Odd(FakeEngine):
 
     oddity = ""
 
+    async def health(self) -> Response:
+        """See `FakeEngine`; an odd one stays out of rotation."""
+        return JSONResponse({"status": "restarting"}, status_code=503) if self.oddity else await super().health()
+
     async def generate(self, request: Request) -> Response:
         """See `FakeEngine`."""
         if not self.oddity:
