@@ -21,10 +21,10 @@ def main(home: Path, stop: threading.Event) -> None:
         NameTaken: another replica has the name of one of these.
     """
     settings, own = load_settings(home), load_section(home, "sglang", SglangSettings)
-    host = Host.of(settings, "sglang")
+    host = Host.of(settings, "sglang", own.weights)
     followers = [
         host.follower(
-            kind="sglang", name=f"{own.name}-{number + 1}", slot=slot, region=own.region, server=GivenServer(url),
+            kind="sglang", name=f"{own.name}-{number + 1}", slot=slot, region=own.region or host.settings.region, server=GivenServer(url),
             drive=partial(SglangServer, base=Path(settings.base)),
         )
         for number, (slot, url) in enumerate(zip(own.slots, own.urls, strict=True))

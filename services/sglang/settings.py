@@ -19,8 +19,11 @@ class SglangSettings(Section):
     """The arm that each server serves. Without `candidate` nothing can be gated."""
     name: str = Field(default="sglang", pattern=r"^[a-z0-9][a-z0-9._-]*$")
     """Beginning of the names of the replicas; another one for each host."""
-    region: str = "local"
-    """Where these servers are."""
+    region: str | None = None
+    """Where these servers are. Default: the region of the home."""
+
+    weights: str | None = Field(default=None, pattern=r"^(https?|s3)://")
+    """Where versions are read, if not in the home's store: `http://HOST:PORT/PREFIX` of the region's `millrace cache`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -46,4 +46,6 @@ def _follower(host: Host, own: VllmSettings, number: int) -> SlotFollower:
         )
     )
     slot = own.slots[number]
-    return host.follower(kind="vllm", name=name, slot=slot, region=own.region, server=server, drive=VllmServer)
+    return host.follower(
+        kind="vllm", name=name, slot=slot, region=own.region or host.settings.region, server=server, drive=VllmServer
+    )

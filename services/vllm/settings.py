@@ -22,8 +22,8 @@ class VllmSettings(Section):
     """Servers that run already on this host, one per slot. They are followed, and neither started nor stopped."""
     name: str = Field(default="vllm", pattern=r"^[a-z0-9][a-z0-9._-]*$")
     """Beginning of the names of the replicas; another one for each host."""
-    region: str = "local"
-    """Where these servers are."""
+    region: str | None = None
+    """Where these servers are. Default: the region of the home."""
     weights: str | None = Field(default=None, pattern=r"^(https?|s3)://")
     """Where versions are read, if not in the home's store: `http://HOST:PORT/PREFIX` of the region's `millrace cache`."""
     dtype: str | None = None

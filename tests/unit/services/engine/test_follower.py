@@ -44,6 +44,14 @@ def test_waits_double_up_to_half_a_minute_and_start_anew_for_another_version() -
     assert next_problem(last, 8, error, now=100.0).attempts == 1
 
 
+def test_after_an_hour_without_assignments_they_are_looked_for_within_seconds() -> None:
+    last = None
+    for _ in range(360):
+        last = next_problem(last, None, Unavailable("the link is cut"), now=100.0)
+    assert last is not None
+    assert last.retry_at - 100.0 == pytest.approx(2.0)
+
+
 def test_steps_bring_the_engine_along_and_keep_what_serves() -> None:
     store = make_store(2)
     wanted: dict[str, AssignedVersion] = {"live": AssignedVersion(1)}
