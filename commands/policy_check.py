@@ -6,10 +6,12 @@ process of its own looks at it: commands stay free of torch.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,11 +24,18 @@ from services.inference.template import load_template
 from services.inference.tools.registry import family_of
 
 _TIMEOUT_SECONDS = 600
+_REMEMBERED = "checkpoint.json"
+_CODE = Path(__file__).parent.parent / "policy"
 _CACHE_TOKENS, _BATCH_TOKENS, _ARMS = 16_384, 1024, 2
 """The defaults of the section [engine], and the arms that may serve at the same time: live and a candidate."""
 _PROCESS_BYTES = 700 * 2**20
 """A process with torch and transformers and without a model."""
 _GIB = 2**30
+
+
+class _Remembered(msgspec.Struct, frozen=True):
+    digest: str
+    report: CheckpointReport
 
 
 class MemoryNeed(NamedTuple):
@@ -69,11 +78,52 @@ def check_policy(folder: Path) -> CheckpointReport:
     return report
 
 
+class CheckOnce:
+    """`check_policy`, which remembers in a home what it found: a later start need not load torch for the same answer.
+
+    What was found holds for the same files (names, sizes, times of change, and the configuration itself), the same code, and the
+    same transformers. A refusal is not remembered.
+    """
+
+    def __init__(self, home: Path, check: Callable[[Path], CheckpointReport] = check_policy) -> None:
+        self._path, self._check = home / _REMEMBERED, check
+        self._found: _Remembered | None = None
+
+    def __call__(self, folder: Path) -> CheckpointReport:
+        """See `check_policy`."""
+        digest = _digest_of(folder)
+        try:
+            known = msgspec.json.decode(self._path.read_bytes(), type=_Remembered)
+        except (OSError, msgspec.MsgspecError):
+            known = None
+        if known is None or known.digest != digest:
+            known = _Remembered(digest, self._check(folder))
+        self._found = known
+        return known.report
+
+    def remember(self) -> None:
+        """Write down what was found, once the home exists."""
+        if self._found is not None:
+            self._path.write_bytes(msgspec.json.encode(self._found))
+
+
+def _digest_of(folder: Path) -> str:
+    found = hashlib.blake2b(version("transformers").encode(), digest_size=16)
+    for path in sorted(_CODE.glob("*.py")):
+        found.update(path.read_bytes())
+    for path in sorted(folder.iterdir()):
+        seen = path.stat()
+        found.update(f"{path.name}\0{seen.st_size}\0{seen.st_mtime_ns}\0".encode())
+        if path.name == "config.json":
+            found.update(path.read_bytes())
+    return found.hexdigest()
+
+
 def memory_need(report: CheckpointReport, device: str) -> MemoryNeed:
     """What engine and trainer need for this policy with their default settings.
 
-    Bytes per weight, measured on a Llama of 67 million weights on CPU (tests/unit/commands/test_policy_check.py measures again):
-    the engine holds each arm in float32 on CPU and in bfloat16 on a GPU, one byte of history, and 6 more while a version is
+    Bytes per weight. The trainer's were compared with a Llama of 17 million weights on CPU (tests/unit/commands/test_policy_check.py
+    compares again); the engine's are added up from what it holds: the engine holds each arm in float32 on CPU and in bfloat16 on a GPU, one byte of history, and 6 more while a version is
     loaded whole; the trainer holds master, gradient, two moments, a frozen copy and the bits of three versions, and copies
     master and moments twice while it saves.
     """

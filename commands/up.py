@@ -21,7 +21,7 @@ from commands import options
 from commands.engines import OWN, EngineChoice, check_given, choose_engine
 from commands.home import Home, claimed, prepare_home
 from commands.home_gates import check_gate, print_gates
-from commands.policy_check import check_policy
+from commands.policy_check import CheckOnce
 from commands.servers import EMBEDDED, Servers
 from commands.supervisor import Supervisor, replica_names
 from contracts.errors import InvalidSettings, Unavailable
@@ -29,6 +29,10 @@ from pipelines.training.settings import TrainingSettings
 from runtime.settings import Settings, make_section
 
 _BACKLOG = 1024
+_LOAD_RATE = 30e6
+"""Bytes of a checkpoint per second that engine and trainer load at least, on a slow disk and busy cores (see docs/models.md)."""
+_MOST_ENDS = 8
+"""Ends of one process before it ever became ready: growing pauses, so about half a minute of trying."""
 console = Console(highlight=False, soft_wrap=True)
 
 
@@ -63,7 +67,10 @@ def up(
         )
         training = training_settings(learning_rate)
         release = check_gate(tasks, home, sentinels)
-        ready = prepare_home(settings, {"training": training, "release": release, **chosen.sections}, check_policy)
+        sections = {"training": training, "release": release, **chosen.sections}
+        check = CheckOnce(home)
+        ready = prepare_home(settings, sections, check)
+        check.remember()
         check_given(chosen, ready.settings)
         for limit in chosen.limits():
             console.print(f"[yellow]{limit}")
@@ -199,7 +206,7 @@ def running(
     )
     supervisor.start()
     try:
-        _wait_ready(home.settings, supervisor, engine.start_seconds)
+        _wait_ready(home.settings, supervisor, engine.start_seconds + size_of(home.settings.base) / _LOAD_RATE)
         yield supervisor
     finally:
         supervisor.stop()
@@ -227,8 +234,17 @@ def print_keys_of(home: Home) -> None:
     console.print(f"  operator key  in {home.settings.home / 'operator.key'}")
 
 
+def size_of(base: str) -> int:
+    """Bytes of the weights of a base policy; 0 if they are not here."""
+    return sum(path.stat().st_size for path in Path(base).glob("*.safetensors"))
+
+
 def _wait_ready(settings: Settings, supervisor: Supervisor, seconds: float) -> None:
-    """Wait until every server answers apps. Dead processes are started again meanwhile."""
+    """Wait until every server answers apps. Dead processes are started again meanwhile, a few times.
+
+    Raises:
+        Unavailable: it takes longer than `seconds`, or a process ends again and again.
+    """
     deadline, reason = time.monotonic() + seconds, ""
     while time.monotonic() < deadline:
         done = threading.Event()
@@ -237,6 +253,9 @@ def _wait_ready(settings: Settings, supervisor: Supervisor, seconds: float) -> N
         reason = _unready(settings)
         if not reason:
             return
+        dying = next((child.name for child in supervisor.children.values() if len(child.ends) >= _MOST_ENDS), None)
+        if dying is not None:
+            raise Unavailable(f"not ready: {dying} ended {_MOST_ENDS} times; see {supervisor.log_path(dying)}")
     raise Unavailable(f"not ready after {seconds:.0f} s: {reason}; see {settings.home / 'logs'}")
 
 

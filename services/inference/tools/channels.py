@@ -43,6 +43,13 @@ class Wording:
         self.marks = (message, channel, *ends, *starts, *other)
         self.unmarked = re.compile("|".join(map(re.escape, filter(None, (*starts, *other)))) or r"(?!)")
 
+    def words_of(self, header: str) -> str:
+        """What a header says, without its markers and without whose message it is."""
+        said = self.unmarked.sub("", header)
+        if self.channel:
+            said = said.replace(self.channel, "")
+        return said.strip().removeprefix("assistant").strip()
+
 
 class ChannelReader:
     """See the module.
@@ -158,7 +165,7 @@ class ChannelReader:
             self._sink.check()
         except NotACall:
             self._sink.said.clear()
-            header = self._wording.unmarked.sub("", self._header).strip()
+            header = self._wording.words_of(self._header)
             self._output.say(f"{header} {body}" if header else body)
             return
         self._output.call(self._sink.said)

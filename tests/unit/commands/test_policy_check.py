@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from commands.home import prepare_home, to_bf16
-from commands.policy_check import MemoryNeed, check_policy, findings_of, memory_need
+from commands.policy_check import CheckOnce, MemoryNeed, check_policy, findings_of, memory_need
 from contracts.checkpoints import CheckpointReport
 from contracts.errors import InvalidSettings, WeightsRefused
 from runtime.settings import Settings
@@ -87,6 +88,31 @@ def test_doctor_up_and_init_refuse_a_policy_by_name(tmp_path: Path) -> None:
         assert ran.returncode != 0
         assert "cannot be served: truncated" in ran.stderr + ran.stdout
         assert not (tmp_path / "home").exists()
+
+
+def test_a_checkpoint_is_looked_at_once_until_it_changes(tmp_path: Path) -> None:
+    folder, home = shutil.copytree(BASE, tmp_path / "model"), tmp_path / "home"
+    home.mkdir()
+    looked: list[Path] = []
+
+    def look(place: Path) -> CheckpointReport:
+        looked.append(place)
+        return CheckpointReport(architecture=f"Look{len(looked)}")
+
+    def start() -> str:
+        check = CheckOnce(home, look)
+        found = check(folder).architecture
+        check.remember()
+        return found
+
+    assert [start(), start()] == ["Look1", "Look1"]
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 9}))
+    assert [start(), start()] == ["Look2", "Look2"]
+    os.utime(folder / "model.safetensors", ns=(1, 1))
+    assert [start(), start()] == ["Look3", "Look3"]
+    (home / "checkpoint.json").write_text("{")
+    assert start() == "Look4"
 
 
 @pytest.mark.slow
