@@ -44,7 +44,7 @@ class Wording:
         self.unmarked = re.compile("|".join(map(re.escape, filter(None, (*starts, *other)))) or r"(?!)")
 
     def words_of(self, header: str) -> str:
-        """What a header says, without its markers and without whose message it is."""
+        """What a header says, without its markers and the role of its author."""
         said = self.unmarked.sub("", header)
         if self.channel:
             said = said.replace(self.channel, "")
