@@ -239,7 +239,7 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # A full collection would walk everything that was imported, 200,000 objects, in 0.2 s in which nobody is answered.
+        # A full collection would walk everything that was imported, 180,000 objects: 66 ms in which nobody is answered.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_NEW_OBJECTS)
