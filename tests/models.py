@@ -66,16 +66,16 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def tiny_model(kind: str, *, dtype: torch.dtype = torch.float32, seed: int = 7) -> Any:
-    """A random model of one of `KINDS`, in eval mode."""
+def tiny_model(kind: str, *, dtype: torch.dtype = torch.float32, seed: int = 7, **more: Any) -> Any:
+    """A random model of one of `KINDS`, in eval mode; `more` changes its configuration."""
     model_type, own = _CONFIGS[kind]
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(model_type, **{**_COMMON, **own})
+    config = AutoConfig.for_model(model_type, **{**_COMMON, **own, **more})
     return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
 
 
 def build_model(
-    kind: str, folder: Path, *, sharded: bool = False, dtype: torch.dtype = torch.bfloat16, seed: int = 7
+    kind: str, folder: Path, *, sharded: bool = False, dtype: torch.dtype = torch.bfloat16, seed: int = 7, **more: Any
 ) -> Path:
     """Save a random model of one of `KINDS` as a checkpoint; returns `folder`.
 
@@ -85,9 +85,12 @@ def build_model(
         sharded: write several weight files and an index.
         dtype: of the saved tensors.
         seed: of the random weights.
+        more: changes to the configuration.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tiny_model(kind, dtype=dtype, seed=seed).save_pretrained(folder, max_shard_size=_SHARD_SIZE if sharded else "1GB")
+    tiny_model(kind, dtype=dtype, seed=seed, **more).save_pretrained(
+        folder, max_shard_size=_SHARD_SIZE if sharded else "1GB"
+    )
     for name in _TOKENIZER_FILES:
         shutil.copyfile(BASE / name, folder / name)
     return folder

@@ -87,6 +87,13 @@ class TestGivenServers:
         with pytest.raises(InvalidSettings, match=r"--engine-url http://127.0.0.1:1: .* did not answer"):
             check_given(choose_engine("vllm", None, 2, None, ("http://127.0.0.1:1",)), settings)
 
+    def test_a_mixture_of_experts_is_refused_for_vllm_on_cpu(self, settings: Settings) -> None:
+        (settings.home / "base" / "config.json").write_text('{"model_type": "qwen3_moe", "num_experts": 4}')
+        with pytest.raises(InvalidSettings, match="is a mixture of experts"):
+            check_given(choose_engine("vllm", PYTHON, 2), settings)
+        check_given(choose_engine("vllm", PYTHON, 2), settings.model_copy(update={"device": "cuda"}))
+        check_given(choose_engine("millrace", None, 2), settings)
+
     def test_nothing_is_asked_without_urls(self, settings: Settings) -> None:
         check_given(choose_engine("vllm", PYTHON, 2), settings)
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 import torch
 
-from contracts.errors import Unavailable
+from contracts.errors import Unavailable, WeightsRefused
 from policy.vllm_check import compare_weights
 from policy.vllm_engine import make_engine
 from tests.unit.policy.fake_vllm import PARTS, FakeLayer, FakeModel, FakeVllm
@@ -96,6 +96,15 @@ def test_the_smallest_change_is_seen(published: dict[str, torch.Tensor], changed
     assert compare_weights(model, published).different == [differs]
 
 
+def test_a_convolution_is_compared_by_its_parameter(published: dict[str, torch.Tensor]) -> None:
+    """As in vLLM's Mamba 2: a linear layer by its class, which cannot multiply."""
+    model = Fused(published)
+    model.conv = FakeLayer(torch.nn.Parameter(torch.ones(4, 1, 8)))
+    model.conv.quant_method.apply = lambda *_: pytest.fail("it cannot multiply")  # type: ignore[method-assign]
+    assert not compare_weights(model, published | {"conv.weight": torch.ones(4, 1, 8)}).different
+    assert compare_weights(model, published | {"conv.weight": torch.zeros(4, 1, 8)}).different == ["conv.weight"]
+
+
 def test_what_no_table_names_is_unknown_and_never_equal(published: dict[str, torch.Tensor]) -> None:
     model = Fused(published)
     model.extra = torch.nn.Parameter(torch.zeros(2))
@@ -121,3 +130,14 @@ def test_a_tied_head_that_computes_with_an_old_copy_is_seen(tmp_path: Path) -> N
         assert driver.compare(target).different == ("head.weight",)
         with pytest.raises(Unavailable, match="holds weights with the root"):
             driver.compare(target._replace(root="0" * 64))
+
+
+def test_a_mixture_of_experts_on_cpu_is_refused_before_the_pause(tmp_path: Path) -> None:
+    path = tmp_path / "v1.safetensors"
+    write_safetensors(path, weights_of(1))
+    model = FakeModel()
+    model.w13_weight = torch.nn.Parameter(torch.zeros(2))
+    fake = FakeVllm(make_engine(FakeAbstract, PARTS)(None, None, torch.device("cpu"), model))
+    with serve(fake.app()) as url, httpx.Client(base_url=url) as client, pytest.raises(WeightsRefused, match="mixture"):
+        VllmServer(client).stage(VersionFile(1, root_of(weights_of(1)), path), None)
+    assert fake.calls == []
