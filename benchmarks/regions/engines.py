@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 
 from benchmarks.paths import BASE
 from benchmarks.regions.fleet import FAR, POLICY, Fleet, fleet, inside, why_no_fleet
@@ -251,6 +252,7 @@ def main(arguments: Sequence[str], reason: str | None = None) -> int:
     if reason is not None:
         print(json.dumps({"skipped": reason}) if options.json else f"skipped: {reason}")
         return 0
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     try:
         figures = measure(options)
     except MillraceError as error:
