@@ -126,10 +126,15 @@ def measure_kill(world: Fleet, victim: str = "near-1") -> tuple[dict[str, Any], 
         "moved": _num_moved(world) - moved_before,
         "longest_seconds": load.longest_seconds,
     }
-    lost = world.rows()[victim].instance if victim in world.rows() else ""
+    lost = world.rows().get(victim)
     world.start_engine(victim)
+
+    def is_back() -> bool:
+        row = world.rows().get(victim)
+        return row is not None and (lost is None or row.instance != lost.instance) and world.serve(world.newest)
+
     figures["back_seconds"] = world.wait(
-        lambda: world.serve(world.newest) and world.rows()[victim].instance != lost,
+        is_back,
         "the engine does not come back",
         _BACK_SECONDS,
     )
