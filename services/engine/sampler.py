@@ -74,7 +74,10 @@ def _mask(scores_bv: torch.Tensor, sequences: Sequence[SequenceSampling]) -> Non
             continue
         bits = np.frombuffer(sequence.matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, count=scores_bv.size(1), bitorder="little").astype(bool)
-        sequence.error = sequence.matcher.get_error() or ("" if allowed.any() else "the grammar allows no token")
+        # The rest of the error is llguidance's state.
+        sequence.error = sequence.matcher.get_error().partition("\n")[0] or (
+            "" if allowed.any() else "the grammar allows no token"
+        )
         if not sequence.error:
             scores_bv[row].masked_fill_(torch.from_numpy(~allowed).to(scores_bv.device), -torch.inf)
 
