@@ -28,6 +28,8 @@ from contracts.tables import (
 NO_END = 2**62
 """The last sequence of the newest epoch: all of its outcomes are valid."""
 PENDING = "pending"
+EXPIRED = "expired"
+"""Reason of `stale`: so old that the trainer no longer knows what it decided."""
 GENERATION_STATES = frozenset((
     PENDING, "trained", "unlabelled", "filtered", "unscored", "stale", "off_support", "quarantined", "cancelled", "erased",
     "log_lost", "dead_letter",

@@ -1,6 +1,6 @@
-"""The trainer's state and outcomes: seconds to save and load the state, to start an older home, and to undo a rollback.
+"""The trainer's state and outcomes: a save, a start and a rollback beside many decided samples, and telling many outcomes.
 
-usage: python -m benchmarks.trainer [--fates N] [--rolled-back N] [--json]
+usage: python -m benchmarks.trainer [--samples N] [--fates N] [--rolled-back N] [--json]
 
 In: as many decided samples as a home has after days. Out: a table; with --json a dated file too. Beside each telling, the same
 through one record per sample, as it was before, at a size that the log takes in one append.
@@ -22,6 +22,7 @@ import msgspec
 
 from benchmarks.log.run import server_urls
 from benchmarks.report import print_table, write_report
+from benchmarks.trainer.state import bounded_state
 from contracts.event_log import EventLog
 from contracts.faults import no_fault
 from contracts.ids import new_completion_id, sample_key
@@ -39,11 +40,12 @@ _BOUND_SECONDS = 20.0
 def main(arguments: Sequence[str]) -> None:
     """Measure, print, and write a file if asked to."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trainer")
+    parser.add_argument("--samples", type=int, default=2_000_000)
     parser.add_argument("--fates", type=int, default=400_000)
     parser.add_argument("--rolled-back", type=int, default=500_000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    rows = [_files(options.fates)]
+    rows = bounded_state(options.samples)
     for name, opened in _logs():
         with opened as log:
             rows += [
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str]) -> None:
                 _rollback(name, log, options.rolled_back),
                 _one_by_one(name, log),
             ]
-    columns = ("what", "samples", "seconds", "cpu_seconds", "MB", "records")
+    columns = ("what", "samples", "seconds", "cpu_seconds", "MB", "records", "peak_MiB")
     print_table("the trainer's state", columns, [[_shown(row.get(column)) for column in columns] for row in rows])
     if options.json:
         path = write_report("trainer-state", {"bound_seconds": _BOUND_SECONDS, "rows": rows})
@@ -63,14 +65,6 @@ def a_state(num_fates: int) -> TrainerState:
     keys = (sample_key(new_completion_id(), 0) for _ in range(num_fates))
     fates = {key: Fate(1, "trained", version=1 + number % 2, applied=1.0) for number, key in enumerate(keys)}
     return TrainerState(epoch=3, ordinal=2, lineage=[2, 1, 0], fates=fates)
-
-
-def _files(num_fates: int) -> dict[str, Any]:
-    state = a_state(num_fates)
-    saved, encoded = _timed(lambda: msgspec.json.encode(state))
-    loaded, _ = _timed(lambda: msgspec.json.decode(encoded, type=TrainerState))
-    row = {"what": "state.json, save + load", "samples": num_fates, "seconds": saved + loaded}
-    return row | {"save_seconds": saved, "load_seconds": loaded, "MB": len(encoded) / 1e6}
 
 
 def _start(name: str, log: EventLog, num_fates: int) -> dict[str, Any]:
@@ -85,9 +79,7 @@ def _rollback(name: str, log: EventLog, num_fates: int) -> dict[str, Any]:
     state.sequence = 0
 
     def undo() -> None:
-        before = dict(state.fates)
         roll_back(state, TrainerState(), {1: "poison", 2: "poison"}, time.time())
-        state.note_changes(before)
         begin_epoch(state, 5)
 
     return _telling(f"{name}: rollback", log, state, undo)
@@ -97,7 +89,7 @@ def _telling(what: str, log: EventLog, state: TrainerState, begin: Any) -> dict[
     teller = OutcomeTeller(state, log, time.time, no_fault)
     first, began = sum(log.ends(OUTCOMES).values()), time.process_time()
     decided, _ = _timed(begin)
-    saved, encoded = _timed(lambda: msgspec.json.encode(state))
+    saved, encoded = _timed(lambda: msgspec.json.encode(state, enc_hook=lambda _: {}))
     teller.saved()
     told, _ = _timed(teller.tell)
     cpu = time.process_time() - began

@@ -24,6 +24,8 @@ MAX_DRIFT = 1.0
 """Nats per token. From here on old rewards are forgotten at the fastest rate anyway."""
 PRIOR = 0.5
 STD_FLOOR = 0.05
+MOST_KEYS = 20_000
+"""Baseline keys that a tracker holds, about 1.5 MB in a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Tracker(msgspec.Struct, tag_field="kind"):
 
     def copy(self) -> Tracker:
         """An independent copy: updates of one do not change the other."""
-        return tracker_from_json(self.to_json())
+        raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
         """State for the checkpoint; invert with `tracker_from_json`."""
@@ -109,8 +111,13 @@ class BetaTracker(Tracker, tag="beta"):
         drift = min(max(drift, 0.0), MAX_DRIFT) if drift < MAX_DRIFT else MAX_DRIFT
         retention = min(max(2.0 ** (-drift / HALF_LIFE_NATS), MIN_RETENTION), MAX_RETENTION) ** weight
         share = min(max((reward - self.low) / (self.high - self.low), 0.0), 1.0)
-        successes, failures = self.counts.get(key, (PRIOR, PRIOR))
+        successes, failures = self.counts.pop(key, (PRIOR, PRIOR))
         self.counts[key] = (retention * successes + weight * share, retention * failures + weight * (1.0 - share))
+        _forget_oldest(self.counts)
+
+    def copy(self) -> BetaTracker:
+        """As in `Tracker`."""
+        return BetaTracker(self.low, self.high, dict(self.counts))
 
     def rescaled(self, low: float, high: float) -> BetaTracker:
         """The same expectations and as much evidence for another range of rewards; values outside it are clamped."""
@@ -135,7 +142,20 @@ class MovingAverageTracker(Tracker, tag="moving_average"):
     def update(self, key: str, reward: float, drift: float, weight: float = 1.0) -> None:  # noqa: ARG002 no use for drift
         """Move the average towards the reward."""
         pull = min(weight, 1.0) * (1.0 - self.retention if key in self.averages else 1.0)
-        self.averages[key] = (1.0 - pull) * self.expect(key) + pull * reward
+        expected = self.expect(key)
+        self.averages.pop(key, None)
+        self.averages[key] = (1.0 - pull) * expected + pull * reward
+        _forget_oldest(self.averages)
+
+    def copy(self) -> MovingAverageTracker:
+        """As in `Tracker`."""
+        return MovingAverageTracker(self.retention, self.initial, dict(self.averages))
+
+
+def _forget_oldest(values: dict[str, Any]) -> None:
+    """Drop the keys whose last reward is longest ago. A key of each user or document would otherwise stay for ever."""
+    while len(values) > MOST_KEYS:
+        del values[next(iter(values))]
 
 
 def tracker_from_json(state: dict[str, Any]) -> Tracker:

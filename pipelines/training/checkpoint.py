@@ -5,8 +5,10 @@ the disk. A checkpoint exists once its manifest is in place; every other file wa
 
     checkpoint-<epoch>-<serial>/   weights.safetensors   float32 master weights
                                    optimizer.safetensors AdamW moments by parameter name
-                                   state.json            TrainerState
+                                   state.json            TrainerState without what it knows of single samples
+                                   samples.mark          how many rows of samples.db it knows
                                    MANIFEST.json         written last: sizes and blake3 of the others
+    samples.db                     one file for all checkpoints, see `samples`
 
 Serials only rise and are never reused, not even those of refused folders. Deletion takes two phases (`CheckpointFence`), so that
 a trainer that was paused and resumes cannot delete the checkpoint that its successor continues from.
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import safetensors.torch
@@ -36,6 +38,7 @@ from pipelines.training.checkpoint_names import (
     read_manifest,
     seal,
 )
+from pipelines.training.samples import SampleFile, SampleMapping, Samples
 from pipelines.training.state import TrainerState
 from weights.files import make_folder_durably, write_durably
 
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 
     from pipelines.training.fence import CheckpointFence
 
+SAMPLES, MARK = "samples.db", "samples.mark"
 log = structlog.get_logger()
 
 
@@ -89,6 +93,7 @@ class CheckpointStore:
         self._fault = fault
         self._fence = fence
         make_folder_durably(folder)
+        self._samples = SampleFile(folder / SAMPLES)
 
     def save(self, checkpoint: Checkpoint, keep_versions: Collection[int] = ()) -> str:
         """Write durably, then delete old checkpoints; returns the name.
@@ -107,6 +112,9 @@ class CheckpointStore:
         except FileNotFoundError as error:
             raise StaleWrite(f"{name} was removed while it was written: another trainer uses this folder") from error
         self._prune(keep_versions)
+        self._samples.prune(
+            min(map(self._mark_of, names_in(self._folder))), checkpoint.state.epoch, checkpoint.state.expired_before
+        )
         return name
 
     def load_newest(self) -> tuple[Checkpoint | None, list[RefusedCheckpoint]]:
@@ -147,14 +155,17 @@ class CheckpointStore:
         manifest = read_manifest(self._folder, name)
         content = {file: self._verified(name, file, *facts) for file, facts in manifest.files.items()}
         try:
+            state = msgspec.json.decode(content["state.json"], type=TrainerState)
+            if MARK in content:
+                state.use(self._samples_of(name, int(content[MARK])))
             return Checkpoint(
-                state=msgspec.json.decode(content["state.json"], type=TrainerState),
+                state=state,
                 weights=safetensors.torch.load(content["weights.safetensors"]),
                 optimizer=safetensors.torch.load(content["optimizer.safetensors"]),
                 version=manifest.version,
                 name=name,
             )
-        except (KeyError, msgspec.MsgspecError, SafetensorError) as error:
+        except (KeyError, ValueError, msgspec.MsgspecError, SafetensorError) as error:
             raise WeightsRefused("unreadable", f"{name} has the right checksums but cannot be read: {error}") from error
 
     def versions(self) -> set[int]:
@@ -163,10 +174,13 @@ class CheckpointStore:
 
     def _write(self, folder: Path, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
+        self._fault("checkpoint: before samples")
+        mark = state.samples.commit(self._samples, state.epoch)
         content = {
             "weights.safetensors": safetensors.torch.save(checkpoint.weights),
             "optimizer.safetensors": safetensors.torch.save(checkpoint.optimizer),
-            "state.json": msgspec.json.encode(state),
+            "state.json": msgspec.json.encode(state, enc_hook=_without_samples),
+            MARK: str(mark).encode(),
         }
         files = {file: (len(data), blake3(data).hexdigest()) for file, data in content.items()}
         manifest = CheckpointManifest(epoch=state.epoch, step=state.step, version=checkpoint.version, files=files)
@@ -175,6 +189,21 @@ class CheckpointStore:
             self._fault(f"checkpoint: before {file}")
             write_durably(folder / file, [data])
         self._fault("checkpoint: durable")
+
+    def _samples_of(self, name: str, mark: int) -> Samples:
+        if self._samples.last() < mark:
+            raise WeightsRefused(
+                "samples_lost",
+                f"{name} knows {mark} rows of {self._samples.path}, which has {self._samples.last()}: restore it from a backup",
+            )
+        return Samples(self._samples, mark)
+
+    def _mark_of(self, name: str) -> int:
+        """The mark of a checkpoint; 0 if it has none."""
+        try:
+            return int((self._folder / name / MARK).read_bytes())
+        except (OSError, ValueError):
+            return 0
 
     def _verified(self, name: str, file: str, size: int, digest: str) -> bytes:
         try:
@@ -219,3 +248,10 @@ class CheckpointStore:
         names = names_in(self._folder)
         void = self._fence.void(names) if self._fence else ()
         return [name for name in names if name not in void]
+
+
+def _without_samples(value: Any) -> dict[str, Any]:
+    """What is known of single samples is in a file of its own."""
+    if isinstance(value, SampleMapping):
+        return {}
+    raise TypeError(f"{type(value).__name__} has no place in a checkpoint")

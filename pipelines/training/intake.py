@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from contracts.ledger import EXPIRED
+from pipelines.training.samples import generated_at
+from pipelines.training.state import Fate
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from contracts.event_log import LogRecord
     from contracts.records import Experience
-    from pipelines.training.state import Fate, TrainerState
+    from pipelines.training.state import TrainerState
 
 ROUNDING = 1e-9
 
@@ -104,6 +108,8 @@ class Intake:
             return None
         if fate is not None and fate.is_final:
             return self._later(record, experience, fate, now)
+        if held is None and self._is_expired(key):
+            return self._expire(experience)
         if is_learnable(experience):
             self._wait(record, experience, now)
             self._state.unrewarded.pop(key, None)
@@ -111,6 +117,17 @@ class Intake:
             self._waiting.pop(key, None)
             self._state.unrewarded[key] = revision
         return None
+
+    def _is_expired(self, key: str) -> bool:
+        """True if the key is so old that nothing is known of it any more: it may have been trained, so it is never new."""
+        at = generated_at(key)
+        return at is not None and at < self._state.expired_before
+
+    def _expire(self, experience: Experience) -> Fate | None:
+        if not is_learnable(experience):
+            return None
+        fate = self._state.fates[experience.key] = Fate(experience.revision, "stale", EXPIRED)
+        return fate
 
     def _wait(self, record: LogRecord, experience: Experience, now: float) -> None:
         held = self._waiting.get(experience.key)
@@ -142,6 +159,7 @@ class Intake:
             if fate is not None and fate.state == "quarantined":
                 revision = self._waiting.pop(key).experience.revision
                 self._state.fates[key] = msgspec.structs.replace(fate, revision=revision)
+                self._state.note(key)
 
     def go_back(self, positions: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:
         """Move reading positions back to `positions` where those are earlier; returns the positions before."""

@@ -106,22 +106,22 @@ def skip(state: TrainerState, event_log: EventLog, where: SkipTo) -> list[Skippe
 
 def write_off(
     state: TrainerState, database: Database, event_log: EventLog, positions: Mapping[int, int], now: float
-) -> int:
-    """Decide the undecided samples with a reward whose experience lies before these positions; returns their number.
+) -> list[str]:
+    """Decide the undecided samples with a reward whose experience lies before these positions; returns their keys.
 
     The offset of a lost experience is unknown, but a partition is roughly in the order of scoring: samples scored before all of
     the first remaining records count as lost. If one arrives after all, its key is known, and it is not trained.
     """
     cuts = {partition: _first_scored(event_log, partition, offset, now) for partition, offset in positions.items()}
-    num_lost = 0
+    found: list[str] = []
     for page in _undecided(database, cuts):
         for row in page:
             if row.key not in state.fates and row.scored_at < cuts[row.partition]:
                 state.fates[row.key] = Fate(row.revision, "stale", LOST)
-                num_lost += 1
+                found.append(row.key)
         step_done()
-        log.info("searching for samples whose experience is lost", num_lost=num_lost)
-    return num_lost
+        log.info("searching for samples whose experience is lost", num_lost=len(found))
+    return found
 
 
 def _first_scored(event_log: EventLog, partition: int, offset: int, now: float) -> float:

@@ -177,7 +177,7 @@ class Publisher:
     def cut(self, state: TrainerState, target: Tensors, now: float) -> None:
         """Queue the newest version of the lineage for `send`."""
         version, parent = state.lineage[0], state.lineage[1]
-        num_samples = sum(fate.version == version for fate in state.fates.values())
+        num_samples = sum(fate.version == version for _, fate in state.fates_since(parent))
         self._unsent = UnsentVersion(version, parent, target, state.step, num_samples, now)
         self._num_failures, self._retry_at = 0, 0.0
 

@@ -107,16 +107,17 @@ class Restoring(NamedTuple):
         state = TrainerState(cut_at=self.now, obeyed_rollback=_epoch_of(arms), lineage=lineage)
         state.ordinal = live.version
         state.positions = {EXPERIENCES: first_offsets(self.event_log)}
-        state.fates = dict(self._decided(set(lineage)))
-        num_known = len(state.fates)
-        num_lost = write_off(state, self.database, self.event_log, dict(state.positions[EXPERIENCES]), self.now)
+        num_known = 0
+        for num_known, (key, fate) in enumerate(self._decided(set(lineage)), start=1):  # noqa: B007 the number of the last one
+            state.fates[key] = fate
+        lost = write_off(state, self.database, self.event_log, dict(state.positions[EXPERIENCES]), self.now)
         self._drop_candidate(arms.get(CANDIDATE))
         self.learner.restart(tensors)
         log.error(
             "checkpoints lost: continuing from the live version, without moments and baselines",
             version=live.version,
             num_known=num_known,
-            num_position_lost=num_lost,
+            num_position_lost=len(lost),
             positions=state.positions[EXPERIENCES],
         )
         return state

@@ -52,6 +52,9 @@ class TrainingSettings(Section):
     """Versions between a sample's oldest token and the current weights; beyond it the sample is `stale`."""
     max_age_seconds: float = Field(default=7 * 24 * 3600.0, gt=0)
     """Seconds since generation, reward delay included; beyond it the sample is `stale`."""
+    horizon_seconds: float | None = Field(default=None, gt=0)
+    """How long the trainer knows which samples it decided, since their generation. By default the longest window of the task files plus
+    `max_age_seconds`. An older sample is `stale`, never new."""
     staleness_half_life: float = Field(default=8.0, gt=0)
     """Versions of lag that halve a sample's weight."""
     age_half_life_seconds: float = Field(default=24 * 3600.0, gt=0)
@@ -90,11 +93,12 @@ class TrainingSettings(Section):
         )
 
     def for_tasks(self, tasks: Iterable[Task]) -> Self:
-        """These settings, with the reward range of the tasks filled in if it is not set.
+        """These settings, with the reward range and the horizon of the tasks filled in where they are not set.
 
         Raises:
             InvalidSettings: the range is empty.
         """
+        tasks = list(tasks)
         rules = [task.reward for task in tasks]
         low = min((rule.low for rule in rules), default=0.0) if self.reward_low is None else self.reward_low
         high = max((rule.high for rule in rules), default=1.0) if self.reward_high is None else self.reward_high
@@ -103,4 +107,10 @@ class TrainingSettings(Section):
                 f"[training] reward_high: rewards lie between {low:g} and {high:g}, which is an empty range; remove "
                 "reward_low and reward_high to take them from the task files"
             )
-        return self.model_copy(update={"reward_low": low, "reward_high": high})
+        windows = [window or 0.0 for task in tasks for window in (task.window_seconds, *_signal_windows(task))]
+        horizon = self.horizon_seconds or max(windows, default=0.0) + self.max_age_seconds
+        return self.model_copy(update={"reward_low": low, "reward_high": high, "horizon_seconds": horizon})
+
+
+def _signal_windows(task: Task) -> list[float | None]:
+    return [signal.window_seconds for signal in task.signals.values()]

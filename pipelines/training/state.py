@@ -1,18 +1,21 @@
-"""The trainer's state besides its weights: JSON in every checkpoint. Pure.
+"""The trainer's state besides its weights. Pure.
 
-A sample key has a fate here once it is decided; all other keys are pending.
+A sample key has a fate here once it is decided; all other keys are pending. What is known of single samples is in `samples`; the
+rest is JSON in every checkpoint.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
 from contracts.records import State
+from pipelines.training.samples import SampleMapping, Samples
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from contracts.revocations import Treatment
 
@@ -156,10 +159,12 @@ class TrainerState(msgspec.Struct, kw_only=True):
     """The version the weights descend from, then its parent and so on down to the base."""
     positions: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
     """Topic to partition to the first undecided offset."""
-    fates: dict[str, Fate] = msgspec.field(default_factory=dict)
-    """By sample key."""
-    unrewarded: dict[str, int] = msgspec.field(default_factory=dict)
+    fates: MutableMapping[str, Fate] = msgspec.field(default_factory=dict)
+    """By sample key. In JSON only in older checkpoints, as `unrewarded`."""
+    unrewarded: MutableMapping[str, int] = msgspec.field(default_factory=dict)
     """Sample key to the newest revision without a reward: it withdraws earlier revisions."""
+    expired_before: float = 0.0
+    """Samples generated earlier are no longer known, UTC epoch seconds."""
     tracker: dict[str, Any] = msgspec.field(default_factory=dict)
     comparable_norms: list[tuple[float, float]] = msgspec.field(default_factory=list)
     """History of the guard. It is not called `gradient_norms`, because older checkpoints use that name for another measure."""
@@ -186,6 +191,30 @@ class TrainerState(msgspec.Struct, kw_only=True):
     second_chance: set[str] = msgspec.field(default_factory=set)
     """Sample keys that a rollback made pending although no version was revoked. That happens to a sample once only."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.fates, SampleMapping):
+            fates, unrewarded = self.fates, self.unrewarded
+            self.use(Samples())
+            self.fates.update(fates)
+            self.unrewarded.update(unrewarded)
+
+    def use(self, samples: Samples) -> None:
+        """Take what is known of samples from here."""
+        self.fates, self.unrewarded = samples.mapping(b"f", Fate), samples.mapping(b"u", int)
+
+    @property
+    def samples(self) -> Samples:
+        """Where `fates` and `unrewarded` are."""
+        return cast("SampleMapping[Fate]", self.fates).samples
+
+    def fates_since(self, version: int) -> Iterator[tuple[str, Fate]]:
+        """Every fate that changed after a version was cut, and possibly earlier ones."""
+        return cast("SampleMapping[Fate]", self.fates).since(version)
+
+    def uncut(self) -> dict[str, Fate]:
+        """The fates that are in no version yet, or have corrections that are not."""
+        return {key: fate for key, fate in self.fates_since(self.version) if fate.is_uncut}
+
     @property
     def version(self) -> int:
         """The version the weights descend from."""
@@ -201,11 +230,6 @@ class TrainerState(msgspec.Struct, kw_only=True):
         for key in keys:
             self.note(key)
 
-    def note_changes(self, before: Mapping[str, Fate]) -> None:
-        """Number every fate that differs from `before`."""
-        self.note_all([key for key, fate in before.items() if self.fates.get(key) is not fate])
-        self.note_all(sorted(self.fates.keys() - before.keys()))
-
 
 def begin_epoch(state: TrainerState, epoch: int) -> None:
     """Continue under another epoch. If the outcomes of this home have no numbers yet, all of them are told again."""
@@ -218,15 +242,16 @@ def begin_epoch(state: TrainerState, epoch: int) -> None:
 
 def cut_version(state: TrainerState, ordinal: int, now: float) -> None:
     """Make the current weights version `ordinal`: everything trained so far is in it."""
+    state.fates.update({key: fate.cut(ordinal) for key, fate in state.uncut().items()})
+    state.samples.cut(ordinal)
     state.ordinal = ordinal
     state.lineage = [ordinal, *state.lineage]
-    state.fates = {key: fate.cut(ordinal) for key, fate in state.fates.items()}
     state.unpublished_samples = 0
     state.cut_at = now
 
 
 def roll_back(state: TrainerState, target: TrainerState, treatments: Mapping[int, Treatment], now: float) -> None:
-    """Return to the lineage of `target` (the state of a kept version), but not to its positions and keys.
+    """Return to the lineage of `target` (the state of a kept version), but not to its positions and keys. Numbers every change.
 
     Samples trained outside the target's lineage are no longer in the weights. Their new fate depends on the treatment of the
     version that contains them (samples in no version count as in the newest):
@@ -238,24 +263,27 @@ def roll_back(state: TrainerState, target: TrainerState, treatments: Mapping[int
     Samples inside the lineage stay, but corrections outside it are undone, so the fate again says what the weights hold.
     """
     head, kept = state.version, set(target.lineage)
-    fates: dict[str, Fate] = {}
+    shared = next((version for version in state.lineage if version in kept), BASE_VERSION)
     again: dict[str, int] = {}
     second: set[str] = set()
-    for key, fate in state.fates.items():
+    for key, fate in list(state.fates_since(shared)):
         left = fate.rolled_back(kept)
+        if left is fate:
+            continue
+        state.note(key)
         if left is not None:
-            fates[key] = left
+            state.fates[key] = left
             continue
         treatment = treatments.get(head if fate.version is None else fate.version)
         if treatment == "poison" or (treatment is None and key in state.second_chance):
-            fates[key] = rolled_back_for_good(fate.newest)
+            state.fates[key] = rolled_back_for_good(fate.newest)
             continue
+        del state.fates[key]
         again[key] = fate.newest
         if treatment is None:
             second.add(key)
-    state.fates = fates
     state.learn_again |= again
-    state.second_chance = second | (state.second_chance - fates.keys())
+    state.second_chance = second | {key for key in state.second_chance if key not in state.fates}
     state.lineage = list(target.lineage)
     state.unpublished_samples = 0
     state.cut_at = now

@@ -88,11 +88,13 @@ class Steps:
         self._attempts = Attempts(home / ATTEMPT)
         self._trial = Trial(learner, self._attempts, lease.policy, held)
         self._null_mass = NullMass()
+        self._newest_sample = 0.0
         self._unrecorded: list[tuple[int, int, float, dict[str, Any]]] = []
 
     def was_read(self, experience: Experience) -> None:
         """Count one record for the figures of the next step."""
         self._null_mass.add(experience)
+        self._newest_sample = max(self._newest_sample, experience.generated_at)
 
     def refuse(self) -> None:
         """Decide the fate of waiting samples that must not be trained."""
@@ -110,6 +112,12 @@ class Steps:
             min_batch_size=self._training.min_batch_size,
             max_wait_seconds=self._training.max_wait_seconds,
         )
+
+    def expire(self) -> None:
+        """Forget samples beyond the horizon. The newest sample limits it: a clock that is years ahead must not forget all."""
+        if self._training.horizon_seconds is not None:
+            now = min(self._age_clock(), self._newest_sample)
+            self._state.expired_before = max(self._state.expired_before, now - self._training.horizon_seconds)
 
     def saved(self) -> None:
         """Call this after a checkpoint: it holds every decided fate."""

@@ -203,12 +203,11 @@ class Trainer:
             Unavailable: a server is away; call again.
         """
         skipped = skip(self.state, self._event_log, where)
-        before = dict(self.state.fates)
         positions = {item.partition: item.end for item in skipped}
-        write_off(self.state, self._database, self._event_log, positions, self._clock())
+        lost = write_off(self.state, self._database, self._event_log, positions, self._clock())
         self._intake.read_on_from(self.state.positions)
         self._begin_epoch(self._restored)
-        self.state.note_changes(before)
+        self.state.note_all(lost)
         self._settle()
         return skipped
 
@@ -266,21 +265,19 @@ class Trainer:
         begin_epoch(self.state, self._lease.epoch)
         if self.state.ordinal != self._told_ordinal:
             # Uncut samples were told as part of the next version, and its number has changed.
-            self.state.note_all([key for key, fate in self.state.fates.items() if fate.is_uncut])
+            self.state.note_all(self.state.uncut())
             self._told_ordinal = self.state.ordinal
         is_cut = version not in {None, BASE_VERSION}
         self._due = DueCheckpoint(version, cuts=is_cut and not self._publisher.is_stored(self.state.version))
-        log.info("epoch begins", epoch=self.state.epoch, version=self.state.version, samples=len(self.state.fates))
+        log.info("epoch begins", epoch=self.state.epoch, version=self.state.version)
 
     def _obey_rollback(self, arm: Assignment | None) -> None:
         if arm is None or arm.epoch <= self.state.obeyed_rollback:
             return
         self._parents.update(pairwise(self.state.lineage))  # samples of the versions left behind may still arrive
         # If a call fails, the next turn repeats all of this. Every part is idempotent.
-        before = dict(self.state.fates)
         version = None if arm.version is None else self._rollback.obey(arm.version, self._clock())
         if version is not None:
-            self.state.note_changes(before)
             self._publisher.forget_unsent()
             if self._consumer is not None:
                 self._consumer.seek_to_stored()
@@ -350,6 +347,7 @@ class Trainer:
     def _save(self, version: int | None) -> None:
         """Save a checkpoint. `version`: the weights are that version."""
         self.state.positions = self._intake.decided_positions()
+        self._steps.expire()
         in_use = {arm.version for arm in self._arms().values() if arm.version is not None}
         self._checkpoints.save(self._learner.capture(self.state, version), {BASE_VERSION, self.state.version, *in_use})
         self._teller.saved()

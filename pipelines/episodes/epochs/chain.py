@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from contracts.ledger import NO_END, PENDING
+from contracts.ledger import EXPIRED, NO_END, PENDING
 from contracts.records import Outcome
 
 VOID = -1
@@ -97,14 +97,17 @@ def changes(before: Epochs, after: Epochs, heard: Iterable[int]) -> list[LedgerC
 def best(outcomes: Iterable[Outcome], epochs: Epochs, revision: int) -> Outcome | None:
     """The outcome that is the state of a sample with the newest revision `revision`; independent of the order of arrival.
 
-    A valid outcome of the trainer is final, the last one first. Other writers count only for the newest revision, and only
+    A valid outcome of the trainer is final, the last one first. `stale(expired)` says that the trainer no longer knows what it decided: it
+    counts only if nothing else was. Other writers count only for the newest revision, and only
     while the trainer has not decided, or has withdrawn its decision.
     """
     said = [item for item in outcomes if item.state != "late"]
     final = [item for item in said if item.writer == "training" and epochs.holds(item.epoch, item.sequence)]
-    last = max(final, key=lambda item: (item.epoch, item.sequence, item.revision), default=None)
-    if last is not None and last.state != PENDING:
-        return last
+    known = [item for item in final if item.reason != EXPIRED]
+    for told in (known, final):
+        last = max(told, key=lambda item: (item.epoch, item.sequence, item.revision), default=None)
+        if last is not None and last.state != PENDING:
+            return last
     others = [item for item in said if item.writer != "training" and item.revision >= revision]
     return max(others, key=lambda item: (item.revision, item.at, item.state), default=last)
 

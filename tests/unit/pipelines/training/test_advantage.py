@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.training.advantage import (
+    MOST_KEYS,
     BetaTracker,
     MovingAverageTracker,
     Part,
@@ -197,3 +198,16 @@ def test_no_drift_overflows_a_tracker(tracker: Tracker, drift: float) -> None:
     moved.update("a", 1.0, drift)
     assert math.isfinite(moved.expect("a"))
     assert tracker == type(tracker)()
+
+
+@pytest.mark.parametrize("tracker", [BetaTracker(), MovingAverageTracker()])
+def test_a_tracker_keeps_the_keys_whose_rewards_are_newest(tracker: Tracker) -> None:
+    fresh = tracker.expect("new")
+    for key in ("old", "kept", *map(str, range(MOST_KEYS - 2)), "kept", "last"):
+        tracker.update(key, 1.0, 0.0)
+    assert tracker.expect("old") == fresh
+    assert min(tracker.expect(key) for key in ("kept", "0", "last")) > fresh
+    copied = tracker.copy()
+    copied.update("one more", 1.0, 0.0)
+    assert tracker.expect("0") > fresh, "a copy changes nothing"
+    assert copied.expect("0") == fresh

@@ -45,7 +45,7 @@ def test_a_full_disk_leaves_nothing_behind_and_the_older_ones_alone(tmp_path: Pa
     store = CheckpointStore(tmp_path, 2, full)
     with pytest.raises(Unavailable):
         store.save(checkpoint(2))
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-000001-00000001"]
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-000001-00000001"]
     assert step_of(store) == 1
 
 

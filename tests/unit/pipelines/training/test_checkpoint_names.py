@@ -1,11 +1,12 @@
 """Which checkpoint is the newest, and which are valid."""
 
+import sqlite3
 from pathlib import Path
 
 import pytest
 import torch
 
-from pipelines.training.checkpoint import Checkpoint, CheckpointStore
+from pipelines.training.checkpoint import SAMPLES, Checkpoint, CheckpointStore
 from pipelines.training.checkpoint_names import highest_epoch, names_in, parse_name, void_names
 from pipelines.training.state import TrainerState
 from runtime.lease import IssuedEpoch
@@ -14,7 +15,11 @@ from runtime.lease_holder import this_process
 
 def save(folder: Path, epoch: int) -> str:
     state = TrainerState(epoch=epoch, step=epoch)
-    return CheckpointStore(folder, keep=9).save(Checkpoint(state, {"w": torch.ones(1)}, {}))
+    name = CheckpointStore(folder, keep=9).save(Checkpoint(state, {"w": torch.ones(1)}, {}))
+    # As if every trainer had come so far before another one wrote.
+    with sqlite3.connect(folder / SAMPLES) as connection:
+        connection.execute("DELETE FROM owner")
+    return name
 
 
 def epochs(**starts: str | None) -> dict[int, IssuedEpoch]:

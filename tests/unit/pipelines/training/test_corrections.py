@@ -13,6 +13,7 @@ from sqlalchemy import select
 from contracts.records import Experience
 from contracts.tables import training_step
 from pipelines.training.batch import num_tokens
+from pipelines.training.checkpoint import Checkpoint, CheckpointStore
 from pipelines.training.guard import Norms
 from pipelines.training.intake import worth
 from pipelines.training.learner import Learner
@@ -352,11 +353,13 @@ def test_an_older_checkpoint_knows_no_applied_reward_and_nothing_is_corrected(wo
     assert late(world) == [(1, "unknown_reward", None)]
 
 
-def test_fates_with_corrections_survive_json() -> None:
+def test_fates_with_corrections_survive_a_checkpoint(tmp_path: Path) -> None:
     fate = Fate(1, "trained", applied=0.5, scale=1.75).corrected(2, 0.25).cut(3).corrected(4, 1.0)
     assert fate.corrections == (Correction(0.25, 3), Correction(1.0))
     state = TrainerState(fates={"k": fate})
-    assert msgspec.json.decode(msgspec.json.encode(state), type=TrainerState) == state
+    store = CheckpointStore(tmp_path, keep=1)
+    name = store.save(Checkpoint(state, {}, {}))
+    assert store.load(name).state.fates == {"k": fate}
 
 
 def test_corrections_within_one_version_are_kept_as_one() -> None:

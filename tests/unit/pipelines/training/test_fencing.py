@@ -36,8 +36,8 @@ RHYTHM: dict[str, Any] = {
     "max_version_lag": 1000,
 }
 PLACES = (
-    "checkpoint: before weights.safetensors", "checkpoint: before optimizer.safetensors",
-    "checkpoint: before state.json", "checkpoint: before MANIFEST.json", "checkpoint: durable",
+    "checkpoint: before samples", "checkpoint: before weights.safetensors", "checkpoint: before optimizer.safetensors",
+    "checkpoint: before state.json", "checkpoint: before samples.mark", "checkpoint: before MANIFEST.json", "checkpoint: durable",
     "checkpoint: before forgetting", "training: before outcomes", "training: step taken", "training: outcomes told",
     "training: version claimed", "publisher: before bytes", "training: bytes published", "publisher: before the offer",
     "training: candidate assigned", "publisher: before the pointer",

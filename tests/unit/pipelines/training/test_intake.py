@@ -229,7 +229,7 @@ class Learned:
 
     def __init__(self) -> None:
         self.state, self.applied = TrainerState(), dict[str, float]()
-        self._saved = (msgspec.json.encode(self.state), self.applied.copy())
+        self._saved = (msgspec.json.encode(self.state, enc_hook=dict), self.applied.copy())
 
     def take(self, intake: Intake, size: int) -> None:
         batch = draw(intake, size)
@@ -246,7 +246,7 @@ class Learned:
 
     def save(self, intake: Intake) -> None:
         self.state.positions = intake.decided_positions()
-        self._saved = (msgspec.json.encode(self.state), self.applied.copy())
+        self._saved = (msgspec.json.encode(self.state, enc_hook=dict), self.applied.copy())
 
     def crash(self) -> Intake:
         self.state, self.applied = msgspec.json.decode(self._saved[0], type=TrainerState), self._saved[1].copy()

@@ -105,9 +105,7 @@ def test_a_rollback_takes_words_back_or_says_what_became_of_them(log: FlakyLog) 
     kept, poisoned, evidence = state.fates
     state.lineage = [3, 2, 1, 0]
     state.fates[poisoned], state.fates[evidence] = Fate(1, "trained", version=2), Fate(2, "trained", version=3)
-    before = dict(state.fates)
     roll_back(state, TrainerState(lineage=[1, 0]), {2: "poison", 3: "evidence"}, 1.0)
-    state.note_changes(before)
     begin_epoch(state, 4)
     teller = a_teller(state, log)
     teller.saved()

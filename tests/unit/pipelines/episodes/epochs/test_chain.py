@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from contracts.ledger import NO_END
@@ -68,6 +69,7 @@ def said(writer: str, epoch: int, sequence: int, state: str, revision: int = 1) 
 
 TRAINED, QUARANTINED = said("training", 1, 3, "trained"), said("training", 2, 8, "quarantined")
 SILENT = said("rewards", 0, 0, "unlabelled", 2)
+EXPIRED = msgspec.structs.replace(said("training", 2, 9, "stale"), reason="expired")
 TAKEN_BACK = said("training", 2, 9, "pending")
 
 
@@ -93,6 +95,10 @@ TAKEN_BACK = said("training", 2, 9, "pending")
         # It took its word back: the others have theirs again, or nobody.
         ([TRAINED, TAKEN_BACK, SILENT], Epochs({1: 5, 2: NO_END}), 2, SILENT),
         ([TRAINED, TAKEN_BACK], Epochs({1: 5, 2: NO_END}), 1, TAKEN_BACK),
+        # It no longer knows what it decided: whatever it said before stands.
+        ([TRAINED, EXPIRED], Epochs({1: 5, 2: NO_END}), 1, TRAINED),
+        ([EXPIRED, SILENT], Epochs({1: 5, 2: NO_END}), 2, EXPIRED),
+        ([TRAINED, said("training", 2, 7, "pending"), EXPIRED], Epochs({1: 5, 2: NO_END}), 1, EXPIRED),
         ([TRAINED, TAKEN_BACK], Epochs({1: 5, 2: 8, 3: NO_END}), 1, TRAINED),
     ],
 )  # fmt: skip

@@ -1,0 +1,329 @@
+"""What the trainer knows of each sample key: decided fates and revisions without a reward, in SQLite beside the checkpoints.
+
+In: changes since the last checkpoint, in memory. Out: the newest value of each key as of a *mark*. Waits for: the disk, at `commit`.
+
+A change is a row and gets the next number. A mark is the number of the last row that a checkpoint holds, so a checkpoint refers
+to everything with one number. Rows after its mark do not exist for it: a restart from an older checkpoint ignores them, and its
+first commit deletes them. A row stays until no checkpoint needs it. So a save costs what changed since the last one.
+
+    change    number, key, value   a value; NULL: the key is unknown again
+    replaced  by, old              row `by` replaced row `old`
+    cut       version, mark        the last row when the version was cut
+    owner     epoch                of the trainer that wrote last: an earlier trainer that resumes writes nothing
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import uuid
+import zlib
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from contracts.errors import StaleWrite, Unavailable, WeightsRefused
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+T = TypeVar("T")
+IN_MEMORY = ":memory:"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS change (number INTEGER PRIMARY KEY, key BLOB NOT NULL, value BLOB);
+CREATE INDEX IF NOT EXISTS change_key ON change (key);
+CREATE TABLE IF NOT EXISTS replaced (by INTEGER PRIMARY KEY, old INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS cut (version INTEGER PRIMARY KEY, mark INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS owner (epoch INTEGER NOT NULL);
+"""
+_BUSY_SECONDS = 5.0
+_CACHE_KIB = 65_536
+_PAGE = 5_000
+"""Rows that are read, or deleted, at once."""
+_CHECKSUM_BYTES = 4
+_PREFIX, _ID_BYTES = "chatcmpl-", 16
+_OTHER = b"\xff"
+"""Starts keys that are not of completions. A completion id starts with the time, which reaches this byte in the year 10,889."""
+
+
+def pack_key(key: str) -> bytes:
+    """A sample key in few bytes, in the order of the completions' times."""
+    text, _, choice = key.rpartition(":")
+    if text.startswith(_PREFIX) and choice.isdecimal() and str(int(choice)) == choice:
+        try:
+            found = uuid.UUID(text[len(_PREFIX) :])
+        except ValueError:
+            pass
+        else:
+            if f"{_PREFIX}{found}" == text and found.bytes[:1] != _OTHER:
+                return found.bytes + choice.encode()
+    return _OTHER + key.encode("utf-8", "surrogatepass")
+
+
+def unpack_key(packed: bytes) -> str:
+    """Invert `pack_key`."""
+    if packed[:1] == _OTHER:
+        return packed[1:].decode("utf-8", "surrogatepass")
+    return f"{_PREFIX}{uuid.UUID(bytes=packed[:_ID_BYTES])}:{packed[_ID_BYTES:].decode()}"
+
+
+def generated_at(key: str) -> float | None:
+    """When the completion of a sample key began, UTC epoch seconds; None if the key does not say."""
+    packed = pack_key(key)
+    return None if packed[:1] == _OTHER else int.from_bytes(packed[:6], "big") / 1000
+
+
+class SampleFile:
+    """The rows in one SQLite file. A value is bytes; `mark` says up to which row the caller sees."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = path
+        self._open: sqlite3.Connection | None = None
+
+    def close(self) -> None:
+        """Close the file; the next call opens it again."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def last(self) -> int:
+        """The number of the last row, 0 without any."""
+        with self._reading() as connection:
+            return int(connection.execute("SELECT coalesce(max(number), 0) FROM change").fetchone()[0])
+
+    def get(self, key: bytes, mark: int) -> bytes | None:
+        """The value of a key."""
+        with self._reading() as connection:
+            found = connection.execute(
+                "SELECT value FROM change WHERE key = ? AND number <= ? ORDER BY number DESC LIMIT 1", (key, mark)
+            ).fetchone()
+        return None if found is None or found[0] is None else self._checked(key, found[0])
+
+    def since(self, after: int, mark: int) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values whose newest row is after `after`."""
+        while True:
+            with self._reading() as connection:
+                rows = connection.execute(
+                    "SELECT number, key, value FROM change AS row WHERE number > ? AND number <= ? AND NOT EXISTS (SELECT 1 "
+                    "FROM change AS later WHERE later.key = row.key AND later.number > row.number AND later.number <= ?) "
+                    "ORDER BY number LIMIT ?",
+                    (after, mark, mark, _PAGE),
+                ).fetchall()
+            for _, key, value in rows:
+                if value is not None:
+                    yield key, self._checked(key, value)
+            if len(rows) < _PAGE:
+                return
+            after = rows[-1][0]
+
+    def mark_of(self, version: int, mark: int) -> int | None:
+        """The mark when a version was cut; None if it is unknown."""
+        with self._reading() as connection:
+            found = connection.execute(
+                "SELECT mark FROM cut WHERE version = ? AND mark <= ?", (version, mark)
+            ).fetchone()
+        return None if found is None else int(found[0])
+
+    def commit(self, changes: Mapping[bytes, bytes | None], *, mark: int, epoch: int, cut: int | None = None) -> int:
+        """Replace what follows `mark` by these changes, durably; returns the new mark.
+
+        Raises:
+            StaleWrite: a trainer with a higher epoch has written.
+            Unavailable: the disk is full, or another process holds the file.
+        """
+        with self._writing() as connection:
+            owner = connection.execute("SELECT max(epoch) FROM owner").fetchone()[0]
+            if owner is not None and owner > epoch:
+                raise StaleWrite(f"epoch {owner} has written {self.path}: another trainer has replaced this one")
+            connection.execute("DELETE FROM owner")
+            connection.execute("INSERT INTO owner VALUES (?)", (epoch,))
+            for table, column in (("change", "number"), ("replaced", "by"), ("cut", "mark")):
+                connection.execute(f"DELETE FROM {table} WHERE {column} > ?", (mark,))  # noqa: S608 names from the line above
+            for key, value in changes.items():
+                old = connection.execute("SELECT max(number) FROM change WHERE key = ?", (key,)).fetchone()[0]
+                if value is None and old is None:
+                    continue
+                mark += 1
+                row = None if value is None else self.sealed(key, value)
+                connection.execute("INSERT INTO change VALUES (?, ?, ?)", (mark, key, row))
+                if old is not None:
+                    connection.execute("INSERT INTO replaced VALUES (?, ?)", (mark, old))
+            if cut is not None:
+                connection.execute("INSERT OR REPLACE INTO cut VALUES (?, ?)", (cut, mark))
+        return mark
+
+    def prune(self, oldest: int, epoch: int, before: float = 0.0) -> int:
+        """Delete rows that no mark from `oldest` on needs, and up to a page of keys generated before `before`; their number.
+
+        Args:
+            oldest: the lowest mark of any checkpoint.
+            epoch: of this trainer; nothing is deleted if a later one has written.
+            before: UTC epoch seconds.
+        """
+        with self._writing() as connection:
+            if connection.execute("SELECT max(epoch) FROM owner").fetchone()[0] != epoch:
+                return 0
+            done = connection.execute(
+                "SELECT by, old FROM replaced WHERE by <= ? ORDER BY by LIMIT ?", (oldest, _PAGE)
+            ).fetchall()
+            number = 0
+            for by, old in done:
+                number += connection.execute("DELETE FROM change WHERE number = ?", (old,)).rowcount
+                number += connection.execute("DELETE FROM change WHERE number = ? AND value IS NULL", (by,)).rowcount
+                connection.execute("DELETE FROM replaced WHERE by = ?", (by,))
+            end = max(int(before * 1000), 0).to_bytes(6, "big")
+            number += connection.execute(
+                "DELETE FROM change WHERE number IN (SELECT number FROM change WHERE key < ? LIMIT ?)", (end, _PAGE)
+            ).rowcount
+        return number
+
+    @staticmethod
+    def sealed(key: bytes, value: bytes) -> bytes:
+        """The value with its checksum, as it is in the file."""
+        return _checksum(key, value) + value
+
+    def _checked(self, key: bytes, row: bytes) -> bytes:
+        value = row[_CHECKSUM_BYTES:]
+        if row[:_CHECKSUM_BYTES] != _checksum(key, value):
+            raise self._damaged(f"the row of {unpack_key(key[:-1])} has another checksum")
+        return value
+
+    def _damaged(self, reason: object) -> WeightsRefused:
+        return WeightsRefused(
+            "samples_damaged",
+            f"{self.path} is damaged ({reason}): restore it with its checkpoints from a backup; or move it away, and the next "
+            "start continues from the live version with what the ledger knows",
+        )
+
+    def _connection(self) -> sqlite3.Connection:
+        if self._open is None:
+            connection = sqlite3.connect(
+                self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            )
+            # A change touches the page of its key in the index, anywhere in the file: small pages make a save small.
+            connection.execute("PRAGMA page_size = 1024")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+            connection.executescript(_SCHEMA)
+            self._open = connection
+        return self._open
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        try:
+            yield self._connection()
+        except sqlite3.OperationalError as error:
+            raise Unavailable(f"{self.path}: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(error) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        with self._reading() as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+
+class Samples:
+    """What is known of every sample key as of a mark, and the changes since, which `commit` makes durable.
+
+    Without a file everything stays in memory.
+    """
+
+    def __init__(self, file: SampleFile | None = None, mark: int = 0) -> None:
+        self._file, self.mark = file, mark
+        self._changed: dict[bytes, Any] = {}
+        self._cut: int | None = None
+
+    def mapping(self, kind: bytes, value: type[T]) -> SampleMapping[T]:
+        """The mapping of one kind of value: a byte that no other kind has."""
+        return SampleMapping(self, kind, value)
+
+    def cut(self, version: int) -> None:
+        """Everything until the next commit belongs to this version."""
+        self._cut = version
+
+    def commit(self, file: SampleFile, epoch: int) -> int:
+        """Make the changes durable in `file`; returns the mark. Raises as `SampleFile.commit`; the changes then stay here."""
+        if self._file is not None and self._file.path != file.path:
+            raise ValueError(f"these samples are in {self._file.path}, not in {file.path}")
+        encoded = {
+            key: None if value is None else msgspec.msgpack.encode(value) for key, value in self._changed.items()
+        }
+        self.mark = file.commit(encoded, mark=self.mark, epoch=epoch, cut=self._cut)
+        self._file, self._changed, self._cut = file, {}, None
+        return self.mark
+
+    def read(self, key: bytes, value: type[T]) -> T | None:
+        """The value of a packed key."""
+        if key in self._changed:
+            found: T | None = self._changed[key]
+            return found
+        row = None if self._file is None else self._file.get(key, self.mark)
+        return None if row is None else msgspec.msgpack.decode(row, type=value)
+
+    def write(self, key: bytes, value: Any) -> None:
+        """Set a value; None forgets the key."""
+        self._changed[key] = value
+
+    def rows(self, kind: bytes, value: type[T], after: int) -> Iterator[tuple[str, T]]:
+        """Keys and values of a kind that changed after a mark, oldest change first."""
+        if self._file is not None:
+            for key, row in self._file.since(after, self.mark):
+                if key.endswith(kind) and key not in self._changed:
+                    yield unpack_key(key[:-1]), msgspec.msgpack.decode(row, type=value)
+        for key, changed in list(self._changed.items()):
+            if key.endswith(kind) and changed is not None:
+                yield unpack_key(key[:-1]), changed
+
+    def mark_of(self, version: int) -> int:
+        """The mark when a version was cut; 0 if it is unknown."""
+        return (self._file.mark_of(version, self.mark) if self._file is not None else None) or 0
+
+
+class SampleMapping(MutableMapping[str, T], Generic[T]):
+    """Sample key to value. Looking up a key costs the same whatever the number of keys; iterating reads all of them."""
+
+    def __init__(self, samples: Samples, kind: bytes, value: type[T]) -> None:
+        self.samples = samples
+        self._kind, self._value = kind, value
+
+    def __getitem__(self, key: str) -> T:
+        found = self.samples.read(pack_key(key) + self._kind, self._value)
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def __setitem__(self, key: str, value: T) -> None:
+        self.samples.write(pack_key(key) + self._kind, value)
+
+    def __delitem__(self, key: str) -> None:
+        if key not in self:
+            raise KeyError(key)
+        self.samples.write(pack_key(key) + self._kind, None)
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key, _ in self.since(None))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def since(self, version: int | None) -> Iterator[tuple[str, T]]:
+        """Keys and values that changed after a version was cut, and possibly earlier ones; None: all of them."""
+        after = 0 if version is None else self.samples.mark_of(version)
+        return self.samples.rows(self._kind, self._value, after)
+
+
+def _checksum(key: bytes, value: bytes) -> bytes:
+    return zlib.crc32(value, zlib.crc32(key)).to_bytes(_CHECKSUM_BYTES, "big")
