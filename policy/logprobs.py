@@ -4,7 +4,7 @@ The model's own forward is used for both halves: its backbone gives the hidden s
 caps, tied weights included) runs over the tokens that are scored, some hundred at a time. The backward pass repeats each piece.
 
 Shapes: B rows, L tokens of a right-padded row, T = L - 1 predicted tokens (position t predicts token t + 1), N scored tokens,
-D hidden size, V vocabulary; experts M layers, K per token.
+or N tokens of packed rows of which S are scored; D hidden size, V vocabulary; experts M layers, K per token.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from contracts.errors import WeightsRefused
+from policy.packing import packed_states
 from policy.routing import ExpertReplay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from policy.packing import Packing
 
 MAX_LOGITS = 2**22
 """Logits held at once (16 MB in float32) ..."""
@@ -87,6 +90,30 @@ class TokenScorer:
             self._replay.use(None)
         return scores
 
+    def score_packed(
+        self,
+        packing: Packing,
+        states_S: torch.Tensor,
+        labels_S: torch.Tensor,
+        temperature_S: torch.Tensor,
+        experts_NMK: torch.Tensor | None = None,
+    ) -> TokenScores:
+        """Score single tokens of packed rows; the scores are [S, 1].
+
+        Args:
+            packing: the rows; the model must be packable.
+            states_S: the place among the N from whose state each token is predicted.
+            labels_S: the tokens.
+            temperature_S: at which each was sampled.
+            experts_NMK: as for padded rows.
+        """
+        self._replay.use(None if experts_NMK is None else experts_NMK[None])
+        with _forward_of(self._model, self._packed_scores):
+            scores: TokenScores = self._module(packing, states_S, labels_S, temperature_S)
+        if not getattr(self._model, "is_activation_checkpointing", False):
+            self._replay.use(None)
+        return scores
+
     @torch.no_grad()
     def _check_head(self) -> None:
         """Compare both halves with the whole, on three tokens."""
@@ -112,6 +139,21 @@ class TokenScorer:
         labels_N = input_ids_BL[:, 1:][mask_BT]
         temperature_B = torch.as_tensor(temperature_B, dtype=torch.float32, device=states_ND.device)
         temperature_N = temperature_B.expand(len(mask_BT))[:, None].expand_as(mask_BT)[mask_BT]
+        log_probs_N, entropy_N = self._of_states(output, states_ND, labels_N, temperature_N)
+        zeros_BT = torch.zeros(mask_BT.shape, device=states_ND.device)
+        return TokenScores(zeros_BT.masked_scatter(mask_BT, log_probs_N), zeros_BT.masked_scatter(mask_BT, entropy_N))
+
+    def _packed_scores(
+        self, packing: Packing, states_S: torch.Tensor, labels_S: torch.Tensor, temperature_S: torch.Tensor
+    ) -> TokenScores:
+        output = packed_states(self._model, packing)
+        found = self._of_states(output, output.last_hidden_state[0][states_S], labels_S, temperature_S)
+        return TokenScores(*(each[:, None] for each in found))
+
+    def _of_states(
+        self, output: Any, states_ND: torch.Tensor, labels_N: torch.Tensor, temperature_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-prob and entropy of each label, in pieces."""
         size = max(MIN_PIECE, MAX_LOGITS // self._model.config.get_text_config().vocab_size)
         score = partial(self._piece, output)
         if torch.is_grad_enabled():
@@ -119,11 +161,10 @@ class TokenScorer:
         pieces = zip(*(torch.split(each, size) for each in (states_ND, labels_N, temperature_N)), strict=True)
         found = [score(*piece) for piece in pieces]
         empty = states_ND.flatten()[:0].float()  # keeps an empty micro-batch differentiable
-        zeros_BT = torch.zeros(mask_BT.shape, device=states_ND.device)
         log_probs_N, entropy_N = (
             torch.cat([empty, *each]) for each in (zip(*found, strict=True) if found else ([], []))
         )
-        return TokenScores(zeros_BT.masked_scatter(mask_BT, log_probs_N), zeros_BT.masked_scatter(mask_BT, entropy_N))
+        return log_probs_N, entropy_N
 
     def _piece(
         self, output: Any, states_ND: torch.Tensor, labels_N: torch.Tensor, temperature_N: torch.Tensor

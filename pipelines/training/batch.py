@@ -239,7 +239,7 @@ def micro_batches(
 
     `routing`: of the model that shall replay recorded experts.
     """
-    rows = sorted(_rows(experiences, routing), key=lambda row: (-len(row.token_ids), row.sample))
+    rows = sorted(rows_of(experiences, routing), key=lambda row: (-len(row.token_ids), row.sample))
     groups: list[list[Row]] = []
     for row in rows:
         last = groups[-1] if groups else []
@@ -250,7 +250,8 @@ def micro_batches(
     return [_pad(group, device) for group in groups]
 
 
-def _rows(experiences: Sequence[Experience], routing: Routing) -> list[Row]:
+def rows_of(experiences: Sequence[Experience], routing: Routing) -> list[Row]:
+    """One row per segment. `routing`: of the model that shall replay recorded experts."""
     return [
         Row(
             sample=sample,

@@ -8,6 +8,7 @@ import torch
 
 from pipelines.training.batch import MicroBatch, single_version
 from pipelines.training.loss import LossSums, clamped_log_ratio
+from pipelines.training.packed import PackedBatch
 from pipelines.training.replay import score
 from policy.logprobs import TokenScorer
 from policy.weights import copy_tensors
@@ -28,7 +29,7 @@ class FrozenPolicy:
         self._version: int | None = None
 
     @torch.no_grad()
-    def log_probs(self, version: int, tensors: Tensors, batch: MicroBatch) -> torch.Tensor:
+    def log_probs(self, version: int, tensors: Tensors, batch: MicroBatch | PackedBatch) -> torch.Tensor:
         """Log-probs [B, T] of a batch under the bits of a version."""
         if version != self._version:
             self._version = None
@@ -43,7 +44,7 @@ def mismatch(
     published: Mapping[int, Tensors],
     *,
     num_samples: int,
-    cut: Callable[[Sequence[Experience]], list[MicroBatch]],
+    cut: Callable[[Sequence[Experience]], Sequence[MicroBatch | PackedBatch]],
 ) -> dict[str, float | None]:
     """k1 and k3 in nats per token between logged log-probs and a recompute under the same published bits.
 

@@ -43,9 +43,11 @@ from pipelines.training.frozen import FrozenPolicy, mismatch
 from pipelines.training.guard import Norms, remember, why_skip
 from pipelines.training.loss import LossSums, Objective, policy_loss
 from pipelines.training.memory import TokenBudget, is_out_of_memory, release_memory
+from pipelines.training.packed import PackedBatch, packed_batches
 from pipelines.training.replay import routing_for, score
 from policy.load import context_of
 from policy.logprobs import TokenScorer
+from policy.packing import has_windows, make_packable
 from policy.routing import NO_REPLAY
 from policy.weights import copy_tensors, tensors_of
 
@@ -98,6 +100,7 @@ class Learner:
         self._accelerator = Accelerator(cpu=device == "cpu")
         self.routing = routing_for(model, settings)
         self.base = tensors_of(model)
+        self._packs, self._windowed = make_packable(model), has_windows(model)
         self._frozen = FrozenPolicy(copy.deepcopy(model).to(self._accelerator.device))
         self._model = model.requires_grad_(requires_grad=True).eval()
         optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
@@ -302,10 +305,14 @@ class Learner:
         copy_tensors(self._model, tensors)
         self._optimizer.state.clear()
 
-    def _micro_batches(self, experiences: Sequence[Experience]) -> list[MicroBatch]:
+    def _micro_batches(self, experiences: Sequence[Experience]) -> Sequence[MicroBatch | PackedBatch]:
         routing = NO_REPLAY if self._settings.replay_experts == "off" else self.routing
-        device = self._accelerator.device
-        return micro_batches(experiences, max_tokens=self.budget.current, device=device, routing=routing)
+        device, max_tokens = self._accelerator.device, self.budget.current
+        if self._packs:
+            return packed_batches(
+                experiences, max_tokens=max_tokens, device=device, routing=routing, windowed=self._windowed
+            )
+        return micro_batches(experiences, max_tokens=max_tokens, device=device, routing=routing)
 
     def _scored(self, experiences: Sequence[Experience]) -> list[Scored]:
         return [Scored(_reward(item), item.baseline_key, prompt_of(item), item.weight) for item in experiences]

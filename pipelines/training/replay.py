@@ -1,4 +1,4 @@
-"""The experts of a mixture, as the trainer uses them."""
+"""The scores of a micro-batch, and the experts of a mixture, as the trainer uses them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from contracts.errors import InvalidSettings
+from pipelines.training.packed import PackedBatch
 from policy.routing import routing_of
 
 if TYPE_CHECKING:
@@ -32,6 +33,10 @@ def routing_for(model: Any, settings: TrainingSettings) -> Routing:
     return routing
 
 
-def score(scorer: TokenScorer, batch: MicroBatch) -> TokenScores:
+def score(scorer: TokenScorer, batch: MicroBatch | PackedBatch) -> TokenScores:
     """The scores of a micro-batch, at its temperatures, through the experts that were recorded."""
+    if isinstance(batch, PackedBatch):
+        return scorer.score_packed(
+            batch.packing, batch.states_S, batch.labels_S, batch.temperature_B, batch.experts_NMK
+        )
     return scorer(batch.input_ids_BL, batch.attention_mask_BL, batch.mask_BT, batch.temperature_B, batch.experts_BLMK)

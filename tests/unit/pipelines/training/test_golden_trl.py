@@ -15,7 +15,10 @@ from trl import GRPOConfig, GRPOTrainer
 from contracts.records import Experience
 from pipelines.training.batch import micro_batches, num_tokens
 from pipelines.training.loss import Objective, policy_loss
+from pipelines.training.packed import packed_batches
+from pipelines.training.replay import score
 from policy.logprobs import TokenScorer
+from policy.packing import make_packable
 from tests.tolerances import network_tolerance
 from tests.unit.pipelines.training.builders import VOCABULARY, random_experience, tiny_model
 
@@ -91,7 +94,10 @@ def inputs_of_trl(batch: list[Experience], advantages: torch.Tensor) -> dict[str
 @pytest.mark.parametrize(
     ("beta", "temperature", "bound"), [(0.0, 1.0, BOUND), (0.0, 0.8, BOUND), (0.02, 1.0, FAR), (0.02, 0.8, FAR)]
 )
-def test_loss_and_gradient_equal_trl(tmp_path: Path, beta: float, temperature: float, bound: float) -> None:
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_loss_and_gradient_equal_trl(
+    tmp_path: Path, beta: float, temperature: float, bound: float, layout: str
+) -> None:
     """trl does not bound the ratio of the leash, so with a leash our ratio is unbounded here too."""
     random = np.random.default_rng(7)
     batch = [random_experience(random, temperature=temperature) for _ in range(6)]
@@ -117,12 +123,14 @@ def test_loss_and_gradient_equal_trl(tmp_path: Path, beta: float, temperature: f
 
     total, clipped, ratio_max = 0.0, 0.0, 0.0
     scorer, anchor_scorer = TokenScorer(mine), TokenScorer(anchor)
-    for micro in micro_batches(batch, max_tokens=40):
-        place = (micro.input_ids_BL, micro.attention_mask_BL, micro.mask_BT, micro.temperature_B)
+    if layout == "packed":
+        assert make_packable(mine)
+        assert make_packable(anchor)
+    for micro in (packed_batches if layout == "packed" else micro_batches)(batch, max_tokens=40):
         loss, sums = policy_loss(
-            scorer(*place),
+            score(scorer, micro),
             micro.behaviour_BT,
-            anchor_scorer(*place).log_probs_BT.detach() if beta else None,
+            score(anchor_scorer, micro).log_probs_BT.detach() if beta else None,
             advantages[micro.sample_B],
             micro.mask_BT,
             num_tokens=num_tokens(batch),
