@@ -1,6 +1,6 @@
-"""The trainer's state and outcomes: a save, a start and a rollback beside many decided samples, and telling many outcomes.
+"""The trainer: its steps beside trl's; a save, a start and a rollback beside many decided samples; and telling many outcomes.
 
-usage: python -m benchmarks.trainer [--samples N] [--fates N] [--rolled-back N] [--json]
+usage: python -m benchmarks.trainer [--rounds N] [--samples N] [--fates N] [--rolled-back N] [--json]
 
 In: as many decided samples as a home has after days. Out: a table; with --json a dated file too. Beside each telling, the same
 through one record per sample, as it was before, at a size that the log takes in one append.
@@ -9,6 +9,7 @@ through one record per sample, as it was before, at a size that the log takes in
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
@@ -23,6 +24,7 @@ import msgspec
 from benchmarks.log.run import server_urls
 from benchmarks.report import print_table, write_report
 from benchmarks.trainer.state import bounded_state
+from benchmarks.trainer.throughput import throughput
 from contracts.event_log import EventLog
 from contracts.faults import no_fault
 from contracts.ids import new_completion_id, sample_key
@@ -40,11 +42,14 @@ _BOUND_SECONDS = 20.0
 def main(arguments: Sequence[str]) -> None:
     """Measure, print, and write a file if asked to."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.trainer")
+    parser.add_argument("--rounds", type=int, default=5, help="of the comparison with trl; 0 leaves it out")
     parser.add_argument("--samples", type=int, default=2_000_000)
     parser.add_argument("--fates", type=int, default=400_000)
     parser.add_argument("--rolled-back", type=int, default=500_000)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
+    ratios = throughput(options.rounds) if options.rounds else {}
+    print(json.dumps({name: value for name, value in ratios.items() if name != "cases"}))
     rows = bounded_state(options.samples)
     for name, opened in _logs():
         with opened as log:
@@ -56,7 +61,7 @@ def main(arguments: Sequence[str]) -> None:
     columns = ("what", "samples", "seconds", "cpu_seconds", "MB", "records", "peak_MiB")
     print_table("the trainer's state", columns, [[_shown(row.get(column)) for column in columns] for row in rows])
     if options.json:
-        path = write_report("trainer-state", {"bound_seconds": _BOUND_SECONDS, "rows": rows})
+        path = write_report("trainer", {**ratios, "bound_seconds": _BOUND_SECONDS, "rows": rows})
         print(f"written: {path}")
 
 

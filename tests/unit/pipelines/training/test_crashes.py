@@ -83,7 +83,7 @@ def test_a_crash_anywhere_changes_nothing(template: Path, tmp_path: Path, uninte
             assert torch.equal(value, weights[name]), (fault.place, name)
         world.close()
     assert places == {
-        "checkpoint: before weights.safetensors", "checkpoint: before optimizer.safetensors",
+        "checkpoint: before samples", "checkpoint: before samples.mark", "checkpoint: before weights.safetensors", "checkpoint: before optimizer.safetensors",
         "checkpoint: before state.json", "checkpoint: before MANIFEST.json", "checkpoint: durable",
         "training: step taken", "training: outcomes told", "training: bytes published", "training: candidate assigned",
         "training: version claimed", "training: before outcomes", "publisher: before bytes", "publisher: before the offer",
