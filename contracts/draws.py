@@ -1,7 +1,7 @@
-"""Random draws that every process repeats with the same result: whether to ask a user, whether to audit a sample.
+"""Random draws that every process repeats with the same result: whether to ask a user, to audit a sample, to explore.
 
-The draw is a hash of the name, uniform on [0, 1). So its probability is known, nothing is stored, and a replay draws the same. Asking and
-auditing are independent draws. Pure.
+The draw is a hash of the name, uniform on [0, 1). So its probability is known, nothing is stored, and a replay draws the same. These
+draws are independent. Pure.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ def is_audited(sample_key: str, probability: float, secret: bytes = b"") -> bool
     `secret` (64 bytes at most) hides the draw. Without it, a user who knows the key could be honest only on audited samples.
     """
     return _draw(sample_key, b"audit", secret) < probability
+
+
+def is_exploring(completion_id: str, share: float) -> bool:
+    """Whether this completion is sampled more widely; true with this probability."""
+    return _draw(completion_id, b"explore", b"") < share
 
 
 def _draw(name: str, purpose: bytes, secret: bytes) -> float:

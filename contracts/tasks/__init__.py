@@ -27,6 +27,15 @@ from contracts.tasks.source import NOWHERE, Source
 _ROUNDING = 1e-6
 
 
+class ExploreRule(TaskSection):
+    """The share of answers that are sampled more widely, so that the policy finds better ones, and how."""
+
+    share: float = Field(gt=0, le=1)
+    """Of users' requests, drawn by chance."""
+    temperature: float = Field(gt=0, le=2)
+    """Of those answers."""
+
+
 class SamplingRule(TaskSection):
     """Who chooses how answers are sampled."""
 
@@ -39,6 +48,21 @@ class SamplingRule(TaskSection):
     """Below 1, answers are off support: logged, but never trained."""
     max_tokens: int = Field(default=256, ge=1)
     """Maximum length of an answer, in tokens."""
+    explore: ExploreRule | None = None
+    """What users pay for exploring, if the task owns the sampling: all other answers have the temperature above. Without it, all answers
+    explore as much as that temperature says."""
+
+    @model_validator(mode="after")
+    def _explores_more(self) -> Self:
+        if self.explore is not None and self.owner == "caller":
+            raise Misplaced('callers choose the sampling; set `owner = "task"`, or remove `explore`', "explore")
+        if self.explore is not None and self.explore.temperature <= self.temperature:
+            raise Misplaced(
+                f"exploring at {self.explore.temperature:g} is no wider than `temperature = {self.temperature:g}`; raise it, or "
+                "remove `explore`",
+                *("explore", "temperature"),
+            )
+        return self
 
 
 class Task(TaskSection):
@@ -195,8 +219,10 @@ class Task(TaskSection):
 
     @cached_property
     def hash(self) -> str:
-        """Twelve hex digits over everything that affects a score: all fields except [gate]. Every score carries it."""
-        content = json.dumps(self.model_dump(mode="json", exclude={"gate"}), sort_keys=True)
+        """Twelve hex digits over everything that affects a score: all fields except [gate] and exploring. Every score carries it."""
+        content = json.dumps(
+            self.model_dump(mode="json", exclude={"gate": True, "sampling": {"explore"}}), sort_keys=True
+        )
         return hashlib.blake2b(content.encode(), digest_size=6).hexdigest()
 
     @property

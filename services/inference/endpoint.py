@@ -46,6 +46,7 @@ from services.inference.plan import (
     decide_purpose,
     decide_refusal,
     decide_sampling,
+    explored,
     find_task,
     may_log,
 )
@@ -122,7 +123,7 @@ class Endpoint:
             task=task,
             purpose=purpose,
             arm=arm,
-            sampling=sampling,
+            sampling=explored(sampling, task.sampling, purpose, completion_id),
             prompt_ids=prompt_ids,
             logged=logged,
             requirement=requirement,

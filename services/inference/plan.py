@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 import msgspec
 from tokenizers import Tokenizer
 
-from contracts.draws import is_asked
+from contracts.draws import is_asked, is_exploring
 from contracts.errors import ContextLengthExceeded, InvalidRequest, VersionNotServed
 from contracts.keys import Caller
 from contracts.records import Attempt, Purpose
@@ -155,6 +155,14 @@ def decide_sampling(
         presence_penalty=request.presence_penalty or 0.0,
         logit_bias=request.logit_bias,
     )
+
+
+def explored(sampling: Sampling, rule: SamplingRule, purpose: Purpose, completion_id: str) -> Sampling:
+    """The sampling of one completion: of users' answers, the task's share explores at its temperature."""
+    explore = rule.explore
+    if explore is None or purpose != "user" or not is_exploring(completion_id, explore.share):
+        return sampling
+    return msgspec.structs.replace(sampling, temperature=explore.temperature)
 
 
 def check_token_ids(request: ChatRequest, tokenizer: Tokenizer) -> None:

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from contracts.draws import is_asked, is_audited
+from contracts.draws import is_asked, is_audited, is_exploring
 
 NAMES = [f"chatcmpl-{number}" for number in range(20_000)]
 
 
-@pytest.mark.parametrize("draw", [is_asked, is_audited])
+@pytest.mark.parametrize("draw", [is_asked, is_audited, is_exploring])
 def test_the_share_drawn_is_the_probability_said(draw) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
     for probability in (0.005, 0.1, 0.5):
         share = sum(draw(name, probability) for name in NAMES) / len(NAMES)

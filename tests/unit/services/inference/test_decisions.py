@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,11 +12,12 @@ from hypothesis import strategies as st
 
 from contracts.assignments import Assignment
 from contracts.errors import ContextLengthExceeded, UnknownModel
+from contracts.ids import new_completion_id
 from contracts.sampling import Sampling
-from contracts.tasks import SamplingRule
+from contracts.tasks import ExploreRule, SamplingRule
 from runtime.database import Database
 from services.inference.arms import Assignments, ChosenArm, choose_arm, draw_of, pinned_version
-from services.inference.plan import decide_sampling
+from services.inference.plan import decide_sampling, explored
 from services.inference.requests import ChatRequest
 
 LIVE = Assignment("demo", "live", 7, 0.0, 1)
@@ -135,3 +138,27 @@ def test_nothing_is_drawn_for_a_candidate_that_no_engine_has_a_slot_for() -> Non
     assert choose_arm(arms, "demo", None, 0.0, has_candidate=False) == ChosenArm("live", 1.0, "demo")
     assert choose_arm(arms, "demo", None, 0.0, 8, has_candidate=False) == ChosenArm("live", 1.0, "demo")
     assert choose_arm(arms, "demo", 8, 0.0, has_candidate=False).name == "candidate", "the refusal names the slot"
+
+
+def test_a_share_of_users_answers_explores() -> None:
+    rule = SamplingRule(temperature=0.3, explore=ExploreRule(share=0.2, temperature=1.0))
+    sampling = decide_sampling(request(), rule, "user", 10, 100)
+    ids = [new_completion_id() for _ in range(1000)]
+    found = Counter(explored(sampling, rule, "user", completion_id).temperature for completion_id in ids)
+    assert found.keys() == {0.3, 1.0}
+    assert 140 < found[1.0] < 260
+    assert {explored(sampling, rule, "sentinel", completion_id).temperature for completion_id in ids} == {0.3}
+    assert explored(sampling, TASK_RULE, "user", ids[0]) == sampling
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"owner": "caller", "explore": {"share": 0.1, "temperature": 1.5}}, "callers choose the sampling"),
+        ({"explore": {"share": 0.1, "temperature": 1.0}}, "is no wider than `temperature = 1`"),
+        ({"explore": {"share": 0.0, "temperature": 1.5}}, "greater than 0"),
+    ],
+)
+def test_exploring_that_means_nothing_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        SamplingRule.model_validate(fields)
