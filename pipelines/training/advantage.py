@@ -153,7 +153,7 @@ class MovingAverageTracker(Tracker, tag="moving_average"):
 
 
 def _forget_oldest(values: dict[str, Any]) -> None:
-    """Drop the keys whose last reward is longest ago. A key of each user or document would otherwise stay for ever."""
+    """Drop the keys whose last reward is longest ago. A key of each user or document would otherwise stay."""
     while len(values) > MOST_KEYS:
         del values[next(iter(values))]
 

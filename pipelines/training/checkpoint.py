@@ -38,7 +38,7 @@ from pipelines.training.checkpoint_names import (
     read_manifest,
     seal,
 )
-from pipelines.training.samples import SampleFile, SampleMapping, Samples
+from pipelines.training.samples import KnownSamples, SampleFile, SampleMapping
 from pipelines.training.state import TrainerState
 from weights.files import make_folder_durably, write_durably
 
@@ -190,13 +190,13 @@ class CheckpointStore:
             write_durably(folder / file, [data])
         self._fault("checkpoint: durable")
 
-    def _samples_of(self, name: str, mark: int) -> Samples:
+    def _samples_of(self, name: str, mark: int) -> KnownSamples:
         if self._samples.last() < mark:
             raise WeightsRefused(
                 "samples_lost",
                 f"{name} knows {mark} rows of {self._samples.path}, which has {self._samples.last()}: restore it from a backup",
             )
-        return Samples(self._samples, mark)
+        return KnownSamples(self._samples, mark)
 
     def _mark_of(self, name: str) -> int:
         """The mark of a checkpoint; 0 if it has none."""

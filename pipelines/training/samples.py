@@ -232,7 +232,7 @@ class SampleFile:
                 raise
 
 
-class Samples:
+class KnownSamples:
     """What is known of every sample key as of a mark, and the changes since, which `commit` makes durable.
 
     Without a file everything stays in memory.
@@ -292,7 +292,7 @@ class Samples:
 class SampleMapping(MutableMapping[str, T], Generic[T]):
     """Sample key to value. Looking up a key costs the same whatever the number of keys; iterating reads all of them."""
 
-    def __init__(self, samples: Samples, kind: bytes, value: type[T]) -> None:
+    def __init__(self, samples: KnownSamples, kind: bytes, value: type[T]) -> None:
         self.samples = samples
         self._kind, self._value = kind, value
 

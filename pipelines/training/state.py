@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from contracts.records import State
-from pipelines.training.samples import SampleMapping, Samples
+from pipelines.training.samples import KnownSamples, SampleMapping
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -194,16 +194,16 @@ class TrainerState(msgspec.Struct, kw_only=True):
     def __post_init__(self) -> None:
         if not isinstance(self.fates, SampleMapping):
             fates, unrewarded = self.fates, self.unrewarded
-            self.use(Samples())
+            self.use(KnownSamples())
             self.fates.update(fates)
             self.unrewarded.update(unrewarded)
 
-    def use(self, samples: Samples) -> None:
+    def use(self, samples: KnownSamples) -> None:
         """Take what is known of samples from here."""
         self.fates, self.unrewarded = samples.mapping(b"f", Fate), samples.mapping(b"u", int)
 
     @property
-    def samples(self) -> Samples:
+    def samples(self) -> KnownSamples:
         """Where `fates` and `unrewarded` are."""
         return cast("SampleMapping[Fate]", self.fates).samples
 

@@ -24,7 +24,7 @@ class RowError(Exception):
 
 
 def breaking_model(capacity: int | None = None) -> Any:
-    """The tiny model; a forward pass with certain tokens, or of more padded tokens than `capacity`, fails."""
+    """The tiny model; a forward pass with certain tokens, or of more packed tokens than `capacity`, fails."""
     model = tiny_model()
     model.register_forward_pre_hook(_break(capacity))
     model.register_forward_hook(_spoil)
@@ -33,25 +33,26 @@ def breaking_model(capacity: int | None = None) -> Any:
 
 def _break(capacity: int | None) -> Callable[[Any, tuple[Any, ...]], None]:
     def hook(_module: Any, arguments: tuple[Any, ...]) -> None:
-        ids = arguments[0]
+        packing, _, labels, _ = arguments
+        ids = torch.cat([packing.ids_N, labels])
         if (ids == DEADLY).any():
             os._exit(9)
         if (ids == RAISES).any():
             raise RowError("a row that the code did not expect")
         if (ids == NO_MEMORY).any():
             raise MemoryError
-        if capacity is not None and ids.numel() > capacity:
+        if capacity is not None and packing.ids_N.numel() > capacity:
             raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
 
     return hook
 
 
 def _spoil(_module: Any, arguments: tuple[Any, ...], scores: TokenScores) -> TokenScores:
-    rows = (arguments[0] == NO_NUMBER).any(-1)
-    if not rows.any():
+    spoiled = arguments[2] == NO_NUMBER
+    if not spoiled.any():
         return scores
     held = scores.log_probs_BT
-    return replace(scores, log_probs_BT=torch.where(rows[:, None], held * torch.nan, held))
+    return replace(scores, log_probs_BT=torch.where(spoiled[:, None], held * torch.nan, held))
 
 
 def answer(random: np.random.Generator, *, token: int | None = None, segments: int = 1, **changes: Any) -> Experience:

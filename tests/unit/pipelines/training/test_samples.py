@@ -14,7 +14,7 @@ from contracts.errors import StaleWrite, Unavailable, WeightsRefused
 from contracts.ids import new_completion_id, sample_key
 from pipelines.training.checkpoint import MARK, SAMPLES, Checkpoint, CheckpointStore
 from pipelines.training.intake import Intake
-from pipelines.training.samples import SampleFile, Samples, generated_at, pack_key, unpack_key
+from pipelines.training.samples import KnownSamples, SampleFile, generated_at, pack_key, unpack_key
 from pipelines.training.state import Fate, TrainerState, cut_version, roll_back
 
 KEYS = [sample_key(new_completion_id(), 0), sample_key(new_completion_id(), 12), "k", ""]
@@ -54,7 +54,7 @@ def test_keys_come_back_and_sort_by_time() -> None:
 def test_each_mark_holds_what_was_known_then(history: list[tuple[object, ...]]) -> None:
     with TemporaryDirectory() as folder:
         file = SampleFile(Path(folder) / SAMPLES)
-        samples, known = Samples(file), dict[str, int]()
+        samples, known = KnownSamples(file), dict[str, int]()
         marks: list[tuple[int, dict[str, int]]] = [(0, {})]
         for name, *arguments in history:
             mapping = samples.mapping(b"u", int)
@@ -67,7 +67,7 @@ def test_each_mark_holds_what_was_known_then(history: list[tuple[object, ...]]) 
                 marks.append((samples.commit(file, 1), dict(known)))
             elif name == "go back":
                 del marks[int(str(arguments[0])) + 1 :]
-                samples, known = Samples(file, marks[-1][0]), dict(marks[-1][1])
+                samples, known = KnownSamples(file, marks[-1][0]), dict(marks[-1][1])
             elif name == "prune" and samples.mark == marks[-1][0] and len(marks) > 1:
                 # The older checkpoints are deleted first. A commit is due, or rows of an abandoned future remain.
                 samples.commit(file, 1)
@@ -75,7 +75,7 @@ def test_each_mark_holds_what_was_known_then(history: list[tuple[object, ...]]) 
                 del marks[1 : min(int(str(arguments[0])), len(marks) - 1)]
                 del marks[0]
                 file.prune(marks[0][0], 1)
-                assert dict(Samples(file, marks[0][0]).mapping(b"u", int)) == marks[0][1]
+                assert dict(KnownSamples(file, marks[0][0]).mapping(b"u", int)) == marks[0][1]
             assert dict(samples.mapping(b"u", int)) == known
             assert {key: samples.mapping(b"u", int).get(key) for key in KEYS} == {key: known.get(key) for key in KEYS}
         file.close()
@@ -170,17 +170,17 @@ def test_a_flipped_bit_of_a_row_is_named(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_last_mark_and_the_changes(tmp_path: Path) -> None:
     file = SampleFile(tmp_path / SAMPLES)
-    samples = Samples()
+    samples = KnownSamples()
     samples.mapping(b"u", int).update({"a": 1})
     samples.commit(file, 1)
     file._connection().execute("PRAGMA max_page_count = 1")
     samples.mapping(b"u", int).update({f"k{number}": number for number in range(1000)})
     with pytest.raises(Unavailable, match="full"):
         samples.commit(file, 1)
-    assert dict(Samples(file, samples.mark).mapping(b"u", int)) == {"a": 1}
+    assert dict(KnownSamples(file, samples.mark).mapping(b"u", int)) == {"a": 1}
     file._connection().execute("PRAGMA max_page_count = 1000000")
     samples.commit(file, 1)
-    assert len(Samples(file, samples.mark).mapping(b"u", int)) == 1001
+    assert len(KnownSamples(file, samples.mark).mapping(b"u", int)) == 1001
 
 
 def test_a_rollback_reads_only_what_changed_since_the_shared_version(tmp_path: Path) -> None:

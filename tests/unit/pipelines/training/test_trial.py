@@ -148,7 +148,7 @@ def test_a_spike_of_one_sample_costs_that_one(world: World) -> None:
     bad = answer(np.random.default_rng(4), token=RAISES)
 
     def amplify(_module: Any, arguments: tuple[Any, ...], scores: TokenScores) -> TokenScores:
-        rows = (arguments[0] == RAISES).any(-1)[:, None]
+        rows = (arguments[2] == RAISES)[:, None]
         held = scores.log_probs_BT
         return replace(scores, log_probs_BT=torch.where(rows, held.detach() + 1e8 * (held - held.detach()), held))
 
