@@ -119,8 +119,8 @@ def pack(
         parent = node.parent
         ancestors.append(own[0][:0] if parent is None else np.concatenate([ancestors[parent], own[parent]]))
     places = {row: np.concatenate([ancestors[i], own[i]]) for i, node in enumerate(nodes) for row in node.rows}
-    groups = [[own[i] for i in members] for members in _alike(nodes)]
-    firsts = [members[0] for members in _alike(nodes)]
+    alike = _alike(nodes)
+    groups = [[own[i] for i in members] for members in alike]
     grouped = np.concatenate([places_ for group in groups for places_ in group])
     order = np.empty_like(grouped)
     order[grouped] = np.arange(len(grouped))
@@ -129,7 +129,7 @@ def pack(
         ids_N=torch.from_numpy(np.concatenate([node.token_ids for node in nodes]).astype(np.int64)).to(device),
         positions_N=torch.from_numpy(np.concatenate(positions)).to(device),
         places=tuple(places[i] for i in range(len(rows))),
-        groups=tuple(_group(group, ancestors[i], device) for group, i in zip(groups, firsts, strict=True)),
+        groups=tuple(_group(group, ancestors[i], device) for group, (i, *_) in zip(groups, alike, strict=True)),
         order_N=torch.from_numpy(order).to(device),
     )
 
@@ -180,13 +180,17 @@ def _cut(nodes: list[_Node], windowed: bool) -> Iterator[_Node]:
 def _alike(nodes: list[_Node]) -> list[list[int]]:
     """Indices of nodes that attention computes at once: of one parent, and of similar lengths."""
     found: list[list[int]] = []
-    key = lambda i: (-1 if nodes[i].parent is None else nodes[i].parent, -len(nodes[i].token_ids))  # noqa: E731
+
+    def key(index: int) -> tuple[int, int]:
+        node = nodes[index]
+        return -1 if node.parent is None else node.parent, -len(node.token_ids)
+
     for index in sorted(range(len(nodes)), key=key):
-        longest = nodes[found[-1][0]] if found else None
+        node, longest = nodes[index], nodes[found[-1][0]] if found else None
         if (
             longest is not None
-            and longest.parent == nodes[index].parent
-            and len(longest.token_ids) <= _WASTE * len(nodes[index].token_ids)
+            and longest.parent == node.parent
+            and len(longest.token_ids) <= _WASTE * len(node.token_ids)
         ):
             found[-1].append(index)
         else:
